@@ -1,0 +1,301 @@
+//! Addresses, ports and protocols: network order inside, `core::net` outside.
+
+use core::fmt;
+use core::hash::Hash;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::assert_size;
+use crate::device::{Device, Node};
+
+/// An address of one family. Everything that is keyed by an address is generic over this, with two instances.
+pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
+    /// `0.0.0.0` or `::`, which no packet carries as a peer: it stands for "none".
+    const UNSPECIFIED: Self;
+    /// How `status` and the logs name the family: `IPv4`, `IPv6`.
+    const FAMILY: &'static str;
+
+    fn from_ip(ip: IpAddr) -> Option<Self>;
+    fn ip(self) -> IpAddr;
+    /// The address of this family with which the node speaks through `device`.
+    fn of_device(device: &Device) -> Self;
+    /// The node's primary address of this family.
+    fn of_node(node: &Node) -> Self;
+
+    fn is_unspecified(self) -> bool {
+        self == Self::UNSPECIFIED
+    }
+}
+
+/// An IPv4 address as it lies in a packet.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Addr4(u32);
+
+/// An IPv6 address as it lies in a packet. Words, not bytes: the BPF target has no unaligned loads.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Addr6([u32; 4]);
+
+impl Addr4 {
+    /// From the four bytes of a packet, read as one word of this machine.
+    pub const fn from_wire(word: u32) -> Self {
+        Self(word)
+    }
+
+    pub const fn wire(self) -> u32 {
+        self.0
+    }
+}
+
+impl Addr6 {
+    /// From the sixteen bytes of a packet, read as four words of this machine.
+    pub const fn from_wire(words: [u32; 4]) -> Self {
+        Self(words)
+    }
+
+    pub const fn wire(self) -> [u32; 4] {
+        self.0
+    }
+}
+
+impl Addr for Addr4 {
+    const UNSPECIFIED: Self = Self(0);
+    const FAMILY: &'static str = "IPv4";
+
+    fn from_ip(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(ip) => Some(ip.into()),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    fn ip(self) -> IpAddr {
+        IpAddr::V4(self.into())
+    }
+
+    #[inline(always)]
+    fn of_device(device: &Device) -> Self {
+        device.addr4
+    }
+
+    #[inline(always)]
+    fn of_node(node: &Node) -> Self {
+        node.addr4
+    }
+}
+
+impl Addr for Addr6 {
+    const UNSPECIFIED: Self = Self([0; 4]);
+    const FAMILY: &'static str = "IPv6";
+
+    fn from_ip(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(ip) => Some(ip.into()),
+        }
+    }
+
+    fn ip(self) -> IpAddr {
+        IpAddr::V6(self.into())
+    }
+
+    #[inline(always)]
+    fn of_device(device: &Device) -> Self {
+        device.addr6
+    }
+
+    #[inline(always)]
+    fn of_node(node: &Node) -> Self {
+        node.addr6
+    }
+}
+
+impl From<Ipv4Addr> for Addr4 {
+    fn from(ip: Ipv4Addr) -> Self {
+        Self(u32::from_ne_bytes(ip.octets()))
+    }
+}
+
+impl From<Addr4> for Ipv4Addr {
+    fn from(addr: Addr4) -> Self {
+        Self::from(addr.0.to_ne_bytes())
+    }
+}
+
+impl From<Ipv6Addr> for Addr6 {
+    fn from(ip: Ipv6Addr) -> Self {
+        let bytes = ip.octets();
+        let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        Self([word(0), word(4), word(8), word(12)])
+    }
+}
+
+impl From<Addr6> for Ipv6Addr {
+    fn from(addr: Addr6) -> Self {
+        let mut bytes = [0; 16];
+        for (four, word) in bytes.chunks_exact_mut(4).zip(addr.0) {
+            four.copy_from_slice(&word.to_ne_bytes());
+        }
+        Self::from(bytes)
+    }
+}
+
+// Ordered as people read them, not as this machine reads the wire: tables and dumps are sorted by address.
+impl Ord for Addr4 {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        u32::from_be(self.0).cmp(&u32::from_be(other.0))
+    }
+}
+
+impl PartialOrd for Addr4 {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Addr6 {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.0.map(u32::from_be).cmp(&other.0.map(u32::from_be))
+    }
+}
+
+impl PartialOrd for Addr6 {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Debug for Addr4 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.ip(), f)
+    }
+}
+
+impl fmt::Debug for Addr6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.ip(), f)
+    }
+}
+
+/// A transport port, network order.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Port(u16);
+
+impl Port {
+    /// No port: the wildcard of address rows.
+    pub const ANY: Self = Self(0);
+
+    pub const fn new(port: u16) -> Self {
+        Self(port.to_be())
+    }
+
+    pub const fn get(self) -> u16 {
+        u16::from_be(self.0)
+    }
+
+    /// From the two bytes of a packet, read as one half-word of this machine.
+    pub const fn from_wire(half: u16) -> Self {
+        Self(half)
+    }
+
+    pub const fn wire(self) -> u16 {
+        self.0
+    }
+}
+
+impl Ord for Port {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.get().cmp(&other.get())
+    }
+}
+
+impl PartialOrd for Port {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.get(), f)
+    }
+}
+
+/// An IP protocol number (IANA "Assigned Internet Protocol Numbers").
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Proto(pub u8);
+
+impl Proto {
+    /// No protocol: the wildcard of address rows. (0 is IPv6 hop-by-hop, never a transport.)
+    pub const ANY: Self = Self(0);
+    pub const TCP: Self = Self(6);
+    pub const UDP: Self = Self(17);
+    pub const SCTP: Self = Self(132);
+}
+
+impl fmt::Display for Proto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::ANY => f.write_str("any"),
+            Self::TCP => f.write_str("tcp"),
+            Self::UDP => f.write_str("udp"),
+            Self::SCTP => f.write_str("sctp"),
+            Self(number) => fmt::Display::fmt(&number, f),
+        }
+    }
+}
+
+impl fmt::Debug for Proto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An address and a port.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SockAddr<A: Addr> {
+    pub addr: A,
+    pub port: Port,
+    pad: u16,
+}
+assert_size!(SockAddr<Addr4> = 4 + 2 + 2);
+assert_size!(SockAddr<Addr6> = 16 + 2 + 2);
+
+impl<A: Addr> SockAddr<A> {
+    #[inline(always)]
+    pub const fn new(addr: A, port: Port) -> Self {
+        Self { addr, port, pad: 0 }
+    }
+}
+
+impl<A: Addr> fmt::Debug for SockAddr<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", core::net::SocketAddr::new(self.addr.ip(), self.port.get()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_order_is_network_order() {
+        let addr: Addr4 = Ipv4Addr::new(10, 96, 0, 10).into();
+        assert_eq!(addr.wire().to_ne_bytes(), [10, 96, 0, 10]);
+        let addr: Addr6 = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0xa).into();
+        assert_eq!(addr.wire()[0].to_ne_bytes(), [0xfd, 0x00, 0x00, 0x10]);
+        assert_eq!(addr.ip().to_string(), "fd00:10:96::a");
+        assert_eq!(Port::new(80).wire().to_ne_bytes(), [0, 80]);
+    }
+
+    #[test]
+    fn order_is_that_of_the_written_address() {
+        let low: Addr4 = Ipv4Addr::new(10, 0, 0, 200).into();
+        let high: Addr4 = Ipv4Addr::new(10, 0, 1, 1).into();
+        assert!(low < high);
+        assert!(Port::new(255) < Port::new(256));
+    }
+}

@@ -1,0 +1,223 @@
+//! What the programs count: every packet is either translated or has a reason why it was not.
+
+/// Why a packet was not translated.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Neither IPv4 nor IPv6.
+    NotIp,
+    /// Carries a VLAN tag: the VLAN's own device handles it.
+    Vlan,
+    /// Has passed another of our ingress hooks on its way here: a bridge's port before the bridge.
+    SeenBefore,
+    /// Shorter than its headers say, or headers that cannot be.
+    Malformed,
+    /// A fragment.
+    Fragment,
+    /// A transport that kpx does not translate.
+    Protocol,
+    /// To or from a multicast, broadcast, loopback or link-local address.
+    NotUnicast,
+    /// No flow, and its destination is no frontend.
+    NotOurs,
+    /// Belongs to no flow and cannot open one.
+    NoFlow,
+    /// To a service without endpoints.
+    NoEndpoints,
+    /// To a port that the service at this address does not offer.
+    UnknownPort,
+    /// The service has endpoints, but its policy allows only local ones and none is here.
+    NoLocalEndpoints,
+    /// A slot vanished twice between counting and reading it.
+    StaleSlot,
+    /// The flow table is full.
+    FlowsFull,
+    /// Every source port tried towards this backend is taken.
+    NoSourcePort,
+    /// The source address must change and the node has no address of this family.
+    NoNodeAddress,
+    /// The host has no route to the backend.
+    NoRoute,
+    /// The host has lost its route to the backend of a flow.
+    RouteLost,
+    /// The kernel refused to change the packet.
+    Rewrite,
+}
+
+/// What becomes of a packet that was not translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Left as it is, for whoever comes next.
+    Pass,
+    /// Dropped in silence.
+    Drop,
+    /// Answered with a TCP RST or an ICMP port unreachable.
+    Reject,
+}
+
+impl Reason {
+    pub const ALL: [Self; 19] = [
+        Self::NotIp,
+        Self::Vlan,
+        Self::SeenBefore,
+        Self::Malformed,
+        Self::Fragment,
+        Self::Protocol,
+        Self::NotUnicast,
+        Self::NotOurs,
+        Self::NoFlow,
+        Self::NoEndpoints,
+        Self::UnknownPort,
+        Self::NoLocalEndpoints,
+        Self::StaleSlot,
+        Self::FlowsFull,
+        Self::NoSourcePort,
+        Self::NoNodeAddress,
+        Self::NoRoute,
+        Self::RouteLost,
+        Self::Rewrite,
+    ];
+
+    /// The reason whose place in [`Self::ALL`] is `index`.
+    #[inline(always)]
+    pub fn from_index(index: u32) -> Option<Self> {
+        Self::ALL.get(index as usize).copied()
+    }
+
+    /// What a device hook does with such a packet. Nothing else decides this.
+    #[inline(always)]
+    pub const fn verdict(self) -> Verdict {
+        match self {
+            Self::NotIp
+            | Self::Vlan
+            | Self::SeenBefore
+            | Self::Malformed
+            | Self::Fragment
+            | Self::Protocol
+            | Self::NotUnicast
+            | Self::NotOurs
+            | Self::NoFlow => Verdict::Pass,
+            Self::NoEndpoints | Self::UnknownPort => Verdict::Reject,
+            Self::NoLocalEndpoints
+            | Self::StaleSlot
+            | Self::FlowsFull
+            | Self::NoSourcePort
+            | Self::NoNodeAddress
+            | Self::NoRoute
+            | Self::RouteLost
+            | Self::Rewrite => Verdict::Drop,
+        }
+    }
+
+    /// What the anchor does with it. Nothing may pass there: behind it the kernel would route the packet in again.
+    #[inline(always)]
+    pub const fn verdict_at_anchor(self) -> Verdict {
+        match self {
+            Self::NotOurs | Self::NoFlow | Self::NoRoute => Verdict::Reject,
+            other => match other.verdict() {
+                Verdict::Pass => Verdict::Drop,
+                verdict => verdict,
+            },
+        }
+    }
+
+    /// The name in `status`, logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotIp => "not_ip",
+            Self::Vlan => "vlan",
+            Self::SeenBefore => "seen_before",
+            Self::Malformed => "malformed",
+            Self::Fragment => "fragment",
+            Self::Protocol => "protocol",
+            Self::NotUnicast => "not_unicast",
+            Self::NotOurs => "not_ours",
+            Self::NoFlow => "no_flow",
+            Self::NoEndpoints => "no_endpoints",
+            Self::UnknownPort => "unknown_port",
+            Self::NoLocalEndpoints => "no_local_endpoints",
+            Self::StaleSlot => "stale_slot",
+            Self::FlowsFull => "flows_full",
+            Self::NoSourcePort => "no_source_port",
+            Self::NoNodeAddress => "no_node_address",
+            Self::NoRoute => "no_route",
+            Self::RouteLost => "route_lost",
+            Self::Rewrite => "rewrite",
+        }
+    }
+}
+
+/// Packets that were translated, and flows opened.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Event {
+    FlowOpened,
+    /// Towards a backend.
+    Forwarded,
+    /// Back to a client.
+    Returned,
+    /// A reject was answered: its packet is counted under its reason as well.
+    Rejected,
+}
+
+impl Event {
+    pub const ALL: [Self; 4] = [Self::FlowOpened, Self::Forwarded, Self::Returned, Self::Rejected];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FlowOpened => "flow_opened",
+            Self::Forwarded => "forwarded",
+            Self::Returned => "returned",
+            Self::Rejected => "rejected",
+        }
+    }
+}
+
+/// An index into `COUNTERS`: the events first, then the reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter(u32);
+
+impl Counter {
+    pub const COUNT: u32 = (Event::ALL.len() + Reason::ALL.len()) as u32;
+
+    #[inline(always)]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+impl From<Event> for Counter {
+    #[inline(always)]
+    fn from(event: Event) -> Self {
+        Self(event as u32)
+    }
+}
+
+impl From<Reason> for Counter {
+    #[inline(always)]
+    fn from(reason: Reason) -> Self {
+        Self(Event::ALL.len() as u32 + reason as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_has_its_own_place_and_name() {
+        let mut indexes: Vec<u32> = Event::ALL.map(|event| Counter::from(event).index()).to_vec();
+        indexes.extend(Reason::ALL.map(|reason| Counter::from(reason).index()));
+        assert_eq!(indexes, (0..Counter::COUNT).collect::<Vec<_>>());
+        let mut names: Vec<_> = Reason::ALL.map(Reason::name).to_vec();
+        names.extend(Event::ALL.map(Event::name));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Counter::COUNT as usize);
+    }
+
+    #[test]
+    fn nothing_passes_the_anchor() {
+        assert!(Reason::ALL.iter().all(|reason| reason.verdict_at_anchor() != Verdict::Pass));
+    }
+}

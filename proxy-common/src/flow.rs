@@ -1,0 +1,376 @@
+//! What the packet path remembers of one conversation.
+//!
+//! A flow is two or four entries of `FLOWS`, each keyed by the tuple that its hook sees before it rewrites, all holding
+//! the same [`Flow`] but for `kind` and the counters of the direction that passes there. So every hook needs one
+//! lookup, and from any entry all its siblings' keys can be built: nothing points to anything.
+//!
+//! Between the hooks a packet is `(client address, source port) -> backend`. The source port is the client's own unless
+//! another flow holds that tuple. For a client outside (ports and addresses shortened):
+//!
+//! ```text
+//!   hook     seen on the wire          kind     becomes
+//!   ingress  client:c -> frontend      Dnat     client:s -> backend
+//!   egress   client:s -> backend       Snat     source:s -> backend       only if source address != client address
+//!   ingress  backend -> source:s       Unsnat   backend -> client:s       only then
+//!   egress   backend -> client:s       Undnat   frontend -> client:c
+//!
+//!   anchor   host:c -> frontend        Dnat     source:s -> backend       a flow of the host's own sockets
+//!   ingress  backend -> source:s       Undnat   frontend -> host:c        injected where the host expects it
+//!   egress   backend -> host:s         Undnat   frontend -> host:c        instead, if the backend is the host itself
+//! ```
+
+use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use crate::assert_size;
+
+/// Which hook's table an entry of `FLOWS` belongs to.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hook(u8);
+
+impl Hook {
+    pub const INGRESS: Self = Self(0);
+    pub const EGRESS: Self = Self(1);
+    /// Egress of the anchor, where the host's own packets start.
+    pub const ANCHOR: Self = Self(2);
+}
+
+/// Key of `FLOWS`: a tuple as it is at a hook, before the hook rewrites it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey<A: Addr> {
+    src: A,
+    dst: A,
+    sport: Port,
+    dport: Port,
+    proto: Proto,
+    hook: Hook,
+    pad: u16,
+}
+assert_size!(FlowKey<Addr4> = 16);
+assert_size!(FlowKey<Addr6> = 40);
+
+impl<A: Addr> FlowKey<A> {
+    #[inline(always)]
+    pub const fn new(hook: Hook, proto: Proto, src: SockAddr<A>, dst: SockAddr<A>) -> Self {
+        Self { src: src.addr, dst: dst.addr, sport: src.port, dport: dst.port, proto, hook, pad: 0 }
+    }
+
+    pub const fn src(&self) -> SockAddr<A> {
+        SockAddr::new(self.src, self.sport)
+    }
+
+    pub const fn dst(&self) -> SockAddr<A> {
+        SockAddr::new(self.dst, self.dport)
+    }
+
+    pub const fn proto(&self) -> Proto {
+        self.proto
+    }
+
+    pub const fn hook(&self) -> Hook {
+        self.hook
+    }
+}
+
+/// What an entry does to its packets: see the table in the module's documentation.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind(u8);
+
+impl Kind {
+    pub const DNAT: Self = Self(0);
+    pub const SNAT: Self = Self(1);
+    pub const UNSNAT: Self = Self(2);
+    pub const UNDNAT: Self = Self(3);
+}
+
+/// Value of `FLOWS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow<A: Addr> {
+    pub client: SockAddr<A>,
+    /// What the client dialled.
+    pub frontend: SockAddr<A>,
+    pub backend: SockAddr<A>,
+    /// What the backend sees: the client's address or the node's, and the port in use between the hooks.
+    pub source: SockAddr<A>,
+    pub kind: Kind,
+    flags: u8,
+    /// What was seen from the client ([`Seen`]). Of the opener's entry only; written by that direction only.
+    pub tx: Seen,
+    /// What was seen from the backend. In the reply's entry its own memory, in the opener's the one that counts.
+    pub rx: Seen,
+    /// When a packet last passed this entry: seconds since boot.
+    pub last_secs: u32,
+}
+assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4);
+assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4);
+
+/// What has been seen of one direction of a flow: a set of bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen(u8);
+
+impl Seen {
+    pub const NOTHING: Self = Self(0);
+    pub const PACKET: Self = Self(1 << 0);
+    pub const FIN: Self = Self(1 << 1);
+    pub const RST: Self = Self(1 << 2);
+
+    #[inline(always)]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    #[inline(always)]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+/// Where a flow stands, from what both directions have shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum State {
+    /// Nothing has come back yet.
+    New,
+    /// Both sides have spoken.
+    Established,
+    /// One FIN.
+    HalfClosed,
+    /// Both FINs.
+    Closed,
+    /// A RST, and no packet since.
+    Reset,
+}
+
+impl State {
+    /// How long a flow may be silent in this state before it is forgotten.
+    #[inline(always)]
+    pub const fn timeout_secs(self, proto: Proto) -> u32 {
+        let tcp = proto.0 == Proto::TCP.0;
+        match self {
+            // Five retries of a SYN, at 1, 2, 4, 8 and 16 s.
+            Self::New => 30,
+            // Longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
+            Self::Established if tcp => 8_100,
+            Self::Established => 180,
+            Self::HalfClosed => 120,
+            // TIME-WAIT as Linux counts it.
+            Self::Closed => 60,
+            Self::Reset => 10,
+        }
+    }
+}
+
+/// Source ports that kpx gives to flows start here: above Linux's default `ip_local_port_range`, so that they are not
+/// those of the node's own connections.
+pub const SOURCE_PORT_FIRST: u16 = 61_000;
+
+/// A TCP client that dials again from the port of a flow silent for this long has forgotten that flow.
+const REDIAL_SECS: u32 = 60;
+
+impl<A: Addr> Flow<A> {
+    /// Opened by a socket of the host, on the anchor.
+    pub const HOST: u8 = 1 << 0;
+    /// The backend is a socket of the host itself.
+    pub const HOST_BACKEND: u8 = 1 << 1;
+
+    #[inline(always)]
+    pub const fn new(
+        client: SockAddr<A>,
+        frontend: SockAddr<A>,
+        backend: SockAddr<A>,
+        source: SockAddr<A>,
+        flags: u8,
+        now_secs: u32,
+    ) -> Self {
+        Self {
+            client,
+            frontend,
+            backend,
+            source,
+            kind: Kind::DNAT,
+            flags,
+            tx: Seen::PACKET,
+            rx: Seen::NOTHING,
+            last_secs: now_secs,
+        }
+    }
+
+    #[inline(always)]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    #[inline(always)]
+    pub fn is_snat(&self) -> bool {
+        self.source.addr != self.client.addr
+    }
+
+    /// The client as the packet shows it between the hooks.
+    #[inline(always)]
+    pub const fn client_between(&self) -> SockAddr<A> {
+        SockAddr::new(self.client.addr, self.source.port)
+    }
+
+    /// Key of this entry.
+    #[inline(always)]
+    pub fn key(&self, proto: Proto) -> FlowKey<A> {
+        self.key_as(self.kind, proto)
+    }
+
+    /// Key of the entry of another kind of the same flow.
+    #[inline(always)]
+    pub fn key_as(&self, kind: Kind, proto: Proto) -> FlowKey<A> {
+        match kind {
+            Kind::SNAT => FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend),
+            Kind::UNSNAT => FlowKey::new(Hook::INGRESS, proto, self.backend, self.source),
+            Kind::UNDNAT => self.undnat_key(proto),
+            _ => self.opener_key(proto),
+        }
+    }
+
+    /// Key of the entry that every flow has, made last and removed last: as long as it stands the flow does.
+    #[inline(always)]
+    pub const fn opener_key(&self, proto: Proto) -> FlowKey<A> {
+        let hook = if self.has(Self::HOST) { Hook::ANCHOR } else { Hook::INGRESS };
+        FlowKey::new(hook, proto, self.client, self.frontend)
+    }
+
+    /// Key of the entry that gives replies their frontend's address back.
+    #[inline(always)]
+    pub const fn undnat_key(&self, proto: Proto) -> FlowKey<A> {
+        if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) {
+            FlowKey::new(Hook::INGRESS, proto, self.backend, self.source)
+        } else {
+            FlowKey::new(Hook::EGRESS, proto, self.backend, self.client_between())
+        }
+    }
+
+    /// Has the flow entries that change the source address at devices, there and back? (The anchor does it itself.)
+    #[inline(always)]
+    pub fn is_snat_on_devices(&self) -> bool {
+        self.is_snat() && !self.has(Self::HOST)
+    }
+
+    /// The kinds of all entries of this flow, in the order in which they are made: the opener's last.
+    pub fn kinds(&self) -> &'static [Kind] {
+        if self.is_snat_on_devices() {
+            &[Kind::UNDNAT, Kind::UNSNAT, Kind::SNAT, Kind::DNAT]
+        } else {
+            &[Kind::UNDNAT, Kind::DNAT]
+        }
+    }
+
+    /// Of the opener's entry: where the flow stands.
+    #[inline(always)]
+    pub const fn state(&self) -> State {
+        if self.tx.has(Seen::RST) || self.rx.has(Seen::RST) {
+            State::Reset
+        } else if self.tx.has(Seen::FIN) && self.rx.has(Seen::FIN) {
+            State::Closed
+        } else if self.tx.has(Seen::FIN) || self.rx.has(Seen::FIN) {
+            State::HalfClosed
+        } else if self.rx.has(Seen::PACKET) {
+            State::Established
+        } else {
+            State::New
+        }
+    }
+
+    #[inline(always)]
+    pub const fn idle_secs(&self, now_secs: u32) -> u32 {
+        now_secs.saturating_sub(self.last_secs)
+    }
+
+    /// Of the opener's entry: may a packet that opens a flow take this one's place and choose anew?
+    #[inline(always)]
+    pub const fn yields_to_opener(&self, proto: Proto, now_secs: u32) -> bool {
+        let state = self.state();
+        let idle_secs = self.idle_secs(now_secs);
+        if proto.0 == Proto::TCP.0 && idle_secs > REDIAL_SECS {
+            return true;
+        }
+        matches!(state, State::Closed | State::Reset) || idle_secs > state.timeout_secs(proto)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use super::*;
+
+    fn at(last: u8, port: u16) -> SockAddr<Addr4> {
+        SockAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), Port::new(port))
+    }
+
+    fn flow(source: SockAddr<Addr4>, flags: u8) -> Flow<Addr4> {
+        Flow::new(at(1, 1000), at(2, 80), at(3, 8080), source, flags, 100)
+    }
+
+    #[test]
+    fn a_device_flow_with_its_own_address_has_two_entries() {
+        let flow = flow(at(1, 1000), 0);
+        assert_eq!(flow.opener_key(Proto::TCP), FlowKey::new(Hook::INGRESS, Proto::TCP, at(1, 1000), at(2, 80)));
+        assert_eq!(flow.undnat_key(Proto::TCP), FlowKey::new(Hook::EGRESS, Proto::TCP, at(3, 8080), at(1, 1000)));
+        assert_eq!(flow.kinds(), [Kind::UNDNAT, Kind::DNAT]);
+    }
+
+    #[test]
+    fn a_masqueraded_flow_has_four_entries_and_its_new_port_between_the_hooks() {
+        let flow = flow(at(9, 61000), 0);
+        assert_eq!(flow.undnat_key(Proto::TCP), FlowKey::new(Hook::EGRESS, Proto::TCP, at(3, 8080), at(1, 61000)));
+        let there = FlowKey::new(Hook::EGRESS, Proto::TCP, at(1, 61000), at(3, 8080));
+        assert_eq!(flow.key_as(Kind::SNAT, Proto::TCP), there);
+        let back = FlowKey::new(Hook::INGRESS, Proto::TCP, at(3, 8080), at(9, 61000));
+        assert_eq!(flow.key_as(Kind::UNSNAT, Proto::TCP), back);
+        assert_eq!(flow.kinds().len(), 4);
+    }
+
+    #[test]
+    fn a_host_flow_has_two_entries_whatever_its_source() {
+        let remote = flow(at(9, 61000), Flow::<Addr4>::HOST);
+        assert_eq!(remote.opener_key(Proto::UDP), FlowKey::new(Hook::ANCHOR, Proto::UDP, at(1, 1000), at(2, 80)));
+        assert_eq!(remote.undnat_key(Proto::UDP), FlowKey::new(Hook::INGRESS, Proto::UDP, at(3, 8080), at(9, 61000)));
+        assert_eq!(remote.kinds(), [Kind::UNDNAT, Kind::DNAT]);
+        let own = flow(at(1, 1000), Flow::<Addr4>::HOST | Flow::<Addr4>::HOST_BACKEND);
+        assert_eq!(own.undnat_key(Proto::UDP), FlowKey::new(Hook::EGRESS, Proto::UDP, at(3, 8080), at(1, 1000)));
+    }
+
+    #[test]
+    fn states_follow_what_both_sides_have_shown() {
+        let mut flow = flow(at(1, 1000), 0);
+        assert_eq!(flow.state(), State::New);
+        flow.rx = Seen::PACKET;
+        assert_eq!(flow.state(), State::Established);
+        flow.tx = flow.tx.with(Seen::FIN);
+        assert_eq!(flow.state(), State::HalfClosed);
+        flow.rx = flow.rx.with(Seen::FIN);
+        assert_eq!(flow.state(), State::Closed);
+        flow.rx = flow.rx.with(Seen::RST);
+        assert_eq!(flow.state(), State::Reset);
+        flow.rx = flow.rx.without(Seen::RST);
+        assert_eq!(flow.state(), State::Closed);
+    }
+
+    #[test]
+    fn an_opener_takes_over_only_what_is_over() {
+        let mut flow = flow(at(1, 1000), 0);
+        assert!(!flow.yields_to_opener(Proto::TCP, 101), "a SYN sent again is the same flow");
+        assert!(!flow.yields_to_opener(Proto::UDP, 130));
+        assert!(flow.yields_to_opener(Proto::UDP, 131), "30 s without an answer");
+        flow.rx = Seen::PACKET;
+        assert!(!flow.yields_to_opener(Proto::UDP, 280));
+        assert!(flow.yields_to_opener(Proto::UDP, 281));
+        assert!(!flow.yields_to_opener(Proto::TCP, 160));
+        assert!(flow.yields_to_opener(Proto::TCP, 161), "a silent minute, then the port dials again");
+        flow.rx = flow.rx.with(Seen::RST);
+        assert!(flow.yields_to_opener(Proto::TCP, 100));
+    }
+}

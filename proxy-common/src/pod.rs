@@ -1,0 +1,32 @@
+//! The promise to aya that these types may cross into the kernel byte by byte.
+
+use aya::Pod;
+
+use crate::addr::{Addr, Addr4, Addr6};
+use crate::device::{Device, Node};
+use crate::flow::{Flow, FlowKey};
+use crate::frontend::{Backend, Frontend, FrontendKey, Service, SlotKey};
+
+/// Every type here is `repr(C)` or transparent, `Copy`, made of integers only, and its size is asserted beside its
+/// definition to be the sum of its fields, so it has no padding: what `Pod` asks for.
+macro_rules! pod {
+    ($($type:ty),* $(,)?) => {
+        // SAFETY: see the macro's documentation; it is only ever applied to the types below.
+        $(unsafe impl Pod for $type {})*
+    };
+}
+
+pod!(Addr4, Addr6, Device, Node, Service);
+
+// SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
+unsafe impl<A: Addr> Pod for FrontendKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Frontend<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for SlotKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Backend<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for FlowKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Flow<A> {}
