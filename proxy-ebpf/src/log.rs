@@ -1,0 +1,24 @@
+//! Says of single packets what became of them. Only in objects built with the feature `log`: otherwise this is an empty
+//! function, and nothing of it is compiled in.
+
+use crate::net::Net;
+use crate::packet::Skb;
+
+#[cfg(not(feature = "log"))]
+#[inline(always)]
+pub fn packet<A: Net>(_skb: Skb, _outcome: i32) {}
+
+/// One packet as it leaves a hook. An outcome from 1000 up is a reason, by its place in `Reason::ALL`; one below is a tc
+/// action. (Names would be strings of many lengths, which is more than the verifier can follow.)
+#[cfg(feature = "log")]
+#[inline(never)]
+pub fn packet<A: Net>(skb: Skb, outcome: i32) {
+    let ctx = aya_ebpf::programs::TcContext::new(skb.as_ptr());
+    let Ok(packet) = crate::packet::Packet::<A>::parse(skb) else {
+        aya_log_ebpf::debug!(&ctx, "device {}: outcome {}", skb.ifindex(), outcome);
+        return;
+    };
+    let (src, dst) = (packet.src, packet.dst);
+    aya_log_ebpf::debug!(&ctx, "device {}: {:i} port {} to", skb.ifindex(), src.addr.log(), src.port.get());
+    aya_log_ebpf::debug!(&ctx, "{:i} port {}: outcome {}", dst.addr.log(), dst.port.get(), outcome);
+}

@@ -1,0 +1,172 @@
+//! kpx's kernel programs.
+//!
+//! `kpx_ingress` and `kpx_egress` sit on every device (and `kpx_egress` on lo), `kpx_anchor` on the egress of the
+//! anchor, where the host's own packets to services start. Two rules hold on devices: an ingress hook rewrites only a
+//! packet's destination address, an egress hook only its source address. So routing, rp_filter, conntrack and network
+//! policy in between see "client to backend" and back, and nothing else.
+//!
+//! The crate also builds for the host, as an empty program, so that one clippy run covers the workspace.
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
+#![allow(unreachable_pub, reason = "a program has no users: `pub` means visible to the other modules")]
+#![cfg_attr(not(target_arch = "bpf"), allow(dead_code, reason = "on the host nothing calls the hooks"))]
+
+mod anchor;
+mod egress;
+mod flow;
+mod ingress;
+mod log;
+mod lookup;
+mod maps;
+mod net;
+mod packet;
+mod reject;
+
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::counter::{Event, Reason, Verdict};
+
+use crate::net::Net;
+use crate::packet::Skb;
+use crate::reject::Exit;
+
+/// A tc action.
+type Answer = i32;
+
+/// Leave the packet to whoever comes next; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
+const PASS: Answer = TC_ACT_UNSPEC;
+const DROP: Answer = TC_ACT_SHOT as Answer;
+
+#[classifier]
+pub fn kpx_ingress(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => conclude::<Addr4>(skb, ingress4(skb), Reason::verdict, Exit::Device),
+        Addr6::ETHERTYPE => conclude::<Addr6>(skb, ingress6(skb), Reason::verdict, Exit::Device),
+        _ => not_ip(PASS),
+    }
+}
+
+#[classifier]
+pub fn kpx_egress(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => conclude::<Addr4>(skb, egress4(skb), Reason::verdict, Exit::Device),
+        Addr6::ETHERTYPE => conclude::<Addr6>(skb, egress6(skb), Reason::verdict, Exit::Device),
+        _ => not_ip(PASS),
+    }
+}
+
+#[classifier]
+pub fn kpx_anchor(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => conclude::<Addr4>(skb, anchor4(skb), Reason::verdict_at_anchor, Exit::Anchor),
+        Addr6::ETHERTYPE => conclude::<Addr6>(skb, anchor6(skb), Reason::verdict_at_anchor, Exit::Anchor),
+        _ => not_ip(DROP),
+    }
+}
+
+/// Does nothing: what the cost of the others is measured against. The agent never loads it.
+#[classifier]
+pub fn kpx_empty(_ctx: TcContext) -> i32 {
+    PASS
+}
+
+// Bodies are functions of their own, one per family: the verifier's work stays small, and their stack is free again
+// before anything is answered or logged.
+
+#[inline(never)]
+fn ingress4(skb: Skb) -> Outcome {
+    Outcome::new(ingress::run::<Addr4>(skb))
+}
+
+#[inline(never)]
+fn ingress6(skb: Skb) -> Outcome {
+    Outcome::new(ingress::run::<Addr6>(skb))
+}
+
+#[inline(never)]
+fn egress4(skb: Skb) -> Outcome {
+    Outcome::new(egress::run::<Addr4>(skb))
+}
+
+#[inline(never)]
+fn egress6(skb: Skb) -> Outcome {
+    Outcome::new(egress::run::<Addr6>(skb))
+}
+
+#[inline(never)]
+fn anchor4(skb: Skb) -> Outcome {
+    Outcome::new(anchor::run::<Addr4>(skb))
+}
+
+#[inline(never)]
+fn anchor6(skb: Skb) -> Outcome {
+    Outcome::new(anchor::run::<Addr6>(skb))
+}
+
+/// What a body came to, in one register: an answer, or the reason why there is none.
+#[repr(transparent)]
+struct Outcome(i32);
+
+impl Outcome {
+    /// Reasons count up from here; actions are small numbers.
+    const REASONS: i32 = 1_000;
+
+    #[inline(always)]
+    fn new(result: Result<Answer, Reason>) -> Self {
+        Self(result.unwrap_or_else(|reason| Self::REASONS + reason as i32))
+    }
+
+    #[inline(always)]
+    fn result(self) -> Result<Answer, Reason> {
+        match Reason::from_index((self.0 - Self::REASONS) as u32) {
+            Some(reason) => Err(reason),
+            None => Ok(self.0),
+        }
+    }
+}
+
+/// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
+#[inline(always)]
+fn conclude<A: Net>(skb: Skb, outcome: Outcome, verdict: fn(Reason) -> Verdict, exit: Exit) -> i32 {
+    log::packet::<A>(skb, outcome.0);
+    let reason = match outcome.result() {
+        Ok(answer) => return answer,
+        Err(reason) => reason,
+    };
+    maps::count(reason);
+    match verdict(reason) {
+        Verdict::Pass => PASS,
+        Verdict::Drop => DROP,
+        Verdict::Reject => {
+            let answer = A::reject(skb, exit);
+            if answer != DROP {
+                maps::count(Event::Rejected);
+            }
+            answer
+        }
+    }
+}
+
+#[inline(always)]
+fn not_ip(answer: Answer) -> i32 {
+    maps::count(Reason::NotIp);
+    answer
+}
+
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+/// The kernel lends `bpf_redirect_neigh` and others only to programs that declare a GPL-compatible licence.
+#[cfg_attr(target_arch = "bpf", unsafe(link_section = "license"), unsafe(no_mangle))]
+#[used]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}

@@ -1,0 +1,134 @@
+//! Answers to packets that nobody will serve, so that their sender learns it at once: a RST for TCP, for the rest an
+//! ICMP "port unreachable". The packet itself is turned into its answer.
+
+use aya_ebpf::bindings::{BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM};
+use proxy_common::addr::Proto;
+use proxy_common::counter::Reason;
+
+use crate::Answer;
+use crate::net::{Net, fold, sum};
+use crate::packet::{ACK, ETH_LEN, Header, RST_ACK, Skb, checksum_offset};
+
+/// Where the answer leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Exit {
+    /// Back out of the device through which the packet came in.
+    Device,
+    /// Back into the anchor, out of which the packet was going.
+    Anchor,
+}
+
+/// RFC 9293 §3.1.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TcpHeader {
+    sport: u16,
+    dport: u16,
+    seq: u32,
+    ack: u32,
+    data_offset: u8,
+    flags: u8,
+    window: u16,
+    check: u16,
+    urgent: u16,
+}
+
+/// RFC 792 p. 4, RFC 4443 §3.1.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct IcmpHeader {
+    kind: u8,
+    code: u8,
+    check: u16,
+    unused: u16,
+    /// Unused as well; where a half-done UDP checksum would be finished, if the packet brought one.
+    checksum_of_udp: u16,
+}
+
+#[inline(always)]
+pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Answer, Reason> {
+    let header = A::header(skb)?;
+    // A half-done checksum will be finished at the offset where it was begun: the answer's must be there too.
+    if header.l4 != ETH_LEN + A::IP_LEN {
+        return Err(Reason::Rewrite);
+    }
+    let unfinished = has_unfinished_checksum(skb, header.l4 + checksum_offset(header.proto))?;
+    match header.proto {
+        Proto::TCP => reset(skb, &header, unfinished)?,
+        _ => unreachable(skb, &header, unfinished)?,
+    }
+    let macs: [[u8; 6]; 2] = skb.load(0)?;
+    skb.store(0, &[macs[1], macs[0]], 0)?;
+    let flags = if exit == Exit::Anchor { BPF_F_INGRESS } else { 0 };
+    Ok(skb.redirect(skb.ifindex(), flags.into()))
+}
+
+/// RFC 9293 §3.10.7.1: what a closed port answers.
+#[inline(always)]
+fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
+    const TCP_LEN: u16 = size_of::<TcpHeader>() as u16;
+    let tcp: TcpHeader = skb.load(header.l4)?;
+    if tcp.flags & RST_ACK & !ACK != 0 {
+        return Err(Reason::Rewrite);
+    }
+    let (seq, ack, flags) = if tcp.flags & ACK != 0 {
+        (tcp.ack, 0, RST_ACK & !ACK)
+    } else {
+        // A SYN counts for one; nobody sends data to a port that was never open.
+        (0, u32::from_be(tcp.seq).wrapping_add(1).to_be(), RST_ACK)
+    };
+    let mut answer = TcpHeader {
+        sport: tcp.dport,
+        dport: tcp.sport,
+        seq,
+        ack,
+        data_offset: 5 << 4,
+        flags,
+        window: 0,
+        check: 0,
+        urgent: 0,
+    };
+    let pseudo = A::pseudo_sum(header.dst, header.src, Proto::TCP, TCP_LEN);
+    answer.check = if unfinished { fold(pseudo) } else { !fold(sum(&answer, pseudo)) };
+    skb.resize(header.l4 + u32::from(TCP_LEN))?;
+    write_header(skb, header, Proto::TCP, TCP_LEN)?;
+    skb.store(header.l4, &answer, BPF_F_RECOMPUTE_CSUM)
+}
+
+#[inline(always)]
+fn unreachable<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
+    const ICMP_LEN: u32 = size_of::<IcmpHeader>() as u32;
+    let quote: A::Quote = skb.load(ETH_LEN)?;
+    let len = ICMP_LEN + size_of::<A::Quote>() as u32;
+    let pseudo = A::icmp_pseudo_sum(header.dst, header.src, len as u16);
+    let mut icmp = IcmpHeader { kind: A::ICMP_TYPE, code: A::ICMP_CODE, check: 0, unused: 0, checksum_of_udp: 0 };
+    if unfinished {
+        // The packet is still marked as one whose UDP checksum is to be finished here. What would be written is the
+        // inverted sum of all from the ICMP header on; with the pseudo header's sum in this place, that is what
+        // stands here already (over IPv4 zero, in its other form).
+        icmp.checksum_of_udp = fold(pseudo);
+    }
+    icmp.check = !fold(sum(&quote, sum(&icmp, pseudo)));
+    skb.resize(header.l4 + len)?;
+    write_header(skb, header, A::ICMP, len as u16)?;
+    skb.store(header.l4, &icmp, BPF_F_RECOMPUTE_CSUM)?;
+    skb.store(header.l4 + ICMP_LEN, &quote, BPF_F_RECOMPUTE_CSUM)
+}
+
+#[inline(always)]
+fn write_header<A: Net>(skb: Skb, header: &Header<A>, proto: Proto, len: u16) -> Result<(), Reason> {
+    skb.store(ETH_LEN, &A::ip_header(header.dst, header.src, proto, len), BPF_F_RECOMPUTE_CSUM)
+}
+
+/// Is the checksum at `offset` one that the device is to finish?
+///
+/// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change outside the pseudo
+/// header, so we tell it of one and look. (The field is overwritten afterwards.)
+#[inline(always)]
+fn has_unfinished_checksum(skb: Skb, offset: u32) -> Result<bool, Reason> {
+    let before: u16 = skb.load(offset)?;
+    skb.replace_l4_checksum(offset, 0, 1, size_of::<u16>() as u32)?;
+    let after: u16 = skb.load(offset)?;
+    Ok(before == after)
+}
