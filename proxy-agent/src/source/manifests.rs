@@ -1,0 +1,191 @@
+//! Objects from a folder of YAML and JSON files, for kpx without an API server.
+//!
+//! A document that cannot be read costs only itself: what its file said before stays in force. A folder that cannot
+//! be read costs nothing but news.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::sync::mpsc::Sender;
+use tokio::task::spawn_blocking;
+
+use self::file::{File, Placed};
+use self::folder::{Folder, Listing};
+use self::object::{Key, Kind, Object};
+use crate::health::Health;
+use crate::input::{Input, Update};
+
+mod document;
+mod file;
+mod folder;
+mod object;
+mod validate;
+
+/// The objects in force; in the order in which new ones are sent.
+type Objects = BTreeMap<Key, Arc<Object>>;
+
+pub(super) async fn run(path: PathBuf, node_name: String, inputs: Sender<Input>, health: Health) -> anyhow::Result<()> {
+    let mut folder = Folder::new(path.clone());
+    let mut listing = folder.list().with_context(|| format!("read folder {}", path.display()))?;
+    let mut manifests = Manifests { path, node_name, ..Manifests::default() };
+    let mut sent: Option<Objects> = None;
+    let mut reported = BTreeSet::new();
+    loop {
+        let known = listing.clone();
+        let (objects, problems);
+        (manifests, (objects, problems)) = spawn_blocking(move || {
+            manifests.read(listing);
+            let state = manifests.state();
+            (manifests, state)
+        })
+        .await?;
+        reported = report(&health, &reported, problems);
+        let news = sent.as_ref().map_or_else(|| all(&objects), |sent| changes(sent, &objects));
+        for input in news {
+            if inputs.send(input).await.is_err() {
+                return Ok(());
+            }
+        }
+        sent = Some(objects);
+        listing = tokio::select! {
+            () = inputs.closed() => return Ok(()),
+            listing = folder.change(&known, &health) => listing,
+        };
+    }
+}
+
+/// What was read of the folder.
+#[derive(Debug, Default)]
+struct Manifests {
+    path: PathBuf,
+    node_name: String,
+    listing: Listing,
+    files: BTreeMap<OsString, File>,
+}
+
+impl Manifests {
+    /// Reads the files that are not as they were.
+    fn read(&mut self, listing: Listing) {
+        self.files.retain(|name, _| listing.contains_key(name));
+        for (name, stamp) in &listing {
+            if self.listing.get(name) == Some(stamp) {
+                continue;
+            }
+            let before = self.files.remove(name).unwrap_or_default();
+            let text = fs::read(self.path.join(name)).map_err(|error| error.to_string());
+            let text = text.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "is not UTF-8 text".to_owned()));
+            let file = match text {
+                Ok(text) => File::parse(&name.to_string_lossy(), &text, &before),
+                Err(why) => File::unreadable(why, &before),
+            };
+            self.files.insert(name.clone(), file);
+        }
+        self.listing = listing;
+    }
+
+    /// The objects in force, and what is wrong where.
+    fn state(&self) -> (Objects, BTreeMap<String, String>) {
+        let mut placed: BTreeMap<&Key, (String, &Placed)> = BTreeMap::new();
+        let mut problems = BTreeMap::new();
+        for (name, file) in &self.files {
+            for (line, why) in &file.problems {
+                note(&mut problems, place(name, *line), why.clone());
+            }
+            for object in &file.objects {
+                let here = place(name, Some(object.line));
+                match placed.entry(&object.key) {
+                    Entry::Vacant(entry) => drop(entry.insert((here, object))),
+                    Entry::Occupied(entry) => {
+                        let why = format!("{}: {} has it already, and that stays in force", object.key, entry.get().0);
+                        note(&mut problems, here, why);
+                    }
+                }
+            }
+        }
+        // What was moved to another file is not kept in the old one.
+        for (name, file) in &self.files {
+            for object in &file.kept {
+                placed.entry(&object.key).or_insert_with(|| (place(name, Some(object.line)), object));
+            }
+        }
+        let objects =
+            placed.into_values().map(|(_, placed)| placed).filter(|placed| placed.object.is_watched(&self.node_name));
+        (objects.map(|placed| (placed.key.clone(), Arc::clone(&placed.object))).collect(), problems)
+    }
+}
+
+/// `web.yaml:14`
+fn place(name: &OsStr, line: Option<u64>) -> String {
+    let name = name.to_string_lossy();
+    line.map_or_else(|| name.to_string(), |line| format!("{name}:{line}"))
+}
+
+fn note(problems: &mut BTreeMap<String, String>, place: String, why: String) {
+    match problems.entry(place) {
+        Entry::Vacant(entry) => drop(entry.insert(why)),
+        Entry::Occupied(mut entry) => *entry.get_mut() = format!("{}; {why}", entry.get()),
+    }
+}
+
+/// Publishes all there is, and ends what was `reported` and is no more.
+fn report(health: &Health, reported: &BTreeSet<String>, problems: BTreeMap<String, String>) -> BTreeSet<String> {
+    for place in reported.iter().filter(|place| !problems.contains_key(*place)) {
+        health.end(place);
+    }
+    for (place, why) in &problems {
+        health.begin(place, why);
+    }
+    problems.into_keys().collect()
+}
+
+fn all(objects: &Objects) -> Vec<Input> {
+    let (mut cidrs, mut nodes, mut slices, mut services) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for object in objects.values() {
+        match &**object {
+            Object::ServiceCidr(cidr) => cidrs.push(cidr.as_ref().clone()),
+            Object::Node(node) => nodes.push(node.as_ref().clone()),
+            Object::EndpointSlice(slice) => slices.push(slice.as_ref().clone()),
+            Object::Service(service) => services.push(service.as_ref().clone()),
+        }
+    }
+    vec![
+        Input::ServiceCidr(Update::All(cidrs)),
+        Input::Node(Update::All(nodes)),
+        Input::EndpointSlice(Update::All(slices)),
+        Input::Service(Update::All(services)),
+    ]
+}
+
+/// What is new or different comes before what is gone: a Service that moves to other EndpointSlices never lacks both.
+fn changes(old: &Objects, new: &Objects) -> Vec<Input> {
+    let put = new.iter().filter(|(key, object)| old.get(key) != Some(object)).map(|(_, object)| put(object));
+    let del = old.keys().rev().filter(|key| !new.contains_key(key)).map(del);
+    put.chain(del).collect()
+}
+
+fn put(object: &Object) -> Input {
+    match object {
+        Object::ServiceCidr(object) => Input::ServiceCidr(Update::Put(object.clone())),
+        Object::Node(object) => Input::Node(Update::Put(object.clone())),
+        Object::EndpointSlice(object) => Input::EndpointSlice(Update::Put(object.clone())),
+        Object::Service(object) => Input::Service(Update::Put(object.clone())),
+    }
+}
+
+fn del(key: &Key) -> Input {
+    let name = key.name.clone();
+    match key.kind {
+        Kind::ServiceCidr => Input::ServiceCidr(Update::Del(name)),
+        Kind::Node => Input::Node(Update::Del(name)),
+        Kind::EndpointSlice => Input::EndpointSlice(Update::Del(name)),
+        Kind::Service => Input::Service(Update::Del(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
