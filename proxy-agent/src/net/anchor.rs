@@ -1,0 +1,180 @@
+//! The anchor: a veth pair of our own, so that packets of this host's sockets to services pass a program of ours
+//! before they take any route (README D2).
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail};
+use netlink_packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute, LinkMessage,
+};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use tracing::info;
+
+use super::link::{self, Link, LinkKind};
+use super::role::{Role, role};
+use super::{Handle, sysctl};
+
+/// The end that carries the service routes.
+pub const NAME: &str = "kpx0";
+/// The other end. Nothing may ever come out of it.
+pub const PEER: &str = "kpx1";
+
+/// Locally administered, "kpx". They need not differ between hosts, since no packet leaves with them. Given and not
+/// left to the kernel, because udev replaces addresses that the kernel chose, a moment later.
+const MAC: [u8; 6] = *b"\x02kpx\x00\x00";
+const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
+
+/// Smallest MTU that IPv6 works with (RFC 8200 section 5).
+const MIN_MTU: u32 = 1280;
+const DEFAULT_MTU: u32 = 1500;
+
+/// Packets from local addresses that come in through lo: replies of backends that are sockets of this host.
+const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
+/// The anchor's alias, followed by what [`ACCEPT_LOCAL`] was before us: so it lives exactly as long as the anchor,
+/// however often the agent starts, and anybody can read it.
+const ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.accept_local was ";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+}
+
+/// The MTU that fits every way out of the node; pods are not ways out.
+pub fn anchor_mtu(links: &BTreeMap<u32, Link>) -> u32 {
+    let ways_out = links.values().filter(|link| link.up && role(link, links) == Role::Device { pod: false });
+    ways_out.map(|link| link.mtu).min().unwrap_or(DEFAULT_MTU).max(MIN_MTU)
+}
+
+/// Makes the pair, or makes the present one as it should be. `mtu` in bytes.
+pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Anchor> {
+    let pair = match find(handle).await? {
+        Some(pair) => pair,
+        None => create(handle).await?,
+    };
+    if pair.accept_local.is_none() {
+        let accept_local = sysctl::read(ACCEPT_LOCAL)?.context("the kernel has no IPv4")?;
+        let alias = LinkUnspec::new_with_index(pair.near).alias(format!("{ALIAS}{accept_local}"));
+        set(handle, alias).await.with_context(|| format!("set the alias of {NAME}"))?;
+    }
+    set_sysctls()?;
+    for (name, index) in [(PEER, pair.far), (NAME, pair.near)] {
+        configure(handle, index, mtu).await.with_context(|| format!("configure {name}"))?;
+    }
+    Ok(Anchor { ifindex: pair.near, mac: pair.mac })
+}
+
+/// Deletes the pair, and with it the routes through it. Nothing happens if there is none.
+pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
+    let Some(pair) = find(handle).await? else { return Ok(()) };
+    if let Some(accept_local) = &pair.accept_local {
+        sysctl::write(ACCEPT_LOCAL, accept_local)?;
+    }
+    handle.link().del(pair.near).execute().await.with_context(|| format!("delete {NAME}"))
+}
+
+struct Pair {
+    near: u32,
+    far: u32,
+    /// Of the near end.
+    mac: [u8; 6],
+    /// What [`ACCEPT_LOCAL`] was before the pair; None until that is written down.
+    accept_local: Option<String>,
+}
+
+/// The present pair. An error if something else has its name.
+async fn find(handle: &Handle) -> anyhow::Result<Option<Pair>> {
+    let Some(message) = get(handle, NAME).await? else { return Ok(None) };
+    let near = Link::from_message(&message).with_context(|| format!("{NAME} is not described as a device"))?;
+    let mut far = None;
+    let mut accept_local = None;
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::Link(peer) => far = Some(*peer),
+            LinkAttribute::IfAlias(alias) => accept_local = alias.strip_prefix(ALIAS).map(str::to_owned),
+            _ => {}
+        }
+    }
+    let peer = get(handle, PEER).await?.map(|message| message.header.index);
+    if near.kind != LinkKind::Veth || near.peer_netns || far.is_none() || far != peer {
+        bail!("device {NAME} is not the near end of a veth pair {NAME}/{PEER}: rename or delete it");
+    }
+    let far = far.with_context(|| format!("{NAME} has no peer"))?;
+    let mac = near.mac.with_context(|| format!("{NAME} has no MAC address"))?;
+    Ok(Some(Pair { near: near.index, far, mac, accept_local }))
+}
+
+async fn create(handle: &Handle) -> anyhow::Result<Pair> {
+    let far = LinkUnspec::new_with_name(PEER).address(PEER_MAC.to_vec()).build();
+    let near = LinkVeth::new(NAME, PEER).address(MAC.to_vec()).set_info_data(InfoData::Veth(InfoVeth::Peer(far)));
+    handle.link().add(near.build()).execute().await.with_context(|| format!("create veth pair {NAME}/{PEER}"))?;
+    info!(near = NAME, far = PEER, "anchor created");
+    find(handle).await?.with_context(|| format!("{NAME} vanished as soon as it was created"))
+}
+
+async fn get(handle: &Handle, name: &str) -> anyhow::Result<Option<LinkMessage>> {
+    let which = LinkUnspec::new_with_name(name).build();
+    link::get(handle, which).await.with_context(|| format!("look for device {name}"))
+}
+
+/// Neither ARP nor IPv6 link-local addresses: the pair is silent, and every packet in it is one that a route sent.
+async fn configure(handle: &Handle, index: u32, mtu: u32) -> anyhow::Result<()> {
+    let mut link = LinkUnspec::new_with_index(index).mtu(mtu).arp(false);
+    if sysctl::has_ipv6() {
+        let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        link = link.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]));
+    }
+    // Up in a request of its own: in one, the kernel would bring it up before it looks at the address mode.
+    set(handle, link).await?;
+    set(handle, LinkUnspec::new_with_index(index).up()).await
+}
+
+async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::Result<()> {
+    Ok(handle.link().set(link.build()).execute().await?)
+}
+
+fn set_sysctls() -> anyhow::Result<()> {
+    sysctl::write(ACCEPT_LOCAL, "1")?;
+    sysctl::write(&format!("ipv4/conf/{NAME}/forwarding"), "1")?;
+    // What comes out of the far end has no program to meet: without forwarding it cannot go round in circles.
+    sysctl::write(&format!("ipv4/conf/{PEER}/forwarding"), "0")?;
+    if sysctl::has_ipv6() {
+        sysctl::write(&format!("ipv6/conf/{NAME}/disable_ipv6"), "0")?;
+        sysctl::write(&format!("ipv6/conf/{NAME}/forwarding"), "1")?;
+        sysctl::write(&format!("ipv6/conf/{NAME}/accept_ra"), "0")?;
+        sysctl::write(&format!("ipv6/conf/{PEER}/disable_ipv6"), "1")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mtu_is_that_of_the_narrowest_way_out() {
+        let eth = link(1, LinkKind::Physical, 9000);
+        let vxlan = link(2, LinkKind::Overlay, 1450);
+        let pod = Link { peer_netns: true, ..link(3, LinkKind::Veth, 1400) };
+        let down = Link { up: false, ..link(4, LinkKind::Bridge, 1300) };
+        let lo = link(5, LinkKind::Loopback, 65536);
+        let tiny = link(6, LinkKind::Overlay, 576);
+        let cases: [(&str, &[&Link], u32); 5] = [
+            ("no device", &[], 1500),
+            ("only lo", &[&lo], 1500),
+            ("jumbo frames", &[&lo, &eth], 9000),
+            ("an overlay; pods and devices that are down do not count", &[&eth, &vxlan, &pod, &down], 1450),
+            ("never below what IPv6 needs", &[&eth, &tiny], 1280),
+        ];
+        for (name, links, mtu) in cases {
+            let links = links.iter().map(|&link| (link.index, link.clone())).collect();
+            assert_eq!(anchor_mtu(&links), mtu, "{name}");
+        }
+    }
+
+    fn link(index: u32, kind: LinkKind, mtu: u32) -> Link {
+        let name = format!("dev{index}");
+        let addrs = [].into();
+        Link { index, name, mac: None, mtu, kind, ethernet: true, master: None, peer_netns: false, up: true, addrs }
+    }
+}

@@ -1,0 +1,76 @@
+//! What the agent learns from and tells the kernel by netlink and `/proc/sys/net`: devices, the anchor, its routes.
+
+pub mod addr;
+pub mod anchor;
+pub mod link;
+pub mod role;
+pub mod route;
+pub mod sysctl;
+mod watch;
+
+use std::io;
+
+use anyhow::Context;
+use futures::StreamExt;
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+pub use rtnetlink::Handle;
+
+pub use watch::{LinkEvent, watch};
+
+/// How often a dump is repeated when the kernel says that something changed meanwhile.
+const DUMP_TRIES: u32 = 5;
+
+/// A netlink socket in the network namespace of this thread. The future is its driver: it must be polled for requests
+/// to be answered, and ends only when the socket fails or every handle is gone.
+///
+/// The kernel checks requests strictly, so the filters in them are honoured and not ignored.
+pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Handle)> {
+    let (mut connection, handle, _) = rtnetlink::new_connection_with_strict_check().context("open a netlink socket")?;
+    // The end of a dump carries its error and whether it is consistent.
+    connection.set_forward_done(true);
+    Ok((connection, handle))
+}
+
+/// All that the kernel answers to a dump, as far as `pick` wants it.
+///
+/// A dump that was disturbed by changes may lack entries that nobody touched, so it is repeated. On a node that changes
+/// all the time the last one counts: what changed is announced by events, and everybody here dumps again anyway.
+async fn dump<T>(
+    handle: &Handle,
+    request: RouteNetlinkMessage,
+    pick: impl Fn(RouteNetlinkMessage) -> Option<T>,
+) -> io::Result<Vec<T>> {
+    let mut items = Vec::new();
+    for _ in 0..DUMP_TRIES {
+        items.clear();
+        if dump_once(handle, &request, &pick, &mut items).await? {
+            break;
+        }
+    }
+    Ok(items)
+}
+
+/// Whether the dump is consistent.
+async fn dump_once<T>(
+    handle: &Handle,
+    request: &RouteNetlinkMessage,
+    pick: &impl Fn(RouteNetlinkMessage) -> Option<T>,
+    items: &mut Vec<T>,
+) -> io::Result<bool> {
+    let mut message = NetlinkMessage::from(request.clone());
+    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let mut answers = handle.clone().request(message).map_err(io::Error::other)?;
+    let mut consistent = true;
+    while let Some(answer) = answers.next().await {
+        consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+        match answer.payload {
+            NetlinkPayload::InnerMessage(message) => items.extend(pick(message)),
+            NetlinkPayload::Done(done) if done.code == 0 => return Ok(consistent),
+            NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(-done.code)),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            _ => {}
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the netlink socket closed in the middle of a dump"))
+}

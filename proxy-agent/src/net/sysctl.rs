@@ -1,0 +1,35 @@
+//! Kernel parameters of this thread's network namespace.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use anyhow::Context;
+use tracing::info;
+
+/// Whether this kernel speaks IPv6 at all.
+pub fn has_ipv6() -> bool {
+    path("ipv6").exists()
+}
+
+/// `key` is a path below `net`, as `ipv4/conf/lo/accept_local`. None where the kernel does not know it.
+pub fn read(key: &str) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(path(key)) {
+        Ok(value) => Ok(Some(value.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read sysctl net/{key}")),
+    }
+}
+
+/// Writes only what is different, so that a host with read-only sysctls works once they are right.
+pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
+    let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
+    if old != value {
+        fs::write(path(key), value).with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
+        info!(key, old, value, "sysctl set");
+    }
+    Ok(())
+}
+
+fn path(key: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(key)
+}
