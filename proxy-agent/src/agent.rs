@@ -1,0 +1,310 @@
+//! The loop: takes in what happened, and makes the kernel's maps what they should be. There is no other loop.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tracing::{debug, info, warn};
+
+use crate::datapath::{Counters, FlowMaps, KernelTables, Maps, Swept};
+use crate::desired::{Desired, FamilyCounts, Sync};
+use crate::diff::Change;
+use crate::health::{Health, Problem, Problems};
+use crate::input::Input;
+use crate::net::LinkEvent;
+use crate::net::role::Role;
+use crate::node::Node;
+use crate::status::{self, DeviceStatus, FlowStatus, ProblemStatus, Status, TableStatus};
+
+/// Inputs that are taken in before the maps are written: a burst costs one pass.
+const BATCH: usize = 4_096;
+/// How often flows are looked through for those that are over.
+const SWEEP_PERIOD: Duration = Duration::from_secs(10);
+/// Waits between attempts to write what the kernel refused.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// What reaches the loop from outside.
+pub struct Inbox {
+    pub inputs: mpsc::Receiver<Input>,
+    pub links: mpsc::Receiver<LinkEvent>,
+    pub status_requests: UnixListener,
+    /// What is wrong with the source.
+    pub source_health: Health,
+}
+
+/// The agent's state.
+pub struct Agent {
+    pub node_name: String,
+    desired: Desired,
+    tables: KernelTables,
+    node: Node,
+    counters: Counters,
+    /// What is wrong with our own work.
+    health: Health,
+    sweeper: Sweeper,
+    /// When to write again what the kernel refused, and how long the wait before was.
+    retry: Option<(Instant, Duration)>,
+    /// The maps may hold what a predecessor left, until the first sync.
+    synced: bool,
+    syncs: u64,
+    last_sync: Option<Timestamp>,
+}
+
+impl Agent {
+    pub fn new(node_name: String, tables: KernelTables, flows: FlowMaps, counters: Counters, node: Node) -> Self {
+        Self {
+            desired: Desired::new(node_name.clone()),
+            node_name,
+            tables,
+            node,
+            counters,
+            health: Health::default(),
+            sweeper: Sweeper::new(flows),
+            retry: None,
+            synced: false,
+            syncs: 0,
+            last_sync: None,
+        }
+    }
+
+    /// Runs until something fails that a restart may mend; cancelled, it leaves everything in place.
+    pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
+        let mut answers = JoinSet::new();
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            let retry_at = self.retry.map(|(at, _)| at);
+            tokio::select! {
+                taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
+                    if taken == 0 {
+                        bail!("the source has ended");
+                    }
+                    batch.drain(..).for_each(|input| self.desired.apply(input));
+                    self.sync().await;
+                }
+                event = inbox.links.recv() => {
+                    let event = event.context("the watch on devices has ended")?;
+                    let result = self.node.on_link(event, &self.health).await;
+                    self.note("devices", result);
+                }
+                () = sleep_until(retry_at) => self.sync().await,
+                swept = self.sweeper.next() => self.note("flows", swept),
+                stream = inbox.status_requests.accept() => {
+                    let answer = stream.context("accept").and_then(|(stream, _)| {
+                        let status = self.status(&inbox.source_health.problems())?;
+                        Ok(status::answer(stream, serde_json::to_vec(&status)?))
+                    });
+                    match answer {
+                        Ok(answer) => drop(answers.spawn(answer)),
+                        Err(error) => debug!(error = format!("{error:#}"), "status"),
+                    }
+                }
+                Some(answered) = answers.join_next() => {
+                    if let Err(error) = answered.context("answer").and_then(|answered| answered) {
+                        debug!(error = format!("{error:#}"), "status");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes everything off this node again.
+    pub async fn stop(self) -> Result<()> {
+        self.node.stop().await
+    }
+
+    /// Makes the maps what the objects ask for, and the node with them.
+    async fn sync(&mut self) {
+        if !self.desired.is_complete() {
+            return;
+        }
+        let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
+        match self.write(due) {
+            Ok(()) if due => {
+                self.retry = None;
+                self.health.end("maps");
+            }
+            // What was refused before still waits.
+            Ok(()) => {}
+            Err(error) => {
+                self.health.begin("maps", format!("{error:#}"));
+                if due {
+                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
+                    self.retry = Some((Instant::now() + wait, wait));
+                }
+            }
+        }
+        // Routes come after the frontends that they lead to.
+        let result = self.node.on_sync(&self.desired, &self.health).await;
+        self.note("node", result);
+    }
+
+    /// Writes what has changed; if a retry is `due`, against what the maps really hold.
+    fn write(&mut self, due: bool) -> Result<()> {
+        let started = Instant::now();
+        let from_maps = due && (!self.synced || self.retry.is_some());
+        let Sync { changes, skipped } = if from_maps {
+            self.desired.sync_from(&self.tables.read().context("read the maps")?)
+        } else {
+            self.desired.sync()
+        };
+        for skipped in skipped {
+            warn!(object = skipped.object, field = skipped.field, why = skipped.why, "skipped");
+        }
+        let written = self.write_all(&changes);
+        let micros = started.elapsed().as_micros();
+        if !changes.is_empty() || !self.synced {
+            info!(changes = changes.len(), micros, "synced");
+            self.syncs += 1;
+            self.last_sync = Some(Timestamp::now());
+        }
+        self.synced = true;
+        written
+    }
+
+    /// A refused write costs the rest of its own service port, whose order would not be safe without it. All else is
+    /// written: it may be the very deletion that makes room.
+    fn write_all(&mut self, changes: &[Change]) -> Result<()> {
+        let mut failed = BTreeSet::new();
+        let mut first_error = Ok(());
+        for change in changes.iter() {
+            if failed.contains(&change.service()) {
+                continue;
+            }
+            debug!(%change, "map");
+            if let Err(error) = self.tables.apply(change) {
+                failed.insert(change.service());
+                first_error = first_error.and(Err(error));
+            }
+        }
+        first_error.with_context(|| format!("{} service ports could not be written, the first", failed.len()))
+    }
+
+    fn note(&mut self, what: &str, result: Result<()>) {
+        match result {
+            Ok(()) => self.health.end(what),
+            Err(error) => self.health.begin(what, format!("{error:#}")),
+        }
+    }
+
+    fn status(&self, source_problems: &Problems) -> Result<Status> {
+        let counts = self.desired.counts();
+        let problems = self.health.problems();
+        let devices = self.node.attachments().devices().iter().map(|(ifindex, attached)| DeviceStatus {
+            name: attached.name.clone(),
+            ifindex: *ifindex,
+            attached_by: attached.mechanism.to_string(),
+            role: self.role_name(*ifindex).to_owned(),
+        });
+        let flows =
+            self.sweeper.last.iter().map(|(family, swept)| {
+                ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
+            });
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node_name: self.node_name.clone(),
+            node_addresses: self.node.addresses(),
+            healthy: self.synced && problems.is_empty(),
+            complete: self.desired.is_complete(),
+            last_sync: self.last_sync,
+            syncs: self.syncs,
+            problems: problems.iter().chain(source_problems).map(problem_status).collect(),
+            skipped: self.desired.skipped().map(ToString::to_string).collect(),
+            devices: devices.collect(),
+            tables: BTreeMap::from([
+                (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
+                (Addr6::FAMILY.to_owned(), table_status(counts.v6)),
+            ]),
+            flows: flows.collect(),
+            events: self
+                .counters
+                .events()?
+                .into_iter()
+                .map(|(event, count)| (event.name().to_owned(), count))
+                .collect(),
+            reasons: self
+                .counters
+                .reasons()?
+                .into_iter()
+                .map(|(reason, count)| (reason.name().to_owned(), count))
+                .collect(),
+        })
+    }
+
+    fn role_name(&self, ifindex: u32) -> &'static str {
+        if ifindex == self.node.anchor().ifindex {
+            return "anchor";
+        }
+        match self.node.role(ifindex) {
+            Some(Role::Device { pod: true }) => "pod",
+            Some(Role::Device { pod: false }) => "device",
+            Some(Role::Loopback) => "loopback",
+            Some(Role::Anchor) => "anchor",
+            Some(Role::Ignored(_)) | None => "gone",
+        }
+    }
+}
+
+fn problem_status((what, problem): (&String, &Problem)) -> ProblemStatus {
+    ProblemStatus { what: what.clone(), why: problem.why.clone(), since: problem.since }
+}
+
+fn table_status(counts: FamilyCounts) -> TableStatus {
+    TableStatus {
+        services: counts.services,
+        service_ports: counts.service_ports,
+        frontends: counts.frontends,
+        backends: counts.backends,
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sweeps the flow tables now and then, on a thread of its own: a full table takes hundreds of thousands of calls.
+struct Sweeper {
+    period: Interval,
+    /// The tables, while no sweep is under way.
+    flows: Option<FlowMaps>,
+    sweep: Option<JoinHandle<(FlowMaps, Result<SweptFamilies>)>>,
+    last: SweptFamilies,
+}
+
+type SweptFamilies = BTreeMap<&'static str, Swept>;
+
+impl Sweeper {
+    fn new(flows: FlowMaps) -> Self {
+        let mut period = tokio::time::interval(SWEEP_PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { period, flows: Some(flows), sweep: None, last: BTreeMap::new() }
+    }
+
+    /// Waits for the end of the next sweep. May be cancelled: the sweep goes on and is waited for the next time.
+    async fn next(&mut self) -> Result<()> {
+        if self.sweep.is_none() {
+            self.period.tick().await;
+            let mut flows = self.flows.take().context("the flow tables were lost in a sweep that failed")?;
+            self.sweep = Some(tokio::task::spawn_blocking(move || {
+                let swept = flows.sweep();
+                (flows, swept)
+            }));
+        }
+        let Some(sweep) = &mut self.sweep else { return Ok(()) };
+        let ended = sweep.await;
+        self.sweep = None;
+        let (flows, swept) = ended.context("sweep flows")?;
+        self.flows = Some(flows);
+        self.last = swept?;
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! Objects for tests, in the namespace `default` unless the name says `namespace/name`.
+
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeStatus, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::input::{Input, ObjectName, Update};
+
+pub(crate) fn object_name(name: &str) -> ObjectName {
+    let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
+    ObjectName::new(namespace, name)
+}
+
+pub(crate) fn names<const N: usize>(names: [&str; N]) -> [String; N] {
+    names.map(|name| object_name(name).to_string())
+}
+
+/// The first list of every kind, empty.
+pub(crate) fn listed() -> [Input; 4] {
+    [
+        Input::Service(Update::All(Vec::new())),
+        Input::EndpointSlice(Update::All(Vec::new())),
+        Input::Node(Update::All(Vec::new())),
+        Input::ServiceCidr(Update::All(Vec::new())),
+    ]
+}
+
+fn meta(name: &str) -> ObjectMeta {
+    let ObjectName { namespace, name } = object_name(name);
+    ObjectMeta { namespace: Some(namespace), name: Some(name), ..Default::default() }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ServiceBuilder(Service);
+
+pub(crate) fn service(name: &str) -> ServiceBuilder {
+    ServiceBuilder(Service { metadata: meta(name), spec: Some(ServiceSpec::default()), status: None })
+}
+
+impl ServiceBuilder {
+    pub(crate) fn edit(mut self, edit: impl FnOnce(&mut ServiceSpec)) -> Self {
+        edit(self.0.spec.get_or_insert_default());
+        self
+    }
+
+    /// One more ClusterIP, of either family.
+    pub(crate) fn cluster_ip(self, ip: &str) -> Self {
+        let family = if ip.contains(':') { "IPv6" } else { "IPv4" };
+        self.edit(|spec| {
+            spec.cluster_ip.get_or_insert_with(|| ip.to_owned());
+            spec.cluster_ips.get_or_insert_default().push(ip.to_owned());
+            spec.ip_families.get_or_insert_default().push(family.to_owned());
+        })
+    }
+
+    pub(crate) fn port(self, name: &str, protocol: &str, port: i32) -> Self {
+        let name = (!name.is_empty()).then(|| name.to_owned());
+        let port = ServicePort { name, protocol: Some(protocol.to_owned()), port, ..Default::default() };
+        self.edit(|spec| spec.ports.get_or_insert_default().push(port))
+    }
+
+    pub(crate) fn tcp(self, port: i32) -> Self {
+        self.port("", "TCP", port)
+    }
+
+    pub(crate) fn type_(self, type_: &str) -> Self {
+        self.edit(|spec| spec.type_ = Some(type_.to_owned()))
+    }
+
+    pub(crate) fn internal_local(self) -> Self {
+        self.edit(|spec| spec.internal_traffic_policy = Some("Local".to_owned()))
+    }
+
+    pub(crate) fn label(mut self, label: &str) -> Self {
+        self.0.metadata.labels.get_or_insert_default().insert(label.to_owned(), String::new());
+        self
+    }
+
+    /// In seconds since 1970.
+    pub(crate) fn created(mut self, second: i64) -> Self {
+        self.0.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
+        self
+    }
+
+    pub(crate) fn object(&self) -> Service {
+        self.0.clone()
+    }
+
+    pub(crate) fn deleted(&self) -> Input {
+        Input::Service(Update::Del(ObjectName::from(&self.0)))
+    }
+}
+
+impl From<ServiceBuilder> for Input {
+    fn from(service: ServiceBuilder) -> Self {
+        Self::Service(Update::Put(Box::new(service.0)))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct SliceBuilder(EndpointSlice);
+
+/// Of IPv4.
+pub(crate) fn slice(name: &str, service: &str) -> SliceBuilder {
+    let slice = EndpointSlice { metadata: meta(name), address_type: "IPv4".to_owned(), ..Default::default() };
+    SliceBuilder(slice).label("kubernetes.io/service-name", service)
+}
+
+impl SliceBuilder {
+    pub(crate) fn address_type(mut self, address_type: &str) -> Self {
+        self.0.address_type = address_type.to_owned();
+        self
+    }
+
+    pub(crate) fn label(mut self, label: &str, value: &str) -> Self {
+        self.0.metadata.labels.get_or_insert_default().insert(label.to_owned(), value.to_owned());
+        self
+    }
+
+    pub(crate) fn without_service(mut self) -> Self {
+        self.0.metadata.labels = None;
+        self
+    }
+
+    pub(crate) fn port(mut self, name: &str, protocol: &str, port: i32) -> Self {
+        let (name, protocol) = (Some(name.to_owned()), Some(protocol.to_owned()));
+        let port = EndpointPort { name, protocol, port: Some(port), ..Default::default() };
+        self.0.ports.get_or_insert_default().push(port);
+        self
+    }
+
+    pub(crate) fn tcp(self, port: i32) -> Self {
+        self.port("", "TCP", port)
+    }
+
+    /// An endpoint without conditions.
+    pub(crate) fn endpoint(mut self, ip: &str) -> Self {
+        let endpoint = Endpoint { addresses: vec![ip.to_owned()], ..Default::default() };
+        self.0.endpoints.get_or_insert_default().push(endpoint);
+        self
+    }
+
+    pub(crate) fn ready(self, ip: &str) -> Self {
+        self.conditions(ip, true, true, false)
+    }
+
+    pub(crate) fn unready(self, ip: &str) -> Self {
+        self.conditions(ip, false, false, false)
+    }
+
+    /// Still serving.
+    pub(crate) fn terminating(self, ip: &str) -> Self {
+        self.conditions(ip, false, true, true)
+    }
+
+    pub(crate) fn conditions(self, ip: &str, ready: bool, serving: bool, terminating: bool) -> Self {
+        let (ready, serving, terminating) = (Some(ready), Some(serving), Some(terminating));
+        self.endpoint(ip).edit_last(|last| {
+            last.conditions = Some(EndpointConditions { ready, serving, terminating });
+        })
+    }
+
+    /// The last endpoint's node.
+    pub(crate) fn on(self, node: &str) -> Self {
+        self.edit_last(|last| last.node_name = Some(node.to_owned()))
+    }
+
+    pub(crate) fn edit_last(mut self, edit: impl FnOnce(&mut Endpoint)) -> Self {
+        edit(self.0.endpoints.iter_mut().flatten().last().expect("an endpoint to edit"));
+        self
+    }
+
+    pub(crate) fn edit(mut self, edit: impl FnOnce(&mut EndpointSlice)) -> Self {
+        edit(&mut self.0);
+        self
+    }
+
+    pub(crate) fn object(&self) -> EndpointSlice {
+        self.0.clone()
+    }
+
+    pub(crate) fn deleted(&self) -> Input {
+        Input::EndpointSlice(Update::Del(ObjectName::from(&self.0)))
+    }
+}
+
+impl From<SliceBuilder> for Input {
+    fn from(slice: SliceBuilder) -> Self {
+        Self::EndpointSlice(Update::Put(Box::new(slice.0)))
+    }
+}
+
+pub(crate) fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -> Input {
+    let address = |(type_, address): &(&str, &str)| NodeAddress { type_: (*type_).into(), address: (*address).into() };
+    let addresses = Some(addresses.iter().map(address).collect());
+    let mut node = Node { status: Some(NodeStatus { addresses, ..Default::default() }), ..Default::default() };
+    node.metadata.name = Some(name.to_owned());
+    node.metadata.labels = zone.map(|zone| [("topology.kubernetes.io/zone".to_owned(), zone.to_owned())].into());
+    Input::Node(Update::Put(Box::new(node)))
+}
+
+pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> Input {
+    let mut object = ServiceCIDR::default();
+    object.metadata.name = Some(name.to_owned());
+    object.spec = Some(ServiceCIDRSpec { cidrs: Some(cidrs.iter().map(|&cidr| cidr.to_owned()).collect()) });
+    Input::ServiceCidr(Update::Put(Box::new(object)))
+}

@@ -1,0 +1,170 @@
+//! The desired state, kept up to date. One Service is the unit of recomputation, so that the cost of a change does not
+//! grow with the cluster.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::frontend::FrontendKind;
+
+use crate::diff::{Change, diff};
+use crate::input::{Input, ObjectName};
+use crate::model::{self, NodeModel, ServiceModel, Skipped};
+use crate::store::{Dirty, Store};
+use crate::tables::{FamilyTables, Tables};
+
+mod family;
+mod ledger;
+
+use family::Family;
+use ledger::Ledger;
+
+/// The objects, what they mean, and what the maps should hold: always [`Tables::of`] the objects as of the last sync.
+#[derive(Debug)]
+pub struct Desired {
+    store: Store,
+    node: NodeModel,
+    service_cidrs: Vec<IpNet>,
+    /// Services whose model may be out of date.
+    dirty: BTreeSet<ObjectName>,
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+    tables: Tables,
+    unreadable: Ledger<ObjectName>,
+    /// The ServiceCIDRs' part of what is unreadable; there are too few of them to tell them apart.
+    unreadable_cidrs: Ledger<()>,
+    /// Entered in a ledger since the last sync.
+    news: Vec<Skipped>,
+}
+
+/// One pass of the line.
+#[derive(Clone, Debug, Default)]
+pub struct Sync {
+    /// In this order, and safe to stop after any one of them.
+    pub changes: Vec<Change>,
+    /// What is skipped since this pass and was not before: to be logged once. [`Desired::skipped`] has all.
+    pub skipped: Vec<Skipped>,
+}
+
+/// How much is in force, for `status` and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub v4: FamilyCounts,
+    pub v6: FamilyCounts,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FamilyCounts {
+    /// Services with a ClusterIP.
+    pub services: usize,
+    pub service_ports: usize,
+    /// Without the rows that stand for a whole address.
+    pub frontends: usize,
+    /// Slots: a backend counts once for each set of a service port that it is in.
+    pub backends: usize,
+}
+
+impl Desired {
+    /// `node_name` as the API spells it; it decides which endpoints are local.
+    pub fn new(node_name: impl Into<String>) -> Self {
+        let store = Store::new(node_name);
+        Self {
+            node: NodeModel::of(&store),
+            store,
+            service_cidrs: Vec::new(),
+            dirty: BTreeSet::new(),
+            v4: Family::default(),
+            v6: Family::default(),
+            tables: Tables::default(),
+            unreadable: Ledger::default(),
+            unreadable_cidrs: Ledger::default(),
+            news: Vec::new(),
+        }
+    }
+
+    pub fn apply(&mut self, input: Input) {
+        match self.store.apply(input) {
+            Dirty::Services(names) => self.dirty.extend(names),
+            Dirty::Node => {
+                let node = NodeModel::of(&self.store);
+                if self.node != node {
+                    self.node = node;
+                    self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
+                }
+            }
+            Dirty::ServiceCidrs => {
+                let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
+                self.service_cidrs = cidrs;
+                self.unreadable_cidrs.replace((), skipped, &mut self.news);
+            }
+        }
+    }
+
+    /// Whether every kind has been listed. Until then nothing is desired, since absent does not yet mean deleted.
+    pub fn is_complete(&self) -> bool {
+        self.store.is_complete()
+    }
+
+    /// Takes in what was applied since the last sync, and says what that changes in the tables.
+    pub fn sync(&mut self) -> Sync {
+        if !self.is_complete() {
+            return Sync::default();
+        }
+        for name in std::mem::take(&mut self.dirty) {
+            let (ServiceModel { v4, v6 }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
+            self.v4.replace(&name, v4);
+            self.v6.replace(&name, v6);
+            self.unreadable.replace(name, skipped, &mut self.news);
+        }
+        let mut changes = Vec::new();
+        changes.extend(self.v4.settle(&mut self.tables.v4, &mut self.news).into_iter().map(Change::V4));
+        changes.extend(self.v6.settle(&mut self.tables.v6, &mut self.news).into_iter().map(Change::V6));
+        Sync { changes, skipped: std::mem::take(&mut self.news) }
+    }
+
+    /// Like [`Self::sync`], but what changes against what the maps really hold: at the start, and after a failed write.
+    pub fn sync_from(&mut self, now: &Tables) -> Sync {
+        let sync = self.sync();
+        let changes = if self.is_complete() { diff(now, &self.tables) } else { Vec::new() };
+        Sync { changes, ..sync }
+    }
+
+    /// What the maps should hold, as of the last sync.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// The ClusterIPs in force, as of the last sync.
+    pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
+        addresses(&self.tables.v4).chain(addresses(&self.tables.v6)).collect()
+    }
+
+    /// The ranges from which ClusterIPs are taken, if the cluster says so; sorted.
+    pub fn service_cidrs(&self) -> &[IpNet] {
+        &self.service_cidrs
+    }
+
+    /// This node's addresses as its object has them, those inside the cluster first.
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        self.store.node().map(model::node_addresses).unwrap_or_default()
+    }
+
+    /// All that is skipped, as of the last sync.
+    pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
+        let unreadable = self.unreadable.iter().chain(self.unreadable_cidrs.iter());
+        unreadable.chain(self.v4.conflicts()).chain(self.v6.conflicts())
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts { v4: self.v4.counts(&self.tables.v4), v6: self.v6.counts(&self.tables.v6) }
+    }
+}
+
+fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> {
+    let addresses = tables.frontends.iter().filter(|(_, frontend)| frontend.kind == FrontendKind::ADDRESS);
+    addresses.map(|(key, _)| key.addr.ip())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,29 @@
+//! What is skipped at present, kept so that each of it is reported once.
+
+use std::collections::BTreeMap;
+
+use crate::model::Skipped;
+
+#[derive(Debug)]
+pub(super) struct Ledger<K>(BTreeMap<K, Vec<Skipped>>);
+
+impl<K> Default for Ledger<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> Ledger<K> {
+    /// Enters what is skipped of `key` now, and adds to `news` what was not before.
+    pub(super) fn replace(&mut self, key: K, skipped: Vec<Skipped>, news: &mut Vec<Skipped>) {
+        let before = self.0.remove(&key).unwrap_or_default();
+        news.extend(skipped.iter().filter(|skipped| !before.contains(skipped)).cloned());
+        if !skipped.is_empty() {
+            self.0.insert(key, skipped);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Skipped> {
+        self.0.values().flatten()
+    }
+}

@@ -1,0 +1,28 @@
+//! kpx's agent. Modules in reading order: from what the cluster says to what the kernel holds.
+#![forbid(unsafe_code)]
+
+// The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
+pub mod agent;
+pub mod desired;
+pub mod diff;
+pub mod input;
+pub mod model;
+pub mod source;
+pub mod store;
+pub mod tables;
+
+// The node.
+pub mod datapath;
+pub mod net;
+pub mod node;
+
+// The command line.
+pub mod health;
+pub mod object;
+pub mod run;
+pub mod status;
+
+#[cfg(test)]
+mod builders;
+#[cfg(test)]
+mod random;

@@ -1,0 +1,135 @@
+//! Reads single fields. What cannot be read is skipped with a reason, and costs nothing but itself.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Port, Proto};
+
+use crate::input::ObjectName;
+
+/// A part of an object that has no effect, and why.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Skipped {
+    /// Kind and name: `Service default/web`.
+    pub object: String,
+    /// Path in the object: `spec.ports[1].port`.
+    pub field: String,
+    pub why: String,
+}
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.object, self.field, self.why)
+    }
+}
+
+/// Remembers what is skipped of one object.
+pub(super) struct Reader<'a> {
+    kind: &'static str,
+    name: &'a ObjectName,
+    skipped: &'a mut Vec<Skipped>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(kind: &'static str, name: &'a ObjectName, skipped: &'a mut Vec<Skipped>) -> Self {
+        Self { kind, name, skipped }
+    }
+
+    pub(super) fn skip(&mut self, field: fmt::Arguments<'_>, why: impl Into<String>) {
+        let object = format!("{} {}", self.kind, self.name);
+        self.skipped.push(Skipped { object, field: field.to_string(), why: why.into() });
+    }
+
+    /// The value, if it could be read.
+    pub(super) fn take<T>(&mut self, field: fmt::Arguments<'_>, read: Result<T, String>) -> Option<T> {
+        read.map_err(|why| self.skip(field, why)).ok()
+    }
+}
+
+/// As lenient as Kubernetes had to stay: leading zeros are decimal, and an IPv4-mapped address is IPv4.
+pub(super) fn ip(text: &str) -> Result<IpAddr, String> {
+    let strict = text.parse::<IpAddr>().ok();
+    let ip =
+        strict.or_else(|| zero_padded(text).map(IpAddr::V4)).ok_or_else(|| format!("{text:?} is no IP address"))?;
+    Ok(ip.to_canonical())
+}
+
+fn zero_padded(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let digits = parts.next().filter(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))?;
+        let significant = digits.trim_start_matches('0');
+        *octet = if significant.is_empty() { 0 } else { significant.parse().ok()? };
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+/// An address of one family that a packet can carry.
+pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
+    let addr = A::from_ip(ip(text)?).ok_or_else(|| format!("{text:?} is no {} address", A::FAMILY))?;
+    if addr.is_unspecified() { Err(format!("{text:?} is no address to send to")) } else { Ok(addr) }
+}
+
+pub(super) fn port_number(number: i32) -> Result<Port, String> {
+    match u16::try_from(number) {
+        Ok(number @ 1..) => Ok(Port::new(number)),
+        Ok(0) | Err(_) => Err(format!("{number} is not in 1..=65535")),
+    }
+}
+
+pub(super) fn protocol(name: Option<&str>) -> Result<Proto, String> {
+    match name {
+        None | Some("TCP") => Ok(Proto::TCP),
+        Some("UDP") => Ok(Proto::UDP),
+        Some("SCTP") => Ok(Proto::SCTP),
+        Some(other) => Err(format!("{other:?} is none of TCP, UDP, SCTP")),
+    }
+}
+
+pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
+    text.parse::<IpNet>().map(|net| net.trunc()).map_err(|_| format!("{text:?} is no CIDR"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::addr::{Addr4, Addr6};
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_leniently_and_made_canonical() {
+        let cases = [
+            ("10.96.0.1", "10.96.0.1"),
+            ("010.096.000.001", "10.96.0.1"),
+            ("::ffff:10.96.0.1", "10.96.0.1"),
+            ("FD00:0:0:0::000A", "fd00::a"),
+        ];
+        for (text, canonical) in cases {
+            assert_eq!(ip(text).map(|ip| ip.to_string()).as_deref(), Ok(canonical), "{text}");
+        }
+        for text in ["", "10.96.0", "10.96.0.256", "10.96.0.1.", "10.96..1", "+1.2.3.4", "10.96.0.1/32", "fd00::g"] {
+            assert!(ip(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_the_family_asked_for_and_are_specified() {
+        assert!(addr::<Addr4>("10.96.0.1").is_ok());
+        assert!(addr::<Addr6>("fd00::1").is_ok());
+        assert_eq!(addr::<Addr4>("fd00::1"), Err(r#""fd00::1" is no IPv4 address"#.to_owned()));
+        assert!(addr::<Addr6>("::ffff:10.96.0.1").is_err());
+        assert!(addr::<Addr4>("0.0.0.0").is_err());
+        assert!(addr::<Addr6>("::").is_err());
+    }
+
+    #[test]
+    fn port_numbers_have_limits() {
+        assert_eq!(port_number(1), Ok(Port::new(1)));
+        assert_eq!(port_number(65_535), Ok(Port::new(65_535)));
+        for number in [0, -1, 65_536, i32::MIN, i32::MAX] {
+            assert!(port_number(number).is_err(), "{number}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! This node: which devices carry programs, the anchor and its routes, and what the programs know of all that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::{self, Device};
+use tracing::{debug, info};
+
+use crate::datapath::{Attachments, Hooks, NodeMaps};
+use crate::desired::Desired;
+use crate::health::Health;
+use crate::net::anchor::{self, Anchor, anchor_mtu};
+use crate::net::link::Link;
+use crate::net::role::{Role, role};
+use crate::net::route::{Route, Routes};
+use crate::net::{Handle, LinkEvent, addr, sysctl};
+
+/// What an operator may fix by hand; all of it is found out otherwise.
+#[derive(Clone, Debug, Default)]
+pub struct NodeOptions {
+    /// The node's own addresses, before those of its Node object.
+    pub node_ips: Vec<IpAddr>,
+    /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
+    pub service_cidrs: Vec<IpNet>,
+}
+
+/// This node's devices, anchor and routes.
+pub struct Node {
+    options: NodeOptions,
+    handle: Handle,
+    attachments: Attachments,
+    maps: NodeMaps,
+    links: BTreeMap<u32, Link>,
+    anchor: Anchor,
+    anchor_mtu: u32,
+    routes: Routes,
+    /// What the cluster wants of this node, as of the last sync.
+    wanted: Option<Wanted>,
+    /// The addresses in force.
+    node_addrs: (Addr4, Addr6),
+    /// What [`Health`] was told of devices that could not be attached.
+    failing: BTreeSet<String>,
+}
+
+/// What the cluster's objects say that concerns addresses and routes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    node_addresses: Vec<IpAddr>,
+    service_cidrs: Vec<IpNet>,
+    service_addresses: BTreeSet<IpAddr>,
+}
+
+impl Node {
+    /// Makes the anchor. Devices get their programs as soon as [`Node::on_link`] hears of them.
+    pub async fn start(
+        options: NodeOptions,
+        handle: Handle,
+        mut attachments: Attachments,
+        maps: NodeMaps,
+    ) -> Result<Self> {
+        let anchor_mtu = anchor_mtu(&BTreeMap::new());
+        let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
+        attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
+        let routes = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let mut node = Self {
+            options,
+            handle,
+            attachments,
+            maps,
+            links: BTreeMap::new(),
+            anchor,
+            anchor_mtu,
+            routes,
+            wanted: None,
+            node_addrs: (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED),
+            failing: BTreeSet::new(),
+        };
+        node.write_node()?;
+        Ok(node)
+    }
+
+    /// Removes everything that was put onto this node: programs, anchor, routes.
+    pub async fn stop(self) -> Result<()> {
+        drop(self.attachments);
+        anchor::remove(&self.handle).await.context("remove the anchor")
+    }
+
+    pub fn attachments(&self) -> &Attachments {
+        &self.attachments
+    }
+
+    pub fn role(&self, ifindex: u32) -> Option<Role> {
+        self.links.get(&ifindex).map(|link| role(link, &self.links))
+    }
+
+    /// The addresses in force, as far as there are any.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let (v4, v6) = self.node_addrs;
+        let known = [(!v4.is_unspecified()).then(|| v4.ip()), (!v6.is_unspecified()).then(|| v6.ip())];
+        known.into_iter().flatten().collect()
+    }
+
+    pub fn anchor(&self) -> Anchor {
+        self.anchor
+    }
+
+    /// Takes in what the kernel says of devices.
+    pub async fn on_link(&mut self, event: LinkEvent, health: &Health) -> Result<()> {
+        let addrs_before = self.addrs_up();
+        let listed = matches!(event, LinkEvent::All(_));
+        match event {
+            LinkEvent::All(links) => self.links = links.into_iter().map(|link| (link.index, link)).collect(),
+            LinkEvent::Put(link) => drop(self.links.insert(link.index, *link)),
+            LinkEvent::Del(ifindex) => drop(self.links.remove(&ifindex)),
+        }
+        // The kernel drops routes with the address that they have as source, and says nothing.
+        let lost = !addrs_before.is_subset(&self.addrs_up());
+        // The programs know a device before it carries them. One part that fails must not keep the others from work.
+        let written = self.write_devices();
+        self.attach(health);
+        let fitted = self.fit_anchor(listed).await;
+        let updated = self.update_addresses().await;
+        let fresh = *fitted.as_ref().unwrap_or(&false);
+        let routed = self.update_routes(listed || lost || fresh, health).await;
+        written.and(fitted.map(drop)).and(updated).and(routed)
+    }
+
+    /// Takes in what the cluster's objects say, after a sync.
+    pub async fn on_sync(&mut self, desired: &Desired, health: &Health) -> Result<()> {
+        let wanted = Wanted {
+            node_addresses: desired.node_addresses(),
+            service_cidrs: desired.service_cidrs().to_vec(),
+            service_addresses: desired.service_addresses(),
+        };
+        if self.wanted.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let before = self.wanted.replace(wanted);
+        let updated = self.update_addresses().await;
+        let result = updated.and(self.update_routes(false, health).await);
+        if result.is_err() {
+            self.wanted = before; // So that the next sync tries again.
+        }
+        result
+    }
+
+    /// The addresses of devices that are up.
+    fn addrs_up(&self) -> BTreeSet<IpAddr> {
+        let up = self.links.values().filter(|link| link.up);
+        up.flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
+    }
+
+    /// Gives every device the programs that its role asks for. What fails is tried again with the next event.
+    fn attach(&mut self, health: &Health) {
+        let mut carried = BTreeSet::from([self.anchor.ifindex]);
+        let mut failing = BTreeSet::new();
+        for link in self.links.values() {
+            let hooks = match role(link, &self.links) {
+                Role::Loopback => Hooks::Egress,
+                Role::Device { .. } => Hooks::Both,
+                Role::Anchor | Role::Ignored(_) => continue,
+            };
+            let what = format!("device {}", link.name);
+            carried.insert(link.index);
+            let known = self.attachments.devices().contains_key(&link.index);
+            if let Err(error) = self.attachments.attach(link.index, &link.name, hooks) {
+                health.begin(&what, format!("{error:#}"));
+                failing.insert(what);
+            }
+            if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
+                info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
+            }
+        }
+        let gone = self.attachments.devices().keys().filter(|ifindex| !carried.contains(ifindex)).copied();
+        for ifindex in gone.collect::<Vec<_>>() {
+            if let Some(attached) = self.attachments.detach(ifindex) {
+                info!(device = attached.name, ifindex, "detached");
+            }
+        }
+        self.failing.difference(&failing).for_each(|what| health.end(what));
+        self.failing = failing;
+    }
+
+    fn write_devices(&mut self) -> Result<()> {
+        let devices = self.links.values().filter_map(|link| {
+            let Role::Device { pod } = role(link, &self.links) else { return None };
+            let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
+            let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
+            Some((link.index, Device::new(if pod { device::Device::POD } else { 0 }, addr4, addr6)))
+        });
+        self.maps.set_devices(&devices.collect())?;
+        let addrs = self.links.values().flat_map(|link| link.addrs.iter().map(|net| (net.addr(), link.index)));
+        self.maps.set_addrs(&addrs.collect())
+    }
+
+    /// Makes the anchor as it should be, if it is not there, not up, or of another MTU than the ways out; and now and
+    /// then, for what does not show. True if anything was done: then routes may have been lost.
+    async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
+        let mtu = anchor_mtu(&self.links);
+        let up = self.links.get(&self.anchor.ifindex).is_some_and(|link| link.up);
+        if mtu == self.anchor_mtu && up && !listed {
+            return Ok(false);
+        }
+        let anchor = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
+        if anchor != self.anchor {
+            info!(ifindex = anchor.ifindex, "the anchor was gone and is made anew");
+            self.attachments.detach(self.anchor.ifindex);
+            self.attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
+            self.routes = Routes::open(self.handle.clone(), anchor.ifindex).await?;
+            self.anchor = anchor;
+            self.write_node()?;
+        }
+        debug!(mtu, "anchor fitted");
+        self.anchor_mtu = mtu;
+        Ok(true)
+    }
+
+    async fn update_addresses(&mut self) -> Result<()> {
+        let addrs = (self.node_address::<Addr4>().await?, self.node_address::<Addr6>().await?);
+        if addrs == self.node_addrs {
+            return Ok(());
+        }
+        info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
+        self.node_addrs = addrs;
+        self.write_node()
+    }
+
+    async fn node_address<A: Addr>(&self) -> Result<A> {
+        let mut preferred = self.options.node_ips.clone();
+        preferred.extend(self.wanted.iter().flat_map(|wanted| &wanted.node_addresses));
+        // Which is a list of all routes, so only where nobody names an address.
+        let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
+        let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
+        Ok(addr::node_address(&self.links, &preferred, default_route).unwrap_or(A::UNSPECIFIED))
+    }
+
+    fn write_node(&mut self) -> Result<()> {
+        let (addr4, addr6) = self.node_addrs;
+        self.maps.set_node(device::Node::new(addr4, addr6, self.anchor.ifindex, self.anchor.mac))
+    }
+
+    /// Makes the routes through the anchor what they should be. `verify` asks the kernel first what there is.
+    async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<()> {
+        // Not before the first sync: a route must not lead to the anchor before there is anything behind it, and what a
+        // predecessor left leads to services that will be there again.
+        let Some(wanted) = &self.wanted else { return Ok(()) };
+        let want = self.routes_wanted(wanted);
+        let report = if verify { self.routes.verify(&want).await? } else { self.routes.reconcile(&want).await? };
+        match report.refused.first() {
+            None => health.end("routes"),
+            Some((route, why)) => {
+                health.begin(
+                    "routes",
+                    format!("{} of {} refused, first {}: {why}", report.refused.len(), want.len(), route.dst),
+                );
+            }
+        }
+        if report.added + report.replaced + report.deleted > 0 {
+            let (added, replaced, deleted) = (report.added, report.replaced, report.deleted);
+            info!(added, replaced, deleted, "routes");
+        }
+        Ok(())
+    }
+
+    /// A route for each range of ClusterIPs that is known, and one for each ClusterIP outside of them.
+    fn routes_wanted(&self, wanted: &Wanted) -> BTreeSet<Route> {
+        let given = &self.options.service_cidrs;
+        let cidrs = if given.is_empty() { &wanted.service_cidrs } else { given };
+        let outside = wanted.service_addresses.iter().filter(|addr| !cidrs.iter().any(|cidr| cidr.contains(*addr)));
+        let dsts = cidrs.iter().copied().chain(outside.map(|addr| IpNet::from(*addr)));
+        let has_ipv6 = sysctl::has_ipv6();
+        let possible = dsts.filter(|dst| has_ipv6 || dst.addr().is_ipv4());
+        possible.map(|dst| Route { dst, src: self.source(&dst) }).collect()
+    }
+
+    /// The node's address, if a device has it: with another the kernel would refuse the route.
+    fn source(&self, dst: &IpNet) -> Option<IpAddr> {
+        let mut addrs = self.addresses().into_iter().filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
+        addrs.find(|addr| self.links.values().any(|link| link.has(*addr)))
+    }
+}

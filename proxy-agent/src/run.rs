@@ -1,0 +1,155 @@
+//! `kpx run`: wires source, node and loop together, and takes them apart again.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ipnet::IpNet;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::info;
+
+use crate::agent::{Agent, Inbox};
+use crate::datapath::{Datapath, Mechanism, Options};
+use crate::health::Health;
+use crate::node::{Node, NodeOptions};
+use crate::source::{Source, kubernetes};
+use crate::{net, object, status};
+
+/// Where the agent answers `kpx status`.
+pub const RUN_DIR: &str = "/run/kpx";
+
+/// Inputs and device events that may wait for the loop.
+const QUEUE: usize = 4_096;
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "context", "master"])]
+    manifests: Option<PathBuf>,
+    /// Kubeconfig to use; without it the pod's service account, else $KUBECONFIG or ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, instead of its current one.
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Address of the API server, instead of the kubeconfig's.
+    #[arg(long, value_name = "URL")]
+    master: Option<String>,
+    /// Name of this node's Node object; without it the host name.
+    #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
+    node_name: Option<String>,
+    /// This node's addresses, one per family, instead of the Node object's.
+    #[arg(long = "node-ip", value_name = "IP", value_delimiter = ',')]
+    node_ips: Vec<IpAddr>,
+    /// The ranges of ClusterIPs, instead of the ServiceCIDR objects'.
+    #[arg(long = "service-cidr", value_name = "CIDR", value_delimiter = ',')]
+    service_cidrs: Vec<IpNet>,
+    /// How to attach programs; without it TCX where the kernel takes it, else clsact.
+    #[arg(long, value_name = "HOW")]
+    attach: Option<Mechanism>,
+    /// Folder for the socket that `kpx status` asks.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+impl RunArgs {
+    fn source(&self) -> Source {
+        match &self.manifests {
+            Some(dir) => Source::Manifests(dir.clone()),
+            None => Source::Kubernetes(kubernetes::Options {
+                kubeconfig: self.kubeconfig.clone(),
+                context: self.context.clone(),
+                master: self.master.clone(),
+            }),
+        }
+    }
+
+    /// As kube-proxy has it: trimmed, in lower case.
+    fn node_name(&self) -> Result<String> {
+        let name = match &self.node_name {
+            Some(name) => name.clone(),
+            None => nix::unistd::gethostname().context("read the host name")?.to_string_lossy().into_owned(),
+        };
+        let name = name.trim().to_lowercase();
+        if name.is_empty() {
+            bail!("the node's name is empty: set --node-name");
+        }
+        Ok(name)
+    }
+}
+
+/// Runs until a signal asks to stop, or something fails that a restart may mend.
+pub async fn run(args: RunArgs) -> Result<()> {
+    let node_name = args.node_name()?;
+    let mut signals = Signals::listen()?;
+    let _lock = status::lock()?;
+    raise_file_limit()?;
+    let status_requests = status::listen(&args.run_dir)?;
+    let datapath = Datapath::load(object::embedded()?, Options { mechanism: args.attach, ..Options::default() })?;
+    let (netlink, handle) = net::connect()?;
+    let options = NodeOptions { node_ips: args.node_ips.clone(), service_cidrs: args.service_cidrs.clone() };
+    let source_health = Health::default();
+    let (input_sender, inputs) = mpsc::channel(QUEUE);
+    let (link_sender, links) = mpsc::channel(QUEUE);
+    let mut inbox = Inbox { inputs, links, status_requests, source_health: source_health.clone() };
+    info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
+
+    let source = args.source();
+    let work = async {
+        let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
+        let node = match started {
+            Ok(node) => node,
+            Err(error) => return net::anchor::remove(&handle).await.and(Err(error)),
+        };
+        let mut agent = Agent::new(node_name.clone(), datapath.tables, datapath.flows, datapath.counters, node);
+        // When any of these ends, so does the agent: whoever started it starts it anew.
+        let end = tokio::select! {
+            result = agent.run(&mut inbox) => result.context("the loop"),
+            result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
+            result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
+            signal = signals.next() => {
+                info!(signal, "stopping");
+                Ok(())
+            }
+        };
+        let stopped = agent.stop().await;
+        end.and(stopped)
+    };
+    let end = tokio::select! {
+        end = work => end,
+        () = netlink => bail!("the netlink socket has failed"),
+    };
+    end.and(status::unlisten(&args.run_dir))?;
+    info!("stopped");
+    Ok(())
+}
+
+/// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+        Ok(Self { terminate, interrupt })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Two links a device are two open files, and the usual limit is 1,024.
+fn raise_file_limit() -> Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")
+}

@@ -1,0 +1,202 @@
+//! What `kpx status` shows, and how it asks the running agent.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+/// The state of an agent and of the programs that it loaded.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    pub version: String,
+    pub node_name: String,
+    pub node_addresses: Vec<IpAddr>,
+    /// The maps hold what the objects last seen ask for, and every device carries its programs.
+    pub healthy: bool,
+    /// Every watch has delivered its first list.
+    pub complete: bool,
+    pub last_sync: Option<Timestamp>,
+    /// Syncs that changed a map.
+    pub syncs: u64,
+    pub problems: Vec<ProblemStatus>,
+    /// Objects, or parts of them, that could not be used.
+    pub skipped: Vec<String>,
+    pub devices: Vec<DeviceStatus>,
+    /// By family.
+    pub tables: BTreeMap<String, TableStatus>,
+    pub flows: BTreeMap<String, FlowStatus>,
+    /// Packets translated, flows opened.
+    pub events: BTreeMap<String, u64>,
+    /// Packets not translated, by reason.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProblemStatus {
+    pub what: String,
+    pub why: String,
+    pub since: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceStatus {
+    pub name: String,
+    pub ifindex: u32,
+    /// `tcx` or `clsact`.
+    pub attached_by: String,
+    /// `pod`, `device`, `loopback` or `anchor`.
+    pub role: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableStatus {
+    pub services: usize,
+    pub service_ports: usize,
+    pub frontends: usize,
+    pub backends: usize,
+}
+
+/// As of the last sweep.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowStatus {
+    pub flows: usize,
+    pub entries: usize,
+}
+
+/// Where an agent answers, below its run directory.
+fn socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("kpx.sock")
+}
+
+/// Makes sure that this is the only kpx in its network namespace, for as long as the result lives.
+///
+/// The lock is an abstract socket: it belongs to the namespace, and is gone with its process however that ends.
+pub fn lock() -> Result<StdUnixListener> {
+    let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
+    StdUnixListener::bind_addr(&name).context("another kpx is running on this host (or whoever holds the socket @kpx)")
+}
+
+/// Listens for `kpx status`.
+pub fn listen(run_dir: &Path) -> Result<UnixListener> {
+    std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
+    let path = socket(run_dir);
+    // Whoever left it is dead: see [`lock`].
+    if path.exists() {
+        std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+    }
+    UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
+}
+
+/// Takes away what [`listen`] made.
+pub fn unlisten(run_dir: &Path) -> Result<()> {
+    let path = socket(run_dir);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sends a status to whoever asked.
+pub async fn answer(mut stream: UnixStream, status: Vec<u8>) -> Result<()> {
+    stream.write_all(&status).await.context("answer a status request")?;
+    stream.shutdown().await.context("answer a status request")
+}
+
+/// Asks the agent that runs with `run_dir`.
+pub async fn ask(run_dir: &Path) -> Result<Status> {
+    let path = socket(run_dir);
+    let mut stream = UnixStream::connect(&path)
+        .await
+        .with_context(|| format!("no kpx answers at {}: is `kpx run` running?", path.display()))?;
+    let mut json = Vec::new();
+    stream.read_to_end(&mut json).await.with_context(|| format!("read from {}", path.display()))?;
+    serde_json::from_slice(&json).context("the running kpx is of another version: its status has another form")
+}
+
+/// One screen for people.
+pub fn render(status: &Status) -> Result<String> {
+    let mut text = String::new();
+    let health = match (status.healthy, status.complete) {
+        (true, _) => "healthy",
+        (false, true) => "unhealthy",
+        (false, false) => "waiting for the first lists",
+    };
+    let addresses: Vec<_> = status.node_addresses.iter().map(IpAddr::to_string).collect();
+    writeln!(text, "kpx {} on {}: {health}", status.version, status.node_name)?;
+    writeln!(text, "addresses: {}", if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") })?;
+    if let Some(last_sync) = status.last_sync {
+        writeln!(text, "last sync: {last_sync:.3} ({} syncs)", status.syncs)?;
+    }
+    section(
+        &mut text,
+        "problems",
+        status.problems.iter().map(|p| vec![p.what.clone(), p.why.clone(), format!("since {:.0}", p.since)]),
+    )?;
+    section(&mut text, "skipped", status.skipped.iter().map(|skipped| vec![skipped.clone()]))?;
+    section(
+        &mut text,
+        "services",
+        status.tables.iter().map(|(family, t)| {
+            vec![
+                family.clone(),
+                format!("{} services", t.services),
+                format!("{} ports", t.service_ports),
+                format!("{} frontends", t.frontends),
+                format!("{} backends", t.backends),
+            ]
+        }),
+    )?;
+    section(
+        &mut text,
+        "flows",
+        status
+            .flows
+            .iter()
+            .map(|(family, f)| vec![family.clone(), format!("{} flows", f.flows), format!("{} entries", f.entries)]),
+    )?;
+    section(
+        &mut text,
+        "devices",
+        status
+            .devices
+            .iter()
+            .map(|d| vec![d.name.clone(), d.ifindex.to_string(), d.role.clone(), d.attached_by.clone()]),
+    )?;
+    section(&mut text, "translated", counts(&status.events))?;
+    section(&mut text, "not translated", counts(&status.reasons))?;
+    Ok(text)
+}
+
+fn counts(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = Vec<String>> {
+    counts.iter().filter(|(_, count)| **count > 0).map(|(name, count)| vec![name.clone(), count.to_string()])
+}
+
+/// A heading and its rows; nothing if there are none.
+fn section(text: &mut String, heading: &str, rows: impl Iterator<Item = Vec<String>>) -> Result<()> {
+    let mut table = Table::new();
+    table.load_preset(NOTHING).add_rows(rows);
+    if !table.is_empty() {
+        writeln!(text, "\n{heading}:")?;
+        for line in table.lines() {
+            writeln!(text, " {}", line.trim_end())?;
+        }
+    }
+    Ok(())
+}
