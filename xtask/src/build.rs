@@ -1,0 +1,140 @@
+//! Builds the kernel programs, then kpx with them inside.
+
+use std::env::consts::ARCH;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::setup::{self, Compiler, Need, Toolchain};
+use crate::step::step;
+use crate::{shell, workspace};
+
+const TARGET: &str = "bpfel-unknown-none";
+
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Build kpx optimised; the kernel programs always are
+    #[arg(long)]
+    pub(crate) release: bool,
+    /// Log single packets, from the kernel programs as well
+    #[arg(long)]
+    pub(crate) log: bool,
+}
+
+/// Returns the path of kpx.
+pub(crate) fn run(options: &Options) -> Result<PathBuf> {
+    with(&setup::ensure(Need::Build)?, options)
+}
+
+/// For those who have set up already.
+pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
+    step("build the kernel programs", || {
+        let target_dir = workspace::target_dir()?;
+        let bpf_dir = target_dir.join("bpf");
+        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
+        install(&bpf_dir.join(TARGET).join("release/kpx"), &target_dir.join("kpx.bpf.o"))
+    })?;
+    step("build kpx", || {
+        let mut cargo = workspace::cargo();
+        cargo.args(["build", "--package", "proxy-agent"]);
+        cargo.args(options.release.then_some("--release"));
+        cargo.args(options.log.then_some("--features=log"));
+        shell::run(cargo)
+    })?;
+    workspace::kpx(options.release)
+}
+
+/// The cargo command, with the toolchain's own cargo. It finds Cargo.lock in order: our own cargo has just seen to that.
+fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) -> Command {
+    let mut cargo = match toolchain.compiler {
+        Compiler::Debian => {
+            let mut cargo = Command::new("/usr/bin/cargo");
+            // aya-ebpf uses features of the compiler that are not stable.
+            cargo.args(["build"]).env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
+            cargo
+        }
+        Compiler::Nightly => {
+            let mut cargo = Command::new("rustup");
+            cargo.args(["run", "nightly", "cargo", "build", "-Zbuild-std=core"]).env_remove("RUSTC");
+            cargo
+        }
+    };
+    // What was meant for the compiler that runs us would reach another one.
+    for name in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "LD_LIBRARY_PATH"] {
+        cargo.env_remove(name);
+    }
+    workspace::forget_xtask(&mut cargo);
+    cargo.current_dir(workspace::root()).env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker));
+    cargo.args(["--locked", "--package", "proxy-ebpf", "--release", "--target", TARGET, "--target-dir"]);
+    cargo.arg(target_dir).args(options.log.then_some("--features=log"));
+    cargo
+}
+
+/// In cargo's own encoding, which takes precedence over every other place that flags may come from.
+fn rustflags(linker: &Path) -> String {
+    [
+        &format!("-Clinker={}", linker.display()),
+        "-Clink-arg=--btf",
+        "-Cdebuginfo=2", // BTF is made from it.
+        &format!("--cfg=bpf_target_arch=\"{ARCH}\""),
+    ]
+    .join("\u{1f}")
+}
+
+/// Copies the object to where proxy-agent's build script looks, unless it is there: a new file would rebuild kpx.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
+    let same = match fs::read(to) {
+        Ok(old) => old == object,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(error).with_context(|| format!("read {}", to.display())),
+    };
+    if !same {
+        fs::write(to, object).with_context(|| format!("write {}", to.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(compiler: Compiler, options: &Options) -> String {
+        let toolchain = Toolchain { compiler, linker: "/opt/bpf-linker".into() };
+        shell::show(&kernel_programs(&toolchain, options, Path::new("target/bpf")))
+    }
+
+    #[test]
+    fn each_compiler_has_its_command() {
+        let debian = command(Compiler::Debian, &Options::default());
+        assert!(debian.contains("RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo build --locked"), "{debian}");
+        let nightly = command(Compiler::Nightly, &Options { log: true, release: true });
+        assert!(nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"), "{nightly}");
+        assert!(nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"), "{nightly}");
+        for command in [debian, nightly] {
+            assert!(command.contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Cdebuginfo=2 --cfg="), "{command}");
+        }
+    }
+
+    #[test]
+    fn an_equal_object_is_left_alone() {
+        let dir = std::env::temp_dir().join(format!("kpx-install-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (from, to) = (dir.join("from"), dir.join("to"));
+        let modified = |file: &Path| fs::metadata(file).unwrap().modified().unwrap();
+        fs::write(&from, "one").unwrap();
+        install(&from, &to).unwrap();
+        let written = std::time::UNIX_EPOCH;
+        fs::File::options().write(true).open(&to).unwrap().set_modified(written).unwrap();
+        install(&from, &to).unwrap();
+        assert_eq!(modified(&to), written);
+        fs::write(&from, "two").unwrap();
+        install(&from, &to).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"two");
+        assert_ne!(modified(&to), written);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

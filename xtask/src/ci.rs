@@ -1,0 +1,76 @@
+//! Everything a change must pass, the same on a laptop and on a bare machine.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::setup::{self, Need};
+use crate::step::{seconds, step};
+use crate::test::Tally;
+use crate::{build, demo, shell, test, tidy, workspace};
+
+/// Runs all of it, whatever fails, so that one run says everything. The last line is the tally of tests.
+pub(crate) fn run() -> Result<()> {
+    let mut report = Report::default();
+    let mut tally = Tally::default();
+    report.step("fmt", || cargo(&["fmt", "--all", "--check"]));
+    report.step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]));
+    report.step("tidy", tidy::run);
+    let kpx = report.step("build", || {
+        let toolchain = setup::ensure(Need::Lab)?;
+        build::with(&toolchain, &build::Options::default())
+    });
+    if let Some(kpx) = kpx {
+        report.step("test", || {
+            tally = test::all(&kpx, None)?;
+            tally.check()
+        });
+        report.step("demo", || demo::show(&kpx, &[], Stdio::null()));
+    } else {
+        report.failed.push("test and demo, which were not run");
+    }
+    report.print();
+    tally.end(report.result())
+}
+
+fn cargo(args: &[&str]) -> Result<()> {
+    let mut cargo = workspace::cargo();
+    cargo.args(args);
+    shell::run(cargo)
+}
+
+#[derive(Default)]
+struct Report {
+    durations: Vec<(&'static str, Duration, bool)>,
+    failed: Vec<&'static str>,
+}
+
+impl Report {
+    fn step<T>(&mut self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Option<T> {
+        let started = Instant::now();
+        let result = step(name, work);
+        self.durations.push((name, started.elapsed(), result.is_ok()));
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                eprintln!("{error:#}");
+                self.failed.push(name);
+                None
+            }
+        }
+    }
+
+    fn result(&self) -> Result<()> {
+        ensure!(self.failed.is_empty(), "failed: {}", self.failed.join(", "));
+        Ok(())
+    }
+
+    fn print(&self) {
+        let total = self.durations.iter().map(|(_, duration, _)| *duration).sum();
+        for &(name, duration, good) in &self.durations {
+            println!("{name:<8} {:>9}  {}", seconds(duration), if good { "ok" } else { "FAILED" });
+        }
+        println!("{:<8} {:>9}", "total", seconds(total));
+    }
+}

@@ -1,0 +1,88 @@
+//! What cargo alone cannot do for kpx: `cargo xtask COMMAND`. This file only dispatches.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod build;
+mod ci;
+mod demo;
+mod machine;
+mod run;
+mod setup;
+mod shell;
+mod step;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "What cargo alone cannot do for kpx")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find what the build and the tests need, install what is missing; every other command does it by itself
+    Setup,
+    /// Build the kernel programs, then kpx with them inside
+    Build(build::Options),
+    /// Build, then run kpx as root
+    Run {
+        #[command(flatten)]
+        options: build::Options,
+        /// Handed to kpx
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
+    /// Build, then run all tests, those that need root as well
+    Test {
+        /// Only tests whose name contains this
+        filter: Option<String>,
+    },
+    /// Build, then show kpx at work in a small cluster of network namespaces
+    Demo {
+        /// Handed to the demo
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
+    /// Build, then measure
+    Bench {
+        /// Handed to the benchmark
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
+    /// Check the house rules that a machine can check
+    Tidy,
+    /// Everything a change must pass: formatting, lints, tidy, all tests, the demo
+    Ci,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not as anyhow would: nobody wants a backtrace of xtask.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Setup => setup::run(),
+        Command::Build(options) => build::run(&options).map(drop),
+        Command::Run { options, args } => run::run(&options, &args),
+        Command::Test { filter } => test::run(filter.as_deref()),
+        Command::Demo { args } => demo::run(&args),
+        Command::Bench { args } => bench::run(&args),
+        Command::Tidy => tidy::run(),
+        Command::Ci => ci::run(),
+    }
+}

@@ -1,0 +1,219 @@
+//! Finds or installs what the build and the tests need, asking nothing.
+//!
+//! A pure function says what to do next from what is there and what was tried; the loop around it looks, does that one
+//! step and looks again. Nothing is tried twice, so it ends.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::machine::{COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TOOLS};
+use crate::{shell, step, workspace};
+
+const LINKER_VERSION: &str = "0.13.0";
+
+/// What the rest of the command is going to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    Build,
+    /// Build, and run what was built in network namespaces.
+    Lab,
+}
+
+/// What builds the kernel programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Toolchain {
+    pub(crate) compiler: Compiler,
+    pub(crate) linker: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compiler {
+    /// /usr/bin/rustc, with the `core` that Debian has built for the BPF target.
+    Debian,
+    /// rustup's nightly, which builds `core` from its sources.
+    Nightly,
+}
+
+pub(crate) fn run() -> Result<()> {
+    let Toolchain { compiler, linker } = ensure(Need::Lab)?;
+    let compiler = match compiler {
+        Compiler::Debian => "/usr/bin/rustc",
+        Compiler::Nightly => "rustup's nightly",
+    };
+    println!("kernel programs are built by {compiler} and {}", linker.display());
+    Ok(())
+}
+
+/// Installs what is missing, or says what is and how to get it.
+pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
+    let mut tried = Vec::new();
+    loop {
+        let machine = Machine::look();
+        match next(&machine, need, &tried) {
+            Next::Ready(toolchain) => {
+                if need == Need::Lab && !machine.kubectl {
+                    eprintln!("warning: no kubectl here: what drives the API with it will fail");
+                    eprintln!("         (https://kubernetes.io/docs/tasks/tools/ says how to install it)");
+                }
+                return Ok(toolchain);
+            }
+            Next::Take(install) => {
+                if let Err(error) = step::quiet(&install.name(), install.commands()) {
+                    eprintln!("{error:#}");
+                }
+                tried.push(install);
+            }
+            Next::Stuck(help) => bail!(help),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Ready(Toolchain),
+    Take(Install),
+    /// With what the user has to do.
+    Stuck(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Install {
+    Packages(Vec<&'static str>),
+    Nightly,
+    /// Fit for this compiler.
+    Linker(Compiler),
+}
+
+/// What to do next on such a machine: the shorter way to a toolchain, and Debian's if both are as short.
+fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
+    let possible = |install: &Install| match install {
+        Install::Packages(_) => machine.apt,
+        Install::Nightly => machine.rustup,
+        Install::Linker(_) => true,
+    };
+    let ways = [Compiler::Debian, Compiler::Nightly].map(|compiler| (compiler, missing(machine, need, compiler)));
+    let open = ways.iter().filter(|(_, missing)| missing.iter().all(|step| possible(step) && !tried.contains(step)));
+    let Some((compiler, missing)) = open.min_by_key(|(_, missing)| missing.len()) else {
+        return Next::Stuck(help(machine, &ways));
+    };
+    match (missing.first(), &machine.linker) {
+        (None, Some(linker)) => Next::Ready(Toolchain { compiler: *compiler, linker: linker.path.clone() }),
+        (Some(install), _) => Next::Take(install.clone()),
+        (None, None) => unreachable!("without a linker, it is missing"),
+    }
+}
+
+/// What this machine lacks to build with this compiler, in the order of installing it.
+fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
+    let mut packages = Vec::new();
+    let (llvm, has_compiler) = match compiler {
+        Compiler::Debian => (machine.debian.unwrap_or(DEBIAN_LLVM), machine.debian.is_some()),
+        Compiler::Nightly => (machine.nightly.unwrap_or_default(), machine.nightly.is_some()),
+    };
+    let has_linker = machine.linker.as_ref().is_some_and(|linker| fits(linker, llvm));
+    if compiler == Compiler::Debian {
+        let wanted = [(has_compiler, COMPILER_PACKAGES), (has_linker, LLVM_PACKAGES)];
+        let wanted = wanted.iter().filter(|(has, _)| !has).flat_map(|(_, packages)| *packages);
+        packages.extend(wanted.filter(|name| !machine.packages.iter().any(|there| there == *name)));
+    }
+    if need == Need::Lab {
+        packages.extend(TOOLS.iter().filter(|(tool, _)| !machine.tools.contains(tool)).map(|(_, package)| package));
+    }
+    let lacks_nightly = compiler == Compiler::Nightly && !has_compiler;
+    let steps = [
+        (!packages.is_empty(), Install::Packages(packages)),
+        (lacks_nightly, Install::Nightly),
+        (!has_linker, Install::Linker(compiler)),
+    ];
+    steps.into_iter().filter_map(|(lacks, install)| lacks.then_some(install)).collect()
+}
+
+/// LLVM reads what older versions of it wrote, never what newer ones did.
+fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
+    linker.version == LINKER_VERSION && linker.llvm >= llvm_of_compiler
+}
+
+impl Install {
+    fn name(&self) -> String {
+        match self {
+            Self::Packages(names) => format!("install {}", names.join(" ")),
+            Self::Nightly => "install rustup's nightly toolchain with the sources of core".to_owned(),
+            Self::Linker(_) => format!("install bpf-linker {LINKER_VERSION}"),
+        }
+    }
+
+    fn commands(&self) -> Vec<Command> {
+        match self {
+            Self::Packages(names) => {
+                let install = [&["install", "-y", "--no-install-recommends"], names.as_slice()].concat();
+                vec![apt_get(&["update"]), apt_get(&install)]
+            }
+            Self::Nightly => vec![command("rustup", &["toolchain", "install", "nightly", "--component", "rust-src"])],
+            Self::Linker(compiler) => vec![install_linker(*compiler)],
+        }
+    }
+}
+
+fn apt_get(args: &[&str]) -> Command {
+    // Without a way to root this step is not taken, only shown.
+    let prefix = shell::root_prefix().unwrap_or(&["sudo"]);
+    let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], args].concat();
+    command(words[0], &words[1..])
+}
+
+fn install_linker(compiler: Compiler) -> Command {
+    let mut cargo = command("cargo", &["install", "bpf-linker", "--version", LINKER_VERSION, "--force"]);
+    workspace::forget_xtask(&mut cargo);
+    if compiler == Compiler::Debian {
+        // Left to itself it takes the LLVM that is Debian's default, which is too old.
+        cargo.env("LLVM_PREFIX", LLVM_PREFIX);
+        cargo.args(["--no-default-features", "--features", &format!("llvm-{DEBIAN_LLVM}")]);
+    }
+    cargo
+}
+
+fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args);
+    command
+}
+
+/// Why there is no way on, and the commands that would make one.
+fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
+    let mut text = String::from("something is missing that could not be installed from here\n");
+    if let Some(linker) = &machine.linker {
+        for (name, llvm) in [("Debian's rustc", machine.debian), ("rustup's nightly", machine.nightly)] {
+            if let Some(llvm) = llvm.filter(|&llvm| llvm > linker.llvm) {
+                let _ = writeln!(
+                    text,
+                    "{} has LLVM {} and cannot read what {name} writes, which has LLVM {llvm}: \
+                     the linker's must not be older",
+                    linker.path.display(),
+                    linker.llvm
+                );
+            }
+        }
+        if linker.version != LINKER_VERSION {
+            let path = linker.path.display();
+            let _ = writeln!(text, "{path} is version {}, kpx is built with {LINKER_VERSION}", linker.version);
+        }
+    }
+    for (compiler, missing) in ways {
+        let with = match compiler {
+            Compiler::Debian => "on Debian",
+            Compiler::Nightly => "with rustup, and LLVM's libraries or a released bpf-linker",
+        };
+        let _ = writeln!(text, "{with}:");
+        for command in missing.iter().flat_map(Install::commands) {
+            let _ = writeln!(text, "    {}", shell::show(&command));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "setup_tests.rs"]
+mod tests;

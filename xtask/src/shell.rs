@@ -1,0 +1,89 @@
+//! Commands: how they are run, shown, and run as root.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Runs a command to its end. What it prints is for the user.
+pub(crate) fn run(mut command: Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("run `{}`", show(&command)))?;
+    ensure!(status.success(), "`{}` failed ({status})", show(&command));
+    Ok(())
+}
+
+/// What a command prints (both its outputs), or nothing if it cannot run or fails.
+pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;
+    let text = [output.stdout, output.stderr].concat();
+    output.status.success().then(|| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The command as one would type it.
+pub(crate) fn show(command: &Command) -> String {
+    let envs = command.get_envs().filter_map(|(name, value)| {
+        Some(format!("{}={}", name.to_string_lossy(), value?.to_string_lossy().replace('\u{1f}', " ")))
+    });
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    envs.chain(words.map(|word| word.to_string_lossy().into_owned()))
+        .map(|word| if word.contains([' ', '"']) { format!("'{word}'") } else { word })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Where a program is. The system's directories count even if they are not on a plain user's PATH.
+pub(crate) fn which(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| is_executable(file))
+}
+
+pub(crate) fn is_executable(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
+}
+
+pub(crate) fn is_root() -> io::Result<bool> {
+    // The kernel lets a process own its entry in /proc, under its effective user.
+    Ok(fs::metadata("/proc/self")?.uid() == 0)
+}
+
+/// Can become root without asking anyone.
+pub(crate) fn has_sudo() -> bool {
+    output("sudo", &["-n", "true"]).is_some()
+}
+
+/// What stands before a command so that it runs as root: nothing if we are.
+pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
+    if is_root().context("read /proc/self")? {
+        return Ok(&[]);
+    }
+    if has_sudo() {
+        return Ok(&["sudo", "-n", "-E"]);
+    }
+    bail!("this needs root: run it as root, or let sudo work without a password (`sudo -v` first)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shown_as_typed() {
+        let mut command = Command::new("cargo");
+        command.env("LLVM_PREFIX", "/usr/lib/llvm-22").env_remove("RUSTC").args(["install", "two words"]);
+        assert_eq!(show(&command), "LLVM_PREFIX=/usr/lib/llvm-22 cargo install 'two words'");
+    }
+
+    #[test]
+    fn failure_names_the_command() {
+        assert_eq!(run(Command::new("false")).unwrap_err().to_string(), "`false` failed (exit status: 1)");
+        assert!(output("false", &[]).is_none());
+        assert_eq!(output("echo", &["found"]).as_deref(), Some("found\n"));
+        assert!(which("sh").is_some());
+        assert!(which("no such program").is_none());
+    }
+}

@@ -1,0 +1,87 @@
+//! Long steps: each says its name first and how long it took last.
+//!
+//! All of this goes to the error output, so that the outputs of what is run can be piped.
+
+use std::io::{BufRead, BufReader, pipe};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::shell;
+
+/// A step whose commands show their own progress.
+pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    eprintln!("==> {name}");
+    let started = Instant::now();
+    let result = work();
+    finish(name, started, result.is_ok());
+    result
+}
+
+/// A step whose output matters only when it fails: a terminal sees a spinner with the latest line of it.
+pub(crate) fn quiet(name: &str, commands: impl IntoIterator<Item = Command>) -> Result<()> {
+    let spinner = ProgressBar::new_spinner();
+    if spinner.is_hidden() {
+        eprintln!("==> {name}");
+    }
+    spinner.set_style(ProgressStyle::with_template("{spinner} {prefix} {elapsed:.dim} {wide_msg:.dim}")?);
+    spinner.set_prefix(name.to_owned());
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    let started = Instant::now();
+    let result = commands.into_iter().try_for_each(|command| watch(command, &spinner));
+    spinner.finish_and_clear();
+    finish(name, started, result.is_ok());
+    result
+}
+
+pub(crate) fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+fn finish(name: &str, started: Instant, good: bool) {
+    let outcome = if good { "" } else { "failed after " };
+    eprintln!("    {name}: {outcome}{}", seconds(started.elapsed()));
+}
+
+fn watch(mut command: Command, spinner: &ProgressBar) -> Result<()> {
+    let name = shell::show(&command);
+    let (reader, writer) = pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("run `{name}`"))?;
+    drop(command); // It holds our ends of the pipe, which would never end.
+    let mut lines = Vec::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        spinner.set_message(line.clone());
+        lines.push(line);
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("`{name}` failed ({status}):\n{}", lines.join("\n"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_step_shows_its_output_when_it_fails() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo first; echo second >&2; exit 3"]);
+        let error = quiet("a test", [shell]).unwrap_err().to_string();
+        assert!(error.ends_with("failed (exit status: 3):\nfirst\nsecond"), "{error}");
+    }
+
+    #[test]
+    fn a_quiet_step_stops_at_the_first_failure() {
+        let file = std::env::temp_dir().join(format!("kpx-step-{}", std::process::id()));
+        let mut touch = Command::new("touch");
+        touch.arg(&file);
+        quiet("a test", [Command::new("false"), touch]).unwrap_err();
+        assert!(!file.exists());
+    }
+}

@@ -1,0 +1,144 @@
+//! Runs all tests, from those that need nothing to those that need root and a kernel, and counts them.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Write, stdout};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::setup::{self, Need};
+use crate::step::step;
+use crate::{build, shell, workspace};
+
+pub(crate) fn run(filter: Option<&str>) -> Result<()> {
+    let toolchain = setup::ensure(Need::Lab)?;
+    let kpx = build::with(&toolchain, &build::Options::default())?;
+    let tally = all(&kpx, filter)?;
+    tally.end(tally.check())
+}
+
+/// Both levels, whatever becomes of the first.
+pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
+    let mut tally = Tally::default();
+    step("test what needs no root", || {
+        let mut cargo = workspace::cargo();
+        cargo.args(["test", "--no-fail-fast"]).args(filter);
+        tally.add(cargo, &mut stdout())
+    })?;
+    step("test kernel programs and network namespaces", || {
+        let mut cargo = workspace::cargo();
+        cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]).args(filter).env("KPX_BIN", kpx);
+        // They share one kernel, and time is part of what they measure.
+        if std::env::var_os("RUST_TEST_THREADS").is_none() {
+            cargo.env("RUST_TEST_THREADS", "1");
+        }
+        workspace::run_as_root(&mut cargo)?;
+        tally.add(cargo, &mut stdout())
+    })?;
+    Ok(tally)
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+}
+
+impl Tally {
+    /// Good only if something ran.
+    pub(crate) fn check(self) -> Result<()> {
+        ensure!(self.failed == 0, "tests failed");
+        ensure!(self.passed > 0, "no test ran");
+        Ok(())
+    }
+
+    /// Prints the tally as the last line of all, after what is wrong.
+    pub(crate) fn end(self, result: Result<()>) -> Result<()> {
+        if let Err(error) = &result {
+            eprintln!("{error:#}");
+        }
+        println!("{self}");
+        if result.is_err() {
+            std::process::exit(1);
+        }
+        Ok(())
+    }
+
+    /// Runs a `cargo test` and shows what it prints while it prints it.
+    fn add(&mut self, mut cargo: Command, out: &mut impl Write) -> Result<()> {
+        let name = shell::show(&cargo);
+        let mut child = cargo.stdout(Stdio::piped()).spawn().with_context(|| format!("run `{name}`"))?;
+        let failed_before = self.failed;
+        for line in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\n') {
+            let line = line?;
+            out.write_all(&[&line, b"\n".as_slice()].concat())?;
+            out.flush()?;
+            self.count(&String::from_utf8_lossy(&line));
+        }
+        let status = child.wait()?;
+        if !status.success() && self.failed == failed_before {
+            eprintln!("`{name}` failed ({status}) without a failed test: it did not compile, or it crashed");
+            self.failed += 1;
+        }
+        Ok(())
+    }
+
+    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and no other.
+    fn count(&mut self, line: &str) {
+        let Some((_, result)) = line.strip_prefix("test result: ").and_then(|result| result.split_once(". ")) else {
+            return;
+        };
+        for part in result.split("; ") {
+            match part.split_once(' ') {
+                Some((number, "passed")) => self.passed += number.parse().unwrap_or(0),
+                Some((number, "failed")) => self.failed += number.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of the output and exit of a `cargo test`.
+    fn tally(script: &str) -> Tally {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]);
+        let (mut tally, mut shown) = (Tally::default(), Vec::new());
+        tally.add(shell, &mut shown).unwrap();
+        assert_eq!(shown.iter().filter(|&&byte| byte == b'\n').count(), script.matches("echo").count());
+        tally
+    }
+
+    #[test]
+    fn results_add_up() {
+        let good =
+            "echo 'test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s'";
+        let bad = "echo 'test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out'";
+        assert_eq!(tally(&format!("echo 'test a ... ok'; {good}; {good}")), Tally { passed: 24, failed: 0 });
+        assert_eq!(tally(&format!("{good}; {bad}; exit 101")), Tally { passed: 15, failed: 2 });
+        assert_eq!(tally("echo 'a test result: ok. 12 passed; 1 failed'"), Tally::default());
+    }
+
+    #[test]
+    fn a_crash_counts_as_a_failure() {
+        assert_eq!(tally("exit 101"), Tally { passed: 0, failed: 1 });
+    }
+
+    #[test]
+    fn nothing_run_is_no_success() {
+        assert!(Tally::default().check().is_err());
+        assert!(Tally { passed: 9, failed: 1 }.check().is_err());
+        assert!(Tally { passed: 1, failed: 0 }.check().is_ok());
+        assert_eq!(Tally { passed: 9, failed: 1 }.to_string(), "9 passed, 1 failed");
+    }
+}

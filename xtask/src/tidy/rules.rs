@@ -1,0 +1,248 @@
+//! The rules, and who is exempt from which, why.
+
+use super::Violation;
+use super::source::{File, Mention, Tree};
+
+const FILE_LINES: usize = 400;
+const FUNCTION_LINES: usize = 70;
+
+/// Modules (paths without `.rs`) that may say `unsafe`.
+const UNSAFE: &[(&str, &str)] = &[
+    ("proxy-common/src/pod", "promises aya that the shared types are plain bytes"),
+    ("proxy-ebpf/src/flow", "asks the kernel for the time"),
+    ("proxy-ebpf/src/lookup", "asks the kernel for a random number"),
+    ("proxy-ebpf/src/main", "names the licence's section, which the kernel reads"),
+    ("proxy-ebpf/src/maps", "a lookup in a map is a pointer into the kernel"),
+    ("proxy-ebpf/src/net", "routes and checksums come from helpers that take pointers"),
+    ("proxy-ebpf/src/packet", "packets are reached through pointers and helpers"),
+    ("tests/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
+];
+
+/// Where a test may wait without a condition.
+const SLEEP: &[(&str, &str)] = &[
+    ("tests/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
+    ("tests/src/agent", "polls in `wait_until`, bounded by a deadline"),
+    ("tests/src/apiserver/http", "a fault: a list that comes late"),
+    ("tests/src/apiserver/real", "polls a server that does not answer yet, bounded by a deadline"),
+    ("tests/src/apiserver/watch", "a watch ends when its client said, as on any server"),
+];
+
+/// Longer than the limit for a reason.
+const LONG_FILES: &[(&str, &str)] = &[("tests/datapath.rs", "tables of packets, read row by row")];
+const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
+
+/// Reasons that no packet table can bring about.
+const NO_ROW: &[(&str, &str)] = &[
+    ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/devices.rs"),
+    ("SeenBefore", "takes two devices: see tests/devices.rs"),
+];
+
+/// Values in, values out.
+const PURE: &[&str] = &[
+    "proxy-agent/src/desired",
+    "proxy-agent/src/diff",
+    "proxy-agent/src/model",
+    "proxy-agent/src/store",
+    "proxy-agent/src/tables",
+    "proxy-common/src",
+];
+
+/// What pure modules do not mention: the kernel, the API, tasks, logs, clocks, sockets, files.
+const IMPURE: &[&str] = &[
+    "aya",
+    "kube::api::Api",
+    "kube::Api",
+    "kube::client",
+    "kube::Client",
+    "kube::runtime",
+    "log",
+    "std::env",
+    "std::fs",
+    "std::net::TcpListener",
+    "std::net::TcpStream",
+    "std::net::UdpSocket",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::time",
+    "tokio",
+    "tracing",
+    "Instant::now",
+    "SystemTime::now",
+    "Timestamp::now",
+    "Zoned::now",
+];
+
+/// All there is to say about this workspace.
+pub(super) fn check(tree: &Tree) -> Vec<Violation> {
+    [broken_rules(tree), idle_exemptions(tree)].concat()
+}
+
+pub(super) fn broken_rules(tree: &Tree) -> Vec<Violation> {
+    let mut violations: Vec<_> = tree.files.iter().flat_map(check_file).collect();
+    violations.extend(uncovered_reasons(tree));
+    violations.sort();
+    violations
+}
+
+fn check_file(file: &File) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    if !exempt(file, UNSAFE) {
+        let why = "unsafe lives in few files, so that it can be reviewed";
+        violations.extend(find(file, &["unsafe"]).map(|line| broken(file, line, "unsafe", why)));
+    }
+    if !file.is_in("proxy-ebpf/src/maps") {
+        let why = "one file owns the maps, and the lifetime of what is read from them";
+        violations.extend(find(file, &["#", "[", "map", "]"]).map(|line| broken(file, line, "#[map]", why)));
+        violations.extend(find(file, &["#", "[", "map", "("]).map(|line| broken(file, line, "#[map(…)]", why)));
+    }
+    let mentions = file.paths();
+    violations.extend(client(file, &mentions));
+    violations.extend(impure(file, &mentions));
+    violations.extend(sleeps(file, &mentions));
+    violations.extend(ignored_tests(file));
+    violations.extend(long(file));
+    violations
+}
+
+fn client(file: &File, mentions: &[Mention]) -> Vec<Violation> {
+    if file.is_in("proxy-agent/src/source") || file.is_in("tests") {
+        return Vec::new();
+    }
+    let why = "only sources speak to the API, so that everything else runs without one";
+    let named = mentions.iter().filter(|mention| is_under(&mention.text, &["kube::Client", "kube::client"]));
+    named.map(|mention| broken(file, mention.line, &mention.text, why)).collect()
+}
+
+fn impure(file: &File, mentions: &[Mention]) -> Vec<Violation> {
+    let pure = PURE.iter().any(|module| file.is_in(module)) && !file.is_in("proxy-common/src/pod");
+    if !pure {
+        return Vec::new();
+    }
+    let why = "this module is pure: values in, values out, nothing to mock";
+    let is_value = |text: &str| text == "std::time::Duration";
+    let named = mentions.iter().filter(|m| !m.test && is_under(&m.text, IMPURE) && !is_value(&m.text));
+    named.map(|mention| broken(file, mention.line, &mention.text, why)).collect()
+}
+
+fn sleeps(file: &File, mentions: &[Mention]) -> Vec<Violation> {
+    if exempt(file, SLEEP) {
+        return Vec::new();
+    }
+    let why = "a test waits for a condition, bounded by a deadline";
+    let sleeps = ["thread::sleep", "time::sleep", "time::sleep_until"];
+    let ends = |text: &str| sleeps.iter().any(|sleep| text == *sleep || text.ends_with(&format!("::{sleep}")));
+    let named = mentions.iter().filter(|mention| mention.test && ends(&mention.text));
+    named.map(|mention| broken(file, mention.line, &mention.text, why)).collect()
+}
+
+fn ignored_tests(file: &File) -> Vec<Violation> {
+    let attributes = (0..file.tokens.len()).filter(|&at| file.has(at, &["#", "["]));
+    let ignoring = attributes.filter(|&at| {
+        let inside = &file.tokens[at + 2..file.tokens[at + 1].partner];
+        let name = inside.first().map(|token| token.text.as_str());
+        name == Some("ignore") || name == Some("cfg_attr") && inside.iter().any(|token| token.text == "ignore")
+    });
+    let why = "a test that does not run says nothing";
+    ignoring.map(|at| broken(file, file.tokens[at].line, "#[ignore]", why)).collect()
+}
+
+fn long(file: &File) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    if file.lines > FILE_LINES && !LONG_FILES.iter().any(|(path, _)| *path == file.path) {
+        let what = format!("{} lines, over {FILE_LINES}", file.lines);
+        violations.push(broken(file, file.lines, &what, "a file is read in one go"));
+    }
+    for function in file.functions().iter().filter(|function| function.lines > FUNCTION_LINES) {
+        if !LONG_FUNCTIONS.iter().any(|(path, name, _)| *path == file.path && *name == function.name) {
+            let what = format!("fn {} has {} lines, over {FUNCTION_LINES}", function.name, function.lines);
+            violations.push(broken(file, function.line, &what, "a function fits on a screen"));
+        }
+    }
+    violations
+}
+
+/// Every `Reason` must be counted by some row in the tables of `tests/datapath`.
+fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
+    let Some(file) = tree.file("proxy-common/src/counter.rs") else {
+        return Vec::new();
+    };
+    let counts: Vec<_> = tree.module("tests/datapath").flat_map(last_columns).collect();
+    let why = "every reason is the outcome of a packet in tests/datapath.rs";
+    let uncovered = variants(file, "Reason").into_iter().filter(|(variant, _)| {
+        let name = counter_name(file, variant);
+        !NO_ROW.iter().any(|(exempt, _)| exempt == variant)
+            && !counts.iter().any(|counts| counts.split(' ').any(|count| Some(count) == name))
+    });
+    uncovered.map(|(variant, line)| broken(file, line, &format!("Reason::{variant} has no row"), why)).collect()
+}
+
+/// The strings that end a row, `(…, "flow_opened forwarded")`, or stand alone, `get("flows_full")`: what is counted.
+fn last_columns(file: &File) -> impl Iterator<Item = &str> {
+    let follows = |at: usize| file.has(at - 1, &[","]) || file.has(at - 1, &["("]);
+    let ends_row = |at: usize| file.has(at + 1, &[")"]) || file.has(at + 1, &[",", ")"]);
+    let strings = (1..file.tokens.len()).filter(move |&at| follows(at) && ends_row(at));
+    strings.filter_map(|at| file.tokens[at].text.strip_prefix('"')?.strip_suffix('"'))
+}
+
+/// From the arm that names it: `Self::NotIp => "not_ip"`.
+fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
+    let arm = (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
+    arm.filter_map(|at| file.tokens.get(at + 6)?.text.strip_prefix('"')?.strip_suffix('"')).next()
+}
+
+/// The variants of an enum, with their lines.
+fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
+    let Some(start) = (0..file.tokens.len()).find(|&at| file.has(at, &["enum", name, "{"])) else {
+        return Vec::new();
+    };
+    let mut variants = Vec::new();
+    let mut at = start + 3;
+    let end = file.tokens[start + 2].partner;
+    while at < end {
+        while file.has(at, &["#", "["]) {
+            at = file.tokens[at + 1].partner + 1;
+        }
+        variants.push((file.tokens[at].text.clone(), file.tokens[at].line));
+        while at < end && file.tokens[at].text != "," {
+            at = file.tokens[at].partner + 1;
+        }
+        at += 1;
+    }
+    variants
+}
+
+/// Exemptions from a limit that is kept again.
+fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
+    let files = LONG_FILES.iter().map(|(path, _)| (*path, tree.file(path).is_some_and(|file| file.lines > FILE_LINES)));
+    let functions = LONG_FUNCTIONS.iter().map(|(path, name, _)| {
+        let functions = tree.file(path).map(File::functions).unwrap_or_default();
+        (*path, functions.iter().any(|function| function.name == *name && function.lines > FUNCTION_LINES))
+    });
+    let idle = files.chain(functions).filter(|(_, needed)| !needed);
+    let what = "exempt in xtask/src/tidy/rules.rs without need".to_owned();
+    let why = "exemptions that nobody needs hide the next offence";
+    idle.map(|(path, _)| Violation { path: path.to_owned(), line: 1, what: what.clone(), why }).collect()
+}
+
+fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {
+    exemptions.iter().any(|(module, _)| file.is_in(module))
+}
+
+/// The lines on which these tokens begin.
+fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
+    (0..file.tokens.len()).filter(move |&at| file.has(at, texts)).map(|at| file.tokens[at].line)
+}
+
+/// Is one of these paths, or in it. The name of a crate alone may also be a variable.
+fn is_under(text: &str, paths: &[&str]) -> bool {
+    paths.iter().any(|path| match text.strip_prefix(path) {
+        Some("") => path.contains("::"),
+        Some(rest) => rest.starts_with("::"),
+        None => false,
+    })
+}
+
+fn broken(file: &File, line: usize, what: &str, why: &'static str) -> Violation {
+    Violation { path: file.path.clone(), line, what: what.to_owned(), why }
+}
