@@ -1,0 +1,52 @@
+//! What a test makes the server do wrong.
+
+use std::time::Duration;
+
+use super::failure::Failure;
+
+/// The faults that are switched on. None of them touches the data.
+#[derive(Clone, Debug)]
+pub(crate) struct Faults {
+    /// Verb, resource (plural), and what is answered instead.
+    pub(crate) answers: Vec<(String, String, Failure)>,
+    /// Every list waits so long before it is read.
+    pub(crate) list_delay: Duration,
+    /// Every watch that starts ends after so long.
+    pub(crate) watch_life: Option<Duration>,
+    pub(crate) tokens_refused: bool,
+    /// Off: `sendInitialEvents` is refused, as by servers before 1.32.
+    pub(crate) streaming_lists: bool,
+    /// How a watch from too old a version is told so: by the status of the response, or by the first event.
+    pub(crate) gone_by_status: bool,
+    /// Counts the times that all watches were cut; a watch that sees it change breaks off.
+    pub(crate) cuts: u64,
+    /// Counts the times that all watches were told that their version is too old.
+    pub(crate) expiries: u64,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            answers: Vec::new(),
+            list_delay: Duration::ZERO,
+            watch_life: None,
+            tokens_refused: false,
+            streaming_lists: true,
+            gone_by_status: false,
+            cuts: 0,
+            expiries: 0,
+        }
+    }
+}
+
+impl Faults {
+    pub(crate) fn answer(&self, verb: &str, resource: &str) -> Option<Failure> {
+        let hit = self.answers.iter().find(|(v, r, _)| v == verb && r == resource);
+        hit.map(|(_, _, failure)| failure.clone())
+    }
+
+    /// Back to a server without faults, but for the counts, which only ever grow.
+    pub(crate) fn heal(&mut self) {
+        *self = Self { cuts: self.cuts, expiries: self.expiries, ..Self::default() };
+    }
+}

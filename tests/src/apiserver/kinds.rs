@@ -1,0 +1,168 @@
+//! The kinds of objects that are served, and what is particular to each.
+
+use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+/// One kind: all of version v1.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    /// Empty for the core group.
+    pub(crate) group: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) singular: &'static str,
+    pub(crate) plural: &'static str,
+    pub(crate) short: &'static [&'static str],
+    pub(crate) namespaced: bool,
+    pub(crate) status: Status,
+    /// What a field selector may ask for, beside the name and the namespace.
+    pub(crate) fields: &'static [&'static str],
+    /// Where a strategic merge patch merges lists: path of the list, and the field that tells its items apart
+    /// (empty where the items are plain values).
+    pub(crate) merge_keys: &'static [(&'static str, &'static str)],
+    /// Reads an object as its type and writes it again: checks types, drops unknown fields.
+    pub(crate) decode: fn(&Value) -> serde_json::Result<Value>,
+}
+
+/// How an object's status is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// There is none.
+    None,
+    /// Through the subresource only.
+    Apart,
+    /// Through the subresource, and with the object when it is created.
+    WithCreation,
+}
+
+pub(crate) static NAMESPACE: &Kind = &KINDS[2];
+pub(crate) static SERVICE: &Kind = &KINDS[0];
+pub(crate) static SERVICE_CIDR: &Kind = &KINDS[4];
+
+pub(crate) static KINDS: [Kind; 7] = [
+    Kind {
+        group: "",
+        kind: "Service",
+        singular: "service",
+        plural: "services",
+        short: &["svc"],
+        namespaced: true,
+        status: Status::Apart,
+        fields: &["spec.clusterIP", "spec.type"],
+        merge_keys: &[("spec.ports", "port"), ("status.conditions", "type")],
+        decode: decode::<Service>,
+    },
+    Kind {
+        group: "",
+        kind: "Node",
+        singular: "node",
+        plural: "nodes",
+        short: &["no"],
+        namespaced: false,
+        status: Status::WithCreation,
+        fields: &["spec.unschedulable"],
+        merge_keys: &[("spec.podCIDRs", ""), ("status.addresses", "type"), ("status.conditions", "type")],
+        decode: decode::<Node>,
+    },
+    Kind {
+        group: "",
+        kind: "Namespace",
+        singular: "namespace",
+        plural: "namespaces",
+        short: &["ns"],
+        namespaced: false,
+        status: Status::Apart,
+        fields: &["status.phase"],
+        merge_keys: &[("status.conditions", "type")],
+        decode: decode::<Namespace>,
+    },
+    Kind {
+        group: "discovery.k8s.io",
+        kind: "EndpointSlice",
+        singular: "endpointslice",
+        plural: "endpointslices",
+        short: &[],
+        namespaced: true,
+        status: Status::None,
+        fields: &[],
+        merge_keys: &[],
+        decode: decode::<EndpointSlice>,
+    },
+    Kind {
+        group: "networking.k8s.io",
+        kind: "ServiceCIDR",
+        singular: "servicecidr",
+        plural: "servicecidrs",
+        short: &[],
+        namespaced: false,
+        status: Status::Apart,
+        fields: &[],
+        merge_keys: &[("status.conditions", "type")],
+        decode: decode::<ServiceCIDR>,
+    },
+    Kind {
+        group: "",
+        kind: "Event",
+        singular: "event",
+        plural: "events",
+        short: &["ev"],
+        namespaced: true,
+        status: Status::None,
+        fields: &[
+            "involvedObject.kind",
+            "involvedObject.namespace",
+            "involvedObject.name",
+            "involvedObject.uid",
+            "reason",
+            "type",
+        ],
+        merge_keys: &[],
+        decode: decode::<CoreEvent>,
+    },
+    Kind {
+        group: "events.k8s.io",
+        kind: "Event",
+        singular: "event",
+        plural: "events",
+        short: &["ev"],
+        namespaced: true,
+        status: Status::None,
+        fields: &[],
+        merge_keys: &[],
+        decode: decode::<Event>,
+    },
+];
+
+impl Kind {
+    /// The kind of an object that names it.
+    pub(crate) fn of(object: &Value) -> Option<&'static Self> {
+        let (version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
+        KINDS.iter().find(|k| k.kind == kind && k.api_version() == version)
+    }
+
+    /// The kind behind a path.
+    pub(crate) fn at(group: &str, plural: &str) -> Option<&'static Self> {
+        KINDS.iter().find(|k| k.group == group && k.plural == plural)
+    }
+
+    /// The kind that a test names: its kind, plural or singular.
+    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+        KINDS.iter().find(|k| [k.kind, k.plural, k.singular].contains(&name))
+    }
+
+    pub(crate) fn api_version(&self) -> String {
+        if self.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", self.group) }
+    }
+
+    /// With its group: `endpointslices.discovery.k8s.io`.
+    pub(crate) fn resource(&self) -> String {
+        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+    }
+}
+
+fn decode<K: Serialize + DeserializeOwned>(object: &Value) -> serde_json::Result<Value> {
+    serde_json::to_value(K::deserialize(object)?)
+}

@@ -1,0 +1,262 @@
+//! A small Kubernetes API server inside the test, with faults to switch on.
+//!
+//! It speaks the API as kube-apiserver does, as far as kube-rs, client-go and kubectl use it for Services,
+//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs and Events: TLS, tokens and client certificates, discovery, lists by
+//! page, watches with bookmarks and streaming lists, resource versions, patches, tables.
+//! There are no controllers, no server-side apply and no managed fields.
+
+mod admit;
+mod discovery;
+mod failure;
+mod faults;
+mod http;
+mod kinds;
+mod list;
+mod listen;
+mod objects;
+mod options;
+mod patch;
+mod pki;
+pub mod place;
+pub mod real;
+mod select;
+mod service;
+mod shared;
+mod store;
+mod view;
+mod watch;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use ipnet::IpNet;
+use serde_json::Value;
+use socket2::Socket;
+
+use failure::Failure;
+use kinds::Kind;
+use listen::Server;
+use objects::{Objects, Target};
+pub use pki::Login;
+use pki::Pki;
+use shared::Shared;
+pub use shared::Traffic;
+
+/// What to start with.
+#[derive(Debug)]
+pub struct Options {
+    /// Made by the caller, who may have made it inside another network namespace.
+    pub listener: TcpListener,
+    /// Names and addresses, beside the listener's own, that clients may call the server by.
+    pub sans: Vec<String>,
+    /// Where cluster IPs come from; the first one's family is that of Services that do not ask.
+    pub service_cidrs: Vec<IpNet>,
+    /// How often a watch that asked for bookmarks gets one. In a cluster it is once a minute.
+    pub bookmark_every: Duration,
+}
+
+impl Options {
+    /// On a free port of 127.0.0.1, with 10.96.0.0/16 and fd00:96::/112.
+    pub fn loopback() -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).context("listen on 127.0.0.1")?;
+        Ok(Self::on(listener))
+    }
+
+    pub fn on(listener: TcpListener) -> Self {
+        let service_cidrs = ["10.96.0.0/16", "fd00:96::/112"].map(|c| c.parse().expect("a CIDR")).into();
+        Self { listener, sans: Vec::new(), service_cidrs, bookmark_every: Duration::from_secs(1) }
+    }
+}
+
+/// What a restart does to old resource versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum History {
+    Kept,
+    /// Watches and lists from before get 410 Gone.
+    Lost,
+}
+
+/// A running server; dropping it stops it.
+#[derive(Debug)]
+pub struct ApiServer {
+    server: Server,
+    shared: Arc<Shared>,
+    pki: Pki,
+    /// Holds the address while the server is stopped.
+    parked: Option<Socket>,
+}
+
+impl ApiServer {
+    pub fn start(options: Options) -> Result<Self> {
+        let address = options.listener.local_addr().context("read the address of the API server")?;
+        let own = ["localhost", "kubernetes.default.svc"].map(str::to_owned);
+        let sans = options.sans.into_iter().chain(own).chain([address.ip().to_string()]).collect();
+        let pki = Pki::new(sans)?;
+        let objects = Objects::new(options.service_cidrs).map_err(|f| refused(&f))?;
+        let shared = Arc::new(Shared::new(objects, pki.token.clone(), options.bookmark_every));
+        let server = Server::start(options.listener, pki.server.clone(), shared.clone())?;
+        Ok(Self { server, shared, pki, parked: None })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address())
+    }
+
+    pub fn token(&self) -> &str {
+        &self.pki.token
+    }
+
+    /// The certificate that signed the server's, in PEM.
+    pub fn ca(&self) -> &str {
+        &self.pki.ca
+    }
+
+    /// Writes a kubeconfig for [`Self::url`] and the token.
+    pub fn kubeconfig(&self, path: &Path) -> Result<()> {
+        self.kubeconfig_for(path, &self.url(), Login::Token)
+    }
+
+    /// Writes a kubeconfig for another of the server's names.
+    pub fn kubeconfig_for(&self, path: &Path, url: &str, login: Login) -> Result<()> {
+        self.pki.write_kubeconfig(path, url, login)
+    }
+
+    /// Writes ca.crt, token and namespace, as a pod finds them.
+    pub fn service_account(&self, folder: &Path) -> Result<()> {
+        self.pki.write_service_account(folder)
+    }
+
+    /// Creates or replaces an object, status and all, and its namespace if that is missing. Returns it as stored:
+    /// defaults are filled in, but nothing is refused that is of the right shape.
+    pub fn apply(&self, object: &Value) -> Result<Value> {
+        let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
+        let stored = self.shared.change(|state| state.objects.put(kind, object));
+        stored.map(|object| Value::clone(&object)).map_err(|f| refused(&f))
+    }
+
+    /// The object as stored. The kind may be given as `Service`, `service` or `services`.
+    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
+        let key = store::Key::new(Kind::named(kind)?, namespace, name);
+        self.shared.read(|state| state.objects.store.get(&key).map(|object| Value::clone(object)))
+    }
+
+    pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
+        let kind = Kind::named(kind).with_context(|| format!("no such kind: {kind}"))?;
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let target = Target { kind, namespace, name, patch: false, status: false, dry_run: false, strict: false };
+        let deleted = self.shared.change(|state| state.objects.delete(&target, &Value::Null));
+        deleted.map(drop).map_err(|f| refused(&f))
+    }
+
+    /// The version of the last change.
+    pub fn version(&self) -> u64 {
+        self.shared.read(|state| state.objects.store.version())
+    }
+
+    /// What clients have asked so far.
+    pub fn traffic(&self) -> Traffic {
+        self.shared.read(|state| state.traffic.clone())
+    }
+
+    /// Waits until the condition holds; false if it still does not after `limit`.
+    pub fn wait(&self, limit: Duration, condition: impl Fn(&Traffic) -> bool) -> bool {
+        self.shared.wait(limit, |state| condition(&state.traffic))
+    }
+}
+
+/// Faults. Each stays until it is taken back, or until [`ApiServer::heal`].
+impl ApiServer {
+    /// Cuts all connections and refuses new ones; the data stay.
+    pub fn stop(&mut self) -> Result<()> {
+        if self.parked.is_none() {
+            self.parked = Some(self.server.stop()?);
+        }
+        Ok(())
+    }
+
+    /// Serves again, on the same address.
+    pub fn start_again(&mut self, history: History) -> Result<()> {
+        if history == History::Lost {
+            self.compact();
+        }
+        match self.parked.take() {
+            Some(parked) => self.server.start_again(parked),
+            None => Ok(()),
+        }
+    }
+
+    /// Breaks off every watch that runs, without a proper end.
+    pub fn cut_watches(&self) {
+        self.shared.change(|state| state.faults.cuts += 1);
+    }
+
+    /// Sends 410 Gone to every watch that runs, and ends it.
+    pub fn expire_watches(&self) {
+        self.shared.change(|state| state.faults.expiries += 1);
+    }
+
+    /// Ends every watch that starts from now on so long after its start; None: when the client says.
+    pub fn end_watches_after(&self, life: Option<Duration>) {
+        self.shared.change(|state| state.faults.watch_life = life);
+    }
+
+    /// Makes every resource version of before 410 Gone. Watches that run are not disturbed.
+    pub fn compact(&self) {
+        self.shared.change(|state| state.objects.store.compact());
+    }
+
+    /// Tells a watch that its version is gone by the status of the response (as older servers do) instead of by an
+    /// event.
+    pub fn gone_by_status(&self, on: bool) {
+        self.shared.change(|state| state.faults.gone_by_status = on);
+    }
+
+    /// Answers a verb (get, list, watch, create, update, patch, delete) of a resource (plural) with an HTTP status.
+    pub fn fail(&self, verb: &str, resource: &str, code: u16) {
+        self.answer(verb, resource, Failure::new(code, "told to by a test"));
+    }
+
+    /// The same, with the header Retry-After.
+    pub fn fail_retry_after(&self, verb: &str, resource: &str, code: u16, seconds: u32) {
+        self.answer(verb, resource, Failure::new(code, "told to by a test").retry_after(seconds));
+    }
+
+    /// Makes every list wait so long.
+    pub fn delay_lists(&self, delay: Duration) {
+        self.shared.change(|state| state.faults.list_delay = delay);
+    }
+
+    /// Refuses the token that it gave out.
+    pub fn refuse_tokens(&self, on: bool) {
+        self.shared.change(|state| state.faults.tokens_refused = on);
+    }
+
+    /// Off: refuses streaming lists with 422, as older servers do.
+    pub fn streaming_lists(&self, on: bool) {
+        self.shared.change(|state| state.faults.streaming_lists = on);
+    }
+
+    /// Takes back all faults but [`Self::stop`] and what is compacted.
+    pub fn heal(&self) {
+        self.shared.change(|state| state.faults.heal());
+    }
+
+    fn answer(&self, verb: &str, resource: &str, failure: Failure) {
+        let answer = (verb.to_owned(), resource.to_owned(), failure);
+        self.shared.change(|state| {
+            state.faults.answers.retain(|(v, r, _)| *v != answer.0 || *r != answer.1);
+            state.faults.answers.push(answer);
+        });
+    }
+}
+
+fn refused(failure: &Failure) -> anyhow::Error {
+    anyhow!("refused by the API server: {}", admit::text(&failure.status(), "/message"))
+}

@@ -1,0 +1,95 @@
+//! What the handle, the connections and the watches share.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::faults::Faults;
+use super::objects::Objects;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// Told of every change of the state: watches wait for it...
+    changed: watch::Sender<()>,
+    /// ...and so do tests.
+    happened: Condvar,
+    pub(crate) token: String,
+    pub(crate) bookmark_every: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) objects: Objects,
+    pub(crate) faults: Faults,
+    pub(crate) traffic: Traffic,
+}
+
+/// What clients have asked so far.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    requests: BTreeMap<(String, String), usize>,
+    watches: BTreeMap<&'static str, usize>,
+}
+
+impl Traffic {
+    /// How many requests of a verb there were for a resource (plural), refused ones among them.
+    pub fn requests(&self, verb: &str, resource: &str) -> usize {
+        self.requests.get(&(verb.to_owned(), resource.to_owned())).copied().unwrap_or_default()
+    }
+
+    /// How many watches of a resource (plural) are open.
+    pub fn watches(&self, resource: &str) -> usize {
+        self.watches.get(resource).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn count(&mut self, verb: &str, resource: &str) {
+        *self.requests.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;
+    }
+
+    pub(crate) fn opened(&mut self, resource: &'static str) {
+        *self.watches.entry(resource).or_default() += 1;
+    }
+
+    pub(crate) fn closed(&mut self, resource: &'static str) {
+        *self.watches.entry(resource).or_default() -= 1;
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(objects: Objects, token: String, bookmark_every: Duration) -> Self {
+        let state = State { objects, faults: Faults::default(), traffic: Traffic::default() };
+        let (state, changed) = (Mutex::new(state), watch::Sender::new(()));
+        Self { state, changed, happened: Condvar::new(), token, bookmark_every }
+    }
+
+    /// Reads the state.
+    pub(crate) fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
+        f(&self.lock())
+    }
+
+    /// Changes the state, and tells all who wait for that.
+    pub(crate) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        let result = f(&mut self.lock());
+        self.changed.send_replace(());
+        self.happened.notify_all();
+        result
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Waits until the condition holds; false if it still does not after `limit`.
+    pub(crate) fn wait(&self, limit: Duration, mut condition: impl FnMut(&State) -> bool) -> bool {
+        let waited = self.happened.wait_timeout_while(self.lock(), limit, |state| !condition(state));
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// A test that panics while it holds the lock must not make every other thread panic as well.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
