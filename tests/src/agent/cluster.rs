@@ -1,0 +1,87 @@
+//! Where a lab's objects are kept for its agents: behind an API server, or in a folder.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::objects::{Object, node};
+use crate::apiserver::{ApiServer, Options};
+use crate::lab::{Family, Lab, SERVICE_CIDR};
+
+/// The objects of a lab's cluster. Starts with the lab's nodes.
+#[derive(Debug)]
+pub struct Cluster {
+    keeper: Keeper,
+    path: PathBuf,
+}
+
+/// Where an agent learns of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A folder of manifests.
+    Manifests(&'a Path),
+    /// A kubeconfig that leads to an API server.
+    Kubeconfig(&'a Path),
+}
+
+#[derive(Debug)]
+enum Keeper {
+    Api(Box<ApiServer>),
+    Folder,
+}
+
+impl Cluster {
+    /// With an API server in the lab's fabric, at the address by which the nodes know it.
+    pub fn with_api_server(lab: &Lab) -> Result<Self> {
+        let addr = SocketAddr::new(lab.fabric.addrs.ip(Family::V4), 6443);
+        let listener = lab.fabric.ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+        let service_cidrs = Family::ALL.map(|family| SERVICE_CIDR.cidr(family).parse().expect("a CIDR")).to_vec();
+        let server = ApiServer::start(Options { service_cidrs, ..Options::on(listener) })?;
+        let path = lab.dir().join("kubeconfig");
+        server.kubeconfig(&path)?;
+        Self { keeper: Keeper::Api(Box::new(server)), path }.with_nodes(lab)
+    }
+
+    /// With a folder of manifests.
+    pub fn with_manifests(lab: &Lab) -> Result<Self> {
+        let path = lab.dir().join("manifests");
+        fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
+        Self { keeper: Keeper::Folder, path }.with_nodes(lab)
+    }
+
+    fn with_nodes(self, lab: &Lab) -> Result<Self> {
+        lab.nodes().into_iter().try_for_each(|n| self.put(&node(n)))?;
+        Ok(self)
+    }
+
+    pub fn source(&self) -> Source<'_> {
+        match self.keeper {
+            Keeper::Api(_) => Source::Kubeconfig(&self.path),
+            Keeper::Folder => Source::Manifests(&self.path),
+        }
+    }
+
+    /// Creates an object or replaces it.
+    pub fn put(&self, object: &Object) -> Result<()> {
+        match &self.keeper {
+            Keeper::Api(server) => server.apply(&object.0).map(drop),
+            Keeper::Folder => write_whole(&self.file(object), &serde_saphyr::to_string(&object.0)?),
+        }
+    }
+
+    fn file(&self, object: &Object) -> PathBuf {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_lowercase();
+        let [kind, name] = [&object.0["kind"], &object.0["metadata"]["name"]].map(text);
+        self.path.join(format!("{kind}-{name}.yaml"))
+    }
+}
+
+/// By a rename, so that no reader sees half a file.
+fn write_whole(path: &Path, text: &str) -> Result<()> {
+    let hidden = path.with_extension("new");
+    fs::write(&hidden, text).with_context(|| format!("write {}", hidden.display()))?;
+    fs::rename(&hidden, path).with_context(|| format!("rename to {}", path.display()))
+}

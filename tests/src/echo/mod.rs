@@ -1,0 +1,138 @@
+//! Servers that say who they are and whom they see, and clients that check what comes back.
+//!
+//! TCP: a request is its length (4 bytes, big endian) and that many bytes; the answer is a greeting and the same
+//! bytes. A connection may carry many. A request that starts with `GET ` is HTTP and is answered with the greeting as
+//! text. UDP: the datagram [`WHO`] is answered with a greeting, every other one is sent back as it is.
+//! A greeting is its length (one byte) and `backend client-address:port`.
+
+mod client;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::runtime::Runtime;
+
+pub use self::client::{Answer, Connection, Dial, Fault, Protocol, pattern};
+use crate::lab::{Family, Host};
+use crate::netns::NetNs;
+
+/// The datagram that asks for a greeting.
+const WHO: &[u8] = b"who?";
+
+/// Longest request: guards against taking something else for a length.
+const MAX_REQUEST: u32 = 16 << 20;
+
+/// Echo servers, all on one thread; they stop with this value.
+pub struct Servers {
+    runtime: Runtime,
+}
+
+impl Servers {
+    pub fn start() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        Ok(Self { runtime })
+    }
+
+    /// Serves TCP and UDP on both of a host's addresses. Not on the wildcard address: an answer over UDP would take
+    /// the address of the device it leaves through.
+    pub fn serve(&self, host: &Host, port: u16) -> Result<()> {
+        for family in Family::ALL {
+            let addr = SocketAddr::new(host.addrs.ip(family), port);
+            self.serve_at(&host.ns, host.name, addr).with_context(|| format!("serve {} at {addr}", host.name))?;
+        }
+        Ok(())
+    }
+
+    fn serve_at(&self, ns: &NetNs, name: &str, addr: SocketAddr) -> Result<()> {
+        let (tcp, udp) = ns.run(|| {
+            let tcp = std::net::TcpListener::bind(addr)?;
+            let udp = client::udp_socket(addr)?;
+            tcp.set_nonblocking(true)?;
+            udp.set_nonblocking(true)?;
+            io::Result::Ok((tcp, udp))
+        })?;
+        let _entered = self.runtime.enter();
+        let name: Arc<str> = name.into();
+        self.runtime.spawn(serve_tcp(TcpListener::from_std(tcp)?, name.clone()));
+        self.runtime.spawn(serve_udp(UdpSocket::from_std(udp.into())?, name));
+        Ok(())
+    }
+}
+
+async fn serve_tcp(listener: TcpListener, name: Arc<str>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let name = name.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = answer(stream, &name, peer).await {
+                        tracing::debug!(%error, %name, %peer, "connection failed");
+                    }
+                });
+            }
+            Err(error) => tracing::warn!(%error, %name, "cannot accept"),
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream, name: &str, peer: SocketAddr) -> io::Result<()> {
+    let mut length = [0; 4];
+    loop {
+        match stream.read_exact(&mut length).await {
+            Ok(_) if &length == b"GET " => return answer_http(stream, name, peer).await,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let length = u32::from_be_bytes(length);
+        if length > MAX_REQUEST {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("request of {length} bytes")));
+        }
+        let mut answer = greeting(name, peer);
+        let start = answer.len();
+        answer.resize(start + length as usize, 0);
+        stream.read_exact(&mut answer[start..]).await?;
+        stream.write_all(&answer).await?;
+    }
+}
+
+async fn answer_http(stream: TcpStream, name: &str, peer: SocketAddr) -> io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    let mut line = String::new();
+    while stream.read_line(&mut line).await? > 0 && !line.trim_end().is_empty() {
+        line.clear();
+    }
+    let body = format!("backend {name}, client {peer}\n");
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).await?;
+    stream.shutdown().await
+}
+
+async fn serve_udp(socket: UdpSocket, name: Arc<str>) {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        // An error here is an ICMP message about an earlier answer: its client has gone.
+        let Ok((length, peer)) = socket.recv_from(&mut buffer).await else { continue };
+        let greeting;
+        let answer = match &buffer[..length] {
+            WHO => {
+                greeting = self::greeting(&name, peer);
+                &greeting
+            }
+            datagram => datagram,
+        };
+        if let Err(error) = socket.send_to(answer, peer).await {
+            tracing::debug!(%error, %name, %peer, "cannot answer");
+        }
+    }
+}
+
+fn greeting(name: &str, peer: SocketAddr) -> Vec<u8> {
+    let text = format!("{name} {peer}");
+    let length = u8::try_from(text.len()).expect("a host's name and an address are short");
+    [&[length], text.as_bytes()].concat()
+}

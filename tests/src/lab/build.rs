@@ -1,0 +1,205 @@
+//! How a lab is made: `ip` commands that could be pasted into a shell.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use super::address::{CLUSTER_PODS, Dual, DualNet, Family, NODES, OUTSIDE, PODS, SECOND};
+use super::remove::ns_name;
+use super::{Host, Lab, Layout, Node};
+use crate::netns::NetNs;
+
+/// Of the node's end of every routed pod's veth, so that a pod's neighbour entry never changes.
+const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
+
+pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
+    let fabric = fabric(id)?;
+    let x = outsider(id, &fabric, "x", OUTSIDE.host(10))?;
+    let ext = outsider(id, &fabric, "ext", OUTSIDE.host(20))?;
+    let n1 = node(id, &fabric, layout, "n1", 0, &["p1a", "p1b", "p1c"])?;
+    let n2 = node(id, &fabric, layout, "n2", 1, &["p2a", "p2b"])?;
+    let lab = Lab { layout, n1, n2, x, ext, fabric, dir };
+    second_link(&lab)?;
+    lab.set_pod_route(super::PodRoute::Eth0)?;
+    lab.set_default_route(true)?;
+    lab.set_rp_filter(1)?;
+    Ok(lab)
+}
+
+/// Routes between nodes and outside. It knows no pods, as a real network often does not.
+fn fabric(id: &str) -> Result<Host> {
+    let ns = NetNs::create(ns_name(id, "fabric"))?;
+    forward(&ns)?;
+    ns.ip(&format!(
+        "link add fab0 type bridge mcast_snooping 0
+         link add out0 type bridge mcast_snooping 0
+         link set fab0 up
+         link set out0 up
+         {}
+         {}",
+        add_addr("fab0", NODES, 1),
+        add_addr("out0", OUTSIDE, 1),
+    ))?;
+    Ok(Host { name: "fabric", ns, addrs: NODES.host(1) })
+}
+
+fn outsider(id: &str, fabric: &Host, name: &'static str, addrs: Dual) -> Result<Host> {
+    let ns = NetNs::create(ns_name(id, name))?;
+    plug(&fabric.ns, "out0", name, &ns)?;
+    let gateway = OUTSIDE.host(1);
+    ns.ip(&format!(
+        "link set eth0 up
+         addr add {}/{} dev eth0
+         addr add {}/{} dev eth0 nodad
+         route add default via {}
+         route add default via {}",
+        addrs.v4,
+        OUTSIDE.len(Family::V4),
+        addrs.v6,
+        OUTSIDE.len(Family::V6),
+        gateway.v4,
+        gateway.v6,
+    ))?;
+    Ok(Host { name, ns, addrs })
+}
+
+/// A node with its pods. `nth` from 0 numbers its addresses.
+fn node(id: &str, fabric: &Host, layout: Layout, name: &'static str, nth: u8, pods: &[&'static str]) -> Result<Node> {
+    let ns = NetNs::create(ns_name(id, name))?;
+    forward(&ns)?;
+    plug(&fabric.ns, "fab0", name, &ns)?;
+    let gateway = NODES.host(1);
+    ns.ip(&format!(
+        "link set eth0 up
+         {}
+         route add {} via {}
+         route add {} via {}",
+        add_addr("eth0", NODES, 11 + nth),
+        OUTSIDE.cidr(Family::V4),
+        gateway.v4,
+        OUTSIDE.cidr(Family::V6),
+        gateway.v6,
+    ))?;
+    let pod_net = PODS[usize::from(nth)];
+    masquerade(&ns, &pod_net)?;
+    if layout == Layout::Bridge {
+        bridge(&ns, pod_net)?;
+    }
+    let pods = pods.iter().zip(2..).map(|(pod_name, host)| {
+        let pod = Host { name: pod_name, ns: NetNs::create(ns_name(id, pod_name))?, addrs: pod_net.host(host) };
+        match layout {
+            Layout::Routed => routed_pod(&ns, &pod)?,
+            Layout::Bridge => bridge_pod(&ns, &pod, pod_net)?,
+        }
+        anyhow::Ok(pod)
+    });
+    let pods = pods.collect::<Result<_>>().with_context(|| format!("make the pods of {name}"))?;
+    Ok(Node { host: Host { name, ns, addrs: NODES.host(11 + nth) }, second: SECOND.host(11 + nth), pod_net, pods })
+}
+
+/// Pod traffic that leaves the cluster takes the node's address, as every CNI plugin arranges it.
+fn masquerade(node: &NetNs, pods: &DualNet) -> Result<()> {
+    node.nft(&format!(
+        "table inet cni {{
+            chain postrouting {{
+                type nat hook postrouting priority srcnat
+                oifname eth0 ip saddr {} ip daddr != {} masquerade
+                oifname eth0 ip6 saddr {} ip6 daddr != {} masquerade
+            }}
+        }}",
+        pods.cidr(Family::V4),
+        CLUSTER_PODS.cidr(Family::V4),
+        pods.cidr(Family::V6),
+        CLUSTER_PODS.cidr(Family::V6),
+    ))
+}
+
+fn bridge(node: &NetNs, pod_net: DualNet) -> Result<()> {
+    // Kubernetes asks for these wherever pods share a bridge: netfilter must see both directions of a flow.
+    for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+        node.sysctl(&format!("bridge/{key}"), "1").context("load the module br_netfilter")?;
+    }
+    node.ip(&format!(
+        "link add cni0 type bridge mcast_snooping 0
+         link set cni0 up
+         {}",
+        add_addr("cni0", pod_net, 1)
+    ))
+}
+
+fn bridge_pod(node: &NetNs, pod: &Host, pod_net: DualNet) -> Result<()> {
+    let gateway = pod_net.host(1);
+    plug(node, "cni0", pod.name, &pod.ns)?;
+    pod.ns.ip(&format!(
+        "link set eth0 up
+         addr add {}/{} dev eth0
+         addr add {}/{} dev eth0 nodad
+         route add default via {}
+         route add default via {}",
+        pod.addrs.v4,
+        pod_net.len(Family::V4),
+        pod.addrs.v6,
+        pod_net.len(Family::V6),
+        gateway.v4,
+        gateway.v6,
+    ))
+}
+
+fn routed_pod(node: &NetNs, pod: &Host) -> Result<()> {
+    let Host { name, ns, addrs } = pod;
+    node.ip(&format!(
+        "link add {name} address {GATEWAY_MAC} type veth peer name eth0 netns {}
+         link set {name} up
+         route add {}/32 dev {name}
+         route add {}/128 dev {name}",
+        ns.name(),
+        addrs.v4,
+        addrs.v6,
+    ))?;
+    ns.ip(&format!(
+        "link set eth0 up
+         addr add {}/32 dev eth0
+         addr add {}/128 dev eth0 nodad
+         neigh add 169.254.1.1 lladdr {GATEWAY_MAC} dev eth0 nud permanent
+         neigh add fe80::1 lladdr {GATEWAY_MAC} dev eth0 nud permanent
+         route add 169.254.1.1 dev eth0 scope link
+         route add default via 169.254.1.1
+         route add default via fe80::1 dev eth0",
+        addrs.v4, addrs.v6,
+    ))
+}
+
+/// Gives `ns` an `eth0` whose other end, called `port`, is on a bridge of `owner`.
+fn plug(owner: &NetNs, bridge: &str, port: &str, ns: &NetNs) -> Result<()> {
+    owner.ip(&format!(
+        "link add {port} type veth peer name eth0 netns {}
+         link set {port} master {bridge} up",
+        ns.name()
+    ))
+}
+
+fn second_link(lab: &Lab) -> Result<()> {
+    let [n1, n2] = lab.nodes().map(|node| &node.host.ns);
+    n1.ip(&format!("link add eth1 type veth peer name eth1 netns {}", n2.name()))?;
+    for (ns, host) in [(n1, 11), (n2, 12)] {
+        ns.ip(&format!("link set eth1 up\n{}", add_addr("eth1", SECOND, host)))?;
+    }
+    Ok(())
+}
+
+fn forward(ns: &NetNs) -> Result<()> {
+    ns.sysctl("ipv4/ip_forward", "1")?;
+    ns.sysctl("ipv6/conf/all/forwarding", "1")?;
+    ns.sysctl("ipv6/conf/default/forwarding", "1")
+}
+
+fn add_addr(device: &str, net: DualNet, host: u8) -> String {
+    let addrs = net.host(host);
+    format!(
+        "addr add {}/{} dev {device}\naddr add {}/{} dev {device} nodad",
+        addrs.v4,
+        net.len(Family::V4),
+        addrs.v6,
+        net.len(Family::V6),
+    )
+}

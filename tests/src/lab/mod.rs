@@ -1,0 +1,123 @@
+//! Two nodes, their pods and an outside world, in network namespaces.
+//!
+//! ```text
+//!   x ──┐                         ┌── p1a, p1b, p1c
+//!       out0 ─ fabric ─ fab0 ─┬─ n1
+//!   ext ┘                     │   │ eth1
+//!                             └─ n2
+//!                                 └── p2a, p2b
+//! ```
+//!
+//! Everything is an ordinary `ip netns` namespace, called `kpx-<lab>-<host>`, so a running lab can be entered by hand.
+
+mod address;
+mod build;
+mod remove;
+mod switch;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+
+pub use self::address::{CLUSTER_PODS, Dual, DualNet, Family, SERVICE_CIDR};
+pub use self::remove::remove_labs_of;
+pub use self::switch::PodRoute;
+use crate::netns::NetNs;
+
+/// How pods hang on their node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One address-less veth and one host route per pod, as Calico, kindnet and the AWS CNI do.
+    Routed,
+    /// All pods on one bridge that has the gateway's address, as flannel and docker do.
+    Bridge,
+}
+
+/// A namespace with an address: a pod, a node, or a machine outside.
+#[derive(Debug)]
+pub struct Host {
+    pub name: &'static str,
+    pub ns: NetNs,
+    /// Of its `eth0`.
+    pub addrs: Dual,
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub host: Host,
+    /// Of `eth1`, the link between the nodes beside the fabric.
+    pub second: Dual,
+    pub pod_net: DualNet,
+    pub pods: Vec<Host>,
+}
+
+/// The whole. Its namespaces and its directory are removed with this value.
+#[derive(Debug)]
+pub struct Lab {
+    pub layout: Layout,
+    pub n1: Node,
+    pub n2: Node,
+    /// A client outside the cluster.
+    pub x: Host,
+    /// A server outside the cluster.
+    pub ext: Host,
+    /// The router between all of them; the nodes reach it at its address.
+    pub fabric: Host,
+    dir: PathBuf,
+}
+
+impl Lab {
+    /// Builds a lab; first removes what dead processes left of theirs.
+    pub fn start(layout: Layout) -> Result<Self> {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        remove::remove_on_signals();
+        remove::remove_stale_labs()?;
+        let id = remove::lab_id(std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        let dir = remove::lab_dir(&id);
+        fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
+        build::build(&id, layout, dir.clone()).inspect_err(|_| {
+            let _ = fs::remove_dir_all(&dir); // The reason why there is no lab says more.
+        })
+    }
+
+    /// A directory of this lab's own, for manifests, logs and run directories.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn nodes(&self) -> [&Node; 2] {
+        [&self.n1, &self.n2]
+    }
+
+    /// Pods, nodes and the server outside: all that may be a backend.
+    pub fn backends(&self) -> impl Iterator<Item = &Host> {
+        let nodes = self.nodes().into_iter().flat_map(|node| node.pods.iter().chain([&node.host]));
+        nodes.chain([&self.ext])
+    }
+
+    /// The host of that name: `p1a`, `n1`, `ext`, `x`.
+    pub fn host(&self, name: &str) -> &Host {
+        let mut hosts = self.backends().chain([&self.x, &self.fabric]);
+        hosts.find(|host| host.name == name).unwrap_or_else(|| panic!("the lab has no host {name}"))
+    }
+
+    /// The node that a host is, or on which it is a pod.
+    pub fn node_of(&self, host: &Host) -> Option<&Node> {
+        let is = |node: &&Node| node.pods.iter().chain([&node.host]).any(|candidate| candidate.name == host.name);
+        self.nodes().into_iter().find(is)
+    }
+
+    fn hosts(&self) -> impl Iterator<Item = &Host> {
+        self.backends().chain([&self.x, &self.fabric])
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.dir) {
+            tracing::warn!(%error, dir = %self.dir.display(), "directory is left over");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What can be changed while a lab runs.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::address::{CLUSTER_PODS, Family, NODES};
+use super::{Dual, Lab, Node};
+
+/// Over which link the nodes reach each other's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodRoute {
+    /// The fabric, like all else.
+    Eth0,
+    /// The second link, as an overlay would be: its addresses are not the nodes' primary ones.
+    Eth1,
+}
+
+const FIREWALL: &str = "table inet firewall";
+
+impl Lab {
+    /// `rp_filter` of every device of both nodes, and of those to come: 0 off, 1 strict, 2 loose.
+    pub fn set_rp_filter(&self, value: u8) -> Result<()> {
+        for node in self.nodes() {
+            for device in node.host.ns.run(|| conf_names("/proc/sys/net/ipv4/conf"))? {
+                node.host.ns.sysctl(&format!("ipv4/conf/{device}/rp_filter"), &value.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the nodes have a default route, or only the routes to what they know.
+    pub fn set_default_route(&self, exists: bool) -> Result<()> {
+        let gateway = NODES.host(1);
+        for node in self.nodes() {
+            for family in Family::ALL {
+                let route = format!("default via {}", gateway.ip(family));
+                node.host.ns.ip(&format!("route replace {route}"))?; // So that there is one to delete.
+                if !exists {
+                    node.host.ns.ip(&format!("route del {route}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn set_pod_route(&self, route: PodRoute) -> Result<()> {
+        for (node, other) in [(&self.n1, &self.n2), (&self.n2, &self.n1)] {
+            let gateway = node_addrs(other, route);
+            let lines = Family::ALL
+                .map(|family| format!("route replace {} via {}", other.pod_net.cidr(family), gateway.ip(family)));
+            node.host.ns.ip(&lines.join("\n"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether every veth end of the lab hands unfinished checksums on, as veths do, or completes them first.
+    ///
+    /// Not those of kpx: of a UDP burst that starts at a device without offload, the kernel itself cannot tell that its
+    /// checksum is yet to be completed, and whoever rewrites an address (netfilter too) breaks it.
+    pub fn set_offload(&self, on: bool) -> Result<()> {
+        let state = if on { "on" } else { "off" };
+        for host in self.hosts() {
+            for device in host.ns.run(|| conf_names("/proc/sys/net/ipv4/conf"))? {
+                if ["all", "default", "lo"].contains(&device.as_str()) || device.starts_with("kpx") {
+                    continue;
+                }
+                host.ns.exec(Command::new("ethtool").args(["-K", &device, "tx", state, "rx", state]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A firewall as docker and careful administrators set up on nodes: new flows only from pods and nodes, and
+    /// nothing that connection tracking finds invalid.
+    pub fn set_firewall(&self, on: bool) -> Result<()> {
+        let [pods4, pods6] = Family::ALL.map(|family| CLUSTER_PODS.cidr(family));
+        let [nodes4, nodes6] = Family::ALL.map(|family| NODES.cidr(family));
+        let rules = format!(
+            "{FIREWALL} {{
+                counter input {{ }}
+                counter forward {{ }}
+                counter output {{ }}
+                chain forward {{
+                    type filter hook forward priority filter; policy drop
+                    ct state invalid counter name forward drop
+                    ct state established,related accept
+                    ip saddr {{ {pods4}, {nodes4} }} accept
+                    ip6 saddr {{ {pods6}, {nodes6} }} accept
+                }}
+                chain input {{
+                    type filter hook input priority filter; policy accept
+                    ct state invalid counter name input drop
+                }}
+                chain output {{
+                    type filter hook output priority filter; policy accept
+                    icmpv6 type nd-redirect accept # Which connection tracking does not know.
+                    ct state invalid counter name output
+                }}
+            }}"
+        );
+        for node in self.nodes() {
+            // Declaring it first makes the deletion succeed whether it is there or not.
+            node.host.ns.nft(&format!("{FIREWALL}\ndelete {FIREWALL}\n{}", if on { &rules } else { "" }))?;
+        }
+        Ok(())
+    }
+
+    /// Where connection tracking has found packets invalid on either node since the firewall was switched on.
+    pub fn invalid_packets(&self) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for node in self.nodes() {
+            let text = node.host.ns.exec(Command::new("nft").args(["-j", "list", "counters", FIREWALL]))?;
+            let list: Value = serde_json::from_str(&text).with_context(|| format!("parse counters {text}"))?;
+            let counters = list["nftables"].as_array().context("no list of counters")?.iter();
+            let counters: Vec<&Value> = counters.filter_map(|item| item.get("counter")).collect();
+            ensure!(counters.len() == 3, "counters of the firewall: {text}");
+            for counter in counters {
+                let packets = counter["packets"].as_u64().context("a counter without packets")?;
+                if packets > 0 {
+                    found.push(format!("{packets} in {} of {}", counter["name"], node.host.name));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Node {
+    /// The address with which this node reaches the other's pods.
+    pub fn towards_pods(&self, route: PodRoute) -> Dual {
+        node_addrs(self, route)
+    }
+}
+
+fn node_addrs(node: &Node, route: PodRoute) -> Dual {
+    match route {
+        PodRoute::Eth0 => node.host.addrs,
+        PodRoute::Eth1 => node.second,
+    }
+}
+
+/// The devices of the calling thread's namespace, and `all` and `default`.
+fn conf_names(path: &str) -> Result<Vec<String>> {
+    let entries = std::fs::read_dir(path).with_context(|| format!("read {path}"))?;
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
