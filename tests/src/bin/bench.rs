@@ -1,0 +1,139 @@
+//! What a packet costs in each program: BPF_PROG_TEST_RUN, against a program that does nothing, in one run.
+//!
+//! Medians of interleaved rounds, in nanoseconds. Caches are warm and nothing else happens: the figures compare
+//! programs with each other, not with a network.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use comfy_table::{CellAlignment, Table};
+use kpx_tests::bench::{Bench, Verdict};
+use kpx_tests::text::Names;
+use proxy_agent::datapath::{Maps, Options};
+use proxy_agent::diff::{Change, FamilyChange};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
+use proxy_common::names::{EGRESS, EMPTY, INGRESS};
+
+#[derive(Parser)]
+struct Cli {
+    /// Rounds; each measures every row once.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// Runs of a program in a row.
+    #[arg(long, default_value_t = 500_000)]
+    repeat: u32,
+}
+
+struct Row {
+    what: &'static str,
+    program: &'static str,
+    packet: &'static str,
+    times: Vec<Duration>,
+}
+
+const ROWS: [(&str, &str, &str); 6] = [
+    ("a program that does nothing", EMPTY, "tcp A client:1000 > web:80 +1"),
+    ("ingress, hit: rewrite the destination", INGRESS, "tcp A client:1000 > web:80 +1"),
+    ("ingress, miss: from the middle of a connection", INGRESS, "tcp A client:1000 > stranger:80 +1"),
+    ("ingress, miss: UDP to no service", INGRESS, "udp client:1000 > stranger:53 +1"),
+    ("egress, hit: rewrite the source", EGRESS, "tcp A pod:8080 > client:1000 +1"),
+    ("egress, miss", EGRESS, "tcp A stranger:80 > client:1000 +1"),
+];
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let families = [
+        [("client", "10.244.1.10"), ("web", "10.96.0.10"), ("pod", "10.244.1.11"), ("stranger", "192.0.2.1")],
+        [("client", "fd00:1::10"), ("web", "fd00:96::10"), ("pod", "fd00:1::11"), ("stranger", "2001:db8::1")],
+    ];
+    for addrs in families {
+        let addrs = addrs.map(|(name, addr)| Ok((name, addr.parse::<IpAddr>()?)));
+        measure(&cli, &Names::new(addrs.into_iter().collect::<Result<Vec<_>>>()?))?;
+    }
+    Ok(())
+}
+
+fn measure(cli: &Cli, names: &Names) -> Result<()> {
+    let mut bench = Bench::load(Options::default())?;
+    let v4 = names.addr("web")?.is_ipv4();
+    let changes: Vec<Change> = if v4 {
+        back_and_forth::<Addr4>(names)?.into_iter().map(Change::V4).collect()
+    } else {
+        back_and_forth::<Addr6>(names)?.into_iter().map(Change::V6).collect()
+    };
+    for change in changes {
+        bench.datapath.tables.apply(&change)?;
+    }
+    for opener in ["tcp S client:1000 > web:80", "tcp S client:1000 > pod:8080"] {
+        let outcome = bench.run(INGRESS, &names.frame(opener)?)?;
+        anyhow::ensure!(outcome.verdict == Verdict::Pass, "{opener}: {:?}", outcome.verdict);
+    }
+    let mut rows = ROWS.map(|(what, program, packet)| Row { what, program, packet, times: Vec::new() });
+    for _ in 0..cli.rounds {
+        for row in &mut rows {
+            row.times.push(bench.cost(row.program, &names.frame(row.packet)?, cli.repeat)?);
+        }
+    }
+    check(&bench, cli, v4)?;
+    print(&mut rows, if v4 { Addr4::FAMILY } else { Addr6::FAMILY });
+    Ok(())
+}
+
+/// Two services that lead to each other, so that a packet that is rewritten over and over is a hit every time.
+fn back_and_forth<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
+    let addr = |name| -> Result<A> { A::from_ip(names.addr(name)?).context("family") };
+    let mut changes = Vec::new();
+    for (from, from_port, to, to_port) in [("web", 80, "pod", 8080), ("pod", 8080, "web", 80)] {
+        let key = FrontendKey::new(addr(from)?, Port::new(from_port), Proto::TCP);
+        let backend = Backend::new(addr(to)?, Port::new(to_port), Backend::<A>::LOCAL);
+        changes.push(FamilyChange::PutSlot(SlotKey::new(key, Set::CLUSTER, 0), backend));
+        changes.push(FamilyChange::PutService(key, Service::new(1, 0, Service::HAS_ENDPOINTS)));
+        changes.push(FamilyChange::PutFrontend(key, Frontend::new(key, FrontendKind::CLUSTER_IP)));
+    }
+    Ok(changes)
+}
+
+/// The hits must have been hits, and nothing else may have happened.
+fn check(bench: &Bench, cli: &Cli, v4: bool) -> Result<()> {
+    let runs = u64::try_from(cli.rounds)? * u64::from(cli.repeat);
+    let (events, reasons) = (bench.datapath.counters.events()?, bench.datapath.counters.reasons()?);
+    let counted = |name: &str| {
+        let events = events.iter().map(|(event, n)| (event.name(), *n));
+        events.chain(reasons.iter().map(|(reason, n)| (reason.name(), *n))).find(|(found, _)| *found == name)
+    };
+    for (name, expected) in
+        [("forwarded", runs + 2), ("returned", runs), ("no_flow", runs), ("not_ours", 2 * runs), ("flow_opened", 2)]
+    {
+        let (_, found) = counted(name).context("a counter of that name")?;
+        anyhow::ensure!(found == expected, "{name} {found}, not {expected} (IPv4: {v4})");
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the result of a benchmark is what it prints")]
+fn print(rows: &mut [Row], family: &str) {
+    let median = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2].as_nanos()
+    };
+    let empty = median(&mut rows[0].times);
+    let mut table = Table::new();
+    table.set_header([family, "median ns", "least", "most", "above nothing"]);
+    for row in rows {
+        let middle = median(&mut row.times);
+        let (least, most) = (row.times[0].as_nanos(), row.times[row.times.len() - 1].as_nanos());
+        let above = middle.saturating_sub(empty);
+        table.add_row([
+            row.what.to_owned(),
+            middle.to_string(),
+            least.to_string(),
+            most.to_string(),
+            above.to_string(),
+        ]);
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    println!("{table}");
+}
