@@ -24,6 +24,8 @@ use serde_json::Value;
 const PORT: u16 = 8080;
 /// From a change that the API server has taken to the packets that follow it.
 const PROMPT: Duration = Duration::from_millis(200);
+/// For one answer, on a busy machine.
+const ANSWER: Duration = Duration::from_secs(1);
 /// For what has to wait for a watch to be opened again.
 const RECOVERY: Duration = Duration::from_secs(20);
 
@@ -198,7 +200,7 @@ impl Cluster {
         for client in ["p1a", "n1", "p2a", "n2"] {
             for protocol in Protocol::ALL {
                 for family in Family::ALL {
-                    let dial = Dial::new(protocol, service.frontend(family)).deadline(PROMPT);
+                    let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
                     let what = format!("{client} by {protocol} {family}");
                     let left = PROMPT.saturating_sub(since.elapsed());
                     wait_until(left, &what, || holds(&dial, &self.lab.host(client).ns))?;

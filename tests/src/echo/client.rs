@@ -133,7 +133,7 @@ impl Dial {
             Protocol::Tcp => {
                 let socket = Socket::new(Domain::for_address(any), Type::STREAM, None)?;
                 socket.set_tcp_nodelay(true)?;
-                socket.set_reuse_address(true)?; // One port for several destinations.
+                share_port(&socket, any)?;
                 socket.bind(&any.into())?;
                 socket
             }
@@ -148,11 +148,16 @@ impl Dial {
 pub(super) fn udp_socket(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, None)?;
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
-    if addr.ip().is_unspecified() {
-        socket.set_reuse_address(true)?; // One port for several destinations.
-    }
+    share_port(&socket, addr)?;
     socket.bind(&SockAddr::from(addr))?;
     Ok(socket)
+}
+
+/// A client that names its port may use it for several destinations. Where the kernel is to choose it must not be
+/// allowed: it would now and then give one port to two sockets with the same destination, each hearing the other's
+/// answers.
+fn share_port(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
+    socket.set_reuse_address(addr.ip().is_unspecified() && addr.port() != 0)
 }
 
 /// An open flow.
