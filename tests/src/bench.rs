@@ -1,5 +1,7 @@
 //! The programs, run on single packets by BPF_PROG_TEST_RUN.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
@@ -70,12 +72,16 @@ impl Bench {
         Ok(Outcome { verdict: Verdict::from(result.return_value.cast_signed()), packet: out })
     }
 
-    /// Mean time of one run, over `repeat` runs on the same packet, which the programs go on changing.
-    pub fn cost(&self, program: &str, packet: &[u8], repeat: u32) -> Result<std::time::Duration> {
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(packet);
-        options.repeat = repeat;
-        let result = self.program(program)?.test_run(options)?;
-        Ok(result.duration)
+    /// Mean time of one run over `runs`, each on a fresh packet: a packet that a program has rewritten is no longer the
+    /// same to it.
+    pub fn cost(&self, program: &str, packet: &[u8], runs: u32) -> Result<Duration> {
+        let program = self.program(program)?;
+        let mut total = Duration::ZERO;
+        for _ in 0..runs {
+            let mut options = TestRunOptions::new();
+            options.data_in = Some(packet);
+            total += program.test_run(options)?.duration;
+        }
+        Ok(total / runs)
     }
 }

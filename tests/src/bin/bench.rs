@@ -1,7 +1,7 @@
 //! What a packet costs in each program: BPF_PROG_TEST_RUN, against a program that does nothing, in one run.
 //!
-//! Medians of interleaved rounds, in nanoseconds. Caches are warm and nothing else happens: the figures compare
-//! programs with each other, not with a network.
+//! Medians of interleaved rounds, in nanoseconds. Caches are warm, nothing else happens, and taking the time costs as much
+//! as the least program: what counts is the last column, and it compares programs with each other, not with a network.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,9 +22,9 @@ struct Cli {
     /// Rounds; each measures every row once.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Runs of a program in a row.
-    #[arg(long, default_value_t = 500_000)]
-    repeat: u32,
+    /// Runs of a program in a row, each on a fresh packet.
+    #[arg(long, default_value_t = 20_000)]
+    runs: u32,
 }
 
 struct Row {
@@ -60,21 +60,19 @@ fn measure(cli: &Cli, names: &Names) -> Result<()> {
     let mut bench = Bench::load(Options::default())?;
     let v4 = names.addr("web")?.is_ipv4();
     let changes: Vec<Change> = if v4 {
-        back_and_forth::<Addr4>(names)?.into_iter().map(Change::V4).collect()
+        service::<Addr4>(names)?.into_iter().map(Change::V4).collect()
     } else {
-        back_and_forth::<Addr6>(names)?.into_iter().map(Change::V6).collect()
+        service::<Addr6>(names)?.into_iter().map(Change::V6).collect()
     };
     for change in changes {
         bench.datapath.tables.apply(&change)?;
     }
-    for opener in ["tcp S client:1000 > web:80", "tcp S client:1000 > pod:8080"] {
-        let outcome = bench.run(INGRESS, &names.frame(opener)?)?;
-        anyhow::ensure!(outcome.verdict == Verdict::Pass, "{opener}: {:?}", outcome.verdict);
-    }
+    let outcome = bench.run(INGRESS, &names.frame("tcp S client:1000 > web:80")?)?;
+    anyhow::ensure!(outcome.verdict == Verdict::Pass, "the opener: {:?}", outcome.verdict);
     let mut rows = ROWS.map(|(what, program, packet)| Row { what, program, packet, times: Vec::new() });
     for _ in 0..cli.rounds {
         for row in &mut rows {
-            row.times.push(bench.cost(row.program, &names.frame(row.packet)?, cli.repeat)?);
+            row.times.push(bench.cost(row.program, &names.frame(row.packet)?, cli.runs)?);
         }
     }
     check(&bench, cli, v4)?;
@@ -82,30 +80,27 @@ fn measure(cli: &Cli, names: &Names) -> Result<()> {
     Ok(())
 }
 
-/// Two services that lead to each other, so that a packet that is rewritten over and over is a hit every time.
-fn back_and_forth<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
+fn service<A: Addr>(names: &Names) -> Result<[FamilyChange<A>; 3]> {
     let addr = |name| -> Result<A> { A::from_ip(names.addr(name)?).context("family") };
-    let mut changes = Vec::new();
-    for (from, from_port, to, to_port) in [("web", 80, "pod", 8080), ("pod", 8080, "web", 80)] {
-        let key = FrontendKey::new(addr(from)?, Port::new(from_port), Proto::TCP);
-        let backend = Backend::new(addr(to)?, Port::new(to_port), Backend::<A>::LOCAL);
-        changes.push(FamilyChange::PutSlot(SlotKey::new(key, Set::CLUSTER, 0), backend));
-        changes.push(FamilyChange::PutService(key, Service::new(1, 0, Service::HAS_ENDPOINTS)));
-        changes.push(FamilyChange::PutFrontend(key, Frontend::new(key, FrontendKind::CLUSTER_IP)));
-    }
-    Ok(changes)
+    let key = FrontendKey::new(addr("web")?, Port::new(80), Proto::TCP);
+    let backend = Backend::new(addr("pod")?, Port::new(8080), Backend::<A>::LOCAL);
+    Ok([
+        FamilyChange::PutSlot(SlotKey::new(key, Set::CLUSTER, 0), backend),
+        FamilyChange::PutService(key, Service::new(1, 0, Service::HAS_ENDPOINTS)),
+        FamilyChange::PutFrontend(key, Frontend::new(key, FrontendKind::CLUSTER_IP)),
+    ])
 }
 
 /// The hits must have been hits, and nothing else may have happened.
 fn check(bench: &Bench, cli: &Cli, v4: bool) -> Result<()> {
-    let runs = u64::try_from(cli.rounds)? * u64::from(cli.repeat);
+    let runs = u64::try_from(cli.rounds)? * u64::from(cli.runs);
     let (events, reasons) = (bench.datapath.counters.events()?, bench.datapath.counters.reasons()?);
     let counted = |name: &str| {
         let events = events.iter().map(|(event, n)| (event.name(), *n));
         events.chain(reasons.iter().map(|(reason, n)| (reason.name(), *n))).find(|(found, _)| *found == name)
     };
     for (name, expected) in
-        [("forwarded", runs + 2), ("returned", runs), ("no_flow", runs), ("not_ours", 2 * runs), ("flow_opened", 2)]
+        [("forwarded", runs + 1), ("returned", runs), ("no_flow", runs), ("not_ours", 2 * runs), ("flow_opened", 1)]
     {
         let (_, found) = counted(name).context("a counter of that name")?;
         anyhow::ensure!(found == expected, "{name} {found}, not {expected} (IPv4: {v4})");
