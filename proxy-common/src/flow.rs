@@ -288,15 +288,18 @@ impl<A: Addr> Flow<A> {
         now_secs.saturating_sub(self.last_secs)
     }
 
-    /// Of the opener's entry: may a packet that opens a flow take this one's place and choose anew?
+    /// Of the opener's entry: has the flow ended, or been silent for longer than its state allows?
+    #[inline(always)]
+    pub const fn is_over(&self, proto: Proto, now_secs: u32) -> bool {
+        let state = self.state();
+        matches!(state, State::Closed | State::Reset) || self.idle_secs(now_secs) > state.timeout_secs(proto)
+    }
+
+    /// Of the opener's entry: may a packet of the same client that opens a flow take this one's place and choose anew?
     #[inline(always)]
     pub const fn yields_to_opener(&self, proto: Proto, now_secs: u32) -> bool {
-        let state = self.state();
-        let idle_secs = self.idle_secs(now_secs);
-        if proto.0 == Proto::TCP.0 && idle_secs > REDIAL_SECS {
-            return true;
-        }
-        matches!(state, State::Closed | State::Reset) || idle_secs > state.timeout_secs(proto)
+        let forgotten = proto.0 == Proto::TCP.0 && self.idle_secs(now_secs) > REDIAL_SECS;
+        forgotten || self.is_over(proto, now_secs)
     }
 }
 
@@ -370,6 +373,8 @@ mod tests {
         assert!(flow.yields_to_opener(Proto::UDP, 281));
         assert!(!flow.yields_to_opener(Proto::TCP, 160));
         assert!(flow.yields_to_opener(Proto::TCP, 161), "a silent minute, then the port dials again");
+        assert!(!flow.is_over(Proto::TCP, 161), "but for others it is only silent");
+        assert!(flow.is_over(Proto::TCP, 8_201));
         flow.rx = flow.rx.with(Seen::RST);
         assert!(flow.yields_to_opener(Proto::TCP, 100));
     }

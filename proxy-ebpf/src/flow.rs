@@ -152,7 +152,7 @@ fn evict<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
         return false;
     }
     let opener = old.opener_key(proto);
-    if maps::flow(&opener, old).is_none() || !old.yields_to_opener(proto, now_secs()) {
+    if maps::flow(&opener, old).is_none() || !old.is_over(proto, now_secs()) {
         return false;
     }
     close(old, proto);
