@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{
     BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED,
     BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
 };
-use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup, bpf_redirect_neigh};
+use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
 use proxy_common::counter::Reason;
 
@@ -87,19 +87,6 @@ pub enum NextHop {
     Host,
     /// Out through the device of this interface index.
     Device(u32),
-}
-
-impl Skb {
-    /// Sends the packet out through a device, to the neighbour that the route there names; the kernel resolves its
-    /// link address.
-    ///
-    /// Not to a next hop of ours: then the packet would keep its route to the anchor, and if it has to wait for the
-    /// neighbour the kernel takes the link address from that route in the end.
-    #[inline(always)]
-    pub fn redirect_neigh(self, ifindex: u32) -> Answer {
-        // SAFETY: no structure, and so no size.
-        unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) as Answer }
-    }
 }
 
 /// RFC 791 §3.1.

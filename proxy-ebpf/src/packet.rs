@@ -1,8 +1,10 @@
 //! Read and rewrite headers. All access to packets is by the kernel's helpers: they know where the bytes are when a
 //! packet is not linear, and what to do to a checksum that the hardware will finish.
 
+use core::ptr::null_mut;
+
 use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0};
-use aya_ebpf::helpers::generated::{bpf_redirect, bpf_skb_change_tail};
+use aya_ebpf::helpers::generated::{bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail};
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -136,6 +138,17 @@ impl Skb {
     pub fn redirect(self, ifindex: u32, flags: u64) -> Answer {
         // SAFETY: the helper takes numbers only; a device that does not exist costs the packet.
         unsafe { bpf_redirect(ifindex, flags) as Answer }
+    }
+
+    /// Sends the packet out through a device, to the neighbour that the route there names; the kernel resolves its
+    /// link address.
+    ///
+    /// Not to a next hop of ours: then the packet would keep its route to the anchor, and if it has to wait for the
+    /// neighbour the kernel takes the link address from that route in the end.
+    #[inline(always)]
+    pub fn redirect_neigh(self, ifindex: u32) -> Answer {
+        // SAFETY: no structure, and so no size.
+        unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) as Answer }
     }
 
     #[inline(always)]

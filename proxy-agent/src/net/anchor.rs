@@ -28,7 +28,7 @@ const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
 const MIN_MTU: u32 = 1280;
 const DEFAULT_MTU: u32 = 1500;
 
-/// Packets from local addresses that come in through lo: replies of backends that are sockets of this host.
+/// Packets from local addresses that come in through lo: what the host sends to backends that are sockets of its own.
 const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
 /// The anchor's alias, followed by what [`ACCEPT_LOCAL`] was before us: so it lives exactly as long as the anchor,
 /// however often the agent starts, and anybody can read it.
