@@ -20,6 +20,10 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     fn of_device(device: &Device) -> Self;
     /// The node's primary address of this family.
     fn of_node(node: &Node) -> Self;
+    /// Is there a way to tell local pods by addresses of this family?
+    fn is_detected_by(node: &Node) -> bool;
+    /// Takes the address into `seed`, word by word as they lie in a packet.
+    fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;
 
     fn is_unspecified(self) -> bool {
         self == Self::UNSPECIFIED
@@ -82,6 +86,16 @@ impl Addr for Addr4 {
     fn of_node(node: &Node) -> Self {
         node.addr4
     }
+
+    #[inline(always)]
+    fn is_detected_by(node: &Node) -> bool {
+        node.has(Node::DETECTS4)
+    }
+
+    #[inline(always)]
+    fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32 {
+        with(seed, self.0)
+    }
 }
 
 impl Addr for Addr6 {
@@ -107,6 +121,17 @@ impl Addr for Addr6 {
     #[inline(always)]
     fn of_node(node: &Node) -> Self {
         node.addr6
+    }
+
+    #[inline(always)]
+    fn is_detected_by(node: &Node) -> bool {
+        node.has(Node::DETECTS6)
+    }
+
+    #[inline(always)]
+    fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32 {
+        let [a, b, c, d] = self.0;
+        with(with(with(with(seed, a), b), c), d)
     }
 }
 

@@ -12,9 +12,9 @@ pub enum Reason {
     SeenBefore,
     /// Shorter than its headers say, or headers that cannot be.
     Malformed,
-    /// A fragment.
+    /// A fragment, and the first one of its packet was not seen.
     Fragment,
-    /// A transport that kpx does not translate.
+    /// A transport that kpx does not translate, or an ICMP message about none of our flows.
     Protocol,
     /// To or from a multicast, broadcast, loopback or link-local address.
     NotUnicast,
@@ -28,6 +28,12 @@ pub enum Reason {
     UnknownPort,
     /// The service has endpoints, but its policy allows only local ones and none is here.
     NoLocalEndpoints,
+    /// From outside the cluster to a ClusterIP.
+    Outside,
+    /// From outside the service's `loadBalancerSourceRanges`.
+    SourceRange,
+    /// To an address of a ServiceCIDR that no service has.
+    Unallocated,
     /// A slot vanished twice between counting and reading it.
     StaleSlot,
     /// The flow table is full.
@@ -56,7 +62,7 @@ pub enum Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -69,6 +75,9 @@ impl Reason {
         Self::NoEndpoints,
         Self::UnknownPort,
         Self::NoLocalEndpoints,
+        Self::Outside,
+        Self::SourceRange,
+        Self::Unallocated,
         Self::StaleSlot,
         Self::FlowsFull,
         Self::NoSourcePort,
@@ -99,6 +108,9 @@ impl Reason {
             | Self::NoFlow => Verdict::Pass,
             Self::NoEndpoints | Self::UnknownPort => Verdict::Reject,
             Self::NoLocalEndpoints
+            | Self::Outside
+            | Self::SourceRange
+            | Self::Unallocated
             | Self::StaleSlot
             | Self::FlowsFull
             | Self::NoSourcePort
@@ -136,6 +148,9 @@ impl Reason {
             Self::NoEndpoints => "no_endpoints",
             Self::UnknownPort => "unknown_port",
             Self::NoLocalEndpoints => "no_local_endpoints",
+            Self::Outside => "outside",
+            Self::SourceRange => "source_range",
+            Self::Unallocated => "unallocated",
             Self::StaleSlot => "stale_slot",
             Self::FlowsFull => "flows_full",
             Self::NoSourcePort => "no_source_port",
@@ -152,6 +167,8 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
     FlowOpened,
+    /// A UDP flow whose backend serves no longer was closed, for its client to be led to another one.
+    FlowMoved,
     /// Towards a backend.
     Forwarded,
     /// Back to a client.
@@ -161,11 +178,12 @@ pub enum Event {
 }
 
 impl Event {
-    pub const ALL: [Self; 4] = [Self::FlowOpened, Self::Forwarded, Self::Returned, Self::Rejected];
+    pub const ALL: [Self; 5] = [Self::FlowOpened, Self::FlowMoved, Self::Forwarded, Self::Returned, Self::Rejected];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::FlowOpened => "flow_opened",
+            Self::FlowMoved => "flow_moved",
             Self::Forwarded => "forwarded",
             Self::Returned => "returned",
             Self::Rejected => "rejected",

@@ -15,12 +15,60 @@ pub struct Node {
     /// The anchor's MAC address, which those replies must carry to be taken for the host's.
     pub anchor_mac: [u8; 6],
     pad: u16,
+    flags: u32,
 }
-assert_size!(Node = 4 + 16 + 4 + 6 + 2);
+assert_size!(Node = 4 + 16 + 4 + 6 + 2 + 4);
 
 impl Node {
-    pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6]) -> Self {
-        Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0 }
+    /// `--masquerade compat`: the client's address is replaced where kube-proxy replaces it, not only where replies would
+    /// not come back otherwise.
+    pub const COMPAT: u32 = 1 << 0;
+    /// `--masquerade-all`: every client of a ClusterIP is masqueraded.
+    pub const MASQUERADE_ALL: u32 = 1 << 1;
+    /// There is a way to tell local pods by IPv4 ...
+    pub const DETECTS4: u32 = 1 << 2;
+    /// ... and by IPv6.
+    pub const DETECTS6: u32 = 1 << 3;
+    /// `--cluster-ip-external`: ClusterIPs serve clients outside, too.
+    pub const CLUSTER_IP_EXTERNAL: u32 = 1 << 4;
+
+    pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
+        Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }
+    }
+
+    #[inline(always)]
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Mark of a packet that is put into the anchor's ingress for the host, so that the kernel looks for the way back to its
+/// source where the host's own packets to that address and port go (`src_valid_mark`): it knows no ports then.
+pub const INJECTED_MARK: u32 = (b'K' as u32) << 24;
+/// The bits that tell: others may use the rest.
+pub const INJECTED_MASK: u32 = 0xff << 24;
+
+/// Value of `ADDRS`, keyed by an address of the node's own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnAddr {
+    /// The device that carries it.
+    pub ifindex: u32,
+    flags: u32,
+}
+assert_size!(OwnAddr = 4 + 4);
+
+impl OwnAddr {
+    /// Node ports are served at it.
+    pub const NODE_PORTS: u32 = 1 << 0;
+
+    pub const fn new(ifindex: u32, flags: u32) -> Self {
+        Self { ifindex, flags }
+    }
+
+    #[inline(always)]
+    pub const fn takes_node_ports(&self) -> bool {
+        self.flags & Self::NODE_PORTS != 0
     }
 }
 
@@ -38,6 +86,8 @@ assert_size!(Device = 4 + 4 + 16);
 impl Device {
     /// The far end is a pod: what arrives here was sent by the pod itself and passed no other of our hooks before.
     pub const POD: u32 = 1 << 0;
+    /// Who sends through it is a local pod, says the operator (`--detect-local-mode`).
+    pub const DETECTED: u32 = 1 << 1;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self { flags, addr4, addr6 }
@@ -46,5 +96,10 @@ impl Device {
     #[inline(always)]
     pub const fn is_pod(&self) -> bool {
         self.flags & Self::POD != 0
+    }
+
+    #[inline(always)]
+    pub const fn is_detected(&self) -> bool {
+        self.flags & Self::DETECTED != 0
     }
 }

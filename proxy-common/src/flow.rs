@@ -102,9 +102,11 @@ pub struct Flow<A: Addr> {
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,
+    /// Of the opener's entry: the value of `GENERATION` when the backend was last known to serve.
+    pub generation: u32,
 }
-assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4);
-assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4);
+assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4);
+assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4);
 
 /// What has been seen of one direction of a flow: a set of bits.
 #[repr(transparent)]
@@ -149,6 +151,28 @@ pub enum State {
 }
 
 impl State {
+    /// From what was seen from the client, and from the backend.
+    #[inline(always)]
+    pub const fn of(tx: Seen, rx: Seen) -> Self {
+        if tx.has(Seen::RST) || rx.has(Seen::RST) {
+            Self::Reset
+        } else if tx.has(Seen::FIN) && rx.has(Seen::FIN) {
+            Self::Closed
+        } else if tx.has(Seen::FIN) || rx.has(Seen::FIN) {
+            Self::HalfClosed
+        } else if rx.has(Seen::PACKET) {
+            Self::Established
+        } else {
+            Self::New
+        }
+    }
+
+    /// Have both sides ended it?
+    #[inline(always)]
+    pub const fn is_end(self) -> bool {
+        matches!(self, Self::Closed | Self::Reset)
+    }
+
     /// How long a flow may be silent in this state before it is forgotten.
     #[inline(always)]
     pub const fn timeout_secs(self, proto: Proto) -> u32 {
@@ -158,6 +182,8 @@ impl State {
             Self::New => 30,
             // Longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
             Self::Established if tcp => 8_100,
+            // A lost path shows within minutes, by heartbeats (RFC 9260 §8.3).
+            Self::Established if proto.0 == Proto::SCTP.0 => 18_000,
             Self::Established => 180,
             Self::HalfClosed => 120,
             // TIME-WAIT as Linux counts it.
@@ -179,6 +205,10 @@ impl<A: Addr> Flow<A> {
     pub const HOST: u8 = 1 << 0;
     /// The backend is a socket of the host itself.
     pub const HOST_BACKEND: u8 = 1 << 1;
+    /// Of a host flow: the frontend's address is the host's own, so packets start on lo, and replies go in there.
+    pub const HOST_FRONTEND: u8 = 1 << 2;
+    /// The backend's count in `CONNECTIONS` includes this flow until it is over.
+    pub const COUNTED: u8 = 1 << 3;
 
     #[inline(always)]
     pub const fn new(
@@ -199,6 +229,7 @@ impl<A: Addr> Flow<A> {
             tx: Seen::PACKET,
             rx: Seen::NOTHING,
             last_secs: now_secs,
+            generation: 0,
         }
     }
 
@@ -270,17 +301,7 @@ impl<A: Addr> Flow<A> {
     /// Of the opener's entry: where the flow stands.
     #[inline(always)]
     pub const fn state(&self) -> State {
-        if self.tx.has(Seen::RST) || self.rx.has(Seen::RST) {
-            State::Reset
-        } else if self.tx.has(Seen::FIN) && self.rx.has(Seen::FIN) {
-            State::Closed
-        } else if self.tx.has(Seen::FIN) || self.rx.has(Seen::FIN) {
-            State::HalfClosed
-        } else if self.rx.has(Seen::PACKET) {
-            State::Established
-        } else {
-            State::New
-        }
+        State::of(self.tx, self.rx)
     }
 
     #[inline(always)]
@@ -292,90 +313,16 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub const fn is_over(&self, proto: Proto, now_secs: u32) -> bool {
         let state = self.state();
-        matches!(state, State::Closed | State::Reset) || self.idle_secs(now_secs) > state.timeout_secs(proto)
+        state.is_end() || self.idle_secs(now_secs) > state.timeout_secs(proto)
     }
 
     /// Of the opener's entry: may a packet of the same client that opens a flow take this one's place and choose anew?
     #[inline(always)]
     pub const fn yields_to_opener(&self, proto: Proto, now_secs: u32) -> bool {
-        let forgotten = proto.0 == Proto::TCP.0 && self.idle_secs(now_secs) > REDIAL_SECS;
+        let forgotten = proto.0 != Proto::UDP.0 && self.idle_secs(now_secs) > REDIAL_SECS;
         forgotten || self.is_over(proto, now_secs)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use core::net::Ipv4Addr;
-
-    use super::*;
-
-    fn at(last: u8, port: u16) -> SockAddr<Addr4> {
-        SockAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), Port::new(port))
-    }
-
-    fn flow(source: SockAddr<Addr4>, flags: u8) -> Flow<Addr4> {
-        Flow::new(at(1, 1000), at(2, 80), at(3, 8080), source, flags, 100)
-    }
-
-    #[test]
-    fn a_device_flow_with_its_own_address_has_two_entries() {
-        let flow = flow(at(1, 1000), 0);
-        assert_eq!(flow.opener_key(Proto::TCP), FlowKey::new(Hook::INGRESS, Proto::TCP, at(1, 1000), at(2, 80)));
-        assert_eq!(flow.undnat_key(Proto::TCP), FlowKey::new(Hook::EGRESS, Proto::TCP, at(3, 8080), at(1, 1000)));
-        assert_eq!(flow.kinds(), [Kind::UNDNAT, Kind::DNAT]);
-    }
-
-    #[test]
-    fn a_masqueraded_flow_has_four_entries_and_its_new_port_between_the_hooks() {
-        let flow = flow(at(9, 61000), 0);
-        assert_eq!(flow.undnat_key(Proto::TCP), FlowKey::new(Hook::EGRESS, Proto::TCP, at(3, 8080), at(1, 61000)));
-        let there = FlowKey::new(Hook::EGRESS, Proto::TCP, at(1, 61000), at(3, 8080));
-        assert_eq!(flow.key_as(Kind::SNAT, Proto::TCP), there);
-        let back = FlowKey::new(Hook::INGRESS, Proto::TCP, at(3, 8080), at(9, 61000));
-        assert_eq!(flow.key_as(Kind::UNSNAT, Proto::TCP), back);
-        assert_eq!(flow.kinds().len(), 4);
-    }
-
-    #[test]
-    fn a_host_flow_has_two_entries_whatever_its_source() {
-        let remote = flow(at(9, 61000), Flow::<Addr4>::HOST);
-        assert_eq!(remote.opener_key(Proto::UDP), FlowKey::new(Hook::ANCHOR, Proto::UDP, at(1, 1000), at(2, 80)));
-        assert_eq!(remote.undnat_key(Proto::UDP), FlowKey::new(Hook::INGRESS, Proto::UDP, at(3, 8080), at(9, 61000)));
-        assert_eq!(remote.kinds(), [Kind::UNDNAT, Kind::DNAT]);
-        let own = flow(at(1, 1000), Flow::<Addr4>::HOST | Flow::<Addr4>::HOST_BACKEND);
-        assert_eq!(own.undnat_key(Proto::UDP), FlowKey::new(Hook::EGRESS, Proto::UDP, at(3, 8080), at(1, 1000)));
-    }
-
-    #[test]
-    fn states_follow_what_both_sides_have_shown() {
-        let mut flow = flow(at(1, 1000), 0);
-        assert_eq!(flow.state(), State::New);
-        flow.rx = Seen::PACKET;
-        assert_eq!(flow.state(), State::Established);
-        flow.tx = flow.tx.with(Seen::FIN);
-        assert_eq!(flow.state(), State::HalfClosed);
-        flow.rx = flow.rx.with(Seen::FIN);
-        assert_eq!(flow.state(), State::Closed);
-        flow.rx = flow.rx.with(Seen::RST);
-        assert_eq!(flow.state(), State::Reset);
-        flow.rx = flow.rx.without(Seen::RST);
-        assert_eq!(flow.state(), State::Closed);
-    }
-
-    #[test]
-    fn an_opener_takes_over_only_what_is_over() {
-        let mut flow = flow(at(1, 1000), 0);
-        assert!(!flow.yields_to_opener(Proto::TCP, 101), "a SYN sent again is the same flow");
-        assert!(!flow.yields_to_opener(Proto::UDP, 130));
-        assert!(flow.yields_to_opener(Proto::UDP, 131), "30 s without an answer");
-        flow.rx = Seen::PACKET;
-        assert!(!flow.yields_to_opener(Proto::UDP, 280));
-        assert!(flow.yields_to_opener(Proto::UDP, 281));
-        assert!(!flow.yields_to_opener(Proto::TCP, 160));
-        assert!(flow.yields_to_opener(Proto::TCP, 161), "a silent minute, then the port dials again");
-        assert!(!flow.is_over(Proto::TCP, 161), "but for others it is only silent");
-        assert!(flow.is_over(Proto::TCP, 8_201));
-        flow.rx = flow.rx.with(Seen::RST);
-        assert!(flow.yields_to_opener(Proto::TCP, 100));
-    }
-}
+mod tests;

@@ -1,10 +1,14 @@
-//! Where clients dial and where their packets go: the three maps that the agent fills.
+//! Where clients dial and where their packets go: the maps that the agent fills.
 //!
 //! `FRONTENDS` leads from what a client dials to a service port, `SERVICES` says how many backends each of the service
-//! port's sets has, `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that further
+//! port's sets has, `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that its other
 //! frontends (NodePort, ExternalIP, LoadBalancer) share its backends without ids.
+//!
+//! Three more maps have rows only for service ports that need them: `ENDPOINTS` says of a remembered backend whether it
+//! still serves, `MAGLEV` is a consistent hash table over a set's slots, `SOURCE_RANGES` says who may dial a
+//! LoadBalancer address.
 
-use crate::addr::{Addr, Addr4, Addr6, Port, Proto};
+use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
 
 /// What a client dials: the key of `FRONTENDS`, and as the ClusterIP's, the name of a service port (key of `SERVICES`).
@@ -30,12 +34,21 @@ impl<A: Addr> FrontendKey<A> {
     pub const fn address(addr: A) -> Self {
         Self::new(addr, Port::ANY, Proto::ANY)
     }
+
+    /// The row of a node port, at whichever of the node's addresses it is dialled.
+    #[inline(always)]
+    pub const fn node_port(port: Port, proto: Proto) -> Self {
+        Self::new(A::UNSPECIFIED, port, proto)
+    }
 }
 
 impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         if *self == Self::address(self.addr) {
             return write!(f, "{}", self.addr.ip());
+        }
+        if self.addr.is_unspecified() {
+            return write!(f, "{} *:{}/{}", A::FAMILY, self.port.get(), self.proto);
         }
         let dialled = core::net::SocketAddr::new(self.addr.ip(), self.port.get());
         write!(f, "{dialled}/{}", self.proto)
@@ -51,6 +64,16 @@ impl FrontendKind {
     /// A ClusterIP of which no port matched: see [`FrontendKey::address`].
     pub const ADDRESS: Self = Self(0);
     pub const CLUSTER_IP: Self = Self(1);
+    /// At any address that the node takes node ports at: see [`FrontendKey::node_port`].
+    pub const NODE_PORT: Self = Self(2);
+    pub const EXTERNAL_IP: Self = Self(3);
+    pub const LOAD_BALANCER: Self = Self(4);
+
+    /// Is it subject to `externalTrafficPolicy`?
+    #[inline(always)]
+    pub const fn is_external(self) -> bool {
+        self.0 >= Self::NODE_PORT.0
+    }
 }
 
 /// Value of `FRONTENDS`.
@@ -82,6 +105,20 @@ impl Set {
     pub const ALL: [Self; 2] = [Self::CLUSTER, Self::LOCAL];
 }
 
+/// How a service port spreads new flows over a set.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Algorithm(pub u8);
+
+impl Algorithm {
+    pub const RANDOM: Self = Self(0);
+    /// By the client's address and port, through [`Maglev`]: every node answers alike.
+    pub const MAGLEV: Self = Self(1);
+    pub const ROUND_ROBIN: Self = Self(2);
+    /// The one with fewer open flows of two at random. Counts are this node's own.
+    pub const LEAST_CONNECTIONS: Self = Self(3);
+}
+
 /// Value of `SERVICES`: how a service port chooses among its slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,18 +127,36 @@ pub struct Service {
     cluster: u16,
     /// Slots in [`Set::LOCAL`].
     local: u16,
-    flags: u32,
+    flags: u16,
+    pub algorithm: Algorithm,
+    pad: u8,
+    /// `sessionAffinity: ClientIP`: for how many seconds without a new flow a client keeps its backend. 0: not at all.
+    pub affinity_secs: u32,
 }
-assert_size!(Service = 2 + 2 + 4);
+assert_size!(Service = 2 + 2 + 2 + 1 + 1 + 4);
 
 impl Service {
     /// `internalTrafficPolicy: Local`: the ClusterIP serves from [`Set::LOCAL`] only.
-    pub const INTERNAL_LOCAL: u32 = 1 << 0;
+    pub const INTERNAL_LOCAL: u16 = 1 << 0;
     /// There are usable endpoints somewhere, so an empty set drops instead of rejecting.
-    pub const HAS_ENDPOINTS: u32 = 1 << 1;
+    pub const HAS_ENDPOINTS: u16 = 1 << 1;
+    /// `externalTrafficPolicy: Local`: the other frontends serve clients outside from [`Set::LOCAL`] only.
+    pub const EXTERNAL_LOCAL: u16 = 1 << 2;
+    /// LoadBalancer frontends serve only clients in `SOURCE_RANGES`.
+    pub const SOURCE_RANGES: u16 = 1 << 3;
 
-    pub const fn new(cluster: u16, local: u16, flags: u32) -> Self {
-        Self { cluster, local, flags }
+    pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
+        Self { cluster, local, flags, algorithm: Algorithm::RANDOM, pad: 0, affinity_secs: 0 }
+    }
+
+    #[must_use]
+    pub const fn with_algorithm(self, algorithm: Algorithm) -> Self {
+        Self { algorithm, ..self }
+    }
+
+    #[must_use]
+    pub const fn with_affinity(self, affinity_secs: u32) -> Self {
+        Self { affinity_secs, ..self }
     }
 
     #[inline(always)]
@@ -110,18 +165,12 @@ impl Service {
     }
 
     #[inline(always)]
-    pub const fn has(&self, flag: u32) -> bool {
+    pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
-    pub const fn flags(&self) -> u32 {
+    pub const fn flags(&self) -> u16 {
         self.flags
-    }
-
-    /// The set that serves clients of the ClusterIP.
-    #[inline(always)]
-    pub const fn internal_set(&self) -> Set {
-        if self.has(Self::INTERNAL_LOCAL) { Set::LOCAL } else { Set::CLUSTER }
     }
 }
 
@@ -166,5 +215,109 @@ impl<A: Addr> Backend<A> {
     #[inline(always)]
     pub const fn is_local(&self) -> bool {
         self.flags & Self::LOCAL != 0
+    }
+}
+
+/// Key of `ENDPOINTS`: an endpoint of a service port that serves, be it ready or terminating. There are rows for UDP
+/// ports, whose flows do not stay with a backend that has left, and for those with session affinity.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointKey<A: Addr> {
+    pub service: FrontendKey<A>,
+    pub at: SockAddr<A>,
+}
+assert_size!(EndpointKey<Addr4> = 8 + 8);
+assert_size!(EndpointKey<Addr6> = 20 + 20);
+
+impl<A: Addr> EndpointKey<A> {
+    #[inline(always)]
+    pub const fn new(service: FrontendKey<A>, at: SockAddr<A>) -> Self {
+        Self { service, at }
+    }
+}
+
+/// Value of `ENDPOINTS`: a set of bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Endpoint(u32);
+
+impl Endpoint {
+    /// In [`Set::CLUSTER`], so that its clients may stay with it.
+    pub const IN_CLUSTER_SET: u32 = 1 << 0;
+    /// In [`Set::LOCAL`].
+    pub const IN_LOCAL_SET: u32 = 1 << 1;
+    /// On this node: see [`Backend::LOCAL`].
+    pub const LOCAL: u32 = 1 << 2;
+
+    pub const fn new(flags: u32) -> Self {
+        Self(flags)
+    }
+
+    #[inline(always)]
+    pub const fn is_in(self, set: Set) -> bool {
+        let flag = if set.0 == Set::LOCAL.0 { Self::IN_LOCAL_SET } else { Self::IN_CLUSTER_SET };
+        self.0 & flag != 0
+    }
+
+    #[inline(always)]
+    pub const fn is_local(self) -> bool {
+        self.0 & Self::LOCAL != 0
+    }
+}
+
+/// A set of a service port: key of `MAGLEV` and of `CURSORS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SetKey<A: Addr> {
+    pub service: FrontendKey<A>,
+    pub set: Set,
+    pad: [u8; 3],
+}
+assert_size!(SetKey<Addr4> = 8 + 1 + 3);
+assert_size!(SetKey<Addr6> = 20 + 1 + 3);
+
+impl<A: Addr> SetKey<A> {
+    #[inline(always)]
+    pub const fn new(service: FrontendKey<A>, set: Set) -> Self {
+        Self { service, set, pad: [0; 3] }
+    }
+}
+
+/// Places in a [`Maglev`] table: a prime, as the algorithm asks. At 40 backends shares differ by one in a hundred.
+pub const MAGLEV_PLACES: usize = 4_093;
+
+/// Value of `MAGLEV`: for each place the index of a slot (Eisenbud et al., "Maglev", NSDI 2016, section 3.4).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Maglev {
+    pub slots: [u16; MAGLEV_PLACES],
+    pad: u16,
+}
+assert_size!(Maglev = 2 * 4_093 + 2);
+
+impl Maglev {
+    pub const fn new(slots: [u16; MAGLEV_PLACES]) -> Self {
+        Self { slots, pad: 0 }
+    }
+}
+
+/// Key of `SOURCE_RANGES`, behind its prefix length in bits: the service port's and as many of the address as the range
+/// has.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceRange<A: Addr> {
+    pub service: FrontendKey<A>,
+    pub addr: A,
+}
+assert_size!(SourceRange<Addr4> = 8 + 4);
+assert_size!(SourceRange<Addr6> = 20 + 16);
+
+impl<A: Addr> SourceRange<A> {
+    /// Bits of the service port in the prefix.
+    pub const SERVICE_BITS: u32 = size_of::<FrontendKey<A>>() as u32 * 8;
+
+    #[inline(always)]
+    pub const fn new(service: FrontendKey<A>, addr: A) -> Self {
+        Self { service, addr }
     }
 }

@@ -8,11 +8,15 @@
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 
 pub mod addr;
+pub mod balance;
 pub mod counter;
+pub mod crc32c;
 pub mod device;
 pub mod flow;
+pub mod fragment;
 pub mod frontend;
 pub mod names;
+pub mod policy;
 
 #[cfg(feature = "user")]
 mod pod;

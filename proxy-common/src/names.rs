@@ -4,6 +4,7 @@
 pub const INGRESS: &str = "kpx_ingress";
 pub const EGRESS: &str = "kpx_egress";
 pub const ANCHOR: &str = "kpx_anchor";
+pub const LO: &str = "kpx_lo";
 
 /// Does nothing; for benchmarks.
 pub const EMPTY: &str = "kpx_empty";
@@ -11,6 +12,8 @@ pub const EMPTY: &str = "kpx_empty";
 pub const COUNTERS: &str = "COUNTERS";
 pub const DEVICES: &str = "DEVICES";
 pub const NODE: &str = "NODE";
+/// Counts the removals from `ENDPOINTS`.
+pub const GENERATION: &str = "GENERATION";
 
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]
@@ -18,13 +21,46 @@ pub struct FamilyMaps {
     pub frontends: &'static str,
     pub services: &'static str,
     pub slots: &'static str,
+    pub endpoints: &'static str,
+    pub maglev: &'static str,
+    pub source_ranges: &'static str,
     pub flows: &'static str,
+    /// Which backend a client had.
+    pub affinity: &'static str,
+    /// Whose turn it is, of round robin.
+    pub cursors: &'static str,
+    /// Open flows of a backend, for least connections.
+    pub connections: &'static str,
+    pub fragments: &'static str,
     /// The node's own addresses.
     pub addrs: &'static str,
+    /// Where local pods have their addresses, says the operator.
+    pub pods: &'static str,
+    pub service_cidrs: &'static str,
+    pub decisions: &'static str,
 }
 
-pub const IPV4: FamilyMaps =
-    FamilyMaps { frontends: "FRONTENDS4", services: "SERVICES4", slots: "SLOTS4", flows: "FLOWS4", addrs: "ADDRS4" };
+macro_rules! family_maps {
+    ($digit:literal) => {
+        FamilyMaps {
+            frontends: concat!("FRONTENDS", $digit),
+            services: concat!("SERVICES", $digit),
+            slots: concat!("SLOTS", $digit),
+            endpoints: concat!("ENDPOINTS", $digit),
+            maglev: concat!("MAGLEV", $digit),
+            source_ranges: concat!("SOURCE_RANGES", $digit),
+            flows: concat!("FLOWS", $digit),
+            affinity: concat!("AFFINITY", $digit),
+            cursors: concat!("CURSORS", $digit),
+            connections: concat!("CONNECTIONS", $digit),
+            fragments: concat!("FRAGMENTS", $digit),
+            addrs: concat!("ADDRS", $digit),
+            pods: concat!("PODS", $digit),
+            service_cidrs: concat!("SERVICE_CIDRS", $digit),
+            decisions: concat!("DECISIONS", $digit),
+        }
+    };
+}
 
-pub const IPV6: FamilyMaps =
-    FamilyMaps { frontends: "FRONTENDS6", services: "SERVICES6", slots: "SLOTS6", flows: "FLOWS6", addrs: "ADDRS6" };
+pub const IPV4: FamilyMaps = family_maps!("4");
+pub const IPV6: FamilyMaps = family_maps!("6");

@@ -3,9 +3,14 @@
 use aya::Pod;
 
 use crate::addr::{Addr, Addr4, Addr6};
-use crate::device::{Device, Node};
+use crate::balance::{Affinity, AffinityKey};
+use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{Flow, FlowKey};
-use crate::frontend::{Backend, Frontend, FrontendKey, Service, SlotKey};
+use crate::fragment::{FragmentKey, Ports};
+use crate::frontend::{
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
+};
+use crate::policy::Decision;
 
 /// Every type here is `repr(C)` or transparent, `Copy`, made of integers only, and its size is asserted beside its
 /// definition to be the sum of its fields, so it has no padding: what `Pod` asks for.
@@ -16,7 +21,7 @@ macro_rules! pod {
     };
 }
 
-pod!(Addr4, Addr6, Device, Node, Service);
+pod!(Addr4, Addr6, Device, Endpoint, Maglev, Node, OwnAddr, Ports, Service);
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}
@@ -30,3 +35,17 @@ unsafe impl<A: Addr> Pod for Backend<A> {}
 unsafe impl<A: Addr> Pod for FlowKey<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Flow<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for EndpointKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for SetKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for SourceRange<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for AffinityKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Affinity<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for FragmentKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Decision<A> {}

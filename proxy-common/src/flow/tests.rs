@@ -1,0 +1,73 @@
+use core::net::Ipv4Addr;
+
+use super::*;
+
+fn at(last: u8, port: u16) -> SockAddr<Addr4> {
+    SockAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), Port::new(port))
+}
+
+fn flow(source: SockAddr<Addr4>, flags: u8) -> Flow<Addr4> {
+    Flow::new(at(1, 1000), at(2, 80), at(3, 8080), source, flags, 100)
+}
+
+#[test]
+fn a_device_flow_with_its_own_address_has_two_entries() {
+    let flow = flow(at(1, 1000), 0);
+    assert_eq!(flow.opener_key(Proto::TCP), FlowKey::new(Hook::INGRESS, Proto::TCP, at(1, 1000), at(2, 80)));
+    assert_eq!(flow.undnat_key(Proto::TCP), FlowKey::new(Hook::EGRESS, Proto::TCP, at(3, 8080), at(1, 1000)));
+    assert_eq!(flow.kinds(), [Kind::UNDNAT, Kind::DNAT]);
+}
+
+#[test]
+fn a_masqueraded_flow_has_four_entries_and_its_new_port_between_the_hooks() {
+    let flow = flow(at(9, 61000), 0);
+    assert_eq!(flow.undnat_key(Proto::TCP), FlowKey::new(Hook::EGRESS, Proto::TCP, at(3, 8080), at(1, 61000)));
+    let there = FlowKey::new(Hook::EGRESS, Proto::TCP, at(1, 61000), at(3, 8080));
+    assert_eq!(flow.key_as(Kind::SNAT, Proto::TCP), there);
+    let back = FlowKey::new(Hook::INGRESS, Proto::TCP, at(3, 8080), at(9, 61000));
+    assert_eq!(flow.key_as(Kind::UNSNAT, Proto::TCP), back);
+    assert_eq!(flow.kinds().len(), 4);
+}
+
+#[test]
+fn a_host_flow_has_two_entries_whatever_its_source() {
+    let remote = flow(at(9, 61000), Flow::<Addr4>::HOST);
+    assert_eq!(remote.opener_key(Proto::UDP), FlowKey::new(Hook::ANCHOR, Proto::UDP, at(1, 1000), at(2, 80)));
+    assert_eq!(remote.undnat_key(Proto::UDP), FlowKey::new(Hook::INGRESS, Proto::UDP, at(3, 8080), at(9, 61000)));
+    assert_eq!(remote.kinds(), [Kind::UNDNAT, Kind::DNAT]);
+    let own = flow(at(1, 1000), Flow::<Addr4>::HOST | Flow::<Addr4>::HOST_BACKEND);
+    assert_eq!(own.undnat_key(Proto::UDP), FlowKey::new(Hook::EGRESS, Proto::UDP, at(3, 8080), at(1, 1000)));
+}
+
+#[test]
+fn states_follow_what_both_sides_have_shown() {
+    let mut flow = flow(at(1, 1000), 0);
+    assert_eq!(flow.state(), State::New);
+    flow.rx = Seen::PACKET;
+    assert_eq!(flow.state(), State::Established);
+    flow.tx = flow.tx.with(Seen::FIN);
+    assert_eq!(flow.state(), State::HalfClosed);
+    flow.rx = flow.rx.with(Seen::FIN);
+    assert_eq!(flow.state(), State::Closed);
+    flow.rx = flow.rx.with(Seen::RST);
+    assert_eq!(flow.state(), State::Reset);
+    flow.rx = flow.rx.without(Seen::RST);
+    assert_eq!(flow.state(), State::Closed);
+}
+
+#[test]
+fn an_opener_takes_over_only_what_is_over() {
+    let mut flow = flow(at(1, 1000), 0);
+    assert!(!flow.yields_to_opener(Proto::TCP, 101), "a SYN sent again is the same flow");
+    assert!(!flow.yields_to_opener(Proto::UDP, 130));
+    assert!(flow.yields_to_opener(Proto::UDP, 131), "30 s without an answer");
+    flow.rx = Seen::PACKET;
+    assert!(!flow.yields_to_opener(Proto::UDP, 280));
+    assert!(flow.yields_to_opener(Proto::UDP, 281));
+    assert!(!flow.yields_to_opener(Proto::TCP, 160));
+    assert!(flow.yields_to_opener(Proto::TCP, 161), "a silent minute, then the port dials again");
+    assert!(!flow.is_over(Proto::TCP, 161), "but for others it is only silent");
+    assert!(flow.is_over(Proto::TCP, 8_201));
+    flow.rx = flow.rx.with(Seen::RST);
+    assert!(flow.yields_to_opener(Proto::TCP, 100));
+}

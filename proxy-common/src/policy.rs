@@ -1,0 +1,127 @@
+//! Which set serves a client, and whether it is masqueraded: kube-proxy's rules as functions of what a packet showed.
+
+use crate::addr::{Addr, Addr4, Addr6, SockAddr};
+use crate::assert_size;
+use crate::device::Node;
+use crate::frontend::{Backend, FrontendKey, FrontendKind, Service, Set};
+
+/// Where a client is.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Origin(u8);
+
+impl Origin {
+    /// Somewhere else: another node, or outside the cluster.
+    pub const OUTSIDE: Self = Self(0);
+    /// A pod that the operator's means of detection call local.
+    pub const DETECTED: Self = Self(1);
+    /// Behind a pod's device of this node, whatever its address.
+    pub const POD: Self = Self(2);
+    /// This node itself.
+    pub const NODE: Self = Self(3);
+
+    #[inline(always)]
+    pub const fn is_outside(self) -> bool {
+        self.0 == Self::OUTSIDE.0
+    }
+
+    #[inline(always)]
+    pub const fn is_detected(self) -> bool {
+        self.0 == Self::DETECTED.0
+    }
+
+    #[inline(always)]
+    pub const fn is_pod(self) -> bool {
+        self.0 == Self::POD.0
+    }
+
+    #[inline(always)]
+    pub const fn is_node(self) -> bool {
+        self.0 == Self::NODE.0
+    }
+}
+
+/// The set that serves a client. Under `externalTrafficPolicy: Local` clients that are on this node already, or in a pod,
+/// need no local backend: nothing would be gained by refusing them.
+#[inline(always)]
+pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
+    let local = if kind.is_external() {
+        service.has(Service::EXTERNAL_LOCAL) && origin.is_outside()
+    } else {
+        service.has(Service::INTERNAL_LOCAL)
+    };
+    if local { Set::LOCAL } else { Set::CLUSTER }
+}
+
+/// May a client reach this kind of frontend at all? ClusterIPs are for those in the cluster, unless the operator says
+/// otherwise; kube-proxy makes no difference.
+#[inline(always)]
+pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool {
+    kind.is_external() || !origin.is_outside() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
+}
+
+/// Must the backend see the node instead of the client? (A client that is its own backend always must, and the host's own
+/// packets may need another address of the node: both are not asked here.)
+///
+/// `detects`: the node has a way to tell local pods of this family.
+#[inline(always)]
+pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: &Node, detects: bool) -> bool {
+    let Decision { kind, origin, .. } = *decision;
+    if !kind.is_external() && node.has(Node::MASQUERADE_ALL) {
+        return true;
+    }
+    if !node.has(Node::COMPAT) {
+        // Replies of a remote backend would go straight to a client that is not on this node, who never heard of it. What
+        // is only detected, by its address, may be a pod of another node.
+        return !origin.is_node() && !origin.is_pod() && !decision.backend.is_local();
+    }
+    if kind.is_external() {
+        !service.has(Service::EXTERNAL_LOCAL) || origin.is_node()
+    } else {
+        detects && !origin.is_detected()
+    }
+}
+
+/// What the programs decided of the last packet that opened a flow, or tried to. They write it, only `kpx trace` and tests
+/// read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision<A: Addr> {
+    /// The row that matched.
+    pub frontend: FrontendKey<A>,
+    pub service: FrontendKey<A>,
+    pub kind: FrontendKind,
+    pub origin: Origin,
+    pub set: Set,
+    /// Which of these fields are of this packet, and more: see the constants.
+    pub flags: u8,
+    pub backend: Backend<A>,
+}
+assert_size!(Decision<Addr4> = 2 * 8 + 4 + 8);
+assert_size!(Decision<Addr6> = 2 * 20 + 4 + 20);
+
+impl<A: Addr> Decision<A> {
+    /// A frontend was found: the fields above are of this packet.
+    pub const FRONTEND: u8 = 1 << 0;
+    /// A set was chosen.
+    pub const SET: u8 = 1 << 1;
+    /// A backend was chosen.
+    pub const BACKEND: u8 = 1 << 2;
+    /// It is the one that the client had before.
+    pub const AFFINITY: u8 = 1 << 3;
+    /// The backend sees the node instead of the client.
+    pub const MASQUERADE: u8 = 1 << 4;
+    /// The backend's open flows are counted.
+    pub const COUNTED: u8 = 1 << 5;
+
+    #[inline(always)]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Where the backend listens.
+    #[inline(always)]
+    pub const fn backend_at(&self) -> SockAddr<A> {
+        SockAddr::new(self.backend.addr, self.backend.port)
+    }
+}
