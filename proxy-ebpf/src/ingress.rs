@@ -1,72 +1,117 @@
 //! What arrives at a device: destinations are rewritten.
 
-use proxy_common::addr::SockAddr;
 use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook, Kind};
+use proxy_common::policy::Decision;
 
-use crate::flow::{self, Source};
-use crate::net::Net;
-use crate::packet::{Packet, Skb};
-use crate::{Answer, PASS, anchor, lookup, maps};
+use crate::decide;
+use crate::maps::Scratch;
+use crate::net::{Net, NextHop, route};
+use crate::open::{self, Source};
+use crate::packet::Packet;
+use crate::skb::Skb;
+use crate::{Answer, PASS, flow, host, maps};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
-    let packet = Packet::<A>::parse(skb)?;
+    let scratch = maps::scratch::<A>().ok_or(Reason::FlowsFull)?;
+    scratch.packet.parse(skb, Hook::INGRESS)?;
     if skb.note().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    let flow = maps::scratch(0).ok_or(Reason::FlowsFull)?;
-    if !flow::follow(&packet, Hook::INGRESS, false, flow) {
-        open(&packet, flow)?;
+    if !flow::follow(&scratch.packet, Hook::INGRESS, false, &mut scratch.flow) {
+        open(skb, scratch)?;
     }
+    let Scratch { packet, flow, .. } = scratch;
     match flow.kind {
         Kind::DNAT => {
             maps::count(Event::Forwarded);
-            packet.rewrite(flow.client_between(), flow.backend)?;
+            packet.rewrite(skb, &flow.client_between(), &flow.backend)?;
             skb.set_note(true);
             Ok(PASS)
         }
         Kind::UNSNAT => {
-            packet.rewrite(packet.src, flow.client_between())?;
+            packet.rewrite(skb, &packet.src, &flow.client_between())?;
             skb.set_note(false);
             Ok(PASS)
         }
-        _ => anchor::give_back(&packet, flow),
+        _ => host::give_back(skb, packet, flow),
     }
 }
 
 /// Opens the flow that starts with this packet.
-#[inline(always)]
-fn open<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> Result<(), Reason> {
-    if !packet.opens() {
+#[inline(never)]
+fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+    if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let frontend = match lookup::frontend(packet.dst, packet.proto) {
-        Ok(frontend) => frontend,
-        Err(Reason::NotOurs) => return open_direct(packet, flow),
+    let node = maps::node().ok_or(Reason::NoNodeAddress)?;
+    let generation = maps::generation();
+    let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
+    let decision = match decide::run(scratch, origin, node) {
+        Ok(decision) => decision,
+        Err(Reason::NotOurs) => return open_direct(skb, scratch),
         Err(reason) => return Err(reason),
     };
-    let backend = lookup::backend(&frontend)?;
-    // A pod that is served by itself would answer itself directly, past every hook: it must see the node instead.
-    let source = if backend.addr == packet.src.addr { node_addr()? } else { packet.src.addr };
-    let backend = SockAddr::new(backend.addr, backend.port);
-    flow::open(packet, backend, Source { addr: source, port_taken: false }, 0, flow)
+    if origin.is_outside() && is_forged(skb, &scratch.packet) {
+        return Err(Reason::NotOurs);
+    }
+    let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
+    let flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
+    open::flow(scratch, decision.backend_at(), source, flags)
 }
 
 /// A pod dials a backend directly, from the port with which it also reaches it through a service. The two would be one
 /// conversation to the backend, so the direct one gets another source port.
 #[inline(always)]
-fn open_direct<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> Result<(), Reason> {
-    let from_pod = maps::device(packet.skb.ifindex()).is_some_and(|device| device.is_pod());
-    if !from_pod || !flow::shadows(packet, flow) {
+fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+    let packet = &scratch.packet;
+    let from_pod = maps::device(skb.ifindex()).is_some_and(|device| device.is_pod());
+    if !from_pod || !open::shadows(packet, &mut scratch.flow) {
         return Err(Reason::NotOurs);
     }
-    flow::open(packet, packet.dst, Source { addr: packet.src.addr, port_taken: true }, 0, flow)
+    let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
+    open::flow(scratch, packet.dst, source, 0)
+}
+
+/// Does a packet from outside say that it comes from the node, or from a pod of it? The kernel will not take it (rp_filter),
+/// but the flow that it opened would take replies from those who really are there.
+#[inline(always)]
+fn is_forged<A: Net>(skb: Skb, packet: &Packet<A>) -> bool {
+    let client = &packet.src.addr;
+    if maps::own_addr(client).is_some() {
+        return true;
+    }
+    match route(skb, skb.ifindex(), &packet.dst.addr, client) {
+        Ok(NextHop::Device(ifindex)) => maps::device(ifindex).is_some_and(|device| device.is_pod()),
+        _ => false,
+    }
+}
+
+/// The address that the backend shall see.
+#[inline(always)]
+fn source_addr<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, decision: &Decision<A>) -> Result<A, Reason> {
+    let client = packet.src.addr;
+    let backend = decision.backend.addr;
+    // A pod that is served by itself would answer itself directly, past every hook: it must see the node instead.
+    let masquerade = backend == client || decision.has(Decision::<A>::MASQUERADE);
+    // What goes up to a socket of the host leaves through no device, and is not masqueraded by kube-proxy either.
+    if !masquerade || maps::own_addr(&backend).is_some() {
+        return Ok(client);
+    }
+    let device = match route(skb, skb.ifindex(), &client, &backend) {
+        Ok(NextHop::Device(ifindex)) => maps::device(ifindex),
+        _ => None,
+    };
+    match device.map(|device| A::of_device(&device)) {
+        Some(addr) if !addr.is_unspecified() => Ok(addr),
+        _ => node_addr(node),
+    }
 }
 
 #[inline(always)]
-fn node_addr<A: Net>() -> Result<A, Reason> {
-    let node = maps::node().ok_or(Reason::NoNodeAddress)?;
-    let addr = A::of_node(&node);
+fn node_addr<A: Net>(node: &Node) -> Result<A, Reason> {
+    let addr = A::of_node(node);
     if addr.is_unspecified() { Err(Reason::NoNodeAddress) } else { Ok(addr) }
 }

@@ -2,7 +2,7 @@
 //! function, and nothing of it is compiled in.
 
 use crate::net::Net;
-use crate::packet::Skb;
+use crate::skb::Skb;
 
 #[cfg(not(feature = "log"))]
 #[inline(always)]
@@ -14,11 +14,12 @@ pub fn packet<A: Net>(_skb: Skb, _outcome: i32) {}
 #[inline(never)]
 pub fn packet<A: Net>(skb: Skb, outcome: i32) {
     let ctx = aya_ebpf::programs::TcContext::new(skb.as_ptr());
-    let Ok(packet) = crate::packet::Packet::<A>::parse(skb) else {
+    let Some(scratch) = crate::maps::scratch::<A>() else { return };
+    let Ok(()) = scratch.packet.parse(skb, proxy_common::flow::Hook::INGRESS) else {
         aya_log_ebpf::debug!(&ctx, "device {}: outcome {}", skb.ifindex(), outcome);
         return;
     };
-    let (src, dst) = (packet.src, packet.dst);
+    let (src, dst) = (scratch.packet.src, scratch.packet.dst);
     aya_log_ebpf::debug!(&ctx, "device {}: {:i} port {} to", skb.ifindex(), src.addr.log(), src.port.get());
     aya_log_ebpf::debug!(&ctx, "{:i} port {}: outcome {}", dst.addr.log(), dst.port.get(), outcome);
 }

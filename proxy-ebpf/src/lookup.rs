@@ -1,46 +1,39 @@
-//! From what a client dialled to the backend that shall serve it. No packets here, and nothing is remembered.
+//! From what a client dialled to the frontend there. No packets here, and nothing is remembered.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::frontend::{Backend, Frontend, FrontendKey, Service, SlotKey};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::policy::Decision;
 
 use crate::maps;
 use crate::net::Net;
 
-/// The frontend at an address and port.
+/// Finds the frontend at an address and port, into `decision`.
 #[inline(always)]
-pub fn frontend<A: Net>(dialled: SockAddr<A>, proto: Proto) -> Result<Frontend<A>, Reason> {
-    if let Some(frontend) = maps::frontend(&FrontendKey::new(dialled.addr, dialled.port, proto)) {
-        return Ok(frontend);
+pub fn frontend<A: Net>(dialled: &SockAddr<A>, proto: Proto, decision: &mut Decision<A>) -> Result<(), Reason> {
+    decision.frontend = FrontendKey::new(dialled.addr, dialled.port, proto);
+    if take(decision) {
+        return Ok(());
     }
-    match maps::frontend(&FrontendKey::address(dialled.addr)) {
-        Some(_) => Err(Reason::UnknownPort),
-        None => Err(Reason::NotOurs),
+    if let Some(own) = maps::own_addr(&dialled.addr) {
+        decision.frontend = FrontendKey::node_port(dialled.port, proto);
+        return if own.takes_node_ports() && take(decision) { Ok(()) } else { Err(Reason::NotOurs) };
     }
+    decision.frontend = FrontendKey::address(dialled.addr);
+    if maps::has_frontend(&decision.frontend) {
+        return Err(Reason::UnknownPort);
+    }
+    Err(if maps::is_in_service_cidr(dialled.addr) { Reason::Unallocated } else { Reason::NotOurs })
 }
 
-/// One of the frontend's backends, at random.
+/// Reads the row that the decision names.
 #[inline(always)]
-pub fn backend<A: Net>(frontend: &Frontend<A>) -> Result<Backend<A>, Reason> {
-    // A slot may go between counting and reading: slots are deleted after the count has shrunk, so a second look sees
-    // the new count.
-    match pick(frontend)? {
-        Some(backend) => Ok(backend),
-        None => pick(frontend)?.ok_or(Reason::StaleSlot),
-    }
-}
-
-#[inline(always)]
-fn pick<A: Net>(frontend: &Frontend<A>) -> Result<Option<Backend<A>>, Reason> {
-    let service = maps::service(&frontend.service).ok_or(Reason::NotOurs)?;
-    let set = service.internal_set();
-    let count = service.count(set);
-    if count == 0 {
-        let elsewhere = service.has(Service::HAS_ENDPOINTS);
-        return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
-    }
-    Ok(maps::slot(&SlotKey::new(frontend.service, set, below(u32::from(count)) as u16)))
+fn take<A: Net>(decision: &mut Decision<A>) -> bool {
+    let Some(frontend) = maps::frontend(&decision.frontend) else { return false };
+    decision.service = frontend.service;
+    decision.kind = frontend.kind;
+    true
 }
 
 /// A random number below `bound`, without a division: the upper half of a 64-bit product.

@@ -1,7 +1,7 @@
 //! kpx's kernel programs.
 //!
-//! `kpx_ingress` and `kpx_egress` sit on every device (and `kpx_egress` on lo), `kpx_anchor` on the egress of the
-//! anchor, where the host's own packets to services start. Two rules hold on devices: an ingress hook rewrites only a
+//! `kpx_ingress` and `kpx_egress` sit on every device. The host's own packets to services start on the egress of the
+//! anchor, with `kpx_anchor`, or on that of lo, with `kpx_lo`, if the service's address is the host's own. Two rules hold on devices: an ingress hook rewrites only a
 //! packet's destination address, an egress hook only its source address. So routing, rp_filter, conntrack and network
 //! policy in between see "client to backend" and back, and nothing else.
 //!
@@ -11,25 +11,39 @@
 #![cfg_attr(not(target_arch = "bpf"), allow(dead_code, reason = "on the host nothing calls the hooks"))]
 
 mod anchor;
+mod apart;
+mod decide;
 mod egress;
+mod extension;
 mod flow;
+mod fragment;
+mod host;
+mod icmp;
 mod ingress;
+mod ipv4;
+mod ipv6;
+mod lo;
 mod log;
 mod lookup;
 mod maps;
 mod net;
+mod open;
 mod packet;
 mod reject;
+mod sctp;
+mod select;
+mod skb;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
+use proxy_common::flow::Hook;
 
 use crate::net::Net;
-use crate::packet::Skb;
 use crate::reject::Exit;
+use crate::skb::Skb;
 
 /// A tc action.
 type Answer = i32;
@@ -42,8 +56,18 @@ const DROP: Answer = TC_ACT_SHOT as Answer;
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(skb, ingress4(skb), Reason::verdict, Exit::Device),
-        Addr6::ETHERTYPE => conclude::<Addr6>(skb, ingress6(skb), Reason::verdict, Exit::Device),
+        Addr4::ETHERTYPE => conclude::<Addr4>(
+            skb,
+            ingress4(skb).or_error(|| icmp4(skb, Hook::INGRESS, false)),
+            Reason::verdict,
+            Exit::Device,
+        ),
+        Addr6::ETHERTYPE => conclude::<Addr6>(
+            skb,
+            ingress6(skb).or_error(|| icmp6(skb, Hook::INGRESS, false)),
+            Reason::verdict,
+            Exit::Device,
+        ),
         _ => not_ip(PASS),
     }
 }
@@ -51,9 +75,20 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn kpx_egress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    let forward = skb.note().is_forward();
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(skb, egress4(skb), Reason::verdict, Exit::Device),
-        Addr6::ETHERTYPE => conclude::<Addr6>(skb, egress6(skb), Reason::verdict, Exit::Device),
+        Addr4::ETHERTYPE => conclude::<Addr4>(
+            skb,
+            egress4(skb).or_error(|| icmp4(skb, Hook::EGRESS, forward)),
+            Reason::verdict,
+            Exit::Device,
+        ),
+        Addr6::ETHERTYPE => conclude::<Addr6>(
+            skb,
+            egress6(skb).or_error(|| icmp6(skb, Hook::EGRESS, forward)),
+            Reason::verdict,
+            Exit::Device,
+        ),
         _ => not_ip(PASS),
     }
 }
@@ -62,9 +97,36 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
 pub fn kpx_anchor(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(skb, anchor4(skb), Reason::verdict_at_anchor, Exit::Anchor),
-        Addr6::ETHERTYPE => conclude::<Addr6>(skb, anchor6(skb), Reason::verdict_at_anchor, Exit::Anchor),
+        Addr4::ETHERTYPE => conclude::<Addr4>(
+            skb,
+            anchor4(skb).or_error(|| icmp4(skb, Hook::ANCHOR, false)),
+            Reason::verdict_at_anchor,
+            Exit::Host,
+        ),
+        Addr6::ETHERTYPE => conclude::<Addr6>(
+            skb,
+            anchor6(skb).or_error(|| icmp6(skb, Hook::ANCHOR, false)),
+            Reason::verdict_at_anchor,
+            Exit::Host,
+        ),
         _ => not_ip(DROP),
+    }
+}
+
+#[classifier]
+pub fn kpx_lo(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    let forward = skb.note().is_forward();
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => {
+            let outcome = lo4(skb).or_error(|| icmp4(skb, Hook::EGRESS, forward));
+            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::ANCHOR, false)), Reason::verdict, Exit::Host)
+        }
+        Addr6::ETHERTYPE => {
+            let outcome = lo6(skb).or_error(|| icmp6(skb, Hook::EGRESS, forward));
+            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::ANCHOR, false)), Reason::verdict, Exit::Host)
+        }
+        _ => not_ip(PASS),
     }
 }
 
@@ -107,6 +169,26 @@ fn anchor6(skb: Skb) -> Outcome {
     Outcome::new(anchor::run::<Addr6>(skb))
 }
 
+#[inline(never)]
+fn lo4(skb: Skb) -> Outcome {
+    Outcome::new(lo::run::<Addr4>(skb))
+}
+
+#[inline(never)]
+fn lo6(skb: Skb) -> Outcome {
+    Outcome::new(lo::run::<Addr6>(skb))
+}
+
+#[inline(never)]
+fn icmp4(skb: Skb, hook: Hook, forward: bool) -> Outcome {
+    Outcome::new(icmp::run::<Addr4>(skb, hook, forward))
+}
+
+#[inline(never)]
+fn icmp6(skb: Skb, hook: Hook, forward: bool) -> Outcome {
+    Outcome::new(icmp::run::<Addr6>(skb, hook, forward))
+}
+
 /// What a body came to, in one register: an answer, or the reason why there is none.
 #[repr(transparent)]
 struct Outcome(i32);
@@ -118,6 +200,12 @@ impl Outcome {
     #[inline(always)]
     fn new(result: Result<Answer, Reason>) -> Self {
         Self(result.unwrap_or_else(|reason| Self::REASONS + reason as i32))
+    }
+
+    /// What is none of our transports may still be an ICMP error about one of their packets.
+    #[inline(always)]
+    fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
+        if self.0 == Self::REASONS + Reason::Protocol as i32 { icmp() } else { self }
     }
 
     #[inline(always)]

@@ -2,124 +2,276 @@
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, PerCpuArray};
-use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use aya_ebpf::maps::lpm_trie::Key;
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
+use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
-use proxy_common::device::{Device, Node};
-use proxy_common::flow::{Flow, FlowKey, Seen};
-use proxy_common::frontend::{Backend, Frontend, FrontendKey, Service, SlotKey};
+use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_common::frontend::{
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey, SourceRange,
+};
+use proxy_common::policy::Decision;
 
+use crate::icmp;
 use crate::net::Net;
+use crate::packet::Packet;
+
+mod flows;
+
+pub use flows::{Entry, Refused, claim_flow, flow, opener, remove_flow, undnat};
 
 // Sizes are defaults: the agent may set others before it loads the object.
 const FRONTENDS: u32 = 65_536;
 const SLOTS: u32 = 262_144;
+const SOURCE_RANGES: u32 = 65_536;
 const FLOWS: u32 = 262_144;
+const CLIENTS: u32 = 65_536;
+const BACKENDS: u32 = 65_536;
+const FRAGMENTED: u32 = 16_384;
 const ADDRS: u32 = 65_536;
+const NETS: u32 = 1_024;
 const DEVICES_MAX: u32 = 65_536;
 
-#[map]
-static FRONTENDS4: HashMap<FrontendKey<Addr4>, Frontend<Addr4>> =
-    HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
-#[map]
-static FRONTENDS6: HashMap<FrontendKey<Addr6>, Frontend<Addr6>> =
-    HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
+/// The maps of a family.
+pub trait Maps: Addr {
+    const MAPS: &'static FamilyMaps<Self>;
+}
 
-#[map]
-static SERVICES4: HashMap<FrontendKey<Addr4>, Service> = HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
-#[map]
-static SERVICES6: HashMap<FrontendKey<Addr6>, Service> = HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
+/// The maps that exist once per family.
+pub struct FamilyMaps<A: Addr + 'static> {
+    frontends: &'static HashMap<FrontendKey<A>, Frontend<A>>,
+    services: &'static HashMap<FrontendKey<A>, Service>,
+    slots: &'static HashMap<SlotKey<A>, Backend<A>>,
+    endpoints: &'static HashMap<EndpointKey<A>, Endpoint>,
+    maglev: &'static HashMap<SetKey<A>, Maglev>,
+    source_ranges: &'static LpmTrie<SourceRange<A>, u32>,
+    flows: &'static HashMap<FlowKey<A>, Flow<A>>,
+    affinity: &'static LruHashMap<AffinityKey<A>, Affinity<A>>,
+    cursors: &'static LruHashMap<SetKey<A>, u32>,
+    connections: &'static LruHashMap<FrontendKey<A>, u32>,
+    fragments: &'static LruHashMap<FragmentKey<A>, Ports>,
+    addrs: &'static HashMap<A, OwnAddr>,
+    pods: &'static LpmTrie<A, u32>,
+    service_cidrs: &'static LpmTrie<A, u32>,
+    scratches: &'static PerCpuArray<Scratch<A>>,
+    decisions: &'static PerCpuArray<Decision<A>>,
+}
 
-#[map]
-static SLOTS4: HashMap<SlotKey<Addr4>, Backend<Addr4>> = HashMap::with_max_entries(SLOTS, BPF_F_NO_PREALLOC);
-#[map]
-static SLOTS6: HashMap<SlotKey<Addr6>, Backend<Addr6>> = HashMap::with_max_entries(SLOTS, BPF_F_NO_PREALLOC);
+/// Flows are preallocated and never LRU: what is established must not be evicted, and opening a flow must not allocate.
+/// What is LRU may be forgotten: it costs a client its backend, a fragment, an even share.
+macro_rules! maps {
+    ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
+     $flows:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
+     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident) => {
+        #[map]
+        static $frontends: HashMap<FrontendKey<$addr>, Frontend<$addr>> =
+            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $services: HashMap<FrontendKey<$addr>, Service> =
+            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $slots: HashMap<SlotKey<$addr>, Backend<$addr>> = HashMap::with_max_entries(SLOTS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $endpoints: HashMap<EndpointKey<$addr>, Endpoint> = HashMap::with_max_entries(SLOTS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $maglev: HashMap<SetKey<$addr>, Maglev> = HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $source_ranges: LpmTrie<SourceRange<$addr>, u32> =
+            LpmTrie::with_max_entries(SOURCE_RANGES, BPF_F_NO_PREALLOC);
+        #[map]
+        static $flows: HashMap<FlowKey<$addr>, Flow<$addr>> = HashMap::with_max_entries(FLOWS, 0);
+        #[map]
+        static $affinity: LruHashMap<AffinityKey<$addr>, Affinity<$addr>> = LruHashMap::with_max_entries(CLIENTS, 0);
+        #[map]
+        static $cursors: LruHashMap<SetKey<$addr>, u32> = LruHashMap::with_max_entries(FRONTENDS, 0);
+        #[map]
+        static $connections: LruHashMap<FrontendKey<$addr>, u32> = LruHashMap::with_max_entries(BACKENDS, 0);
+        #[map]
+        static $fragments: LruHashMap<FragmentKey<$addr>, Ports> = LruHashMap::with_max_entries(FRAGMENTED, 0);
+        #[map]
+        static $addrs: HashMap<$addr, OwnAddr> = HashMap::with_max_entries(ADDRS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $pods: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(NETS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $service_cidrs: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(NETS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $scratches: PerCpuArray<Scratch<$addr>> = PerCpuArray::with_max_entries(1, 0);
+        #[map]
+        static $decisions: PerCpuArray<Decision<$addr>> = PerCpuArray::with_max_entries(1, 0);
 
-// Preallocated and never LRU: what is established must not be evicted, and opening a flow must not allocate.
-#[map]
-static FLOWS4: HashMap<FlowKey<Addr4>, Flow<Addr4>> = HashMap::with_max_entries(FLOWS, 0);
-#[map]
-static FLOWS6: HashMap<FlowKey<Addr6>, Flow<Addr6>> = HashMap::with_max_entries(FLOWS, 0);
-
-/// The node's own addresses, each with the index of the device that carries it.
-#[map]
-static ADDRS4: HashMap<Addr4, u32> = HashMap::with_max_entries(ADDRS, BPF_F_NO_PREALLOC);
-#[map]
-static ADDRS6: HashMap<Addr6, u32> = HashMap::with_max_entries(ADDRS, BPF_F_NO_PREALLOC);
+        impl Maps for $addr {
+            const MAPS: &'static FamilyMaps<Self> = &FamilyMaps {
+                frontends: &$frontends,
+                services: &$services,
+                slots: &$slots,
+                endpoints: &$endpoints,
+                maglev: &$maglev,
+                source_ranges: &$source_ranges,
+                flows: &$flows,
+                affinity: &$affinity,
+                cursors: &$cursors,
+                connections: &$connections,
+                fragments: &$fragments,
+                addrs: &$addrs,
+                pods: &$pods,
+                service_cidrs: &$service_cidrs,
+                scratches: &$scratches,
+                decisions: &$decisions,
+            };
+        }
+    };
+}
+maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 AFFINITY4 CURSORS4 CONNECTIONS4
+    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4);
+maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 AFFINITY6 CURSORS6 CONNECTIONS6
+    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6);
 
 #[map]
 static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, BPF_F_NO_PREALLOC);
 #[map]
 static NODE: Array<Node> = Array::with_max_entries(1, 0);
 #[map]
-static SCRATCH4: PerCpuArray<Flow<Addr4>> = PerCpuArray::with_max_entries(2, 0);
-#[map]
-static SCRATCH6: PerCpuArray<Flow<Addr6>> = PerCpuArray::with_max_entries(2, 0);
+static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
 
-/// The maps of a family.
-pub trait Maps: Addr {
-    fn frontends() -> &'static HashMap<FrontendKey<Self>, Frontend<Self>>;
-    fn services() -> &'static HashMap<FrontendKey<Self>, Service>;
-    fn slots() -> &'static HashMap<SlotKey<Self>, Backend<Self>>;
-    fn flows() -> &'static HashMap<FlowKey<Self>, Flow<Self>>;
-    fn addrs() -> &'static HashMap<Self, u32>;
-    fn scratches() -> &'static PerCpuArray<Flow<Self>>;
-}
-
-macro_rules! maps {
-    ($addr:ty: $frontends:ident $services:ident $slots:ident $flows:ident $addrs:ident $scratches:ident) => {
-        impl Maps for $addr {
-            #[inline(always)]
-            fn frontends() -> &'static HashMap<FrontendKey<Self>, Frontend<Self>> {
-                &$frontends
-            }
-            #[inline(always)]
-            fn services() -> &'static HashMap<FrontendKey<Self>, Service> {
-                &$services
-            }
-            #[inline(always)]
-            fn slots() -> &'static HashMap<SlotKey<Self>, Backend<Self>> {
-                &$slots
-            }
-            #[inline(always)]
-            fn flows() -> &'static HashMap<FlowKey<Self>, Flow<Self>> {
-                &$flows
-            }
-            #[inline(always)]
-            fn addrs() -> &'static HashMap<Self, u32> {
-                &$addrs
-            }
-            #[inline(always)]
-            fn scratches() -> &'static PerCpuArray<Flow<Self>> {
-                &$scratches
-            }
-        }
-    };
-}
-maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 FLOWS4 ADDRS4 SCRATCH4);
-maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 FLOWS6 ADDRS6 SCRATCH6);
-
 #[inline(always)]
 pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {
-    copied(A::frontends(), key)
+    copied(A::MAPS.frontends, key)
+}
+
+#[inline(always)]
+pub fn has_frontend<A: Net>(key: &FrontendKey<A>) -> bool {
+    A::MAPS.frontends.get_ptr(key).is_some()
 }
 
 #[inline(always)]
 pub fn service<A: Net>(key: &FrontendKey<A>) -> Option<Service> {
-    copied(A::services(), key)
+    copied(A::MAPS.services, key)
 }
 
 #[inline(always)]
 pub fn slot<A: Net>(key: &SlotKey<A>) -> Option<Backend<A>> {
-    copied(A::slots(), key)
+    copied(A::MAPS.slots, key)
 }
 
-/// The device that carries `addr`, if it is the node's own.
+/// What is known of `addr`, if it is the node's own.
 #[inline(always)]
-pub fn addr_ifindex<A: Net>(addr: &A) -> Option<u32> {
-    copied(A::addrs(), addr)
+pub fn own_addr<A: Net>(addr: &A) -> Option<OwnAddr> {
+    copied(A::MAPS.addrs, addr)
+}
+
+/// Does the operator call this address a local pod's?
+#[inline(always)]
+pub fn is_pod<A: Net>(addr: A) -> bool {
+    A::MAPS.pods.get(Key::new(addr_bits::<A>(), addr)).is_some()
+}
+
+#[inline(always)]
+pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
+    A::MAPS.service_cidrs.get(Key::new(addr_bits::<A>(), addr)).is_some()
+}
+
+#[inline(always)]
+pub fn is_in_source_range<A: Net>(service: &FrontendKey<A>, addr: A) -> bool {
+    let prefix_len = SourceRange::<A>::SERVICE_BITS + addr_bits::<A>();
+    A::MAPS.source_ranges.get(Key::new(prefix_len, SourceRange::new(*service, addr))).is_some()
+}
+
+#[inline(always)]
+const fn addr_bits<A>() -> u32 {
+    size_of::<A>() as u32 * 8
+}
+
+/// The endpoint of a service port that listens at `at`, if it serves.
+#[inline(always)]
+pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endpoint> {
+    copied(A::MAPS.endpoints, &EndpointKey::new(service, at))
+}
+
+/// What stands at a place of a set's Maglev table.
+#[inline(always)]
+pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
+    let table = A::MAPS.maglev.get_ptr(set)?;
+    if place >= MAGLEV_PLACES {
+        return None;
+    }
+    // SAFETY: map memory outlives the program, and the place is within the table. (Not copied: it is 8 KiB.)
+    Some(u32::from(unsafe { *(&raw const (*table).slots).cast::<u16>().add(place) }))
+}
+
+#[inline(always)]
+pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
+    // SAFETY: as in `copied`.
+    unsafe { A::MAPS.affinity.get(key) }.copied()
+}
+
+#[inline(always)]
+pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
+    // Refused, it costs the client its backend the next time.
+    let _set = A::MAPS.affinity.insert(key, affinity, 0);
+}
+
+/// How many flows a set has opened in turn, before this one.
+#[inline(always)]
+pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
+    let Some(cursor) = A::MAPS.cursors.get_ptr_mut(set) else {
+        let _first = A::MAPS.cursors.insert(set, 1, u64::from(BPF_NOEXIST));
+        return 0;
+    };
+    // SAFETY: map memory outlives the program. Two CPUs may take the same turn, which evens out.
+    unsafe {
+        let turn = *cursor;
+        *cursor = turn.wrapping_add(1);
+        turn
+    }
+}
+
+/// How many flows are open to a backend whose flows are counted.
+#[inline(always)]
+pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
+    // SAFETY: as in `copied`.
+    unsafe { A::MAPS.connections.get(FrontendKey::new(backend.addr, backend.port, proto)) }.copied().unwrap_or(0)
+}
+
+#[inline(always)]
+pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
+    let key = FrontendKey::new(backend.addr, backend.port, proto);
+    match A::MAPS.connections.get_ptr_mut(key) {
+        // SAFETY: map memory outlives the program. Not atomic: if two CPUs meet, the count is one off until the agent
+        // counts again.
+        Some(count) => unsafe { *count = (*count).wrapping_add(1) },
+        None => {
+            // Refused or beaten, the same.
+            let _first = A::MAPS.connections.insert(key, 1, u64::from(BPF_NOEXIST));
+        }
+    }
+}
+
+#[inline(always)]
+pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
+    let key = FrontendKey::new(backend.addr, backend.port, proto);
+    if let Some(count) = A::MAPS.connections.get_ptr_mut(key) {
+        // SAFETY: as in `connection_opened`.
+        unsafe { *count = (*count).saturating_sub(1) };
+    }
+}
+
+/// Changes whenever an endpoint has ceased to serve.
+#[inline(always)]
+pub fn generation() -> u32 {
+    GENERATION.get(0).copied().unwrap_or(0)
+}
+
+/// Room for what is decided of the packet at hand.
+#[inline(always)]
+pub fn decision<A: Net>() -> Option<&'static mut Decision<A>> {
+    let decision = A::MAPS.decisions.get_ptr_mut(0)?;
+    // SAFETY: as in `scratch`.
+    Some(unsafe { &mut *decision })
 }
 
 #[inline(always)]
@@ -127,9 +279,10 @@ pub fn device(ifindex: u32) -> Option<Device> {
     copied(&DEVICES, &ifindex)
 }
 
+/// An element of an array is never given to another key, and half of an old one is as good as the other.
 #[inline(always)]
-pub fn node() -> Option<Node> {
-    NODE.get(0).copied()
+pub fn node() -> Option<&'static Node> {
+    NODE.get(0)
 }
 
 /// Adds one to a counter.
@@ -141,94 +294,23 @@ pub fn count(counter: impl Into<Counter>) {
     }
 }
 
-/// Why an entry could not be made.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
-    /// Its key is taken.
-    Taken,
-    Full,
-}
-
-/// Makes an entry, unless its key is taken.
-#[inline(always)]
-pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refused> {
-    const EEXIST: i32 = -17;
-    A::flows().insert(key, flow, u64::from(BPF_NOEXIST)).map_err(|error| match error {
-        EEXIST => Refused::Taken,
-        _ => Refused::Full,
-    })
+/// Room for what a program knows of the packet at hand: more than the stack has.
+#[derive(Clone, Copy)]
+pub struct Scratch<A: Addr> {
+    pub packet: Packet<A>,
+    pub flow: Flow<A>,
+    /// A flow whose place that one may take.
+    pub other: Flow<A>,
+    pub service: Service,
+    pub error: icmp::Error<A>,
 }
 
 #[inline(always)]
-pub fn remove_flow<A: Net>(key: &FlowKey<A>) {
-    // Already gone is as good.
-    let _gone = A::flows().remove(key);
-}
-
-/// An entry of the flow table: the way to read and write the little that changes while it lives.
-pub struct Entry<A: Addr>(*mut Flow<A>);
-
-/// The entry at `key`, its value copied to `flow`.
-///
-/// The kernel may give a deleted element to another key while we read it, so a value that does not belong to its key
-/// counts as none.
-#[inline(always)]
-pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
-    let live = A::flows().get_ptr_mut(key)?;
-    // SAFETY: map memory outlives the program. The copy may be torn, which the comparison below catches.
-    *flow = unsafe { *live };
-    (flow.key(key.proto()) == *key).then_some(Entry(live))
-}
-
-/// The opener's entry of `flow`.
-#[inline(always)]
-pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
-    A::flows().get_ptr_mut(flow.opener_key(proto)).map(Entry)
-}
-
-/// The entry that gives replies of `flow` their frontend's address back.
-#[inline(always)]
-pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
-    A::flows().get_ptr_mut(flow.undnat_key(proto)).map(Entry)
-}
-
-impl<A: Net> Entry<A> {
-    #[inline(always)]
-    pub fn tx(&self) -> Seen {
-        // SAFETY: as in `flow`; a byte is never torn.
-        unsafe { (*self.0).tx }
-    }
-
-    // If the element changes hands while it is written, its new owner is a flow of the same second whose end is noticed
-    // early or late once: the timeouts below bound what that can cost.
-
-    #[inline(always)]
-    pub fn set_last_secs(&self, last_secs: u32) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).last_secs = last_secs };
-    }
-
-    #[inline(always)]
-    pub fn set_tx(&self, tx: Seen) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).tx = tx };
-    }
-
-    #[inline(always)]
-    pub fn set_rx(&self, rx: Seen) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).rx = rx };
-    }
-}
-
-/// Room for the flow of the packet at hand (place 0), and for another one (place 1): those of IPv6 would not fit the
-/// stack beside their keys.
-#[inline(always)]
-pub fn scratch<A: Net>(place: u32) -> Option<&'static mut Flow<A>> {
-    let flow = A::scratches().get_ptr_mut(place)?;
+pub fn scratch<A: Net>() -> Option<&'static mut Scratch<A>> {
+    let scratch = A::MAPS.scratches.get_ptr_mut(0)?;
     // SAFETY: the room is this CPU's own, our programs never nest (a redirected packet meets the next hook after we
-    // returned), and each program asks once for each place.
-    Some(unsafe { &mut *flow })
+    // returned), and each program asks once.
+    Some(unsafe { &mut *scratch })
 }
 
 #[inline(always)]
@@ -237,4 +319,17 @@ fn copied<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
     // value here is good for one packet whichever half is new. (Since Linux 6.1 the element may even be given to another
     // key meanwhile, if the agent's next write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
     unsafe { map.get(key) }.copied()
+}
+
+#[inline(always)]
+pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
+    // SAFETY: as in `copied`. (What belongs to another packet is a wrong guess, such as two packets of one identification
+    // are as well: the receiver finds out by the checksum.)
+    unsafe { A::MAPS.fragments.get(key) }.copied()
+}
+
+#[inline(always)]
+pub fn remember_fragment<A: Net>(key: &FragmentKey<A>, ports: &Ports) {
+    // Without them the later fragments are left alone, and counted.
+    let _full = A::MAPS.fragments.insert(key, ports, 0);
 }

@@ -1,13 +1,14 @@
 //! Answers to packets that nobody will serve, so that their sender learns it at once: a RST for TCP, for the rest an
 //! ICMP "port unreachable". The packet itself is turned into its answer.
 
-use aya_ebpf::bindings::{BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM};
+use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 
 use crate::Answer;
-use crate::net::{Net, fold, sum};
-use crate::packet::{ACK, ETH_LEN, Header, RST_ACK, Skb, checksum_offset};
+use crate::net::{Header, Net, Place, fold, sum};
+use crate::packet::{ACK, RST_ACK, checksum_offset};
+use crate::skb::{ETH_LEN, Skb};
 
 /// Where the answer leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,8 +16,8 @@ use crate::packet::{ACK, ETH_LEN, Header, RST_ACK, Skb, checksum_offset};
 pub enum Exit {
     /// Back out of the device through which the packet came in.
     Device,
-    /// Back into the anchor, out of which the packet was going.
-    Anchor,
+    /// Back into the anchor or lo, out of which the packet of a socket of the host was going.
+    Host,
 }
 
 /// RFC 9293 §3.1.
@@ -33,6 +34,7 @@ struct TcpHeader {
     check: u16,
     urgent: u16,
 }
+const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
 /// RFC 792 p. 4, RFC 4443 §3.1.
 #[derive(Clone, Copy)]
@@ -48,26 +50,44 @@ struct IcmpHeader {
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Answer, Reason> {
-    let header = A::header(skb)?;
-    // A half-done checksum will be finished at the offset where it was begun: the answer's must be there too.
-    if header.l4 != ETH_LEN + A::IP_LEN {
+    let mut header = A::header(skb)?;
+    if header.place == Place::LATER {
         return Err(Reason::Rewrite);
     }
     let unfinished = has_unfinished_checksum(skb, header.l4 + checksum_offset(header.proto))?;
+    if header.l4 != ETH_LEN + A::IP_LEN {
+        cut_options(skb, &mut header)?;
+    }
     match header.proto {
         Proto::TCP => reset(skb, &header, unfinished)?,
+        // Its checksum would be finished as a CRC, in the middle of the quote.
+        Proto::SCTP if unfinished => return Err(Reason::Rewrite),
         _ => unreachable(skb, &header, unfinished)?,
     }
     let macs: [[u8; 6]; 2] = skb.load(0)?;
     skb.store(0, &[macs[1], macs[0]], 0)?;
-    let flags = if exit == Exit::Anchor { BPF_F_INGRESS } else { 0 };
-    Ok(skb.redirect(skb.ifindex(), flags.into()))
+    Ok(match exit {
+        Exit::Host => skb.inject(skb.ifindex()),
+        Exit::Device => skb.redirect(skb.ifindex(), 0),
+    })
+}
+
+/// Makes the packet one without options or extension headers, as which it will be quoted, too: answers have none, and
+/// their checksum must be where the kernel may have begun it for the packet.
+#[inline(always)]
+fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
+    let len = header.end - header.l4;
+    // A few bytes of a transport are quoted, and the kernel does not cut from what is to be segmented.
+    skb.resize(header.l4 + TCP_LEN)?;
+    skb.cut(header.l4 - ETH_LEN - A::IP_LEN)?;
+    header.l4 = ETH_LEN + A::IP_LEN;
+    let plain = A::ip_header(header.src, header.dst, header.proto, len as u16);
+    skb.store(ETH_LEN, &plain, BPF_F_RECOMPUTE_CSUM)
 }
 
 /// RFC 9293 §3.10.7.1: what a closed port answers.
 #[inline(always)]
 fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
-    const TCP_LEN: u16 = size_of::<TcpHeader>() as u16;
     let tcp: TcpHeader = skb.load(header.l4)?;
     if tcp.flags & RST_ACK & !ACK != 0 {
         return Err(Reason::Rewrite);
@@ -89,10 +109,10 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
         check: 0,
         urgent: 0,
     };
-    let pseudo = A::pseudo_sum(header.dst, header.src, Proto::TCP, TCP_LEN);
+    let pseudo = A::pseudo_sum(header.dst, header.src, Proto::TCP, TCP_LEN as u16);
     answer.check = if unfinished { fold(pseudo) } else { !fold(sum(&answer, pseudo)) };
-    skb.resize(header.l4 + u32::from(TCP_LEN))?;
-    write_header(skb, header, Proto::TCP, TCP_LEN)?;
+    skb.resize(header.l4 + TCP_LEN)?;
+    write_header(skb, header, Proto::TCP, TCP_LEN as u16)?;
     skb.store(header.l4, &answer, BPF_F_RECOMPUTE_CSUM)
 }
 
@@ -124,11 +144,12 @@ fn write_header<A: Net>(skb: Skb, header: &Header<A>, proto: Proto, len: u16) ->
 /// Is the checksum at `offset` one that the device is to finish?
 ///
 /// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change outside the pseudo
-/// header, so we tell it of one and look. (The field is overwritten afterwards.)
+/// header, so we tell it of one and look. (Then the field is as before: it may be quoted.)
 #[inline(always)]
 fn has_unfinished_checksum(skb: Skb, offset: u32) -> Result<bool, Reason> {
     let before: u16 = skb.load(offset)?;
     skb.replace_l4_checksum(offset, 0, 1, size_of::<u16>() as u32)?;
     let after: u16 = skb.load(offset)?;
+    skb.store(offset, &before, 0)?;
     Ok(before == after)
 }

@@ -1,0 +1,39 @@
+//! Fragments: only the first one of a packet has ports, the later ones take them from it.
+
+use proxy_common::counter::Reason;
+use proxy_common::fragment::{FragmentKey, Ports};
+
+use crate::maps;
+use crate::net::Net;
+use crate::skb::Skb;
+
+/// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what they have in common
+/// at this hook.
+#[inline(always)]
+pub fn remember<A: Net>(skb: Skb) {
+    // Without a key, the later fragments are left alone.
+    let _known = with_key::<A, _>(skb, |key| {
+        let found = skb.found();
+        maps::remember_fragment(key, &Ports::new(found.sport, found.dport, found.proto));
+    });
+}
+
+/// Gives a later fragment the ports of its first one. False if that was not seen, or belonged to no flow.
+#[inline(always)]
+pub fn recall<A: Net>(skb: Skb) -> bool {
+    let Ok(Some(ports)) = with_key::<A, _>(skb, |key| maps::fragment_ports(key)) else { return false };
+    let mut found = skb.found();
+    (found.sport, found.dport, found.proto) = (ports.src, ports.dst, ports.proto);
+    skb.set_found(found);
+    true
+}
+
+/// With the addresses read to their place, and what is before them in the packet overwritten.
+#[inline(always)]
+fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> Result<T, Reason> {
+    skb.lend(A::SRC_OFFSET - FragmentKey::<A>::ADDRS_OFFSET, |key: &mut FragmentKey<A>| {
+        let found = skb.found();
+        key.set(found.hook, found.split, found.id);
+        borrow(key)
+    })
+}

@@ -1,0 +1,130 @@
+//! Flows of the host's own sockets.
+//!
+//! The one case in which an egress hook rewrites destinations, because a local socket has no ingress hook. The packet is
+//! then routed again, as if it had arrived, and sent on its way without coming back to the host's stack.
+
+use aya_ebpf::bindings::BPF_F_INGRESS;
+use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Node;
+use proxy_common::flow::{Flow, Hook};
+use proxy_common::policy::Decision;
+
+use crate::maps::Scratch;
+use crate::net::{Net, NextHop, route};
+use crate::open::{self, Source};
+use crate::packet::Packet;
+use crate::skb::Skb;
+use crate::{Answer, decide, flow, maps};
+
+/// Interface index of lo, in every network namespace.
+const LO: u32 = 1;
+
+/// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
+#[inline(always)]
+pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Answer, Reason> {
+    let node = maps::node().ok_or(Reason::NoRoute)?;
+    if !flow::follow(&scratch.packet, Hook::ANCHOR, false, &mut scratch.flow) {
+        open(skb, scratch, node, flags)?;
+    }
+    let Scratch { packet, flow, .. } = scratch;
+    // A route that is gone may come back, and a connection outlives that.
+    let next_hop = way(skb, packet, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    maps::count(Event::Forwarded);
+    packet.rewrite(skb, &flow.source, &flow.backend)?;
+    skb.set_note(true);
+    leave(skb, next_hop)
+}
+
+/// Where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
+#[inline(always)]
+fn way<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, dst: &A) -> Result<NextHop, Reason> {
+    match route(skb, node.anchor_ifindex, &packet.src.addr, dst)? {
+        NextHop::Device(ifindex) if ifindex == node.anchor_ifindex => Err(Reason::NoRoute),
+        next_hop => Ok(next_hop),
+    }
+}
+
+/// Sends a packet on its way without coming back to the host's stack.
+#[inline(always)]
+pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Answer, Reason> {
+    match next_hop {
+        NextHop::Host => {
+            skb.set_destination_mac(&[0; 6])?;
+            Ok(skb.redirect(LO, u64::from(BPF_F_INGRESS)))
+        }
+        NextHop::Device(ifindex) => Ok(skb.redirect_neigh(ifindex)),
+    }
+}
+
+#[inline(never)]
+fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
+    if !scratch.packet.opens() {
+        return Err(Reason::NoFlow);
+    }
+    let generation = maps::generation();
+    let origin = decide::origin_inside(skb, &scratch.packet, node);
+    let decision = decide::run(scratch, origin, node)?;
+    let packet = &scratch.packet;
+    let next_hop = way(skb, packet, node, &decision.backend.addr)?;
+    let mut flags = Flow::<A>::HOST | flags;
+    if decision.has(Decision::<A>::COUNTED) {
+        flags |= Flow::<A>::COUNTED;
+    }
+    // On the wire such a flow is the host's, but neither its sockets nor connection tracking know it by that tuple: a
+    // direct connection of the host, or a pod that is masqueraded, may get the same port. So it must be one of ours.
+    let addr = match next_hop {
+        NextHop::Host => {
+            flags |= Flow::<A>::HOST_BACKEND;
+            packet.src.addr
+        }
+        NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
+    };
+    open::flow(scratch, decision.backend_at(), Source { addr, port_taken: true, generation }, flags)
+}
+
+/// The address with which the host reaches the decision's backend through a device.
+///
+/// The route to the service chose the source without knowing the backend. Beyond a device with addresses of its own
+/// (another uplink, an overlay) only those are sure to be answered through it.
+#[inline(always)]
+fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, ifindex: u32) -> A {
+    let chosen = packet.src.addr;
+    let (chosen, on_device) = match maps::own_addr(&chosen) {
+        // Not the host's own: a packet forwarded from a device without our hooks.
+        None if !decision.has(Decision::<A>::MASQUERADE) => return chosen,
+        None => (chosen, false),
+        // The kernel answers for an address of the host's with that address; it may move to another node at any time.
+        Some(_) if chosen == packet.dst.addr && !A::of_node(node).is_unspecified() => (A::of_node(node), false),
+        Some(own) => (chosen, own.ifindex == ifindex),
+    };
+    if on_device || decision.backend.is_local() && !decision.has(Decision::<A>::MASQUERADE) {
+        return chosen;
+    }
+    match maps::device(ifindex).map(|device| A::of_device(&device)) {
+        Some(addr) if !addr.is_unspecified() => addr,
+        _ => chosen,
+    }
+}
+
+/// A reply to a socket of the host, wherever it is met: it takes the service's address and goes in where the host's
+/// packets to that address go out. So rp_filter finds nothing odd, and conntrack a reply to what it saw leave.
+#[inline(always)]
+pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+    maps::count(Event::Returned);
+    packet.rewrite(skb, &flow.frontend, &flow.client)?;
+    inject(skb, flow)
+}
+
+/// Lets the host receive what goes to a socket of its own from the frontend of `flow`.
+#[inline(always)]
+pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Answer, Reason> {
+    let (ifindex, mac) = if flow.has(Flow::<A>::HOST_FRONTEND) {
+        (LO, [0; 6])
+    } else {
+        let node = maps::node().ok_or(Reason::NoRoute)?;
+        (node.anchor_ifindex, node.anchor_mac)
+    };
+    // With a strange MAC address the kernel would take the packet for another host's and drop it.
+    skb.set_destination_mac(&mac)?;
+    Ok(skb.inject(ifindex))
+}

@@ -1,0 +1,220 @@
+//! ICMP errors about packets of our flows. They quote the packet as it was where the error arose; who gets them knows it
+//! as it was on its own side of the hook.
+//!
+//! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this hook, and what the
+//! entry does to packets is done to the error and, mirrored, to its quote. The quoted transport checksum stays as it was:
+//! nobody checks it, seldom is what it covers there in full. An error opens, refreshes and closes nothing.
+
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::counter::{Event, Reason};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
+
+use crate::maps::Scratch;
+use crate::net::{Net, Place, route};
+use crate::skb::Skb;
+use crate::{Answer, PASS, host, maps};
+
+/// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
+const HEADER_LEN: u32 = 8;
+const QUOTED_LEN: u32 = 8;
+/// Of the checksum in an ICMP header.
+const CHECK_OFFSET: u32 = 2;
+
+/// An ICMP error, and what it quotes. In map memory, as a [`Packet`](crate::packet::Packet) is.
+#[derive(Clone, Copy)]
+pub struct Error<A: Addr> {
+    src: A,
+    dst: A,
+    icmp: u32,
+    end: u32,
+    quote: Quote<A>,
+    becomes: Translated<A>,
+}
+
+#[derive(Clone, Copy)]
+pub struct Quote<A: Addr> {
+    src: SockAddr<A>,
+    dst: SockAddr<A>,
+    proto: Proto,
+    l4: u32,
+}
+
+/// What an error becomes.
+#[derive(Clone, Copy)]
+pub struct Translated<A: Addr> {
+    src: A,
+    dst: A,
+    quoted_src: SockAddr<A>,
+    quoted_dst: SockAddr<A>,
+}
+
+/// Translates an ICMP error that is met at `hook`; `forward` as in [`flow::follow`](crate::flow::follow).
+#[inline(always)]
+pub fn run<A: Net>(skb: Skb, hook: Hook, forward: bool) -> Result<Answer, Reason> {
+    let Scratch { error, flow, .. } = maps::scratch::<A>().ok_or(Reason::Protocol)?;
+    error.parse(skb)?;
+    error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
+    // An error goes to the sender of what it is about.
+    if error.quote.src.addr != error.dst {
+        return Err(Reason::Protocol);
+    }
+    if hook == Hook::INGRESS && skb.note().is_translated() {
+        return Err(Reason::SeenBefore);
+    }
+    error.becomes.src = error.src;
+    error.becomes.dst = error.dst;
+    error.becomes.quoted_src = error.quote.src;
+    error.becomes.quoted_dst = error.quote.dst;
+    let key = FlowKey::new(hook, error.quote.proto, error.quote.dst, error.quote.src);
+    if maps::flow(&key, flow).is_none() {
+        return Err(Reason::Protocol);
+    }
+    match hook {
+        Hook::INGRESS => ingress(skb, error, flow),
+        Hook::EGRESS if flow.kind == Kind::UNDNAT && forward => Err(Reason::Protocol),
+        Hook::EGRESS => egress(skb, error, flow),
+        _ => at_anchor(skb, error, flow),
+    }
+}
+
+/// Destinations are rewritten. Not the way of a host's reply, whose source changes as well and which therefore is taken
+/// to the anchor: an error comes from whoever met it, through the device that leads there.
+#[inline(always)]
+fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+    let to_backend = flow.kind == Kind::DNAT;
+    let becomes = &mut error.becomes;
+    if to_backend {
+        becomes.dst = flow.backend.addr;
+        becomes.quoted_src = flow.backend;
+        becomes.quoted_dst = flow.client_between();
+    } else {
+        becomes.dst = flow.client.addr;
+        becomes.quoted_src = flow.client_between();
+    }
+    if flow.kind == Kind::UNDNAT {
+        becomes.quoted_src = flow.client;
+        becomes.quoted_dst = flow.frontend;
+    }
+    if flow.kind != Kind::UNSNAT {
+        maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
+    }
+    error.rewrite(skb)?;
+    skb.set_note(to_backend);
+    Ok(PASS)
+}
+
+/// Sources are rewritten, if they are the flow's: a router on the way keeps its address.
+#[inline(always)]
+fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+    if flow.kind == Kind::SNAT {
+        error.becomes.src = error.src_or(flow.client.addr, flow.source.addr);
+        error.becomes.quoted_dst = flow.source;
+        error.rewrite(skb)?;
+        return Ok(PASS);
+    }
+    maps::count(Event::Returned);
+    error.becomes.src = error.src_or(flow.backend.addr, flow.frontend.addr);
+    error.becomes.quoted_src = flow.client;
+    error.becomes.quoted_dst = flow.frontend;
+    error.rewrite(skb)?;
+    if flow.has(Flow::<A>::HOST) {
+        // On lo: the host itself would not take this packet.
+        return host::inject(skb, flow);
+    }
+    Ok(PASS)
+}
+
+/// The host does not take a reply.
+#[inline(always)]
+fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+    let node = maps::node().ok_or(Reason::RouteLost)?;
+    let next_hop = route(skb, node.anchor_ifindex, &error.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    maps::count(Event::Forwarded);
+    error.becomes.src = error.src_or(flow.client.addr, flow.source.addr);
+    error.becomes.dst = flow.backend.addr;
+    error.becomes.quoted_src = flow.backend;
+    error.becomes.quoted_dst = flow.source;
+    error.rewrite(skb)?;
+    skb.set_note(true);
+    host::leave(skb, next_hop)
+}
+
+impl<A: Net> Error<A> {
+    #[inline(never)]
+    fn parse(&mut self, skb: Skb) -> Result<(), Reason> {
+        let header = A::header(skb)?;
+        if header.proto != A::ICMP || header.place != Place::WHOLE {
+            return Err(Reason::Protocol);
+        }
+        let kind: u8 = skb.load(header.l4)?;
+        if !A::is_icmp_error(kind) {
+            return Err(Reason::Protocol);
+        }
+        (self.src, self.dst, self.icmp, self.end) = (header.src, header.dst, header.l4, header.end);
+        Ok(())
+    }
+
+    /// The error's source; `to` if it is `from`.
+    #[inline(always)]
+    fn src_or(&self, from: A, to: A) -> A {
+        if self.src == from { to } else { self.src }
+    }
+
+    #[inline(never)]
+    fn rewrite(&self, skb: Skb) -> Result<(), Reason> {
+        let Self { quote, becomes: to, .. } = self;
+        self.replace_quoted_addr(skb, A::SRC_OFFSET, quote.src.addr, to.quoted_src.addr)?;
+        self.replace_quoted_addr(skb, A::DST_OFFSET, quote.dst.addr, to.quoted_dst.addr)?;
+        self.replace_quoted_port(skb, 0, quote.src.port, to.quoted_src.port)?;
+        self.replace_quoted_port(skb, 2, quote.dst.port, to.quoted_dst.port)?;
+        self.replace_addr(skb, A::SRC_OFFSET, self.src, to.src)?;
+        self.replace_addr(skb, A::DST_OFFSET, self.dst, to.dst)
+    }
+
+    #[inline(always)]
+    fn replace_quoted_addr(&self, skb: Skb, place: u32, from: A, to: A) -> Result<(), Reason> {
+        if from == to {
+            return Ok(());
+        }
+        A::store_quoted_addr(skb, self.icmp + HEADER_LEN, place, self.icmp + CHECK_OFFSET, from, to)
+    }
+
+    #[inline(always)]
+    fn replace_quoted_port(&self, skb: Skb, offset: u32, from: Port, to: Port) -> Result<(), Reason> {
+        if from == to {
+            return Ok(());
+        }
+        let size = size_of::<Port>() as u32;
+        skb.replace_l4_checksum(self.icmp + CHECK_OFFSET, from.wire().into(), to.wire().into(), size)?;
+        skb.store(self.quote.l4 + offset, &to.wire(), 0)
+    }
+
+    #[inline(always)]
+    fn replace_addr(&self, skb: Skb, offset: u32, from: A, to: A) -> Result<(), Reason> {
+        if from == to {
+            return Ok(());
+        }
+        if A::ICMP_HAS_PSEUDO {
+            A::replace_pseudo_checksum(skb, self.icmp + CHECK_OFFSET, 0, from, to)?;
+        }
+        A::store_addr(skb, offset, from, to)
+    }
+}
+
+impl<A: Net> Quote<A> {
+    /// What an error quotes from `at` on, itself ending at `end`. Of fragments only the first has ports.
+    #[inline(never)]
+    fn parse(&mut self, skb: Skb, at: u32, end: u32) -> Result<(), Reason> {
+        // Whatever is wrong with it: nothing that is ours.
+        let header = A::read(skb, at).map_err(|_| Reason::Protocol)?;
+        let is_ours = matches!(header.proto, Proto::TCP | Proto::UDP | Proto::SCTP);
+        if !is_ours || header.place == Place::LATER || header.l4 + QUOTED_LEN > end {
+            return Err(Reason::Protocol);
+        }
+        let ports: [u16; 2] = skb.load(header.l4).map_err(|_| Reason::Protocol)?;
+        self.src = SockAddr::new(header.src, Port::from_wire(ports[0]));
+        self.dst = SockAddr::new(header.dst, Port::from_wire(ports[1]));
+        (self.proto, self.l4) = (header.proto, header.l4);
+        Ok(())
+    }
+}

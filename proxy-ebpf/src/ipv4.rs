@@ -1,0 +1,160 @@
+//! IPv4.
+
+use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
+use proxy_common::addr::{Addr4, Proto};
+use proxy_common::counter::Reason;
+
+use crate::net::{self, Header, Net, Place, fold, sum};
+use crate::reject::{self, Exit};
+use crate::skb::{ETH_LEN, Skb};
+use crate::{Answer, DROP, apart};
+
+/// Of the header checksum, in a frame.
+const CHECK_OFFSET: u32 = ETH_LEN + 10;
+
+/// RFC 791 §3.1.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Ipv4Header {
+    version_ihl: u8,
+    tos: u8,
+    total_len: u16,
+    id: u16,
+    fragment: u16,
+    ttl: u8,
+    proto: u8,
+    check: u16,
+    src: u32,
+    dst: u32,
+}
+
+impl Net for Addr4 {
+    const ETHERTYPE: u32 = 0x0800_u16.to_be() as u32;
+    const AF: u8 = 2;
+    const IP_LEN: u32 = 20;
+    const SRC_OFFSET: u32 = ETH_LEN + 12;
+    const DST_OFFSET: u32 = ETH_LEN + 16;
+    const ICMP: Proto = Proto(1);
+    const ICMP_TYPE: u8 = 3;
+    const ICMP_CODE: u8 = 3;
+    const ICMP_HAS_PSEUDO: bool = false;
+    type IpHeader = Ipv4Header;
+    type Quote = [u32; 7];
+
+    #[cfg(feature = "log")]
+    type Logged = [u8; 4];
+    #[cfg(feature = "log")]
+    fn log(self) -> [u8; 4] {
+        self.wire().to_ne_bytes()
+    }
+
+    #[inline(always)]
+    fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason> {
+        let ip: Ipv4Header = skb.load(at)?;
+        let ip_len = u32::from(ip.version_ihl & 0x0f) * 4;
+        if ip.version_ihl >> 4 != 4 || ip_len < Self::IP_LEN {
+            return Err(Reason::Malformed);
+        }
+        let fragment = u16::from_be(ip.fragment);
+        Ok(Header {
+            src: Addr4::from_wire(ip.src),
+            dst: Addr4::from_wire(ip.dst),
+            proto: Proto(ip.proto),
+            l4: at + ip_len,
+            end: net::end(skb, at, ip.total_len),
+            place: Place::of(fragment & 0x1fff, fragment & 0x2000),
+            split: Proto(ip.proto),
+            id: ip.id.into(),
+        })
+    }
+
+    /// Neither 0/8, 127/8, 169.254/16 nor multicast, reserved or broadcast (RFC 6890).
+    #[inline(always)]
+    fn is_unicast(self) -> bool {
+        let addr = u32::from_be(self.wire());
+        let first = addr >> 24;
+        first != 0 && first != 127 && first < 224 && addr >> 16 != 0xa9fe
+    }
+
+    /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a route to the service's
+    /// address, which nobody else has.)
+    #[inline(always)]
+    fn is_icmp_error(kind: u8) -> bool {
+        matches!(kind, 3 | 11 | 12)
+    }
+
+    /// The quoted header's own checksum makes up for the address in the sum over it, so the ICMP checksum stays.
+    #[inline(always)]
+    fn store_quoted_addr(skb: Skb, at: u32, place: u32, _check: u32, from: Self, to: Self) -> Result<(), Reason> {
+        let at = at - ETH_LEN;
+        skb.replace_l3_checksum(at + CHECK_OFFSET, from.wire(), to.wire(), size_of::<u32>() as u32)?;
+        skb.store(at + place, &to.wire(), 0)
+    }
+
+    #[inline(always)]
+    fn store_addr(skb: Skb, offset: u32, from: Self, to: Self) -> Result<(), Reason> {
+        skb.replace_l3_checksum(CHECK_OFFSET, from.wire(), to.wire(), size_of::<u32>() as u32)?;
+        skb.store(offset, &to.wire(), 0)
+    }
+
+    #[inline(always)]
+    fn replace_pseudo_checksum(skb: Skb, offset: u32, flags: u32, from: Self, to: Self) -> Result<(), Reason> {
+        skb.replace_l4_checksum(offset, from.wire(), to.wire(), flags | BPF_F_PSEUDO_HDR | size_of::<u32>() as u32)
+    }
+
+    #[inline(always)]
+    fn ip_header(src: Self, dst: Self, proto: Proto, len: u16) -> Ipv4Header {
+        const DONT_FRAGMENT: u16 = 0x4000_u16.to_be();
+        let mut ip = Ipv4Header {
+            version_ihl: 0x45,
+            tos: 0,
+            total_len: (Self::IP_LEN as u16 + len).to_be(),
+            id: 0,
+            fragment: DONT_FRAGMENT,
+            ttl: 64,
+            proto: proto.0,
+            check: 0,
+            src: src.wire(),
+            dst: dst.wire(),
+        };
+        ip.check = !fold(sum(&ip, 0));
+        ip
+    }
+
+    #[inline(always)]
+    fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32 {
+        let proto_len = [0, proto.0, (len >> 8) as u8, len as u8];
+        sum(&[src.wire(), dst.wire(), u32::from_ne_bytes(proto_len)], 0)
+    }
+
+    #[inline(always)]
+    fn icmp_pseudo_sum(_src: Self, _dst: Self, _len: u16) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self) {
+        fib.__bindgen_anon_3.ipv4_src = src.wire();
+        fib.__bindgen_anon_4.ipv4_dst = dst.wire();
+    }
+
+    #[inline(always)]
+    fn reject(skb: Skb, exit: Exit) -> Answer {
+        reject4(skb, exit)
+    }
+
+    #[inline(always)]
+    fn remember_fragment(skb: Skb) {
+        apart::kpx_remember4(skb.as_ptr());
+    }
+
+    #[inline(always)]
+    fn recall_fragment(skb: Skb) -> bool {
+        apart::kpx_recall4(skb.as_ptr()) != 0
+    }
+}
+
+#[inline(never)]
+fn reject4(skb: Skb, exit: Exit) -> Answer {
+    reject::run::<Addr4>(skb, exit).unwrap_or(DROP)
+}

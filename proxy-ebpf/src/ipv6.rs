@@ -1,0 +1,152 @@
+//! IPv6.
+
+use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
+use proxy_common::addr::{Addr6, Proto};
+use proxy_common::counter::Reason;
+
+use crate::extension::Way;
+use crate::net::{self, Header, Net, Place, diff, sum};
+use crate::reject::{self, Exit};
+use crate::skb::{ETH_LEN, Skb};
+use crate::{Answer, DROP, apart};
+
+/// RFC 8200 §3.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Ipv6Header {
+    version_class_label: u32,
+    payload_len: u16,
+    next_header: u8,
+    hop_limit: u8,
+    src: [u32; 4],
+    dst: [u32; 4],
+}
+
+impl Net for Addr6 {
+    const ETHERTYPE: u32 = 0x86dd_u16.to_be() as u32;
+    const AF: u8 = 10;
+    const IP_LEN: u32 = 40;
+    const SRC_OFFSET: u32 = ETH_LEN + 8;
+    const DST_OFFSET: u32 = ETH_LEN + 24;
+    const ICMP: Proto = Proto(58);
+    const ICMP_TYPE: u8 = 1;
+    const ICMP_CODE: u8 = 4;
+    const ICMP_HAS_PSEUDO: bool = true;
+    type IpHeader = Ipv6Header;
+    type Quote = [u32; 12];
+
+    #[cfg(feature = "log")]
+    type Logged = [u8; 16];
+    #[cfg(feature = "log")]
+    fn log(self) -> [u8; 16] {
+        core::array::from_fn(|n| self.wire()[n / 4].to_ne_bytes()[n % 4])
+    }
+
+    #[inline(always)]
+    fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason> {
+        let ip: Ipv6Header = skb.load(at)?;
+        if u32::from_be(ip.version_class_label) >> 28 != 6 {
+            return Err(Reason::Malformed);
+        }
+        let start = at + Self::IP_LEN;
+        let mut header = Header {
+            src: Addr6::from_wire(ip.src),
+            dst: Addr6::from_wire(ip.dst),
+            proto: Proto(ip.next_header),
+            l4: start,
+            end: net::end(skb, start, ip.payload_len),
+            place: Place::WHOLE,
+            split: Proto::ANY,
+            id: 0,
+        };
+        if !matches!(header.proto, Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP) {
+            let way = Way(apart::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result()?;
+            (header.proto, header.l4, header.place, header.split) = (way.proto(), way.l4(), way.place(), way.split());
+            if header.place != Place::WHOLE {
+                header.id = skb.load(way.fragment() + 4)?;
+            }
+        }
+        Ok(header)
+    }
+
+    /// Neither unspecified, loopback, link-local (fe80::/10) nor multicast (RFC 4291 §2.4).
+    #[inline(always)]
+    fn is_unicast(self) -> bool {
+        let addr = self.wire();
+        let first = u32::from_be(addr[0]);
+        let is_small = addr[0] == 0 && addr[1] == 0 && addr[2] == 0 && u32::from_be(addr[3]) < 2;
+        first >> 24 != 0xff && first >> 22 != 0xfe80 >> 6 && !is_small
+    }
+
+    /// RFC 4443 §3: destination unreachable, packet too big, time exceeded, parameter problem.
+    #[inline(always)]
+    fn is_icmp_error(kind: u8) -> bool {
+        matches!(kind, 1..=4)
+    }
+
+    #[inline(always)]
+    fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason> {
+        skb.replace_l4_checksum(check, 0, diff(&from.wire(), &to.wire()), 0)?;
+        skb.store(at - ETH_LEN + place, &to.wire(), 0)
+    }
+
+    /// IPv6 has no header checksum, so nothing makes up for the changed address in a checksum that the device took over
+    /// the whole packet: `BPF_F_RECOMPUTE_CSUM` does.
+    #[inline(always)]
+    fn store_addr(skb: Skb, offset: u32, _from: Self, to: Self) -> Result<(), Reason> {
+        skb.store(offset, &to.wire(), BPF_F_RECOMPUTE_CSUM)
+    }
+
+    #[inline(always)]
+    fn replace_pseudo_checksum(skb: Skb, offset: u32, flags: u32, from: Self, to: Self) -> Result<(), Reason> {
+        skb.replace_l4_checksum(offset, 0, diff(&from.wire(), &to.wire()), flags | BPF_F_PSEUDO_HDR)
+    }
+
+    #[inline(always)]
+    fn ip_header(src: Self, dst: Self, proto: Proto, len: u16) -> Ipv6Header {
+        Ipv6Header {
+            version_class_label: 0x6000_0000_u32.to_be(),
+            payload_len: len.to_be(),
+            next_header: proto.0,
+            hop_limit: 64,
+            src: src.wire(),
+            dst: dst.wire(),
+        }
+    }
+
+    #[inline(always)]
+    fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32 {
+        sum(&src.wire(), sum(&dst.wire(), sum(&[u32::from(len).to_be(), u32::from(proto.0).to_be()], 0)))
+    }
+
+    #[inline(always)]
+    fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32 {
+        Self::pseudo_sum(src, dst, Self::ICMP, len)
+    }
+
+    #[inline(always)]
+    fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self) {
+        fib.__bindgen_anon_3.ipv6_src = src.wire();
+        fib.__bindgen_anon_4.ipv6_dst = dst.wire();
+    }
+
+    #[inline(always)]
+    fn reject(skb: Skb, exit: Exit) -> Answer {
+        reject6(skb, exit)
+    }
+
+    #[inline(always)]
+    fn remember_fragment(skb: Skb) {
+        apart::kpx_remember6(skb.as_ptr());
+    }
+
+    #[inline(always)]
+    fn recall_fragment(skb: Skb) -> bool {
+        apart::kpx_recall6(skb.as_ptr()) != 0
+    }
+}
+
+#[inline(never)]
+fn reject6(skb: Skb, exit: Exit) -> Answer {
+    reject::run::<Addr6>(skb, exit).unwrap_or(DROP)
+}

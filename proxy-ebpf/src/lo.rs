@@ -1,0 +1,22 @@
+//! What the host's own sockets send to addresses of the host: replies of backends here, and whatever is sent to node ports
+//! and to service addresses that a device carries. Met at the egress of lo: at its ingress the kernel has already decided
+//! to deliver.
+
+use proxy_common::counter::Reason;
+use proxy_common::flow::{Flow, Hook};
+
+use crate::net::Net;
+use crate::skb::Skb;
+use crate::{Answer, flow, host, maps};
+
+#[inline(always)]
+pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
+    let forward = skb.note().is_forward();
+    skb.clear_note();
+    let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
+    scratch.packet.parse(skb, Hook::EGRESS)?;
+    if flow::follow(&scratch.packet, Hook::EGRESS, forward, &mut scratch.flow) {
+        return host::give_back(skb, &scratch.packet, &scratch.flow);
+    }
+    host::send(skb, scratch, Flow::<A>::HOST_FRONTEND)
+}

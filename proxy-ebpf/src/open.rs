@@ -1,0 +1,168 @@
+//! Open flows.
+
+use proxy_common::addr::{Port, Proto, SockAddr};
+use proxy_common::counter::{Event, Reason};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST};
+
+use crate::flow::{close, now_secs, remove};
+use crate::maps::{self, Refused, Scratch};
+use crate::net::Net;
+use crate::packet::Packet;
+use crate::{Answer, lookup};
+
+/// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
+const PORT_TRIES: u32 = 16;
+
+/// How a new flow changes its client's address.
+#[derive(Clone, Copy)]
+pub struct Source<A> {
+    /// What the backend shall see; the client's own address to keep it.
+    pub addr: A,
+    /// The client's port must not be used, because another conversation with this backend has it.
+    pub port_taken: bool,
+    /// The value of `GENERATION` before the backend was chosen.
+    pub generation: u32,
+}
+
+/// Opens a flow: claims a source port by making the entries that must be unique, and the opener's entry last, so that
+/// no packet of the flow can come back before its reply entries stand.
+#[inline(always)]
+pub fn flow<A: Net>(
+    scratch: &mut Scratch<A>,
+    backend: SockAddr<A>,
+    source: Source<A>,
+    flags: u8,
+) -> Result<(), Reason> {
+    let Scratch { packet, flow, other, .. } = scratch;
+    let client = SockAddr::new(source.addr, packet.src.port);
+    *flow = Flow::new(packet.src, packet.dst, backend, client, flags, now_secs());
+    flow.generation = source.generation;
+    // A changed address brings the client's port among the node's own: there it must come from our range.
+    let keeps_port = !flow.is_snat() && !source.port_taken;
+    match claim_port(flow, packet.proto, keeps_port) {
+        Err(Reason::NoSourcePort) if evict(flow, other, packet.proto) => claim_port(flow, packet.proto, true),
+        result => result,
+    }
+}
+
+/// Makes the entries of `flow`, from a source port that is free. A function of its own, as the ports make many paths.
+#[inline(never)]
+fn claim_port<A: Net>(flow: &mut Flow<A>, proto: Proto, keeps_port: bool) -> Result<(), Reason> {
+    let mut keeps_port = keeps_port;
+    let mut answer = TAKEN;
+    for _ in 0..PORT_TRIES {
+        if !keeps_port {
+            flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
+        }
+        keeps_port = false;
+        answer = claim(flow, proto);
+        if answer != TAKEN {
+            break;
+        }
+    }
+    match answer {
+        CLAIMED => {
+            maps::count(Event::FlowOpened);
+            if flow.has(Flow::<A>::COUNTED) {
+                maps::connection_opened(flow.backend, proto);
+            }
+            Ok(())
+        }
+        // Another CPU has opened this very flow meanwhile, for a copy of the same packet: its choice counts.
+        OPENED => {
+            let opener = flow.opener_key(proto);
+            maps::flow(&opener, flow).map(|_winner| ()).ok_or(Reason::NoSourcePort)
+        }
+        TAKEN => Err(Reason::NoSourcePort),
+        _ => Err(Reason::FlowsFull),
+    }
+}
+
+const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;
+
+// What `claim` answers, in a register.
+const CLAIMED: Answer = 0;
+const TAKEN: Answer = 1;
+const OPENED: Answer = 2;
+const FULL: Answer = 3;
+
+/// Makes room for `flow` where a flow that is over still has its tuple, before the agent has swept it. True if so.
+///
+/// Not at every try: where few ports are taken, it is better to leave those alone that a backend may still remember.
+#[inline(never)]
+fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
+    // Another client's flow is in the way only where both show the node's address.
+    let is_taken =
+        holder(flow, Kind::UNDNAT, old, proto) || flow.is_snat_on_devices() && holder(flow, Kind::UNSNAT, old, proto);
+    if !is_taken {
+        return false;
+    }
+    let opener = old.opener_key(proto);
+    if maps::flow(&opener, old).is_none() || !old.is_over(proto, now_secs()) {
+        return false;
+    }
+    close(old, proto);
+    true
+}
+
+/// Finds the flow that has the key of an entry of `flow`.
+#[inline(never)]
+fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -> bool {
+    maps::flow(&flow.key_as(kind, proto), old).is_some()
+}
+
+/// Makes all entries of `flow`, or none.
+#[inline(always)]
+fn claim<A: Net>(flow: &mut Flow<A>, proto: Proto) -> Answer {
+    let snat = flow.is_snat_on_devices();
+    let mut answer = put(flow, Kind::UNDNAT, proto);
+    if answer != CLAIMED {
+        return answer;
+    }
+    if snat {
+        answer = put(flow, Kind::UNSNAT, proto);
+        if answer == CLAIMED {
+            answer = put(flow, Kind::SNAT, proto);
+            if answer != CLAIMED {
+                remove(flow, Kind::UNSNAT, proto);
+            }
+        }
+    }
+    if answer == CLAIMED {
+        answer = put(flow, Kind::DNAT, proto);
+        if answer == CLAIMED {
+            return CLAIMED;
+        }
+        if answer == TAKEN {
+            answer = OPENED;
+        }
+        if snat {
+            remove(flow, Kind::SNAT, proto);
+            remove(flow, Kind::UNSNAT, proto);
+        }
+    }
+    remove(flow, Kind::UNDNAT, proto);
+    answer
+}
+
+#[inline(always)]
+fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Answer {
+    flow.kind = kind;
+    match maps::claim_flow(&flow.key_as(kind, proto), flow) {
+        Ok(()) => CLAIMED,
+        Err(Refused::Taken) => TAKEN,
+        Err(Refused::Full) => FULL,
+    }
+}
+
+/// Is there a flow of ours whose packets to its backend look just like this one?
+#[inline(never)]
+pub fn shadows<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
+    let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
+    if maps::flow(&back, flow).is_none() || flow.kind != Kind::UNDNAT {
+        return false;
+    }
+    // Unless this is itself a reply: two peers may dial each other's services from the ports that they serve.
+    let itself = FlowKey::new(Hook::EGRESS, packet.proto, packet.src, packet.dst);
+    maps::flow(&itself, flow).is_none() || flow.kind != Kind::UNDNAT
+}

@@ -1,0 +1,93 @@
+//! SCTP (RFC 9260): what its first chunk says of an association, and its ports.
+
+use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
+use proxy_common::addr::Port;
+use proxy_common::counter::Reason;
+use proxy_common::flow::Seen;
+
+use crate::apart;
+use crate::packet::FIRST;
+use crate::skb::Skb;
+
+/// The common header (§3) and the first chunk's (§3.2).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Start {
+    pub sport: u16,
+    pub dport: u16,
+    tag: u32,
+    checksum: u32,
+    kind: u8,
+    flags: u8,
+    chunk_len: u16,
+}
+
+const CHECKSUM_OFFSET: u32 = 8;
+
+const INIT: u8 = 1;
+const ABORT: u8 = 6;
+const SHUTDOWN: u8 = 7;
+const SHUTDOWN_ACK: u8 = 8;
+const SHUTDOWN_COMPLETE: u8 = 14;
+
+impl Start {
+    /// An INIT is never bundled (§6.10): in a later chunk it opens nothing.
+    #[inline(always)]
+    pub fn opens(&self) -> bool {
+        self.kind == INIT
+    }
+
+    #[inline(always)]
+    pub fn seen(&self) -> Seen {
+        match self.kind {
+            ABORT => Seen::PACKET.with(Seen::RST),
+            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Seen::PACKET.with(Seen::FIN),
+            _ => Seen::PACKET,
+        }
+    }
+}
+
+/// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
+///
+/// Where the checksum is still to be computed, by the device or at segmentation, what stands in its place does not matter
+/// and neither does what we make of it.
+#[inline(always)]
+pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
+    let found = skb.found();
+    if sport == found.sport && dport == found.dport {
+        return Ok(());
+    }
+    match rewrite(skb, u32::from(sport.wire()) << 16 | u32::from(dport.wire())) {
+        0 => Ok(()),
+        _ => Err(Reason::Rewrite),
+    }
+}
+
+/// A function of its own, which the verifier follows apart. `ports` has the source port in its upper half.
+#[inline(never)]
+fn rewrite(skb: Skb, ports: u32) -> u32 {
+    try_rewrite(skb, [(ports >> 16) as u16, ports as u16]).is_err().into()
+}
+
+#[inline(always)]
+fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
+    let found = skb.found();
+    let l4 = u32::from(found.l4);
+    // The checksum covers the whole packet: its length shows only when it is complete.
+    if found.marks & FIRST != 0 || found.len > u32::from(u16::MAX) {
+        return Err(Reason::Rewrite);
+    }
+    let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
+    let checksum: u32 = skb.load(l4 + CHECKSUM_OFFSET)?;
+    let checksum = apart::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
+    // To a checksum over the whole packet, which a device may have taken, this one makes up for nothing.
+    skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;
+    skb.store(l4 + CHECKSUM_OFFSET, &checksum, BPF_F_RECOMPUTE_CSUM)
+}
+
+/// Two half-words as one word, in the order in which they lie.
+#[inline(always)]
+fn bytes(halves: [u16; 2]) -> u32 {
+    let ([a, b], [c, d]) = (halves[0].to_ne_bytes(), halves[1].to_ne_bytes());
+    u32::from_ne_bytes([a, b, c, d])
+}

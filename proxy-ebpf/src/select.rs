@@ -1,0 +1,98 @@
+//! Which backend of a set serves a new flow.
+
+use core::num::NonZeroU32;
+
+use proxy_common::addr::SockAddr;
+use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
+use proxy_common::counter::Reason;
+use proxy_common::frontend::{Algorithm, Backend, Service, SetKey, SlotKey};
+use proxy_common::policy::Decision;
+
+use crate::flow::now_secs;
+use crate::lookup::below;
+use crate::maps;
+use crate::net::Net;
+
+/// Chooses a backend out of the decision's set, which has slots.
+#[inline(always)]
+pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
+    let sticks = service.affinity_secs > 0;
+    if sticks && again(&client.addr, service, decision) {
+        decision.flags |= Decision::<A>::AFFINITY;
+    } else {
+        fresh(client, service, decision)?;
+    }
+    decision.flags |= Decision::<A>::BACKEND;
+    if sticks {
+        remember(&client.addr, decision);
+    }
+    Ok(())
+}
+
+// Functions of their own, so that their keys need not be on the stack together.
+
+/// The backend that this client had, if that was not too long ago and it is still in the set.
+#[inline(never)]
+fn again<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>) -> bool {
+    let Some(had) = maps::affinity(&AffinityKey::new(decision.service, *client)) else { return false };
+    if now_secs().saturating_sub(had.last_secs) >= service.affinity_secs {
+        return false;
+    }
+    let Some(endpoint) = maps::endpoint(decision.service, had.backend) else { return false };
+    let flags = if endpoint.is_local() { Backend::<A>::LOCAL } else { 0 };
+    decision.backend = Backend::new(had.backend.addr, had.backend.port, flags);
+    endpoint.is_in(decision.set)
+}
+
+#[inline(never)]
+fn remember<A: Net>(client: &A, decision: &Decision<A>) {
+    let key = AffinityKey::new(decision.service, *client);
+    maps::set_affinity(&key, &Affinity::new(decision.backend_at(), now_secs()));
+}
+
+#[inline(never)]
+fn fresh<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
+    let count = NonZeroU32::new(service.count(decision.set).into()).ok_or(Reason::StaleSlot)?;
+    let index = index(client, service, decision, count);
+    decision.backend = match slot(decision, index) {
+        Some(backend) => backend,
+        // Slots are deleted after the count has shrunk, so a second look sees the new count.
+        None => another(decision)?,
+    };
+    Ok(())
+}
+
+/// The index of a slot, as the service's algorithm has it.
+#[inline(always)]
+fn index<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>, count: NonZeroU32) -> u32 {
+    let key = SetKey::new(decision.service, decision.set);
+    match service.algorithm {
+        Algorithm::MAGLEV => maps::maglev_slot(&key, maglev_place(*client, &decision.service)).unwrap_or(0),
+        Algorithm::ROUND_ROBIN => maps::next_turn(&key) % count,
+        Algorithm::LEAST_CONNECTIONS => {
+            let first = below(count.get());
+            // Another one, if there is.
+            let second = (first + 1 + below(count.get() - 1)) % count;
+            if connections(decision, second) < connections(decision, first) { second } else { first }
+        }
+        _ => below(count.get()),
+    }
+}
+
+#[inline(always)]
+fn connections<A: Net>(decision: &Decision<A>, index: u32) -> u32 {
+    slot(decision, index).map_or(u32::MAX, |backend| {
+        maps::connections(SockAddr::new(backend.addr, backend.port), decision.service.proto)
+    })
+}
+
+#[inline(always)]
+fn slot<A: Net>(decision: &Decision<A>, index: u32) -> Option<Backend<A>> {
+    maps::slot(&SlotKey::new(decision.service, decision.set, index as u16))
+}
+
+#[inline(always)]
+fn another<A: Net>(decision: &Decision<A>) -> Result<Backend<A>, Reason> {
+    let service = maps::service(&decision.service).ok_or(Reason::StaleSlot)?;
+    slot(decision, below(u32::from(service.count(decision.set)))).ok_or(Reason::StaleSlot)
+}

@@ -1,0 +1,232 @@
+//! A packet in the kernel's hands. All access is by the kernel's helpers: they know where the bytes are when a packet is
+//! not linear, and what to do to a checksum that the hardware will finish.
+
+use core::mem::{MaybeUninit, transmute};
+use core::ptr::null_mut;
+
+use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
+use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
+use aya_ebpf::helpers::generated::{
+    bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
+};
+use aya_ebpf::programs::TcContext;
+use aya_ebpf::programs::sk_buff::SkBuff;
+use proxy_common::counter::Reason;
+use proxy_common::device::INJECTED_MARK;
+
+use crate::Answer;
+use crate::packet::Found;
+
+/// Length of an Ethernet header, where every device that we attach to has its IP header.
+pub const ETH_LEN: u32 = 14;
+
+// Our bits of `tc_index`. The lower ones have meanings for others (Cilium's programs among them).
+const TRANSLATED: u32 = 1 << 15;
+const FORWARD: u32 = 1 << 14;
+
+/// What our hooks tell each other of a packet. Once rewritten it may look like a packet of another flow, for which a
+/// later hook must not take it. Set only on what was rewritten: notes survive decapsulation, and what was inside a tunnel
+/// has not been seen by anybody.
+#[derive(Clone, Copy)]
+pub struct Note(u32);
+
+impl Note {
+    #[inline(always)]
+    pub fn is_translated(self) -> bool {
+        self.0 & TRANSLATED != 0
+    }
+
+    #[inline(always)]
+    pub fn is_forward(self) -> bool {
+        self.0 & FORWARD != 0
+    }
+}
+
+/// A packet in the kernel's hands.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Skb(*mut __sk_buff);
+
+impl Skb {
+    #[inline(always)]
+    pub fn new(ctx: &TcContext) -> Self {
+        Self(ctx.skb.skb)
+    }
+
+    #[inline(always)]
+    pub fn from_ptr(skb: *mut __sk_buff) -> Self {
+        Self(skb)
+    }
+
+    /// The protocol, in network order.
+    #[inline(always)]
+    pub fn ethertype(self) -> u32 {
+        // SAFETY: the kernel lends the context for the program's whole run.
+        unsafe { (*self.0).protocol }
+    }
+
+    /// Is the packet in a VLAN? A tag without an identifier tells a priority only, and the kernel takes the packet for one
+    /// without (IEEE 802.1Q §6.9).
+    #[inline(always)]
+    pub fn is_in_vlan(self) -> bool {
+        const IDENTIFIER: u32 = 0x0fff;
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.0).vlan_present != 0 && (*self.0).vlan_tci & IDENTIFIER != 0 }
+    }
+
+    /// What hooks that it passed before on this host have noted on the packet.
+    #[inline(always)]
+    pub fn note(self) -> Note {
+        // SAFETY: as in `ethertype`.
+        Note(unsafe { (*self.0).tc_index } & (TRANSLATED | FORWARD))
+    }
+
+    /// Notes that the packet was rewritten and is on its way to a backend, or to a client.
+    #[inline(always)]
+    pub fn set_note(self, forward: bool) {
+        let note = if forward { TRANSLATED | FORWARD } else { TRANSLATED };
+        // SAFETY: as in `ethertype`; the kernel lets programs write this field.
+        unsafe { (*self.0).tc_index |= note };
+    }
+
+    /// Takes the note away: the next host must not find it (it survives veth).
+    #[inline(always)]
+    pub fn clear_note(self) {
+        // SAFETY: as in `set_note`.
+        unsafe { (*self.0).tc_index &= !(TRANSLATED | FORWARD) };
+    }
+
+    #[inline(always)]
+    pub fn ifindex(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.0).ifindex }
+    }
+
+    #[inline(always)]
+    pub fn len(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.0).len }
+    }
+
+    #[inline(always)]
+    pub fn load<T: Copy>(self, offset: u32) -> Result<T, Reason> {
+        self.buff().load(offset as usize).map_err(|_| Reason::Malformed)
+    }
+
+    /// As [`Self::load`], but what was read is lent where it is: moved, it would be copied, byte by byte if it is large.
+    #[inline(always)]
+    pub fn lend<T: Copy, R>(self, offset: u32, borrow: impl FnOnce(&mut T) -> R) -> Result<R, Reason> {
+        let mut place = MaybeUninit::<T>::uninit();
+        let (to, len) = (place.as_mut_ptr().cast(), size_of::<T>() as u32);
+        // SAFETY: the kernel writes to all of the place, and nothing behind it.
+        match unsafe { bpf_skb_load_bytes(self.0.cast(), offset, to, len) } {
+            // SAFETY: it did, and every type that lies in packets may have any bits.
+            0 => Ok(borrow(unsafe { place.assume_init_mut() })),
+            _ => Err(Reason::Malformed),
+        }
+    }
+
+    /// Overwrites bytes; `flags` as `bpf_skb_store_bytes` has them.
+    #[inline(always)]
+    pub fn store<T: Copy>(self, offset: u32, value: &T, flags: u32) -> Result<(), Reason> {
+        self.buff().store(offset as usize, value, u64::from(flags)).map_err(|_| Reason::Rewrite)
+    }
+
+    #[inline(always)]
+    pub fn replace_l3_checksum(self, offset: u32, from: u32, to: u32, size: u32) -> Result<(), Reason> {
+        self.buff().l3_csum_replace(offset as usize, from.into(), to.into(), size.into()).map_err(|_| Reason::Rewrite)
+    }
+
+    #[inline(always)]
+    pub fn replace_l4_checksum(self, offset: u32, from: u32, to: u32, flags: u32) -> Result<(), Reason> {
+        self.buff().l4_csum_replace(offset as usize, from.into(), to.into(), flags.into()).map_err(|_| Reason::Rewrite)
+    }
+
+    #[inline(always)]
+    pub fn set_destination_mac(self, mac: &[u8; 6]) -> Result<(), Reason> {
+        self.store(0, mac, 0)
+    }
+
+    /// What was found in the packet: see [`Found`].
+    #[inline(always)]
+    pub fn found(self) -> Found {
+        // SAFETY: the context is lent, and this field of it is the program's own.
+        let cb = unsafe { &raw const (*self.0).cb };
+        // SAFETY: as above. Volatile, so that the compiler does not remember what it wrote: the verifier would, too.
+        let word = |n: usize| unsafe { cb.cast::<u32>().add(n).read_volatile() };
+        // SAFETY: equal in size, and any bits are a `Found`.
+        unsafe { transmute([word(0), word(1), word(2), word(3), word(4)]) }
+    }
+
+    #[inline(always)]
+    pub fn set_found(self, found: Found) {
+        // SAFETY: as in `found`.
+        let words: [u32; 5] = unsafe { transmute(found) };
+        // SAFETY: as in `found`; the kernel lets programs write this field.
+        let cb = unsafe { &raw mut (*self.0).cb };
+        // SAFETY: as above.
+        let set = |n: usize| unsafe { cb.cast::<u32>().add(n).write_volatile(words[n]) };
+        set(0);
+        set(1);
+        set(2);
+        set(3);
+        set(4);
+    }
+
+    /// Takes `len` bytes away that follow an IP header without options or extensions. What is behind them stays where the
+    /// kernel thinks it is, a checksum that is to be finished as well.
+    #[inline(always)]
+    pub fn cut(self, len: u32) -> Result<(), Reason> {
+        // SAFETY: the context is the kernel's own.
+        match unsafe { bpf_skb_adjust_room(self.0, -(len as i32), BPF_ADJ_ROOM_NET, 0) } {
+            0 => Ok(()),
+            _ => Err(Reason::Rewrite),
+        }
+    }
+
+    /// Cuts or grows the packet to `len` bytes.
+    #[inline(always)]
+    pub fn resize(self, len: u32) -> Result<(), Reason> {
+        // SAFETY: the context is the kernel's own.
+        match unsafe { bpf_skb_change_tail(self.0, len, 0) } {
+            0 => Ok(()),
+            _ => Err(Reason::Rewrite),
+        }
+    }
+
+    /// Sends the packet out of a device or, with `BPF_F_INGRESS`, into it.
+    #[inline(always)]
+    pub fn redirect(self, ifindex: u32, flags: u64) -> Answer {
+        // SAFETY: the helper takes numbers only; a device that does not exist costs the packet.
+        unsafe { bpf_redirect(ifindex, flags) as Answer }
+    }
+
+    /// Puts the packet into a device, as if it had arrived there for the host.
+    #[inline(always)]
+    pub fn inject(self, ifindex: u32) -> Answer {
+        // SAFETY: the context is the kernel's own, and this field of it may be written.
+        unsafe { (*self.0).mark = INJECTED_MARK };
+        self.redirect(ifindex, u64::from(BPF_F_INGRESS))
+    }
+
+    /// Sends the packet out through a device, to the neighbour that the route there names; the kernel resolves its
+    /// link address.
+    ///
+    /// Not to a next hop of ours: then the packet would keep its route to the anchor, and if it has to wait for the
+    /// neighbour the kernel takes the link address from that route in the end.
+    #[inline(always)]
+    pub fn redirect_neigh(self, ifindex: u32) -> Answer {
+        // SAFETY: no structure, and so no size.
+        unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) as Answer }
+    }
+
+    #[inline(always)]
+    pub fn as_ptr(self) -> *mut __sk_buff {
+        self.0
+    }
+
+    #[inline(always)]
+    fn buff(self) -> SkBuff {
+        SkBuff { skb: self.0 }
+    }
+}
