@@ -1,7 +1,12 @@
 //! Objects for tests, in the namespace `default` unless the name says `namespace/name`.
 
-use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeStatus, Service, ServicePort, ServiceSpec};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::api::core::v1::{
+    ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeStatus, Service, ServicePort, ServiceSpec,
+    SessionAffinityConfig,
+};
+use k8s_openapi::api::discovery::v1::{
+    Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
+};
 use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -71,6 +76,52 @@ impl ServiceBuilder {
 
     pub(crate) fn internal_local(self) -> Self {
         self.edit(|spec| spec.internal_traffic_policy = Some("Local".to_owned()))
+    }
+
+    pub(crate) fn external_local(self) -> Self {
+        self.edit(|spec| spec.external_traffic_policy = Some("Local".to_owned()))
+    }
+
+    /// The last port's.
+    pub(crate) fn node_port(self, node_port: i32) -> Self {
+        self.edit(|spec| {
+            spec.ports.iter_mut().flatten().last().expect("a port to edit").node_port = Some(node_port);
+        })
+    }
+
+    pub(crate) fn external_ip(self, ip: &str) -> Self {
+        self.edit(|spec| spec.external_ips.get_or_insert_default().push(ip.to_owned()))
+    }
+
+    pub(crate) fn source_range(self, range: &str) -> Self {
+        self.edit(|spec| spec.load_balancer_source_ranges.get_or_insert_default().push(range.to_owned()))
+    }
+
+    /// An address that the load balancer got, in an `ipMode` or in none.
+    pub(crate) fn ingress(mut self, ip: &str, mode: Option<&str>) -> Self {
+        let status = self.0.status.get_or_insert_default();
+        let ingress = status.load_balancer.get_or_insert_default().ingress.get_or_insert_default();
+        let (ip, ip_mode) = (Some(ip.to_owned()), mode.map(str::to_owned));
+        ingress.push(LoadBalancerIngress { ip, ip_mode, ..Default::default() });
+        self
+    }
+
+    pub(crate) fn vip(self, ip: &str) -> Self {
+        self.ingress(ip, None)
+    }
+
+    pub(crate) fn affinity(self, secs: Option<i32>) -> Self {
+        self.edit(|spec| {
+            spec.session_affinity = Some("ClientIP".to_owned());
+            let client_ip = Some(ClientIPConfig { timeout_seconds: secs });
+            spec.session_affinity_config = secs.map(|_| SessionAffinityConfig { client_ip });
+        })
+    }
+
+    pub(crate) fn algorithm(mut self, name: &str) -> Self {
+        let annotations = self.0.metadata.annotations.get_or_insert_default();
+        annotations.insert("kpx.dev/lb-algorithm".to_owned(), name.to_owned());
+        self
     }
 
     pub(crate) fn label(mut self, label: &str) -> Self {
@@ -165,6 +216,14 @@ impl SliceBuilder {
     /// The last endpoint's node.
     pub(crate) fn on(self, node: &str) -> Self {
         self.edit_last(|last| last.node_name = Some(node.to_owned()))
+    }
+
+    /// The last endpoint's.
+    pub(crate) fn hints(self, nodes: &[&str], zones: &[&str]) -> Self {
+        let for_nodes = nodes.iter().map(|&name| ForNode { name: name.to_owned() }).collect::<Vec<_>>();
+        let for_zones = zones.iter().map(|&name| ForZone { name: name.to_owned() }).collect::<Vec<_>>();
+        let (for_nodes, for_zones) = (Some(for_nodes), Some(for_zones));
+        self.edit_last(|last| last.hints = Some(EndpointHints { for_nodes, for_zones }))
     }
 
     pub(crate) fn edit_last(mut self, edit: impl FnOnce(&mut Endpoint)) -> Self {

@@ -1,16 +1,16 @@
 //! The desired state, kept up to date. One Service is the unit of recomputation, so that the cost of a change does not
 //! grow with the cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
 use proxy_common::frontend::FrontendKind;
 
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName};
-use crate::model::{self, NodeModel, ServiceModel, Skipped};
+use crate::model::{self, HealthCheck, ModelOptions, NodeModel, ServiceModel, Skipped};
 use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
 
@@ -23,6 +23,7 @@ use ledger::Ledger;
 /// The objects, what they mean, and what the maps should hold: always [`Tables::of`] the objects as of the last sync.
 #[derive(Debug)]
 pub struct Desired {
+    options: ModelOptions,
     store: Store,
     node: NodeModel,
     service_cidrs: Vec<IpNet>,
@@ -31,6 +32,7 @@ pub struct Desired {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     tables: Tables,
+    health_checks: BTreeMap<ObjectName, HealthCheck>,
     unreadable: Ledger<ObjectName>,
     /// The ServiceCIDRs' part of what is unreadable; there are too few of them to tell them apart.
     unreadable_cidrs: Ledger<()>,
@@ -68,15 +70,21 @@ pub struct FamilyCounts {
 impl Desired {
     /// `node_name` as the API spells it; it decides which endpoints are local.
     pub fn new(node_name: impl Into<String>) -> Self {
+        Self::with_options(node_name, ModelOptions::default())
+    }
+
+    pub fn with_options(node_name: impl Into<String>, options: ModelOptions) -> Self {
         let store = Store::new(node_name);
         Self {
-            node: NodeModel::of(&store),
+            node: NodeModel::of(&store, &options),
+            options,
             store,
             service_cidrs: Vec::new(),
             dirty: BTreeSet::new(),
             v4: Family::default(),
             v6: Family::default(),
             tables: Tables::default(),
+            health_checks: BTreeMap::new(),
             unreadable: Ledger::default(),
             unreadable_cidrs: Ledger::default(),
             news: Vec::new(),
@@ -87,7 +95,7 @@ impl Desired {
         match self.store.apply(input) {
             Dirty::Services(names) => self.dirty.extend(names),
             Dirty::Node => {
-                let node = NodeModel::of(&self.store);
+                let node = NodeModel::of(&self.store, &self.options);
                 if self.node != node {
                     self.node = node;
                     self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
@@ -112,9 +120,13 @@ impl Desired {
             return Sync::default();
         }
         for name in std::mem::take(&mut self.dirty) {
-            let (ServiceModel { v4, v6 }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
+            let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);
             self.v6.replace(&name, v6);
+            match health_check {
+                Some(check) => self.health_checks.insert(name.clone(), check),
+                None => self.health_checks.remove(&name),
+            };
             self.unreadable.replace(name, skipped, &mut self.news);
         }
         let mut changes = Vec::new();
@@ -140,6 +152,17 @@ impl Desired {
         addresses(&self.tables.v4).chain(addresses(&self.tables.v6)).collect()
     }
 
+    /// The frontends at external IPs and load balancer addresses that are in force, as of the last sync: address,
+    /// protocol, port.
+    pub fn external_frontends(&self) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
+        externals(&self.tables.v4).chain(externals(&self.tables.v6))
+    }
+
+    /// The Services whose health load balancers ask for, as of the last sync.
+    pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
+        &self.health_checks
+    }
+
     /// The ranges from which ClusterIPs are taken, if the cluster says so; sorted.
     pub fn service_cidrs(&self) -> &[IpNet] {
         &self.service_cidrs
@@ -148,6 +171,11 @@ impl Desired {
     /// This node's addresses as its object has them, those inside the cluster first.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
         self.store.node().map(model::node_addresses).unwrap_or_default()
+    }
+
+    /// The ranges from which this node's pods have their addresses, if its object says so.
+    pub fn pod_cidrs(&self) -> Vec<IpNet> {
+        self.store.node().map(model::pod_cidrs).unwrap_or_default()
     }
 
     /// All that is skipped, as of the last sync.
@@ -164,6 +192,12 @@ impl Desired {
 fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> {
     let addresses = tables.frontends.iter().filter(|(_, frontend)| frontend.kind == FrontendKind::ADDRESS);
     addresses.map(|(key, _)| key.addr.ip())
+}
+
+fn externals<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
+    let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
+    let externals = tables.frontends.iter().filter(move |(_, frontend)| kinds.contains(&frontend.kind));
+    externals.map(|(key, _)| (key.addr.ip(), key.proto, key.port.get()))
 }
 
 #[cfg(test)]

@@ -2,11 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::frontend::{Backend, Frontend, FrontendKey, Service, SlotKey};
+use proxy_common::frontend::{
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, Maglev, Service, SetKey, SlotKey,
+};
 
-use crate::tables::{BackendText, FamilyTables, FrontendText, ServiceText, Tables, set_name};
+use crate::tables::{
+    BackendText, EndpointText, FamilyTables, FrontendText, MaglevText, RangeKey, RangeText, ServiceText, Tables,
+    set_name,
+};
 
 /// One map write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,41 +21,89 @@ pub enum Change {
     V6(FamilyChange<Addr6>),
 }
 
-/// In the order in which a diff has them. What counts is put after what it counts and before what leads to it, and
-/// taken away the other way round.
+/// What counts is put after what it counts and before what leads to it, and taken away the other way round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FamilyChange<A: Addr> {
+    PutSourceRange(RangeKey<A>),
+    PutEndpoint(EndpointKey<A>, Endpoint),
     PutSlot(SlotKey<A>, Backend<A>),
+    PutMaglev(SetKey<A>, Arc<Maglev>),
     PutService(FrontendKey<A>, Service),
+    /// A new frontend, or one that stays with its service port.
     PutFrontend(FrontendKey<A>, Frontend<A>),
-    DelFrontend(FrontendKey<A>),
+    /// A frontend that has led to this other service port.
+    MoveFrontend(FrontendKey<A>, Frontend<A>, FrontendKey<A>),
+    /// A frontend, and the service port to which it has led.
+    DelFrontend(FrontendKey<A>, FrontendKey<A>),
     DelService(FrontendKey<A>),
+    DelMaglev(SetKey<A>),
     DelSlot(SlotKey<A>),
+    DelSourceRange(RangeKey<A>),
+    DelEndpoint(EndpointKey<A>),
 }
 
 /// The writes that turn `now` into `want`, safe to stop after any one of them: whatever a client dials in between leads
-/// to backends of the old or the new state. Families know nothing of each other, so one follows the other.
+/// to backends of the old or the new state, and no one is let in who is not in either. Families know nothing of each
+/// other, so one follows the other.
 pub fn diff(now: &Tables, want: &Tables) -> Vec<Change> {
-    let v4 = diff_family(&now.v4, &want.v4).map(Change::V4);
-    v4.chain(diff_family(&now.v6, &want.v6).map(Change::V6)).collect()
+    let v4 = diff_family(&now.v4, &want.v4).into_iter().map(Change::V4);
+    v4.chain(diff_family(&now.v6, &want.v6).into_iter().map(Change::V6)).collect()
 }
 
-pub(crate) fn diff_family<A: Addr>(
-    now: &FamilyTables<A>,
-    want: &FamilyTables<A>,
-) -> impl Iterator<Item = FamilyChange<A>> {
-    let put_slots = changed(&now.slots, &want.slots).map(|(k, v)| FamilyChange::PutSlot(k, v));
-    let put_services = changed(&now.services, &want.services).map(|(k, v)| FamilyChange::PutService(k, v));
-    let put_frontends = changed(&now.frontends, &want.frontends).map(|(k, v)| FamilyChange::PutFrontend(k, v));
-    let del_frontends = gone(&now.frontends, &want.frontends).map(FamilyChange::DelFrontend);
-    let del_services = gone(&now.services, &want.services).map(FamilyChange::DelService);
-    let del_slots = gone(&now.slots, &want.slots).map(FamilyChange::DelSlot);
-    let puts = put_slots.chain(put_services).chain(put_frontends);
-    puts.chain(del_frontends).chain(del_services).chain(del_slots)
+pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>) -> Vec<FamilyChange<A>> {
+    let (opened, services): (Vec<_>, Vec<_>) =
+        changed(&now.services, &want.services).partition(|(key, service)| opens(now, key, service));
+    let led_to = |key: &FrontendKey<A>| now.frontends.get(key).map(|frontend| frontend.service);
+    let put_frontend = |(key, frontend): (FrontendKey<A>, Frontend<A>)| match led_to(&key) {
+        Some(service) if service != frontend.service => FamilyChange::MoveFrontend(key, frontend, service),
+        _ => FamilyChange::PutFrontend(key, frontend),
+    };
+    let del_frontend = |key| FamilyChange::DelFrontend(key, led_to(&key).unwrap_or(key));
+    let [new_ranges, old_ranges] =
+        [(want, now), (now, want)].map(|(some, others)| some.source_ranges.difference(&others.source_ranges).copied());
+
+    let (late, frontends): (Vec<_>, Vec<_>) =
+        changed(&now.frontends, &want.frontends).partition(|(key, frontend)| waits(now, key, frontend));
+
+    let mut changes = Vec::new();
+    // Nothing leads away from it any more, and whoever gets into the source ranges was never meant to dial it.
+    changes.extend(gone(&now.frontends, &want.frontends).map(del_frontend));
+    changes.extend(new_ranges.map(FamilyChange::PutSourceRange));
+    changes.extend(changed(&now.endpoints, &want.endpoints).map(|(k, v)| FamilyChange::PutEndpoint(k, v)));
+    changes.extend(changed(&now.slots, &want.slots).map(|(k, v)| FamilyChange::PutSlot(k, v)));
+    changes.extend(changed(&now.maglev, &want.maglev).map(|(k, v)| FamilyChange::PutMaglev(k, v)));
+    changes.extend(services.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
+    changes.extend(frontends.into_iter().map(put_frontend));
+    changes.extend(opened.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
+    changes.extend(gone(&now.services, &want.services).map(FamilyChange::DelService));
+    changes.extend(gone(&now.maglev, &want.maglev).map(FamilyChange::DelMaglev));
+    changes.extend(gone(&now.slots, &want.slots).map(FamilyChange::DelSlot));
+    changes.extend(old_ranges.map(FamilyChange::DelSourceRange));
+    changes.extend(late.into_iter().map(put_frontend));
+    changes.extend(gone(&now.endpoints, &want.endpoints).map(FamilyChange::DelEndpoint));
+    changes
 }
 
-fn changed<K: Copy + Ord, V: Copy + Eq>(now: &BTreeMap<K, V>, want: &BTreeMap<K, V>) -> impl Iterator<Item = (K, V)> {
-    want.iter().filter(|(key, value)| now.get(key) != Some(value)).map(|(key, value)| (*key, *value))
+/// Whether a service port is about to let in everyone who had to be in its source ranges. The LoadBalancer frontends that
+/// it loses must be gone by then.
+fn opens<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, want: &Service) -> bool {
+    let guarded = |service: &Service| service.has(Service::SOURCE_RANGES);
+    now.services.get(key).is_some_and(guarded) && !guarded(want)
+}
+
+/// Whether a new frontend has to wait until the source ranges are gone that its service port had before: those in them
+/// may not dial it.
+fn waits<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, frontend: &Frontend<A>) -> bool {
+    !now.frontends.contains_key(key)
+        && frontend.kind == FrontendKind::LOAD_BALANCER
+        && now.services.get(&frontend.service).is_some_and(|service| service.has(Service::SOURCE_RANGES))
+}
+
+fn changed<'a, K: Copy + Ord, V: Clone + Eq>(
+    now: &'a BTreeMap<K, V>,
+    want: &'a BTreeMap<K, V>,
+) -> impl Iterator<Item = (K, V)> {
+    want.iter().filter(|(key, value)| now.get(key) != Some(value)).map(|(key, value)| (*key, value.clone()))
 }
 
 fn gone<K: Copy + Ord, V>(now: &BTreeMap<K, V>, want: &BTreeMap<K, V>) -> impl Iterator<Item = K> {
@@ -64,22 +118,31 @@ pub enum ServiceKey {
 }
 
 impl Change {
-    /// The service port that this write is part of. Those of one must not be made after one of them has failed.
-    pub fn service(&self) -> ServiceKey {
-        match self {
-            Self::V4(change) => ServiceKey::V4(change.service()),
-            Self::V6(change) => ServiceKey::V6(change.service()),
-        }
+    /// The service ports that this write is part of: one, or two if a frontend passes from one to the other. Once a
+    /// write of a service port has failed, or was left out, its others must be left out.
+    pub fn services(&self) -> impl Iterator<Item = ServiceKey> {
+        let (service, other) = match self {
+            Self::V4(change) => (ServiceKey::V4(change.service()), change.left_service().map(ServiceKey::V4)),
+            Self::V6(change) => (ServiceKey::V6(change.service()), change.left_service().map(ServiceKey::V6)),
+        };
+        std::iter::once(service).chain(other)
     }
 }
 
 impl<A: Addr> FamilyChange<A> {
     fn service(&self) -> FrontendKey<A> {
         match self {
+            Self::PutSourceRange(key) | Self::DelSourceRange(key) => key.range.service,
+            Self::PutEndpoint(key, _) | Self::DelEndpoint(key) => key.service,
             Self::PutSlot(key, _) | Self::DelSlot(key) => key.service,
-            Self::PutFrontend(_, frontend) => frontend.service,
-            Self::PutService(key, _) | Self::DelFrontend(key) | Self::DelService(key) => *key,
+            Self::PutMaglev(key, _) | Self::DelMaglev(key) => key.service,
+            Self::PutService(service, _) | Self::DelService(service) | Self::DelFrontend(_, service) => *service,
+            Self::PutFrontend(_, frontend) | Self::MoveFrontend(_, frontend, _) => frontend.service,
         }
+    }
+
+    fn left_service(&self) -> Option<FrontendKey<A>> {
+        if let Self::MoveFrontend(_, _, left) = self { Some(*left) } else { None }
     }
 }
 
@@ -95,12 +158,20 @@ impl Tables {
 impl<A: Addr> FamilyTables<A> {
     pub fn apply(&mut self, change: &FamilyChange<A>) {
         match change {
+            FamilyChange::PutSourceRange(key) => drop(self.source_ranges.insert(*key)),
+            FamilyChange::PutEndpoint(key, endpoint) => drop(self.endpoints.insert(*key, *endpoint)),
             FamilyChange::PutSlot(key, backend) => drop(self.slots.insert(*key, *backend)),
+            FamilyChange::PutMaglev(key, maglev) => drop(self.maglev.insert(*key, Arc::clone(maglev))),
             FamilyChange::PutService(key, service) => drop(self.services.insert(*key, *service)),
-            FamilyChange::PutFrontend(key, frontend) => drop(self.frontends.insert(*key, *frontend)),
-            FamilyChange::DelFrontend(key) => drop(self.frontends.remove(key)),
+            FamilyChange::PutFrontend(key, frontend) | FamilyChange::MoveFrontend(key, frontend, _) => {
+                self.frontends.insert(*key, *frontend);
+            }
+            FamilyChange::DelFrontend(key, _) => drop(self.frontends.remove(key)),
             FamilyChange::DelService(key) => drop(self.services.remove(key)),
+            FamilyChange::DelMaglev(key) => drop(self.maglev.remove(key)),
             FamilyChange::DelSlot(key) => drop(self.slots.remove(key)),
+            FamilyChange::DelSourceRange(key) => drop(self.source_ranges.remove(key)),
+            FamilyChange::DelEndpoint(key) => drop(self.endpoints.remove(key)),
         }
     }
 }
@@ -117,13 +188,25 @@ impl fmt::Display for Change {
 impl<A: Addr> fmt::Display for FamilyChange<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slot = |key: &SlotKey<A>| format!("slot {:?} {}[{}]", key.service, set_name(key.set), key.index);
+        let range = |key: &RangeKey<A>| format!("source-range {:?} {}", key.range.service, RangeText(key));
+        let endpoint = |key: &EndpointKey<A>| format!("endpoint {:?} {:?}", key.service, key.at);
+        let maglev = |key: &SetKey<A>| format!("maglev {:?} {}", key.service, set_name(key.set));
         match self {
+            Self::PutSourceRange(key) => write!(f, "put {}", range(key)),
+            Self::PutEndpoint(key, flags) => write!(f, "put {}{}", endpoint(key), EndpointText(flags)),
             Self::PutSlot(key, backend) => write!(f, "put {} -> {}", slot(key), BackendText(backend)),
+            Self::PutMaglev(key, table) => write!(f, "put {} {}", maglev(key), MaglevText(table)),
             Self::PutService(key, service) => write!(f, "put service {key:?} {}", ServiceText(service)),
             Self::PutFrontend(key, frontend) => write!(f, "put frontend {key:?} {}", FrontendText(key, frontend)),
-            Self::DelFrontend(key) => write!(f, "del frontend {key:?}"),
+            Self::MoveFrontend(key, frontend, left) => {
+                write!(f, "put frontend {key:?} {}, no longer of {left:?}", FrontendText(key, frontend))
+            }
+            Self::DelFrontend(key, _) => write!(f, "del frontend {key:?}"),
             Self::DelService(key) => write!(f, "del service {key:?}"),
+            Self::DelMaglev(key) => write!(f, "del {}", maglev(key)),
             Self::DelSlot(key) => write!(f, "del {}", slot(key)),
+            Self::DelSourceRange(key) => write!(f, "del {}", range(key)),
+            Self::DelEndpoint(key) => write!(f, "del {}", endpoint(key)),
         }
     }
 }

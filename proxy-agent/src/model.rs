@@ -1,22 +1,34 @@
 //! What the objects mean. All of kube-proxy's semantics live here, as a function of one Service, its slices and this
 //! node; each IP family stands alone.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 
-use k8s_openapi::api::core::v1::{self as core, Node, ServiceSpec};
+use k8s_openapi::api::core::v1::{self as core, LoadBalancerIngress, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::jiff::Timestamp;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service};
+use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
 
 use crate::input::ObjectName;
 use crate::store::Store;
 
 mod endpoints;
+mod external;
+mod maglev;
+mod node;
+mod policy;
+mod port;
 mod read;
 
-use endpoints::{Slice, Uses};
+use endpoints::Slice;
+pub use external::Range;
+use external::{External, externals, source_ranges};
+pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
+use policy::Policy;
+pub use policy::algorithm;
+pub use port::ServicePort;
 pub use read::Skipped;
 use read::{Reader, addr, cidr, ip, port_number, protocol};
 
@@ -24,36 +36,34 @@ use read::{Reader, addr, cidr, ip, port_number, protocol};
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// An EndpointSlice with this label (any value) is not for proxies.
 const HEADLESS: &str = "service.kubernetes.io/headless";
-const ZONE: &str = "topology.kubernetes.io/zone";
-
-/// As many slots as a `Service` can count.
-const SLOTS_MAX: usize = u16::MAX as usize;
 
 /// What one Service offers, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceModel {
     pub v4: Option<FamilyModel<Addr4>>,
     pub v6: Option<FamilyModel<Addr6>>,
+    pub health_check: Option<HealthCheck>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyModel<A: Addr> {
     pub claim: Claim,
     /// What clients may dial. Other Services may claim the same, so not all of them need to be in force.
-    pub frontends: BTreeMap<FrontendKey<A>, Frontend<A>>,
+    pub frontends: BTreeMap<FrontendKey<A>, Offer<A>>,
     /// By their names, their ClusterIP frontends.
     pub ports: BTreeMap<FrontendKey<A>, ServicePort<A>>,
+    /// Who may dial the LoadBalancer frontends; empty if everyone may.
+    pub source_ranges: BTreeSet<Range<A>>,
+    /// Addresses that are on this node and ready, over all ports.
+    pub local_ready: usize,
 }
 
+/// A frontend that a Service would have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServicePort<A: Addr> {
-    /// Its place in `spec.ports`, for reports.
-    pub index: usize,
-    /// The backends of each set, by address and port, at most 65,535; empty if no frontend chooses from the set.
-    pub cluster: Vec<Backend<A>>,
-    pub local: Vec<Backend<A>>,
-    /// See [`Service`].
-    pub flags: u32,
+pub struct Offer<A: Addr> {
+    pub frontend: Frontend<A>,
+    /// Where the Service says so, for reports.
+    pub field: String,
 }
 
 /// Who asks for a frontend. Of several the least, which is the oldest Service, holds it.
@@ -63,11 +73,22 @@ pub struct Claim {
     pub service: ObjectName,
 }
 
-/// What of this node matters to Services.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeModel {
-    pub name: String,
-    pub zone: Option<String>,
+/// What load balancers are told that ask at `spec.healthCheckNodePort`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// Addresses of ready endpoints on this node, of both families.
+    pub local_endpoints: usize,
+}
+
+/// What both families of a Service are made from.
+struct Parts<'a> {
+    claim: Claim,
+    spec: &'a ServiceSpec,
+    ingress: &'a [LoadBalancerIngress],
+    policy: Policy,
+    slices: Vec<&'a EndpointSlice>,
+    node: &'a NodeModel,
 }
 
 impl ServiceModel {
@@ -81,14 +102,26 @@ impl ServiceModel {
         let Some(spec) = service.spec.as_ref().filter(|spec| is_proxied(service, spec)) else {
             return (Self::default(), skipped);
         };
-        let claim = Claim::new(name, service);
-        let slices: Vec<_> = slices.filter(|slice| !has_label(*slice, HEADLESS)).collect();
-        let v4 = FamilyModel::new(&claim, spec, &slices, node, &mut skipped);
-        let v6 = FamilyModel::new(&claim, spec, &slices, node, &mut skipped);
-        // Both families read the same ports.
+        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let parts = Parts {
+            claim: Claim::new(name, service),
+            spec,
+            ingress: status.and_then(|status| status.ingress.as_deref()).unwrap_or_default(),
+            policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, spec, node),
+            slices: slices.filter(|slice| !has_label(*slice, HEADLESS)).collect(),
+            node,
+        };
+        let v4 = FamilyModel::new(&parts, &mut skipped);
+        let v6 = FamilyModel::new(&parts, &mut skipped);
+        // A pod of both families is one endpoint to a load balancer.
+        let local_endpoints =
+            v4.as_ref().map_or(0, |v4| v4.local_ready).max(v6.as_ref().map_or(0, |v6| v6.local_ready));
+        let health_check = parts.policy.health_check_port.filter(|_| v4.is_some() || v6.is_some());
+        let health_check = health_check.map(|port| HealthCheck { port, local_endpoints });
+        // Both families read the same fields.
         skipped.sort_unstable();
         skipped.dedup();
-        (Self { v4, v6 }, skipped)
+        (Self { v4, v6, health_check }, skipped)
     }
 
     /// As the store has it now; nothing if it has no such Service.
@@ -113,32 +146,34 @@ fn has_label(object: &impl kube::Resource, label: &str) -> bool {
 }
 
 impl<A: Addr> FamilyModel<A> {
-    fn new(
-        claim: &Claim,
-        spec: &ServiceSpec,
-        slices: &[&EndpointSlice],
-        node: &NodeModel,
-        skipped: &mut Vec<Skipped>,
-    ) -> Option<Self> {
-        let cluster_ip: A = cluster_ip(spec, &mut Reader::new("Service", &claim.service, skipped))?;
-        let slices: Vec<_> = slices.iter().filter_map(|slice| Slice::new(slice, node, skipped)).collect();
+    fn new(parts: &Parts<'_>, skipped: &mut Vec<Skipped>) -> Option<Self> {
+        let name = &parts.claim.service;
+        let cluster_ip: A = cluster_ip(parts.spec, &mut Reader::new("Service", name, skipped))?;
+        let slices: Vec<_> = parts.slices.iter().filter_map(|slice| Slice::new(slice, parts.node, skipped)).collect();
 
-        let mut reader = Reader::new("Service", &claim.service, skipped);
-        let address = FrontendKey::address(cluster_ip);
-        let mut frontends = BTreeMap::from([(address, Frontend::new(address, FrontendKind::ADDRESS))]);
+        let mut reader = Reader::new("Service", name, skipped);
+        let externals = externals(&mut reader, parts.spec, parts.ingress, cluster_ip);
+        let source_ranges = source_ranges(&mut reader, parts.spec, &externals, parts.node);
+        let mut frontends = Offers::at(cluster_ip);
         let mut ports = BTreeMap::new();
-        for (index, port) in spec.ports.iter().flatten().enumerate() {
+        let mut local_ready = BTreeSet::new();
+        for (index, port) in parts.spec.ports.iter().flatten().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
             let key = FrontendKey::new(cluster_ip, number, proto);
             if ports.contains_key(&key) {
                 reader.skip(format_args!("spec.ports[{index}]"), format!("{key:?} is listed before"));
                 continue;
             }
-            let name = port.name.as_deref().unwrap_or_default();
-            frontends.insert(key, Frontend::new(key, FrontendKind::CLUSTER_IP));
-            ports.insert(key, ServicePort::new(&mut reader, index, spec, endpoints::join(&slices, name, proto)));
+            let node_port = parts.policy.node_port(&mut reader, index, port);
+            frontends.add_port(&mut reader, index, key, node_port, &externals);
+            let endpoints = endpoints::join(&slices, port.name.as_deref().unwrap_or_default(), proto);
+            local_ready.extend(endpoints.local_ready());
+            let is_external = node_port.is_some() || !externals.is_empty();
+            let terms = parts.policy.terms(proto, is_external, !source_ranges.is_empty());
+            ports.insert(key, ServicePort::new(&mut reader, index, terms, &endpoints));
         }
-        Some(Self { claim: claim.clone(), frontends, ports })
+        let Offers(frontends) = frontends;
+        Some(Self { claim: parts.claim.clone(), frontends, ports, source_ranges, local_ready: local_ready.len() })
     }
 }
 
@@ -163,28 +198,47 @@ fn read_port(reader: &mut Reader<'_>, index: usize, port: &core::ServicePort) ->
     Some((number, proto))
 }
 
-impl<A: Addr> ServicePort<A> {
-    fn new(reader: &mut Reader<'_>, index: usize, spec: &ServiceSpec, endpoints: endpoints::Joined<'_, A>) -> Self {
-        let internal_local = spec.internal_traffic_policy.as_deref() == Some("Local");
-        // The ClusterIP is the only frontend yet. External ones will use the cluster-wide set always, and the local
-        // one too under `externalTrafficPolicy: Local`.
-        let uses = Uses { cluster: !internal_local, local: internal_local };
-        let mut sets = endpoints.select(uses);
-        for (name, set) in [("cluster", &mut sets.cluster), ("local", &mut sets.local)] {
-            if set.len() > SLOTS_MAX {
-                let why = format!("of {} backends in the {name} set only the first {SLOTS_MAX} serve", set.len());
-                reader.skip(format_args!("spec.ports[{index}]"), why);
-                set.truncate(SLOTS_MAX);
+struct Offers<A: Addr>(BTreeMap<FrontendKey<A>, Offer<A>>);
+
+impl<A: Addr> Offers<A> {
+    fn at(cluster_ip: A) -> Self {
+        let key = FrontendKey::address(cluster_ip);
+        let frontend = Frontend::new(key, FrontendKind::ADDRESS);
+        Self([(key, Offer { frontend, field: "spec.clusterIP".to_owned() })].into())
+    }
+
+    /// All frontends of one port. Of an address that is listed twice the first listing counts.
+    fn add_port(
+        &mut self,
+        reader: &mut Reader<'_>,
+        index: usize,
+        service: FrontendKey<A>,
+        node_port: Option<Port>,
+        externals: &[External<A>],
+    ) {
+        let FrontendKey { port, proto, .. } = service;
+        self.add(service, Frontend::new(service, FrontendKind::CLUSTER_IP), format!("spec.ports[{index}]"));
+        if let Some(node_port) = node_port {
+            let key = FrontendKey::node_port(node_port, proto);
+            let field = format!("spec.ports[{index}].nodePort");
+            if !self.add(key, Frontend::new(service, FrontendKind::NODE_PORT), field) {
+                reader.skip(format_args!("spec.ports[{index}].nodePort"), format!("{key:?} is listed before"));
             }
         }
-        let mut flags = 0;
-        if internal_local {
-            flags |= Service::INTERNAL_LOCAL;
+        for External { addr, kind, field } in externals {
+            self.add(FrontendKey::new(*addr, port, proto), Frontend::new(service, *kind), field.clone());
         }
-        if sets.has_endpoints {
-            flags |= Service::HAS_ENDPOINTS;
+    }
+
+    /// Whether it is new.
+    fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
+        match self.0.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(Offer { frontend, field });
+                true
+            }
+            Entry::Occupied(_) => false,
         }
-        Self { index, cluster: sets.cluster, local: sets.local, flags }
     }
 }
 
@@ -194,20 +248,6 @@ impl Claim {
         let created = service.metadata.creation_timestamp.as_ref().map_or(Timestamp::MAX, |time| time.0);
         Self { created, service: name.clone() }
     }
-}
-
-impl NodeModel {
-    pub fn of(store: &Store) -> Self {
-        let labels = store.node().and_then(|node| node.metadata.labels.as_ref());
-        Self { name: store.node_name().to_owned(), zone: labels.and_then(|labels| labels.get(ZONE)).cloned() }
-    }
-}
-
-/// The node's addresses: those inside the cluster first, and each kind in the node's order.
-pub fn node_addresses(node: &Node) -> Vec<std::net::IpAddr> {
-    let addresses = || node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-    let of_type = |type_| addresses().filter(move |address| address.type_ == type_);
-    of_type("InternalIP").chain(of_type("ExternalIP")).filter_map(|address| ip(&address.address).ok()).collect()
 }
 
 /// The ranges from which ClusterIPs are taken, sorted.

@@ -1,7 +1,7 @@
 //! Random clusters, small enough that everything in them collides.
 
 use k8s_openapi::api::core::v1::ServicePort;
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -10,6 +10,7 @@ use proptest::strategy::Union;
 
 use crate::builders::{ServiceBuilder, SliceBuilder, node, service, slice};
 use crate::input::{Input, ObjectName, Update};
+use crate::model::ModelOptions;
 use crate::store::Store;
 use crate::tables::Tables;
 
@@ -24,7 +25,7 @@ pub(crate) fn old_and_new() -> impl Strategy<Value = (Tables, Tables)> {
             for input in inputs {
                 let _ = store.apply(input);
             }
-            Tables::of(&store)
+            Tables::of(&store, &ModelOptions::default())
         };
         (tables_after(before), tables_after(between))
     })
@@ -73,7 +74,11 @@ pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
 }
 
 fn some_node() -> impl Strategy<Value = Input> {
-    option::of(select(vec!["east", "west"])).prop_map(|zone| node("here", zone, &[]))
+    let ip = option::of(select(vec!["198.51.100.1", "10.0.0.1"]));
+    (option::of(select(vec!["east", "west"])), ip).prop_map(|(zone, ip)| {
+        let addresses: Vec<_> = ip.map(|ip| ("InternalIP", ip)).into_iter().collect();
+        node("here", zone, &addresses)
+    })
 }
 
 fn some_service() -> impl Strategy<Value = ServiceBuilder> {
@@ -84,31 +89,50 @@ fn some_service() -> impl Strategy<Value = ServiceBuilder> {
 fn service_called(name: &'static str) -> impl Strategy<Value = ServiceBuilder> {
     let v4 = option::weighted(0.8, select(vec!["10.96.0.1", "10.96.0.2", "10.96.0.3"]));
     let v6 = option::weighted(0.3, select(vec!["fd00:96::1", "fd00:96::2"]));
-    (v4, v6, vec(service_port(), 0..4), any::<bool>(), option::of(1..3_i64), 0..12).prop_map(
-        move |(v4, v6, ports, internal_local, created, odd)| {
-            let mut built = service(name);
-            for ip in v4.into_iter().chain(v6) {
-                built = built.cluster_ip(ip);
-            }
-            built = built.edit(|spec| spec.ports = Some(ports));
-            built = if internal_local { built.internal_local() } else { built };
-            built = if let Some(second) = created { built.created(second) } else { built };
-            match odd {
-                0 => built.type_("ExternalName"),
-                1 => built.edit(|spec| spec.cluster_ip = Some("None".to_owned())),
-                2 => built.label("service.kubernetes.io/service-proxy-name"),
-                _ => built,
-            }
+    let plain = (v4, v6, vec(service_port(), 0..4), option::of(1..3_i64)).prop_map(move |(v4, v6, ports, created)| {
+        let mut built = service(name).edit(|spec| spec.ports = Some(ports));
+        for ip in v4.into_iter().chain(v6) {
+            built = built.cluster_ip(ip);
+        }
+        if let Some(second) = created { built.created(second) } else { built }
+    });
+    (balanced(dialled(plain)), 0..12).prop_map(|(built, odd)| match odd {
+        0 => built.type_("ExternalName"),
+        1 => built.edit(|spec| spec.cluster_ip = Some("None".to_owned())),
+        2 => built.label("service.kubernetes.io/service-proxy-name"),
+        _ => built,
+    })
+}
+
+/// From outside, by some. Some of the addresses are ClusterIPs.
+fn dialled(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value = ServiceBuilder> {
+    let type_ = select(vec!["ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer"]);
+    let ip = || select(vec!["192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.1"]);
+    let range = select(vec!["0.0.0.0/0", "198.51.100.0/24", "198.51.100.0/28", "10.0.0.0/8", "2001:db8:1::/48"]);
+    (plain, type_, any::<bool>(), vec(ip(), 0..2), vec(ip(), 0..3), vec(range, 0..3)).prop_map(
+        |(plain, type_, local, ips, vips, ranges)| {
+            let mut built = plain.type_(type_);
+            built = if local { built.external_local() } else { built };
+            built = ips.into_iter().fold(built, ServiceBuilder::external_ip);
+            built = vips.into_iter().fold(built, ServiceBuilder::vip);
+            ranges.into_iter().fold(built, ServiceBuilder::source_range)
         },
     )
 }
 
+fn balanced(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value = ServiceBuilder> {
+    let algorithm = option::weighted(0.2, select(vec!["maglev", "round-robin", "none such"]));
+    (plain, any::<bool>(), option::weighted(0.3, 0..3), algorithm).prop_map(|(plain, local, affinity, algorithm)| {
+        let built = if local { plain.internal_local() } else { plain };
+        let built = if let Some(secs) = affinity { built.affinity(Some(secs)) } else { built };
+        if let Some(name) = algorithm { built.algorithm(name) } else { built }
+    })
+}
+
 fn service_port() -> impl Strategy<Value = ServicePort> {
-    (port_name(), protocol(), select(vec![53, 80, 80, 0])).prop_map(|(name, protocol, port)| ServicePort {
-        name: Some(name),
-        protocol: Some(protocol),
-        port,
-        ..Default::default()
+    let node_port = option::of(select(vec![0, 30_000, 30_001]));
+    (port_name(), protocol(), select(vec![53, 80, 80, 0]), node_port).prop_map(|(name, protocol, port, node_port)| {
+        ServicePort { name: Some(name), protocol: Some(protocol), port, node_port, ..Default::default() }
     })
 }
 
@@ -151,9 +175,17 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     let condition = || option::of(any::<bool>());
     let conditions = (condition(), condition(), condition())
         .prop_map(|(ready, serving, terminating)| EndpointConditions { ready, serving, terminating });
-    (conditions, option::of(select(vec!["here", "there"]))).prop_map(|(conditions, node)| Endpoint {
-        conditions: Some(conditions),
-        node_name: node.map(str::to_owned),
-        ..Default::default()
-    })
+    let zones = option::of(vec(select(vec!["east", "west"]), 0..2));
+    let nodes = option::weighted(0.3, vec(select(vec!["here", "there"]), 0..2));
+    (conditions, option::of(select(vec!["here", "there"])), zones, nodes).prop_map(
+        |(conditions, node, zones, nodes)| Endpoint {
+            conditions: Some(conditions),
+            node_name: node.map(str::to_owned),
+            hints: Some(EndpointHints {
+                for_zones: zones.map(|zones| zones.into_iter().map(|name| ForZone { name: name.to_owned() }).collect()),
+                for_nodes: nodes.map(|nodes| nodes.into_iter().map(|name| ForNode { name: name.to_owned() }).collect()),
+            }),
+            ..Default::default()
+        },
+    )
 }

@@ -1,13 +1,19 @@
-//! What the maps should hold, as a function of the models, and how that reads as text.
+//! What the maps should hold, as a function of the models.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::sync::Arc;
 
-use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, SockAddr};
+use proxy_common::frontend::{
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange,
+};
 
-use crate::model::{FamilyModel, NodeModel, ServiceModel, ServicePort};
+use crate::model::{FamilyModel, ModelOptions, NodeModel, ServiceModel};
 use crate::store::Store;
+
+mod text;
+
+pub(crate) use text::*;
 
 /// The contents of the maps that say where packets go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,18 +27,43 @@ pub struct FamilyTables<A: Addr> {
     pub frontends: BTreeMap<FrontendKey<A>, Frontend<A>>,
     pub services: BTreeMap<FrontendKey<A>, Service>,
     pub slots: BTreeMap<SlotKey<A>, Backend<A>>,
+    pub endpoints: BTreeMap<EndpointKey<A>, Endpoint>,
+    pub maglev: BTreeMap<SetKey<A>, Arc<Maglev>>,
+    pub source_ranges: BTreeSet<RangeKey<A>>,
+}
+
+/// Key of `SOURCE_RANGES` with the length of its prefix. The map's values say nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RangeKey<A: Addr> {
+    pub range: SourceRange<A>,
+    /// [`SourceRange::SERVICE_BITS`] and as many of the address as the range has.
+    pub bits: u32,
+}
+
+impl<A: Addr> RangeKey<A> {
+    /// `prefix` in bits of the address, whose other bits are 0.
+    pub fn new(service: FrontendKey<A>, addr: A, prefix: u8) -> Self {
+        Self { range: SourceRange::new(service, addr), bits: SourceRange::<A>::SERVICE_BITS + u32::from(prefix) }
+    }
 }
 
 impl<A: Addr> Default for FamilyTables<A> {
     fn default() -> Self {
-        Self { frontends: BTreeMap::new(), services: BTreeMap::new(), slots: BTreeMap::new() }
+        Self {
+            frontends: BTreeMap::new(),
+            services: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+            maglev: BTreeMap::new(),
+            source_ranges: BTreeSet::new(),
+        }
     }
 }
 
 impl Tables {
     /// The desired state, from scratch. [`crate::desired::Desired`] keeps the same up to date at less cost.
-    pub fn of(store: &Store) -> Self {
-        let node = NodeModel::of(store);
+    pub fn of(store: &Store, options: &ModelOptions) -> Self {
+        let node = NodeModel::of(store, options);
         let models: Vec<_> = store.services().map(|(name, _)| ServiceModel::of(store, name, &node).0).collect();
         Self {
             v4: FamilyTables::of(models.iter().filter_map(|model| model.v4.as_ref())),
@@ -42,31 +73,47 @@ impl Tables {
 }
 
 impl<A: Addr> FamilyTables<A> {
-    /// A frontend that several models claim goes to the least claim.
+    /// A frontend that several models claim goes to the least claim. But before all others come the ClusterIPs, and no
+    /// other frontend is in force without its service port's.
     pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>) -> Self {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
-        let mut tables = Self::default();
-        for model in models {
-            for key in model.frontends.keys() {
-                if !tables.frontends.contains_key(key) {
-                    tables.insert(key, model);
-                }
+        let mut holders: BTreeMap<_, &FamilyModel<A>> = BTreeMap::new();
+        let offers = |external: bool| {
+            let offers = models
+                .iter()
+                .flat_map(|model| model.frontends.iter().map(move |(key, offer)| (*model, key, offer.frontend)));
+            offers.filter(move |(_, _, frontend)| frontend.kind.is_external() == external)
+        };
+        for (model, key, _) in offers(false) {
+            holders.entry(*key).or_insert(model);
+        }
+        for (model, key, frontend) in offers(true) {
+            let is_cluster_ip = holders.contains_key(&FrontendKey::address(key.addr));
+            let has_port = holders.get(&frontend.service).is_some_and(|holder| holder.claim == model.claim);
+            if !is_cluster_ip && has_port {
+                holders.entry(*key).or_insert(model);
             }
+        }
+        let mut tables = Self::default();
+        for (key, model) in &holders {
+            tables.insert(key, model);
         }
         tables
     }
 
     /// Adds the rows of one frontend as `model` has them: its own and, where it names a service port, that one's.
     pub fn insert(&mut self, key: &FrontendKey<A>, model: &FamilyModel<A>) {
-        self.frontends.extend(model.frontends.get_key_value(key));
-        if let Some(port) = model.ports.get(key) {
-            self.services.insert(*key, port.service());
-            for set in Set::ALL {
-                let backends = (0..u16::MAX).zip(port.backends(set));
-                self.slots.extend(backends.map(|(index, backend)| (SlotKey::new(*key, set, index), *backend)));
-            }
+        self.frontends.extend(model.frontends.get(key).map(|offer| (*key, offer.frontend)));
+        let Some(port) = model.ports.get(key) else { return };
+        self.services.insert(*key, port.service);
+        for set in Set::ALL {
+            let backends = (0..u16::MAX).zip(port.backends(set));
+            self.slots.extend(backends.map(|(index, backend)| (SlotKey::new(*key, set, index), *backend)));
         }
+        self.endpoints.extend(port.endpoints.iter().map(|(at, endpoint)| (EndpointKey::new(*key, *at), *endpoint)));
+        self.maglev.extend(port.maglev.iter().map(|(set, table)| (SetKey::new(*key, *set), Arc::clone(table))));
+        self.source_ranges.extend(model.source_ranges.iter().map(|(addr, prefix)| RangeKey::new(*key, *addr, *prefix)));
     }
 
     /// The rows of these frontends and the service ports that they name, on their own.
@@ -76,6 +123,9 @@ impl<A: Addr> FamilyTables<A> {
             part.frontends.extend(self.frontends.get_key_value(key));
             part.services.extend(self.services.get_key_value(key));
             part.slots.extend(self.slots_of(key));
+            part.endpoints.extend(self.endpoints_of(key));
+            part.maglev.extend(self.maglev_of(key).map(|(set, maglev)| (*set, Arc::clone(maglev))));
+            part.source_ranges.extend(self.source_ranges_of(key));
         }
         part
     }
@@ -84,84 +134,21 @@ impl<A: Addr> FamilyTables<A> {
         let [first, .., last] = Set::ALL;
         self.slots.range(SlotKey::new(*service, first, 0)..=SlotKey::new(*service, last, u16::MAX))
     }
-}
 
-impl<A: Addr> ServicePort<A> {
-    fn service(&self) -> Service {
-        let count = |set| u16::try_from(self.backends(set).len()).expect("a model's sets are cut to 65,535 backends");
-        Service::new(count(Set::CLUSTER), count(Set::LOCAL), self.flags)
+    // The order of these keys begins with the service port.
+
+    fn endpoints_of(&self, service: &FrontendKey<A>) -> impl Iterator<Item = (&EndpointKey<A>, &Endpoint)> {
+        let first = EndpointKey::new(*service, SockAddr::new(A::UNSPECIFIED, Port::ANY));
+        self.endpoints.range(first..).take_while(|(key, _)| key.service == *service)
     }
 
-    fn backends(&self, set: Set) -> &[Backend<A>] {
-        if set == Set::LOCAL { &self.local } else { &self.cluster }
+    fn maglev_of(&self, service: &FrontendKey<A>) -> impl Iterator<Item = (&SetKey<A>, &Arc<Maglev>)> {
+        let [first, .., last] = Set::ALL;
+        self.maglev.range(SetKey::new(*service, first)..=SetKey::new(*service, last))
     }
-}
 
-impl fmt::Display for Tables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.v4, self.v6)
-    }
-}
-
-/// One paragraph for each frontend or service port. Every row is shown, also one that should not be there.
-impl<A: Addr> fmt::Display for FamilyTables<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys = self.frontends.keys().chain(self.services.keys()).chain(self.slots.keys().map(|slot| &slot.service));
-        for key in keys.collect::<BTreeSet<_>>() {
-            write!(f, "{key:?}")?;
-            if let Some(frontend) = self.frontends.get(key) {
-                write!(f, " {}", FrontendText(key, frontend))?;
-            }
-            if let Some(service) = self.services.get(key) {
-                write!(f, " {}", ServiceText(service))?;
-            }
-            writeln!(f)?;
-            for (slot, backend) in self.slots_of(key) {
-                writeln!(f, "  {}[{}] -> {}", set_name(slot.set), slot.index, BackendText(backend))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A frontend's kind, and the service port to which it leads if that is not itself.
-pub(crate) struct FrontendText<'a, A: Addr>(pub(crate) &'a FrontendKey<A>, pub(crate) &'a Frontend<A>);
-pub(crate) struct ServiceText<'a>(pub(crate) &'a Service);
-pub(crate) struct BackendText<'a, A: Addr>(pub(crate) &'a Backend<A>);
-
-pub(crate) fn set_name(set: Set) -> &'static str {
-    if set == Set::LOCAL { "local" } else { "cluster" }
-}
-
-impl<A: Addr> fmt::Display for FrontendText<'_, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(key, frontend) = self;
-        match frontend.kind {
-            FrontendKind::ADDRESS => f.write_str("address")?,
-            FrontendKind::CLUSTER_IP => f.write_str("cluster-ip")?,
-            unknown => write!(f, "{unknown:?}")?,
-        }
-        if frontend.service == **key { Ok(()) } else { write!(f, " of {:?}", frontend.service) }
-    }
-}
-
-impl fmt::Display for ServiceText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(service) = self;
-        write!(f, "cluster={} local={}", service.count(Set::CLUSTER), service.count(Set::LOCAL))?;
-        for (flag, name) in [(Service::INTERNAL_LOCAL, "internal-local"), (Service::HAS_ENDPOINTS, "has-endpoints")] {
-            if service.has(flag) {
-                write!(f, " {name}")?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<A: Addr> fmt::Display for BackendText<'_, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(backend) = self;
-        let at = std::net::SocketAddr::new(backend.addr.ip(), backend.port.get());
-        write!(f, "{at}{}", if backend.is_local() { " local" } else { "" })
+    fn source_ranges_of(&self, service: &FrontendKey<A>) -> impl Iterator<Item = &RangeKey<A>> {
+        let first = RangeKey { range: SourceRange::new(*service, A::UNSPECIFIED), bits: 0 };
+        self.source_ranges.range(first..).take_while(|key| key.range.service == *service)
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proxy_common::addr::Addr;
-use proxy_common::frontend::FrontendKey;
+use proxy_common::frontend::{FrontendKey, FrontendKind};
 
 use super::FamilyCounts;
 use super::ledger::Ledger;
@@ -61,36 +61,71 @@ impl<A: Addr> Family<A> {
     /// Brings `tables` up to date with the models, and says how.
     pub(super) fn settle(&mut self, tables: &mut FamilyTables<A>, news: &mut Vec<Skipped>) -> Vec<FamilyChange<A>> {
         let touched = std::mem::take(&mut self.touched);
+        let touched = self.affected_by(&touched);
         let mut want = FamilyTables::default();
         for key in &touched {
-            if let Some(holder) = self.claimants(key).next() {
+            if let Some(holder) = self.holder(key) {
                 want.insert(key, holder);
             }
             self.conflicts.replace(*key, self.conflicts_at(key), news);
         }
-        let changes: Vec<_> = diff_family(&tables.part(touched.iter()), &want).collect();
+        let changes = diff_family(&tables.part(touched.iter()), &want);
         for change in &changes {
             tables.apply(change);
         }
         changes
     }
 
+    /// With these frontends all that depend on them: the others at a ClusterIP, which give way to it, and those of all who
+    /// claim one, as they may gain or lose a service port with it.
+    fn affected_by(&self, touched: &BTreeSet<FrontendKey<A>>) -> BTreeSet<FrontendKey<A>> {
+        let addresses = touched.iter().filter(|key| **key == FrontendKey::address(key.addr));
+        let at = |address: &FrontendKey<A>| {
+            let addr = address.addr;
+            self.claims.range(address..).map(|(key, _)| key).take_while(move |key| key.addr == addr)
+        };
+        let claims = touched.iter().filter_map(|key| self.claims.get(key)).flatten();
+        let models: BTreeSet<_> = claims.map(|claim| &claim.service).collect();
+        let offered =
+            models.into_iter().filter_map(|name| self.models.get(name)).flat_map(|model| model.frontends.keys());
+        touched.iter().chain(addresses.flat_map(at)).chain(offered).copied().collect()
+    }
+
+    /// The model whose rows are in force.
+    fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
+        self.claimants(key).find(|model| self.obstacle(key, model).is_none())
+    }
+
+    /// The oldest first.
     fn claimants(&self, key: &FrontendKey<A>) -> impl Iterator<Item = &FamilyModel<A>> {
         let claims = self.claims.get(key).into_iter().flatten();
         claims.filter_map(|claim| self.models.get(&claim.service))
     }
 
-    /// The service ports that lose this frontend. Services may share an address, so long as their ports differ.
+    /// Why a model may not have a frontend that it offers, whoever else claims it.
+    fn obstacle(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
+        let frontend = model.frontends.get(key)?.frontend;
+        if !frontend.kind.is_external() {
+            return None;
+        }
+        if let Some(owner) = self.claimants(&FrontendKey::address(key.addr)).next() {
+            return Some(format!("{} is the ClusterIP of Service {}", key.addr.ip(), owner.claim.service));
+        }
+        let holder = self.holder(&frontend.service).filter(|holder| holder.claim != model.claim)?;
+        Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))
+    }
+
+    /// The claims to this frontend that are not in force. Services may share an address, so long as their ports differ.
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
-        let mut claimants = self.claimants(key);
-        let Some(holder) = claimants.next() else { return Vec::new() };
-        let lost = claimants.filter_map(|model| Some((&model.claim.service, model.ports.get(key)?)));
-        lost.map(|(service, port)| Skipped {
-            object: format!("Service {service}"),
-            field: format!("spec.ports[{}]", port.index),
-            why: format!("{key:?} is held by Service {}", holder.claim.service),
-        })
-        .collect()
+        let holder = self.holder(key).map(|holder| &holder.claim);
+        let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
+        let conflict = |model: &FamilyModel<A>| {
+            let offer = model.frontends.get(key).filter(|offer| offer.frontend.kind != FrontendKind::ADDRESS)?;
+            let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
+            let why = self.obstacle(key, model).or_else(held)?;
+            Some(Skipped { object: format!("Service {}", model.claim.service), field: offer.field.clone(), why })
+        };
+        lost.filter_map(conflict).collect()
     }
 
     pub(super) fn conflicts(&self) -> impl Iterator<Item = &Skipped> {

@@ -5,8 +5,10 @@ use expect_test::expect;
 use crate::builders::{listed, node, service, service_cidr, slice};
 use crate::desired::{Counts, Desired, FamilyCounts, Sync};
 use crate::input::{Input, Update};
+use crate::model::ModelOptions;
 use crate::tables::Tables;
 
+mod external;
 mod properties;
 
 fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
@@ -20,11 +22,14 @@ fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
 #[test]
 fn nothing_is_desired_before_everything_is_listed() {
     let mut desired = Desired::new("here");
-    let leftover = Tables::of(&{
-        let mut store = crate::store::Store::new("here");
-        let _ = store.apply(service("old").cluster_ip("10.96.0.9").tcp(80).into());
-        store
-    });
+    let leftover = Tables::of(
+        &{
+            let mut store = crate::store::Store::new("here");
+            let _ = store.apply(service("old").cluster_ip("10.96.0.9").tcp(80).into());
+            store
+        },
+        &ModelOptions::default(),
+    );
     let inputs = listed();
     desired.apply(service("early").cluster_ip("10.96.0.1").tcp(80).into());
     for input in inputs {
@@ -38,11 +43,11 @@ fn nothing_is_desired_before_everything_is_listed() {
     }
     assert!(desired.is_complete());
     expect![[r#"
+        del frontend 10.96.0.9
+        del frontend 10.96.0.9:80/tcp
         put service 10.96.0.2:80/tcp cluster=0 local=0
         put frontend 10.96.0.2 address
         put frontend 10.96.0.2:80/tcp cluster-ip
-        del frontend 10.96.0.9
-        del frontend 10.96.0.9:80/tcp
         del service 10.96.0.9:80/tcp
     "#]]
     .assert_eq(&text(&desired.sync_from(&leftover)));
@@ -93,12 +98,12 @@ fn a_service_may_come_after_its_slices_and_come_back() {
     desired.apply(web().deleted());
     desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     expect![[r#"
+        del frontend 10.96.0.1
+        del frontend 10.96.0.1:80/tcp
         put slot 10.96.0.2:80/tcp cluster[0] -> 10.244.0.1:80
         put service 10.96.0.2:80/tcp cluster=1 local=0 has-endpoints
         put frontend 10.96.0.2 address
         put frontend 10.96.0.2:80/tcp cluster-ip
-        del frontend 10.96.0.1
-        del frontend 10.96.0.1:80/tcp
         del service 10.96.0.1:80/tcp
         del slot 10.96.0.1:80/tcp cluster[0]
     "#]]
@@ -176,7 +181,10 @@ fn only_this_node_and_its_zone_matter() {
         ("InternalIP", "nonsense"),
     ];
     desired.apply(node("here", Some("east"), &addresses));
-    assert!(desired.dirty.is_empty(), "the same zone");
+    assert_eq!(desired.dirty.len(), 1, "new primary addresses");
+    desired.sync();
+    desired.apply(node("here", Some("east"), &addresses[1..4]));
+    assert!(desired.dirty.is_empty(), "the same zone and primary addresses");
     let addresses: Vec<_> = desired.node_addresses().iter().map(IpAddr::to_string).collect();
     assert_eq!(addresses, ["192.0.2.1", "2001:db8::1", "198.51.100.1"]);
 }

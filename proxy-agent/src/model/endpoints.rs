@@ -30,6 +30,16 @@ struct Endpoint<A: Addr> {
     serving: bool,
     terminating: bool,
     local: bool,
+    for_node: Hint,
+    for_zone: Hint,
+}
+
+/// For whom an endpoint is meant, among nodes or among zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Hint {
+    None,
+    Elsewhere,
+    Here,
 }
 
 /// The endpoints of one service port by where they listen.
@@ -84,12 +94,17 @@ impl<A: Addr> Endpoint<A> {
         let text = endpoint.addresses.first().ok_or_else(|| "missing".to_owned());
         let addr = reader.take(format_args!("endpoints[{index}].addresses[0]"), text.and_then(|text| addr(text)))?;
         let conditions = endpoint.conditions.clone().unwrap_or_default();
+        let hints = endpoint.hints.as_ref();
+        let nodes = hints.and_then(|hints| hints.for_nodes.as_ref()).into_iter().flatten();
+        let zones = hints.and_then(|hints| hints.for_zones.as_ref()).into_iter().flatten();
         Some(Self {
             addr,
             ready: conditions.ready.unwrap_or(true),
             serving: conditions.serving.unwrap_or(true),
             terminating: conditions.terminating.unwrap_or(false),
             local: !node.name.is_empty() && endpoint.node_name.as_ref() == Some(&node.name),
+            for_node: Hint::of(nodes.map(|hint| &hint.name), Some(&node.name)),
+            for_zone: Hint::of(zones.map(|hint| &hint.name), node.zone.as_ref()),
         })
     }
 
@@ -100,8 +115,16 @@ impl<A: Addr> Endpoint<A> {
 
     /// Of two records of one listener the greater is believed: an address that was given to a new pod while the old
     /// one still terminates belongs to the new one. The rest makes the choice independent of the slices' order.
-    fn rank(&self) -> (bool, bool, bool, bool) {
-        (!self.terminating, self.ready, self.serving, self.local)
+    fn rank(&self) -> impl Ord + use<A> {
+        (!self.terminating, self.ready, self.serving, self.local, self.for_node, self.for_zone)
+    }
+}
+
+impl Hint {
+    /// An unknown name of one's own, or none, is that of no hint.
+    fn of<'a>(names: impl Iterator<Item = &'a String>, own: Option<&String>) -> Self {
+        let own = own.filter(|own| !own.is_empty());
+        names.map(|name| if Some(name) == own { Self::Here } else { Self::Elsewhere }).max().unwrap_or(Self::None)
     }
 }
 
@@ -127,22 +150,46 @@ pub(super) fn join<'a, A: Addr>(slices: &'a [Slice<'_, A>], name: &str, proto: P
 }
 
 impl<A: Addr> Joined<'_, A> {
-    /// Each set falls back to terminating endpoints on its own. Topology hints will narrow the ready endpoints of the
-    /// cluster-wide set, never its fallback and never the local set.
+    /// Each set falls back to terminating endpoints on its own.
     pub(super) fn select(&self, uses: Uses) -> Sets<A> {
-        let everywhere = |_: &Endpoint<A>| true;
-        let here = |endpoint: &Endpoint<A>| endpoint.local;
-        let cluster = if uses.cluster { self.usable(everywhere) } else { Vec::new() };
-        let local = if uses.local { self.usable(here) } else { Vec::new() };
-        let has_endpoints = !cluster.is_empty()
-            || uses.local && self.0.values().any(|endpoint| endpoint.ready || endpoint.is_fallback());
+        let cluster = if uses.cluster { self.usable(self.topology()) } else { Vec::new() };
+        let local = if uses.local { self.usable(|endpoint| endpoint.local) } else { Vec::new() };
+        let has_endpoints = !cluster.is_empty() || uses.local && self.serving().next().is_some();
         Sets { cluster, local, has_endpoints }
+    }
+
+    /// Which ready endpoints are near enough to make do with them. Hints count only if all ready endpoints have them and
+    /// leave one for this node; those that name nodes count before those that name zones. With nothing ready everything
+    /// is near enough.
+    fn topology(&self) -> fn(&Endpoint<A>) -> bool {
+        let ready = || self.0.values().filter(|endpoint| endpoint.ready);
+        let is_hinted = |hint: fn(&Endpoint<A>) -> Hint| {
+            ready().all(|endpoint| hint(endpoint) != Hint::None) && ready().any(|endpoint| hint(endpoint) == Hint::Here)
+        };
+        if is_hinted(|endpoint| endpoint.for_node) {
+            |endpoint| endpoint.for_node == Hint::Here
+        } else if is_hinted(|endpoint| endpoint.for_zone) {
+            |endpoint| endpoint.for_zone == Hint::Here
+        } else {
+            |_| true
+        }
     }
 
     /// The ready ones among those that are `wanted`, or if none is, those that still serve while they terminate.
     fn usable(&self, wanted: impl Fn(&Endpoint<A>) -> bool) -> Vec<Backend<A>> {
         let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.ready);
         if ready.is_empty() { self.backends(|endpoint| wanted(endpoint) && endpoint.is_fallback()) } else { ready }
+    }
+
+    /// All that may serve, in whichever set or in none, and whether they are on this node.
+    pub(super) fn serving(&self) -> impl Iterator<Item = (SockAddr<A>, bool)> {
+        let serving = self.0.iter().filter(|(_, endpoint)| endpoint.ready || endpoint.is_fallback());
+        serving.map(|(at, endpoint)| (*at, endpoint.local))
+    }
+
+    /// Addresses, as several ports of one pod are one to a load balancer.
+    pub(super) fn local_ready(&self) -> impl Iterator<Item = A> {
+        self.0.values().filter(|endpoint| endpoint.local && endpoint.ready).map(|endpoint| endpoint.addr)
     }
 
     fn backends(&self, chosen: impl Fn(&Endpoint<A>) -> bool) -> Vec<Backend<A>> {
@@ -159,33 +206,9 @@ mod tests {
     use super::*;
     use crate::builders::slice;
 
-    /// As a Service with external frontends under `externalTrafficPolicy: Local` needs it.
-    #[test]
-    fn both_sets_may_be_used_and_fall_back_separately() {
-        let remote_ready = slice("web-1", "web").tcp(80).ready("10.244.1.1").on("there");
-        let local_terminating = remote_ready.clone().terminating("10.244.0.1").on("here");
-        let terminating_only =
-            slice("web-1", "web").tcp(80).terminating("10.244.1.1").terminating("10.244.0.1").on("here");
-        let cases = [
-            (remote_ready, &["10.244.1.1"][..], &[][..]),
-            (local_terminating, &["10.244.1.1"], &["10.244.0.1"]),
-            (terminating_only, &["10.244.0.1", "10.244.1.1"], &["10.244.0.1"]),
-        ];
-        let node = NodeModel { name: "here".to_owned(), zone: None };
-        for (slice, cluster, local) in cases {
-            let object = slice.object();
-            let slices = [Slice::<Addr4>::new(&object, &node, &mut Vec::new()).unwrap()];
-            let sets = join(&slices, "", Proto::TCP).select(Uses { cluster: true, local: true });
-            let ips = |set: &[Backend<Addr4>]| set.iter().map(|backend| backend.addr.ip().to_string()).collect();
-            let selected: [Vec<String>; 2] = [ips(&sets.cluster), ips(&sets.local)];
-            assert_eq!(selected, [cluster, local]);
-            assert!(sets.has_endpoints);
-        }
-    }
-
     #[test]
     fn of_two_records_the_same_counts_in_either_order() {
-        let node = NodeModel { name: "here".to_owned(), zone: None };
+        let node = NodeModel { name: "here".to_owned(), ..Default::default() };
         let records = (0..16_u8).map(|bits| {
             let has = |bit: u8| bits & 1 << bit != 0;
             let record = slice("web-1", "web").tcp(80).conditions("10.244.0.1", has(0), has(1), has(2));

@@ -4,7 +4,10 @@ use crate::builders::{listed, service, slice};
 use crate::desired::Desired;
 use crate::input::Input;
 
+mod balancing;
 mod endpoints;
+mod external;
+mod selection;
 
 /// The tables that a node called `here` gets from these objects, and below them what was skipped.
 fn check<const N: usize>(objects: [Input; N], expected: Expect) {
@@ -31,6 +34,9 @@ fn a_service_port_has_the_ready_endpoints_of_its_slices() {
               cluster[0] -> 10.244.0.2:5353 local
               cluster[1] -> 10.244.0.10:5353
               cluster[2] -> 10.244.1.7:5353
+              endpoint 10.244.0.2:5353 in-cluster local
+              endpoint 10.244.0.10:5353 in-cluster
+              endpoint 10.244.1.7:5353 in-cluster
         "#]],
     );
 }
@@ -85,6 +91,7 @@ fn a_port_may_be_tcp_and_udp_and_sctp() {
               cluster[0] -> 10.244.0.1:5354
             10.96.0.10:53/udp cluster-ip cluster=1 local=0 has-endpoints
               cluster[0] -> 10.244.0.1:5353
+              endpoint 10.244.0.1:5353 in-cluster
             10.96.0.10:53/sctp cluster-ip cluster=1 local=0 has-endpoints
               cluster[0] -> 10.244.0.1:5355
         "#]],

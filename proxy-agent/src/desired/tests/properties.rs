@@ -43,7 +43,7 @@ proptest! {
             for change in desired.sync().changes {
                 now.apply(&change);
             }
-            let scratch = Tables::of(&desired.store);
+            let scratch = Tables::of(&desired.store, &desired.options);
             prop_assert_eq!(desired.tables(), &scratch, "kept:\n{}from scratch:\n{}", desired.tables(), scratch);
             prop_assert_eq!(&now, &scratch, "the changes lead elsewhere");
             prop_assert_eq!(desired.sync().changes, vec![], "nothing happened in between");

@@ -6,7 +6,8 @@ use super::check;
 use crate::builders::{listed, object_name, service, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
-use crate::model::{NodeModel, SLOTS_MAX, ServiceModel};
+use crate::model::port::SLOTS_MAX;
+use crate::model::{NodeModel, ServiceModel};
 
 #[test]
 fn conditions_each_have_their_default() {
@@ -231,7 +232,7 @@ fn a_set_is_cut_to_what_a_service_can_count() {
     for index in 0..=SLOTS_MAX {
         many = many.endpoint(&format!("10.{}.{}.{}", index >> 16, index >> 8 & 0xff, index & 0xff));
     }
-    let node = NodeModel { name: "here".to_owned(), zone: None };
+    let node = NodeModel { name: "here".to_owned(), ..Default::default() };
     let (model, skipped) = ServiceModel::new(&object_name("web"), &web, [&many.object()].into_iter(), &node);
     let port = model.v4.unwrap().ports.into_values().next().unwrap();
     assert_eq!(port.cluster.len(), SLOTS_MAX);

@@ -1,0 +1,210 @@
+//! Which Service has a frontend that others want too, as they come and go.
+
+use std::net::IpAddr;
+
+use expect_test::{Expect, expect};
+use proxy_common::addr::Proto;
+
+use super::{desired, text};
+use crate::builders::{ServiceBuilder, object_name, service, slice};
+use crate::desired::Desired;
+use crate::input::Input;
+use crate::tables::Tables;
+
+fn expect_sync(desired: &mut Desired, input: impl Into<Input>, expected: &Expect) {
+    desired.apply(input.into());
+    expected.assert_eq(&text(&desired.sync()));
+    assert_eq!(desired.tables(), &Tables::of(&desired.store, &desired.options));
+}
+
+fn web(name: &str, last: u8) -> ServiceBuilder {
+    service(name).cluster_ip(&format!("10.96.0.{last}")).tcp(80).created(i64::from(last))
+}
+
+#[test]
+fn an_external_frontend_belongs_to_the_oldest_service() {
+    let mut desired = desired([]);
+    let young = web("young", 2).type_("NodePort").node_port(30_080).external_ip("192.0.2.1");
+    expect_sync(
+        &mut desired,
+        young,
+        &expect![[r#"
+        put service 10.96.0.2:80/tcp cluster=0 local=0
+        put frontend IPv4 *:30080/tcp node-port of 10.96.0.2:80/tcp
+        put frontend 10.96.0.2 address
+        put frontend 10.96.0.2:80/tcp cluster-ip
+        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.2:80/tcp
+    "#]],
+    );
+    let old = || web("old", 1).type_("LoadBalancer").node_port(30_080).vip("192.0.2.1");
+    expect_sync(
+        &mut desired,
+        old(),
+        &expect![[r#"
+        put service 10.96.0.1:80/tcp cluster=0 local=0
+        put frontend IPv4 *:30080/tcp node-port of 10.96.0.1:80/tcp, no longer of 10.96.0.2:80/tcp
+        put frontend 10.96.0.1 address
+        put frontend 10.96.0.1:80/tcp cluster-ip
+        put frontend 192.0.2.1:80/tcp load-balancer of 10.96.0.1:80/tcp, no longer of 10.96.0.2:80/tcp
+        skipped Service default/young spec.ports[0].nodePort: IPv4 *:30080/tcp is held by Service default/old
+        skipped Service default/young spec.externalIPs[0]: 192.0.2.1:80/tcp is held by Service default/old
+    "#]],
+    );
+    expect_sync(
+        &mut desired,
+        old().deleted(),
+        &expect![[r#"
+            del frontend 10.96.0.1
+            del frontend 10.96.0.1:80/tcp
+            put frontend IPv4 *:30080/tcp node-port of 10.96.0.2:80/tcp, no longer of 10.96.0.1:80/tcp
+            put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.2:80/tcp, no longer of 10.96.0.1:80/tcp
+            del service 10.96.0.1:80/tcp
+        "#]],
+    );
+}
+
+/// A ClusterIP is not to be had for less, however old the other Service is.
+#[test]
+fn an_external_frontend_gives_way_to_a_cluster_ip() {
+    let mut desired = desired([]);
+    expect_sync(
+        &mut desired,
+        web("old", 1).external_ip("10.96.0.9"),
+        &expect![[r#"
+        put service 10.96.0.1:80/tcp cluster=0 local=0
+        put frontend 10.96.0.1 address
+        put frontend 10.96.0.1:80/tcp cluster-ip
+        put frontend 10.96.0.9:80/tcp external-ip of 10.96.0.1:80/tcp
+    "#]],
+    );
+    // Also where the ClusterIP has another port.
+    let young = || service("young").cluster_ip("10.96.0.9").port("", "TCP", 81);
+    expect_sync(
+        &mut desired,
+        young(),
+        &expect![[r#"
+            del frontend 10.96.0.9:80/tcp
+            put service 10.96.0.9:81/tcp cluster=0 local=0
+            put frontend 10.96.0.9 address
+            put frontend 10.96.0.9:81/tcp cluster-ip
+            skipped Service default/old spec.externalIPs[0]: 10.96.0.9 is the ClusterIP of Service default/young
+        "#]],
+    );
+    expect_sync(
+        &mut desired,
+        young().deleted(),
+        &expect![[r#"
+            del frontend 10.96.0.9
+            del frontend 10.96.0.9:81/tcp
+            put frontend 10.96.0.9:80/tcp external-ip of 10.96.0.1:80/tcp
+            del service 10.96.0.9:81/tcp
+        "#]],
+    );
+}
+
+/// Else it would lead to the other Service's backends.
+#[test]
+fn an_external_frontend_goes_with_its_service_port() {
+    let mut desired = desired([]);
+    let young = || service("young").cluster_ip("10.96.0.1").tcp(80).port("more", "TCP", 81).external_ip("192.0.2.1");
+    expect_sync(
+        &mut desired,
+        young(),
+        &expect![[r#"
+        put service 10.96.0.1:80/tcp cluster=0 local=0
+        put service 10.96.0.1:81/tcp cluster=0 local=0
+        put frontend 10.96.0.1 address
+        put frontend 10.96.0.1:80/tcp cluster-ip
+        put frontend 10.96.0.1:81/tcp cluster-ip
+        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp
+        put frontend 192.0.2.1:81/tcp external-ip of 10.96.0.1:81/tcp
+    "#]],
+    );
+    expect_sync(
+        &mut desired,
+        web("old", 1),
+        &expect![[r#"
+        del frontend 192.0.2.1:80/tcp
+        skipped Service default/young spec.ports[0]: 10.96.0.1:80/tcp is held by Service default/old
+        skipped Service default/young spec.externalIPs[0]: 192.0.2.1:80/tcp would lead to 10.96.0.1:80/tcp, which is held by Service default/old
+    "#]],
+    );
+    expect_sync(
+        &mut desired,
+        web("old", 1).deleted(),
+        &expect![[r#"
+        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp
+    "#]],
+    );
+}
+
+/// What loses its own service port does not keep others from the frontend.
+#[test]
+fn a_claim_that_is_good_for_nothing_holds_nothing() {
+    let mut desired = desired([
+        web("oldest", 1).into(),
+        web("old", 1).created(2).external_ip("192.0.2.1").into(),
+        web("young", 3).external_ip("192.0.2.1").into(),
+    ]);
+    desired.sync();
+    expect![[r#"
+        10.96.0.1 address
+        10.96.0.1:80/tcp cluster-ip cluster=0 local=0
+        10.96.0.3 address
+        10.96.0.3:80/tcp cluster-ip cluster=0 local=0
+        192.0.2.1:80/tcp external-ip of 10.96.0.3:80/tcp
+    "#]]
+    .assert_eq(&desired.tables().to_string());
+    expect_sync(
+        &mut desired,
+        web("oldest", 1).deleted(),
+        &expect![[r#"
+        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp, no longer of 10.96.0.3:80/tcp
+        skipped Service default/young spec.externalIPs[0]: 192.0.2.1:80/tcp is held by Service default/old
+    "#]],
+    );
+}
+
+#[test]
+fn labels_take_a_service_and_its_slices_away_and_back() {
+    let labelled = |on: bool, built: ServiceBuilder| {
+        if on { built.label("service.kubernetes.io/service-proxy-name") } else { built }
+    };
+    let endpoints = |on: bool| {
+        let slice = slice("web-1", "web").tcp(80).ready("10.244.0.1").on("here");
+        if on { slice.label("service.kubernetes.io/headless", "") } else { slice }
+    };
+    let full = |on: bool| {
+        let full = web("web", 1).type_("LoadBalancer").node_port(30_080).vip("192.0.2.1").external_local();
+        labelled(on, full.edit(|spec| spec.health_check_node_port = Some(32_000)))
+    };
+    let mut desired = desired([full(false).into(), endpoints(false).into()]);
+    let state = |desired: &mut Desired, input: Input| {
+        desired.apply(input);
+        desired.sync();
+        let local = desired.health_checks().get(&object_name("web")).map(|check| check.local_endpoints);
+        (desired.tables().v4.frontends.len(), desired.tables().v4.slots.len(), local)
+    };
+    for _ in 0..2 {
+        assert_eq!(state(&mut desired, full(false).into()), (4, 2, Some(1)));
+        assert_eq!(state(&mut desired, endpoints(true).into()), (4, 0, Some(0)));
+        assert_eq!(state(&mut desired, endpoints(false).into()), (4, 2, Some(1)));
+        assert_eq!(state(&mut desired, full(true).into()), (0, 0, None));
+        assert_eq!(desired.tables(), &Tables::default());
+    }
+}
+
+#[test]
+fn only_addresses_that_are_no_node_ports_are_external() {
+    let mut desired = desired([
+        web("web", 1).type_("LoadBalancer").node_port(30_080).external_ip("192.0.2.1").vip("203.0.113.1").into(),
+        web("other", 2).cluster_ip("fd00:96::2").external_ip("2001:db8::1").external_ip("10.96.0.1").into(),
+    ]);
+    desired.sync();
+    let externals: Vec<_> = desired.external_frontends().collect();
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let wanted = ["192.0.2.1", "203.0.113.1", "2001:db8::1"].map(|addr| (ip(addr), Proto::TCP, 80));
+    assert_eq!(externals, wanted);
+    let addresses: Vec<_> = desired.service_addresses().into_iter().collect();
+    assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "fd00:96::2"].map(ip));
+}

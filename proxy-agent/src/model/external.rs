@@ -1,0 +1,85 @@
+//! The addresses beside the ClusterIP at which a Service is dialled, and who may dial them.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, ServiceSpec};
+use proxy_common::addr::Addr;
+use proxy_common::frontend::FrontendKind;
+
+use super::node::NodeModel;
+use super::read::{Reader, addr, cidr, ip};
+
+/// An address at which all ports of a Service are dialled.
+pub(super) struct External<A: Addr> {
+    pub(super) addr: A,
+    pub(super) kind: FrontendKind,
+    /// Where the Service says so.
+    pub(super) field: String,
+}
+
+/// Those of the family. What is both comes first as a load balancer's, whose rules are the stricter ones.
+pub(super) fn externals<A: Addr>(
+    reader: &mut Reader<'_>,
+    spec: &ServiceSpec,
+    ingress: &[LoadBalancerIngress],
+    cluster_ip: A,
+) -> Vec<External<A>> {
+    let mut externals = Vec::new();
+    let mut read = |kind, field: String, text: &str| {
+        if let Some(addr) = of_family(text) {
+            let own = || format!("{text:?} is the Service's own ClusterIP");
+            let addr = addr.and_then(|addr| if addr == cluster_ip { Err(own()) } else { Ok(addr) });
+            let addr = reader.take(format_args!("{field}"), addr);
+            externals.extend(addr.map(|addr| External { addr, kind, field }));
+        }
+    };
+    for (index, ingress) in ingress.iter().enumerate() {
+        // In mode `Proxy` the load balancer wants to see all traffic, also that from inside.
+        let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
+        if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
+            read(FrontendKind::LOAD_BALANCER, format!("status.loadBalancer.ingress[{index}].ip"), text);
+        }
+    }
+    for (index, text) in spec.external_ips.iter().flatten().enumerate() {
+        read(FrontendKind::EXTERNAL_IP, format!("spec.externalIPs[{index}]"), text);
+    }
+    externals
+}
+
+/// `None` if it is an address of the other family.
+fn of_family<A: Addr>(text: &str) -> Option<Result<A, String>> {
+    let other = ip(text).is_ok_and(|ip| A::from_ip(ip).is_none());
+    (!other).then(|| addr(text))
+}
+
+/// A range of addresses, and the length of its prefix in bits.
+pub type Range<A> = (A, u8);
+
+/// From where the Service's load balancer addresses may be dialled; empty if from everywhere.
+pub(super) fn source_ranges<A: Addr>(
+    reader: &mut Reader<'_>,
+    spec: &ServiceSpec,
+    externals: &[External<A>],
+    node: &NodeModel,
+) -> BTreeSet<Range<A>> {
+    let texts = spec.load_balancer_source_ranges.iter().flatten().enumerate();
+    // The API server lets blanks pass.
+    let nets = texts.filter_map(|(index, text)| {
+        reader.take(format_args!("spec.loadBalancerSourceRanges[{index}]"), cidr(text.trim()))
+    });
+    let nets: Vec<IpNet> = nets.filter(|net| A::from_ip(net.addr()).is_some()).collect();
+    let vips = externals.iter().filter(|external| external.kind == FrontendKind::LOAD_BALANCER);
+    let vips: Vec<A> = vips.map(|external| external.addr).collect();
+    if vips.is_empty() || nets.is_empty() {
+        return BTreeSet::new();
+    }
+    let mut ranges: BTreeSet<Range<A>> =
+        nets.iter().filter_map(|net| Some((A::from_ip(net.addr())?, net.prefix_len()))).collect();
+    // The node may speak to an address that it carries itself, and then that is its source.
+    if nets.iter().any(|net| node.primary.iter().any(|ip| net.contains(ip))) {
+        let bits = (size_of::<A>() * 8).try_into().unwrap_or(u8::MAX);
+        ranges.extend(vips.into_iter().map(|vip| (vip, bits)));
+    }
+    ranges
+}

@@ -1,0 +1,87 @@
+//! What of this node matters to Services.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use proxy_common::frontend::Algorithm;
+
+use super::read::{cidr, ip};
+use crate::store::Store;
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// What the operator says, rather than the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelOptions {
+    /// Of Services that ask for none.
+    pub algorithm: Algorithm,
+    /// The first of a family is the node's primary address, whatever its object says.
+    pub node_ips: Vec<IpAddr>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeModel {
+    pub name: String,
+    pub zone: Option<String>,
+    /// One of each family in which the node has any.
+    pub primary: Vec<IpAddr>,
+    pub algorithm: Algorithm,
+}
+
+impl NodeModel {
+    pub fn of(store: &Store, options: &ModelOptions) -> Self {
+        let labels = store.node().and_then(|node| node.metadata.labels.as_ref());
+        let zone = labels.and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty());
+        let known = store.node().map(node_addresses).unwrap_or_default();
+        let first =
+            |is_of_family: fn(&IpAddr) -> bool| options.node_ips.iter().chain(&known).find(|ip| is_of_family(ip));
+        Self {
+            name: store.node_name().to_owned(),
+            zone: zone.cloned(),
+            primary: [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)].into_iter().flatten().copied().collect(),
+            algorithm: options.algorithm,
+        }
+    }
+}
+
+/// The node's addresses: those inside the cluster first, and each kind in the node's order.
+pub fn node_addresses(node: &Node) -> Vec<IpAddr> {
+    let addresses = || node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let of_type = |type_| addresses().filter(move |address| address.type_ == type_);
+    of_type("InternalIP").chain(of_type("ExternalIP")).filter_map(|address| ip(&address.address).ok()).collect()
+}
+
+/// The ranges from which the node's pods have their addresses, in the node's order.
+pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
+    let Some(spec) = &node.spec else { return Vec::new() };
+    let cidrs = spec.pod_cidrs.as_deref().unwrap_or_default();
+    // `podCIDR` is the first of `podCIDRs`; only an old object has it alone.
+    let single = spec.pod_cidr.as_slice();
+    let texts = if cidrs.is_empty() { single } else { cidrs };
+    texts.iter().filter_map(|text| cidr(text).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::NodeSpec;
+
+    use super::*;
+
+    #[test]
+    fn pod_cidrs_come_from_the_list_or_from_the_single_field() {
+        let list = |texts: &[&str]| Some(texts.iter().map(|&text| text.to_owned()).collect());
+        let cases = [
+            (None, None, ""),
+            (Some("10.244.1.0/24"), None, "10.244.1.0/24"),
+            (Some("10.244.1.0/24"), list(&["10.244.1.0/24", "fd00:244:1::/64"]), "10.244.1.0/24 fd00:244:1::/64"),
+            (None, list(&["nonsense", "10.244.1.7/24"]), "10.244.1.0/24"),
+        ];
+        for (pod_cidr, pod_cidrs, expected) in cases {
+            let spec = NodeSpec { pod_cidr: pod_cidr.map(str::to_owned), pod_cidrs, ..Default::default() };
+            let node = Node { spec: Some(spec), ..Default::default() };
+            let cidrs: Vec<_> = super::pod_cidrs(&node).iter().map(ToString::to_string).collect();
+            assert_eq!(cidrs.join(" "), expected);
+        }
+    }
+}

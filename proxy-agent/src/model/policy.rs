@@ -1,0 +1,113 @@
+//! What a Service says of all its ports alike.
+
+use k8s_openapi::api::core::v1::{self as core, ServiceSpec};
+use proxy_common::addr::{Port, Proto};
+use proxy_common::frontend::{Algorithm, Service};
+
+use super::endpoints::Uses;
+use super::node::NodeModel;
+use super::port::Terms;
+use super::read::{Reader, port_number};
+
+/// Asks for another algorithm than the node's: see [`algorithm`].
+const ALGORITHM: &str = "kpx.dev/lb-algorithm";
+
+/// Of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1): three hours, and at most a day.
+const AFFINITY_SECS: u32 = 10_800;
+const AFFINITY_SECS_MAX: u32 = 86_400;
+
+pub(super) struct Policy {
+    /// `internalTrafficPolicy: Local`.
+    internal_local: bool,
+    /// `externalTrafficPolicy: Local`, where it counts.
+    external_local: bool,
+    /// Whether the type has node ports.
+    node_ports: bool,
+    affinity_secs: u32,
+    algorithm: Algorithm,
+    /// `healthCheckNodePort`, if load balancers are to ask there.
+    pub(super) health_check_port: Option<u16>,
+}
+
+impl Policy {
+    pub(super) fn new(reader: &mut Reader<'_>, service: &core::Service, spec: &ServiceSpec, node: &NodeModel) -> Self {
+        let load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+        let node_ports = load_balancer || spec.type_.as_deref() == Some("NodePort");
+        let external = node_ports || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+        let external_local = external && spec.external_traffic_policy.as_deref() == Some("Local");
+        Self {
+            internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            external_local,
+            node_ports,
+            affinity_secs: affinity_secs(reader, spec),
+            algorithm: algorithm_of(reader, service).unwrap_or(node.algorithm),
+            health_check_port: if load_balancer && external_local { health_check_port(reader, spec) } else { None },
+        }
+    }
+
+    /// What is asked of a port. `external` if it has a frontend beside the ClusterIP, `guarded` if the Service's load
+    /// balancer addresses have source ranges.
+    pub(super) fn terms(&self, proto: Proto, external: bool, guarded: bool) -> Terms {
+        let flag = |set, flag| if set { flag } else { 0 };
+        let flags = flag(self.internal_local, Service::INTERNAL_LOCAL)
+            | flag(self.external_local, Service::EXTERNAL_LOCAL)
+            | flag(guarded, Service::SOURCE_RANGES);
+        Terms {
+            service: Service::new(0, 0, flags).with_algorithm(self.algorithm).with_affinity(self.affinity_secs),
+            uses: Uses {
+                // Under the external policy, too: for clients that are inside already.
+                cluster: !self.internal_local || external,
+                local: self.internal_local || self.external_local && external,
+            },
+            remembers: proto == Proto::UDP || self.affinity_secs > 0,
+        }
+    }
+
+    pub(super) fn node_port(&self, reader: &mut Reader<'_>, index: usize, port: &core::ServicePort) -> Option<Port> {
+        let number = port.node_port.filter(|number| self.node_ports && *number != 0)?;
+        reader.take(format_args!("spec.ports[{index}].nodePort"), port_number(number))
+    }
+}
+
+fn affinity_secs(reader: &mut Reader<'_>, spec: &ServiceSpec) -> u32 {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => return 0,
+        Some("ClientIP") => {}
+        Some(other) => {
+            reader.skip(format_args!("spec.sessionAffinity"), format!("{other:?} is none of None, ClientIP"));
+            return 0;
+        }
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let Some(secs) = config.and_then(|config| config.timeout_seconds) else { return AFFINITY_SECS };
+    match u32::try_from(secs) {
+        Ok(secs @ 1..=AFFINITY_SECS_MAX) => secs,
+        Ok(_) | Err(_) => {
+            let why = format!("{secs} is not in 1..={AFFINITY_SECS_MAX}, so {AFFINITY_SECS} counts");
+            reader.skip(format_args!("spec.sessionAffinityConfig.clientIP.timeoutSeconds"), why);
+            AFFINITY_SECS
+        }
+    }
+}
+
+fn algorithm_of(reader: &mut Reader<'_>, service: &core::Service) -> Option<Algorithm> {
+    let name = service.metadata.annotations.as_ref()?.get(ALGORITHM)?;
+    reader.take(format_args!("metadata.annotations[{ALGORITHM}]"), algorithm(name))
+}
+
+/// An algorithm by its name, as `--lb-algorithm` and the annotation have it.
+pub fn algorithm(name: &str) -> Result<Algorithm, String> {
+    match name {
+        "random" => Ok(Algorithm::RANDOM),
+        "maglev" => Ok(Algorithm::MAGLEV),
+        "round-robin" => Ok(Algorithm::ROUND_ROBIN),
+        "least-connections" => Ok(Algorithm::LEAST_CONNECTIONS),
+        other => Err(format!("{other:?} is none of random, maglev, round-robin, least-connections")),
+    }
+}
+
+fn health_check_port(reader: &mut Reader<'_>, spec: &ServiceSpec) -> Option<u16> {
+    let number = spec.health_check_node_port.unwrap_or_default();
+    let port = port_number(number);
+    reader.take(format_args!("spec.healthCheckNodePort"), port).map(|port| port.get())
+}
