@@ -1,6 +1,9 @@
 //! The loop: takes in what happened, and makes the kernel's maps what they should be. There is no other loop.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod sweeper;
+mod writer;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -8,24 +11,24 @@ use jiff::Timestamp;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::datapath::{Counters, FlowMaps, KernelTables, Maps, Swept};
+use crate::agent::sweeper::Sweeper;
+use crate::agent::writer::Writer;
+use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
 use crate::desired::{Desired, FamilyCounts, Sync};
-use crate::diff::Change;
-use crate::health::{Health, Problem, Problems};
+use crate::health::{Health, MAPS, NODE, Problem, Problems};
+use crate::health_check::HealthChecks;
 use crate::input::Input;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
-use crate::status::{self, DeviceStatus, FlowStatus, ProblemStatus, Status, TableStatus};
+use crate::status::{self, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
-/// How often flows are looked through for those that are over.
-const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 /// Waits between attempts to write what the kernel refused.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -39,15 +42,25 @@ pub struct Inbox {
     pub source_health: Health,
 }
 
+/// What the agent holds of the datapath, beside what the node does.
+pub struct Kernel {
+    pub tables: KernelTables,
+    pub flows: FlowMaps,
+    pub counters: Counters,
+    pub loaded: Loaded,
+}
+
 /// The agent's state.
 pub struct Agent {
     pub node_name: String,
     desired: Desired,
-    tables: KernelTables,
+    writer: Writer<KernelTables>,
     node: Node,
     counters: Counters,
+    loaded: Loaded,
     /// What is wrong with our own work.
     health: Health,
+    health_checks: HealthChecks,
     sweeper: Sweeper,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
@@ -58,15 +71,18 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(node_name: String, tables: KernelTables, flows: FlowMaps, counters: Counters, node: Node) -> Self {
+    pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node) -> Self {
+        let health = Health::default();
         Self {
-            desired: Desired::new(node_name.clone()),
             node_name,
-            tables,
+            desired,
+            writer: Writer::new(kernel.tables),
             node,
-            counters,
-            health: Health::default(),
-            sweeper: Sweeper::new(flows),
+            counters: kernel.counters,
+            loaded: kernel.loaded,
+            health_checks: HealthChecks::new(health.clone()),
+            health,
+            sweeper: Sweeper::new(kernel.flows),
             retry: None,
             synced: false,
             syncs: 0,
@@ -86,14 +102,15 @@ impl Agent {
                         bail!("the source has ended");
                     }
                     batch.drain(..).for_each(|input| self.desired.apply(input));
-                    self.sync().await;
+                    self.sync().await?;
                 }
                 event = inbox.links.recv() => {
                     let event = event.context("the watch on devices has ended")?;
                     let result = self.node.on_link(event, &self.health).await;
                     self.note("devices", result);
+                    self.health_checks.listen_on(self.node.listen_addresses()).await;
                 }
-                () = sleep_until(retry_at) => self.sync().await,
+                () = sleep_until(retry_at) => self.sync().await?,
                 swept = self.sweeper.next() => self.note("flows", swept),
                 stream = inbox.status_requests.accept() => {
                     let answer = stream.context("accept").and_then(|(stream, _)| {
@@ -119,21 +136,21 @@ impl Agent {
         self.node.stop().await
     }
 
-    /// Makes the maps what the objects ask for, and the node with them.
-    async fn sync(&mut self) {
-        if !self.desired.is_complete() {
-            return;
+    /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
+    async fn sync(&mut self) -> Result<()> {
+        if !self.desired.is_complete() || !self.node.before_sync(&self.desired, &self.health)? {
+            return Ok(());
         }
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         match self.write(due) {
             Ok(()) if due => {
                 self.retry = None;
-                self.health.end("maps");
+                self.health.end(MAPS);
             }
             // What was refused before still waits.
             Ok(()) => {}
             Err(error) => {
-                self.health.begin("maps", format!("{error:#}"));
+                self.health.begin(MAPS, format!("{error:#}"));
                 if due {
                     let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
                     self.retry = Some((Instant::now() + wait, wait));
@@ -141,8 +158,15 @@ impl Agent {
             }
         }
         // Routes come after the frontends that they lead to.
-        let result = self.node.on_sync(&self.desired, &self.health).await;
-        self.note("node", result);
+        let written = self.retry.is_none();
+        let result = self.node.on_sync(&self.desired, written, &self.health).await;
+        self.note(NODE, result);
+        // The cluster says which of the node's addresses are its own.
+        self.health_checks.listen_on(self.node.listen_addresses()).await;
+        if written {
+            self.health_checks.set(self.desired.health_checks().clone()).await;
+        }
+        Ok(())
     }
 
     /// Writes what has changed; if a retry is `due`, against what the maps really hold.
@@ -150,14 +174,14 @@ impl Agent {
         let started = Instant::now();
         let from_maps = due && (!self.synced || self.retry.is_some());
         let Sync { changes, skipped } = if from_maps {
-            self.desired.sync_from(&self.tables.read().context("read the maps")?)
+            self.desired.sync_from(&self.writer.read().context("read the maps")?)
         } else {
             self.desired.sync()
         };
         for skipped in skipped {
             warn!(object = skipped.object, field = skipped.field, why = skipped.why, "skipped");
         }
-        let written = self.write_all(&changes);
+        let written = if from_maps { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
         let micros = started.elapsed().as_micros();
         if !changes.is_empty() || !self.synced {
             info!(changes = changes.len(), micros, "synced");
@@ -166,24 +190,6 @@ impl Agent {
         }
         self.synced = true;
         written
-    }
-
-    /// A refused write costs the rest of its own service port, whose order would not be safe without it. All else is
-    /// written: it may be the very deletion that makes room.
-    fn write_all(&mut self, changes: &[Change]) -> Result<()> {
-        let mut failed = BTreeSet::new();
-        let mut first_error = Ok(());
-        for change in changes.iter() {
-            if failed.contains(&change.service()) {
-                continue;
-            }
-            debug!(%change, "map");
-            if let Err(error) = self.tables.apply(change) {
-                failed.insert(change.service());
-                first_error = first_error.and(Err(error));
-            }
-        }
-        first_error.with_context(|| format!("{} service ports could not be written, the first", failed.len()))
     }
 
     fn note(&mut self, what: &str, result: Result<()>) {
@@ -203,14 +209,15 @@ impl Agent {
             role: self.role_name(*ifindex).to_owned(),
         });
         let flows =
-            self.sweeper.last.iter().map(|(family, swept)| {
+            self.sweeper.last().iter().map(|(family, swept)| {
                 ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
             });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: self.node_name.clone(),
             node_addresses: self.node.addresses(),
-            healthy: self.synced && problems.is_empty(),
+            options: self.options_status(),
+            healthy: self.synced && self.node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),
             last_sync: self.last_sync,
             syncs: self.syncs,
@@ -234,7 +241,20 @@ impl Agent {
                 .into_iter()
                 .map(|(reason, count)| (reason.name().to_owned(), count))
                 .collect(),
+            maps: self.loaded.maps.clone(),
+            programs: self.loaded.programs.clone(),
         })
+    }
+
+    fn options_status(&self) -> OptionsStatus {
+        let options = self.node.options();
+        OptionsStatus {
+            masquerade: options.masquerade.to_string(),
+            masquerade_all: options.masquerade_all,
+            local_pods: options.detector.to_string(),
+            node_port_addresses: options.node_ports.to_string(),
+            cluster_ip_external: options.cluster_ip_external,
+        }
     }
 
     fn role_name(&self, ifindex: u32) -> &'static str {
@@ -268,43 +288,5 @@ async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Sweeps the flow tables now and then, on a thread of its own: a full table takes hundreds of thousands of calls.
-struct Sweeper {
-    period: Interval,
-    /// The tables, while no sweep is under way.
-    flows: Option<FlowMaps>,
-    sweep: Option<JoinHandle<(FlowMaps, Result<SweptFamilies>)>>,
-    last: SweptFamilies,
-}
-
-type SweptFamilies = BTreeMap<&'static str, Swept>;
-
-impl Sweeper {
-    fn new(flows: FlowMaps) -> Self {
-        let mut period = tokio::time::interval(SWEEP_PERIOD);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { period, flows: Some(flows), sweep: None, last: BTreeMap::new() }
-    }
-
-    /// Waits for the end of the next sweep. May be cancelled: the sweep goes on and is waited for the next time.
-    async fn next(&mut self) -> Result<()> {
-        if self.sweep.is_none() {
-            self.period.tick().await;
-            let mut flows = self.flows.take().context("the flow tables were lost in a sweep that failed")?;
-            self.sweep = Some(tokio::task::spawn_blocking(move || {
-                let swept = flows.sweep();
-                (flows, swept)
-            }));
-        }
-        let Some(sweep) = &mut self.sweep else { return Ok(()) };
-        let ended = sweep.await;
-        self.sweep = None;
-        let (flows, swept) = ended.context("sweep flows")?;
-        self.flows = Some(flows);
-        self.last = swept?;
-        Ok(())
     }
 }

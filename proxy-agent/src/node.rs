@@ -1,12 +1,17 @@
-//! This node: which devices carry programs, the anchor and its routes, and what the programs know of all that.
+//! This node: which devices carry programs, the anchor and the ways to it, and what the programs know of all that.
+
+pub mod detect;
+pub mod node_ports;
+mod options;
+mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::{self, Device};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use proxy_common::device::{self, Device, OwnAddr};
 use tracing::{debug, info};
 
 use crate::datapath::{Attachments, Hooks, NodeMaps};
@@ -15,42 +20,42 @@ use crate::health::Health;
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
 use crate::net::role::{Role, role};
-use crate::net::route::{Route, Routes};
-use crate::net::{Handle, LinkEvent, addr, sysctl};
+use crate::net::{Handle, LinkEvent, addr, rule, sysctl};
+use detect::Detection;
+use ways::{Surroundings, Want, Ways};
 
-/// What an operator may fix by hand; all of it is found out otherwise.
-#[derive(Clone, Debug, Default)]
-pub struct NodeOptions {
-    /// The node's own addresses, before those of its Node object.
-    pub node_ips: Vec<IpAddr>,
-    /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
-    pub service_cidrs: Vec<IpNet>,
-}
+pub use options::{Masquerade, NodeOptions};
 
-/// This node's devices, anchor and routes.
+/// This node's devices, anchor, and ways to it.
 pub struct Node {
     options: NodeOptions,
+    detection: Detection,
     handle: Handle,
     attachments: Attachments,
     maps: NodeMaps,
     links: BTreeMap<u32, Link>,
     anchor: Anchor,
     anchor_mtu: u32,
-    routes: Routes,
+    ways: Ways,
     /// What the cluster wants of this node, as of the last sync.
     wanted: Option<Wanted>,
+    /// The programs can tell local pods, as far as anybody can.
+    detects: bool,
+    /// The ranges of which the programs know.
+    service_cidrs: Vec<IpNet>,
     /// The addresses in force.
     node_addrs: (Addr4, Addr6),
     /// What [`Health`] was told of devices that could not be attached.
     failing: BTreeSet<String>,
 }
 
-/// What the cluster's objects say that concerns addresses and routes.
+/// What the cluster's objects say that concerns addresses and ways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Wanted {
     node_addresses: Vec<IpAddr>,
     service_cidrs: Vec<IpNet>,
     service_addresses: BTreeSet<IpAddr>,
+    external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
 }
 
 impl Node {
@@ -64,8 +69,9 @@ impl Node {
         let anchor_mtu = anchor_mtu(&BTreeMap::new());
         let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
         attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
-        let routes = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let ways = Ways::open(&handle, anchor.ifindex).await?;
         let mut node = Self {
+            detection: Detection::new(options.detector.clone()),
             options,
             handle,
             attachments,
@@ -73,8 +79,10 @@ impl Node {
             links: BTreeMap::new(),
             anchor,
             anchor_mtu,
-            routes,
+            ways,
             wanted: None,
+            detects: false,
+            service_cidrs: Vec::new(),
             node_addrs: (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED),
             failing: BTreeSet::new(),
         };
@@ -82,14 +90,25 @@ impl Node {
         Ok(node)
     }
 
-    /// Removes everything that was put onto this node: programs, anchor, routes.
+    /// Removes everything that was put onto this node: rules, programs, anchor, routes.
     pub async fn stop(self) -> Result<()> {
         drop(self.attachments);
-        anchor::remove(&self.handle).await.context("remove the anchor")
+        Self::clean(&self.handle).await
+    }
+
+    /// Removes what outlives a process, whichever left it.
+    pub async fn clean(handle: &Handle) -> Result<()> {
+        let rules = rule::remove(handle).await.context("remove the rules");
+        rules.and(anchor::remove(handle).await.context("remove the anchor"))
     }
 
     pub fn attachments(&self) -> &Attachments {
         &self.attachments
+    }
+
+    /// Whether the devices have been listed. Until then none has programs but the anchor.
+    pub fn knows_devices(&self) -> bool {
+        !self.links.is_empty()
     }
 
     pub fn role(&self, ifindex: u32) -> Option<Role> {
@@ -101,6 +120,16 @@ impl Node {
         let (v4, v6) = self.node_addrs;
         let known = [(!v4.is_unspecified()).then(|| v4.ip()), (!v6.is_unspecified()).then(|| v6.ip())];
         known.into_iter().flatten().collect()
+    }
+
+    pub fn options(&self) -> &NodeOptions {
+        &self.options
+    }
+
+    /// Where something listens that is to be reached at the same addresses as node ports: the unspecified address
+    /// stands for all of its family.
+    pub fn listen_addresses(&self) -> BTreeSet<IpAddr> {
+        self.options.node_ports.listen_on(self.own_addresses(), &self.addresses(), sysctl::has_ipv6())
     }
 
     pub fn anchor(&self) -> Anchor {
@@ -124,23 +153,62 @@ impl Node {
         let fitted = self.fit_anchor(listed).await;
         let updated = self.update_addresses().await;
         let fresh = *fitted.as_ref().unwrap_or(&false);
-        let routed = self.update_routes(listed || lost || fresh, health).await;
-        written.and(fitted.map(drop)).and(updated).and(routed)
+        let led = self.update_ways(listed || lost || fresh, health).await;
+        written.and(fitted.map(drop)).and(updated).and(led)
     }
 
-    /// Takes in what the cluster's objects say, after a sync.
-    pub async fn on_sync(&mut self, desired: &Desired, health: &Health) -> Result<()> {
+    /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
+    /// must begin anew.
+    pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
+        self.detection.learn(&desired.pod_cidrs())?;
+        if !self.detection.is_known() {
+            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode goes by them");
+            return Ok(false);
+        }
+        if !self.detects {
+            self.detects = true;
+            match self.maps.set_pods(&self.detection.nets()).and_then(|()| self.write_node()) {
+                Ok(()) => health.end(LOCAL_PODS),
+                Err(error) => {
+                    self.detects = false; // So that the next sync tries again.
+                    health.begin(LOCAL_PODS, format!("{error:#}"));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes in what the cluster's objects say, after a sync; `written` if all frontends are in the maps.
+    pub async fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> Result<()> {
+        let followed = self.follow(desired, health).await;
+        // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
+        let told = if written { self.write_service_cidrs(desired) } else { Ok(()) };
+        followed.and(told)
+    }
+
+    fn write_service_cidrs(&mut self, desired: &Desired) -> Result<()> {
+        let given = &self.options.service_cidrs;
+        let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
+        if self.service_cidrs != cidrs {
+            self.maps.set_service_cidrs(cidrs)?;
+            self.service_cidrs = cidrs.to_vec();
+        }
+        Ok(())
+    }
+
+    async fn follow(&mut self, desired: &Desired, health: &Health) -> Result<()> {
         let wanted = Wanted {
             node_addresses: desired.node_addresses(),
             service_cidrs: desired.service_cidrs().to_vec(),
             service_addresses: desired.service_addresses(),
+            external_frontends: desired.external_frontends().collect(),
         };
         if self.wanted.as_ref() == Some(&wanted) {
             return Ok(());
         }
         let before = self.wanted.replace(wanted);
         let updated = self.update_addresses().await;
-        let result = updated.and(self.update_routes(false, health).await);
+        let result = updated.and(self.update_ways(false, health).await);
         if result.is_err() {
             self.wanted = before; // So that the next sync tries again.
         }
@@ -159,7 +227,7 @@ impl Node {
         let mut failing = BTreeSet::new();
         for link in self.links.values() {
             let hooks = match role(link, &self.links) {
-                Role::Loopback => Hooks::Egress,
+                Role::Loopback => Hooks::Loopback,
                 Role::Device { .. } => Hooks::Both,
                 Role::Anchor | Role::Ignored(_) => continue,
             };
@@ -187,13 +255,29 @@ impl Node {
     fn write_devices(&mut self) -> Result<()> {
         let devices = self.links.values().filter_map(|link| {
             let Role::Device { pod } = role(link, &self.links) else { return None };
+            let detected = self.detection.finds(link, &self.links);
+            let flags = if pod { Device::POD } else { 0 } | if detected { Device::DETECTED } else { 0 };
             let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
             let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
-            Some((link.index, Device::new(if pod { device::Device::POD } else { 0 }, addr4, addr6)))
+            Some((link.index, Device::new(flags, addr4, addr6)))
         });
-        self.maps.set_devices(&devices.collect())?;
-        let addrs = self.links.values().flat_map(|link| link.addrs.iter().map(|net| (net.addr(), link.index)));
-        self.maps.set_addrs(&addrs.collect())
+        let devices = devices.collect();
+        self.maps.set_devices(&devices).and(self.write_addrs())
+    }
+
+    fn write_addrs(&mut self) -> Result<()> {
+        let primary = self.addresses();
+        let own = self.links.values().flat_map(|link| link.addrs.iter().map(|net| (link.index, net.addr())));
+        let addrs = own.map(|(ifindex, addr)| {
+            let serves = self.options.node_ports.accepts(addr, &primary);
+            (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
+        });
+        let addrs = addrs.collect();
+        self.maps.set_addrs(&addrs)
+    }
+
+    fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
     }
 
     /// Makes the anchor as it should be, if it is not there, not up, or of another MTU than the ways out; and now and
@@ -209,7 +293,7 @@ impl Node {
             info!(ifindex = anchor.ifindex, "the anchor was gone and is made anew");
             self.attachments.detach(self.anchor.ifindex);
             self.attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
-            self.routes = Routes::open(self.handle.clone(), anchor.ifindex).await?;
+            self.ways = Ways::open(&self.handle, anchor.ifindex).await?;
             self.anchor = anchor;
             self.write_node()?;
         }
@@ -225,7 +309,7 @@ impl Node {
         }
         info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
         self.node_addrs = addrs;
-        self.write_node()
+        self.write_node().and(self.write_addrs())
     }
 
     async fn node_address<A: Addr>(&self) -> Result<A> {
@@ -239,46 +323,27 @@ impl Node {
 
     fn write_node(&mut self) -> Result<()> {
         let (addr4, addr6) = self.node_addrs;
-        self.maps.set_node(device::Node::new(addr4, addr6, self.anchor.ifindex, self.anchor.mac))
+        let flags = self.options.flags() | if self.detects { self.detection.flags() } else { 0 };
+        self.maps.set_node(device::Node::new(addr4, addr6, self.anchor.ifindex, self.anchor.mac, flags))
     }
 
-    /// Makes the routes through the anchor what they should be. `verify` asks the kernel first what there is.
-    async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<()> {
-        // Not before the first sync: a route must not lead to the anchor before there is anything behind it, and what a
+    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
+    async fn update_ways(&mut self, verify: bool, health: &Health) -> Result<()> {
+        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
         // predecessor left leads to services that will be there again.
         let Some(wanted) = &self.wanted else { return Ok(()) };
-        let want = self.routes_wanted(wanted);
-        let report = if verify { self.routes.verify(&want).await? } else { self.routes.reconcile(&want).await? };
-        match report.refused.first() {
-            None => health.end("routes"),
-            Some((route, why)) => {
-                health.begin(
-                    "routes",
-                    format!("{} of {} refused, first {}: {why}", report.refused.len(), want.len(), route.dst),
-                );
-            }
-        }
-        if report.added + report.replaced + report.deleted > 0 {
-            let (added, replaced, deleted) = (report.added, report.replaced, report.deleted);
-            info!(added, replaced, deleted, "routes");
-        }
-        Ok(())
-    }
-
-    /// A route for each range of ClusterIPs that is known, and one for each ClusterIP outside of them.
-    fn routes_wanted(&self, wanted: &Wanted) -> BTreeSet<Route> {
         let given = &self.options.service_cidrs;
-        let cidrs = if given.is_empty() { &wanted.service_cidrs } else { given };
-        let outside = wanted.service_addresses.iter().filter(|addr| !cidrs.iter().any(|cidr| cidr.contains(*addr)));
-        let dsts = cidrs.iter().copied().chain(outside.map(|addr| IpNet::from(*addr)));
-        let has_ipv6 = sysctl::has_ipv6();
-        let possible = dsts.filter(|dst| has_ipv6 || dst.addr().is_ipv4());
-        possible.map(|dst| Route { dst, src: self.source(&dst) }).collect()
-    }
-
-    /// The node's address, if a device has it: with another the kernel would refuse the route.
-    fn source(&self, dst: &IpNet) -> Option<IpAddr> {
-        let mut addrs = self.addresses().into_iter().filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
-        addrs.find(|addr| self.links.values().any(|link| link.has(*addr)))
+        let want = Want::of(&Surroundings {
+            service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },
+            service_addresses: &wanted.service_addresses,
+            external_frontends: &wanted.external_frontends,
+            own: &self.own_addresses(),
+            primary: &self.addresses(),
+            has_ipv6: sysctl::has_ipv6(),
+        });
+        self.ways.update(&want, verify, health).await
     }
 }
+
+/// What [`Health`] calls the detection of local pods.
+const LOCAL_PODS: &str = "local pods";

@@ -1,5 +1,7 @@
 //! `kpx run`: wires source, node and loop together, and takes them apart again.
 
+pub(crate) mod options;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -11,9 +13,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
-use crate::agent::{Agent, Inbox};
+use crate::agent::{Agent, Inbox, Kernel};
 use crate::datapath::{Datapath, Mechanism, Options};
+use crate::desired::Desired;
 use crate::health::Health;
+use crate::model::ModelOptions;
 use crate::node::{Node, NodeOptions};
 use crate::source::{Source, kubernetes};
 use crate::{net, object, status};
@@ -47,6 +51,8 @@ pub struct RunArgs {
     /// The ranges of ClusterIPs, instead of the ServiceCIDR objects'.
     #[arg(long = "service-cidr", value_name = "CIDR", value_delimiter = ',')]
     service_cidrs: Vec<IpNet>,
+    #[command(flatten)]
+    services: options::ServiceArgs,
     /// How to attach programs; without it TCX where the kernel takes it, else clsact.
     #[arg(long, value_name = "HOW")]
     attach: Option<Mechanism>,
@@ -67,6 +73,15 @@ impl RunArgs {
         }
     }
 
+    fn node_options(&self) -> Result<NodeOptions> {
+        let (node_ips, service_cidrs) = (self.node_ips.clone(), self.service_cidrs.clone());
+        self.services.apply(NodeOptions { node_ips, service_cidrs, ..NodeOptions::default() })
+    }
+
+    fn model_options(&self) -> ModelOptions {
+        ModelOptions { algorithm: self.services.algorithm(), node_ips: self.node_ips.clone() }
+    }
+
     /// As kube-proxy has it: trimmed, in lower case.
     fn node_name(&self) -> Result<String> {
         let name = match &self.node_name {
@@ -84,13 +99,13 @@ impl RunArgs {
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(args: RunArgs) -> Result<()> {
     let node_name = args.node_name()?;
+    let options = args.node_options()?;
     let mut signals = Signals::listen()?;
     let _lock = status::lock()?;
     raise_file_limit()?;
     let status_requests = status::listen(&args.run_dir)?;
     let datapath = Datapath::load(object::embedded()?, Options { mechanism: args.attach, ..Options::default() })?;
     let (netlink, handle) = net::connect()?;
-    let options = NodeOptions { node_ips: args.node_ips.clone(), service_cidrs: args.service_cidrs.clone() };
     let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
@@ -102,9 +117,16 @@ pub async fn run(args: RunArgs) -> Result<()> {
         let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
         let node = match started {
             Ok(node) => node,
-            Err(error) => return net::anchor::remove(&handle).await.and(Err(error)),
+            Err(error) => return Node::clean(&handle).await.and(Err(error)),
         };
-        let mut agent = Agent::new(node_name.clone(), datapath.tables, datapath.flows, datapath.counters, node);
+        let desired = Desired::with_options(node_name.clone(), args.model_options());
+        let kernel = Kernel {
+            tables: datapath.tables,
+            flows: datapath.flows,
+            counters: datapath.counters,
+            loaded: datapath.loaded,
+        };
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = agent.run(&mut inbox) => result.context("the loop"),

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::datapath::LoadedProgram;
+
 /// The state of an agent and of the programs that it loaded.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -22,6 +24,7 @@ pub struct Status {
     pub version: String,
     pub node_name: String,
     pub node_addresses: Vec<IpAddr>,
+    pub options: OptionsStatus,
     /// The maps hold what the objects last seen ask for, and every device carries its programs.
     pub healthy: bool,
     /// Every watch has delivered its first list.
@@ -40,6 +43,24 @@ pub struct Status {
     pub events: BTreeMap<String, u64>,
     /// Packets not translated, by reason.
     pub reasons: BTreeMap<String, u64>,
+    /// The kernel's ids of the datapath's maps, by name.
+    pub maps: BTreeMap<String, u32>,
+    /// The datapath's programs, by name.
+    pub programs: BTreeMap<String, LoadedProgram>,
+}
+
+/// What the operator said, in the words of the flags.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OptionsStatus {
+    /// `default` or `compat`.
+    pub masquerade: String,
+    pub masquerade_all: bool,
+    /// How local pods are told from others: `none`, or a mode and what it goes by.
+    pub local_pods: String,
+    /// `all`, `primary`, or networks.
+    pub node_port_addresses: String,
+    pub cluster_ip_external: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -141,6 +162,7 @@ pub fn render(status: &Status) -> Result<String> {
     let addresses: Vec<_> = status.node_addresses.iter().map(IpAddr::to_string).collect();
     writeln!(text, "kpx {} on {}: {health}", status.version, status.node_name)?;
     writeln!(text, "addresses: {}", if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") })?;
+    writeln!(text, "{}", options(&status.options))?;
     if let Some(last_sync) = status.last_sync {
         writeln!(text, "last sync: {last_sync:.3} ({} syncs)", status.syncs)?;
     }
@@ -182,6 +204,20 @@ pub fn render(status: &Status) -> Result<String> {
     section(&mut text, "translated", counts(&status.events))?;
     section(&mut text, "not translated", counts(&status.reasons))?;
     Ok(text)
+}
+
+fn options(options: &OptionsStatus) -> String {
+    let OptionsStatus { masquerade, local_pods, node_port_addresses, .. } = options;
+    let mut text =
+        format!("masquerade: {masquerade}; local pods by: {local_pods}; node ports at: {node_port_addresses}");
+    for (is_set, what) in
+        [(options.masquerade_all, "masquerade all"), (options.cluster_ip_external, "ClusterIPs for clients outside")]
+    {
+        if is_set {
+            text = text + "; " + what;
+        }
+    }
+    text
 }
 
 fn counts(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = Vec<String>> {

@@ -49,10 +49,20 @@ pub struct Attached {
 pub enum Hooks {
     /// Ingress and egress.
     Both,
-    /// lo: only what leaves, for a packet that arrives there has its way already.
-    Egress,
+    /// lo's own program, on its egress: a packet that arrives there has its way already.
+    Loopback,
     /// The anchor's own program, on its egress.
     Anchor,
+}
+
+impl Hooks {
+    fn at_egress(self) -> &'static str {
+        match self {
+            Self::Both => names::EGRESS,
+            Self::Loopback => names::LO,
+            Self::Anchor => names::ANCHOR,
+        }
+    }
 }
 
 /// All devices that carry our programs.
@@ -110,11 +120,10 @@ impl Attachments {
                 debug!(device = name, error = %error, "clsact not added");
             }
         }
-        let egress = if hooks == Hooks::Anchor { names::ANCHOR } else { names::EGRESS };
-        let egress = self.link(mechanism, egress, name, TcAttachType::Egress)?;
+        let egress = self.link(mechanism, hooks.at_egress(), name, TcAttachType::Egress)?;
         let ingress = match hooks {
             Hooks::Both => Some(self.link(mechanism, names::INGRESS, name, TcAttachType::Ingress)?),
-            Hooks::Egress | Hooks::Anchor => None,
+            Hooks::Loopback | Hooks::Anchor => None,
         };
         if mechanism == Mechanism::Tcx {
             remove_filters(name);

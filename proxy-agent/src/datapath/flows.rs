@@ -1,13 +1,15 @@
-//! The flow table, as the agent sees it: counted, and swept of flows that are over.
+//! The flow table, as the agent sees it: counted, and swept of flows that are over. What it counts for each backend is
+//! the truth to which the programs' own counts are brought back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
-use aya::Ebpf;
 use aya::maps::{HashMap, MapData, MapError};
+use aya::{Ebpf, Pod};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey, Kind, State};
+use proxy_common::frontend::FrontendKey;
 
 use super::{Names, take};
 
@@ -16,9 +18,17 @@ const ORPHAN_SECS: u32 = 30;
 
 /// The flow tables of both families.
 pub struct FlowMaps {
-    v4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>>,
-    v6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
 }
+
+struct Family<A: Names> {
+    flows: Flows<A>,
+    /// Open flows of a backend, which the key names as if it were a frontend.
+    connections: HashMap<MapData, FrontendKey<A>, u32>,
+}
+
+type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
 /// What a sweep found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -35,16 +45,40 @@ pub struct Swept {
 
 impl FlowMaps {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        Ok(Self { v4: take(ebpf, Addr4::MAPS.flows)?, v6: take(ebpf, Addr6::MAPS.flows)? })
+        Ok(Self { v4: Family::new(ebpf)?, v6: Family::new(ebpf)? })
     }
 
-    /// Removes flows that have been silent for longer than their state allows.
+    /// Removes flows that have been silent for longer than their state allows, and says of each backend how many it has.
     pub fn sweep(&mut self) -> Result<BTreeMap<&'static str, Swept>> {
         let now_secs = boot_secs()?;
-        Ok(BTreeMap::from([
-            (Addr4::FAMILY, sweep(&mut self.v4, now_secs).context("sweep FLOWS4")?),
-            (Addr6::FAMILY, sweep(&mut self.v6, now_secs).context("sweep FLOWS6")?),
-        ]))
+        Ok(BTreeMap::from([(Addr4::FAMILY, self.v4.sweep(now_secs)?), (Addr6::FAMILY, self.v6.sweep(now_secs)?)]))
+    }
+}
+
+impl<A: Names> Family<A> {
+    fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        Ok(Self { flows: take(ebpf, A::MAPS.flows)?, connections: take(ebpf, A::MAPS.connections)? })
+    }
+
+    fn sweep(&mut self, now_secs: u32) -> Result<Swept> {
+        let mut connections = BTreeMap::new();
+        let swept = sweep(&mut self.flows, now_secs, &mut connections);
+        let swept = swept.with_context(|| format!("sweep {}", A::MAPS.flows))?;
+        self.write_connections(&connections).with_context(|| format!("correct {}", A::MAPS.connections))?;
+        Ok(swept)
+    }
+
+    /// The programs count along meanwhile: a flow that is opened or closed while this writes is off by one until the
+    /// next sweep.
+    fn write_connections(&mut self, want: &BTreeMap<FrontendKey<A>, u32>) -> Result<()> {
+        let now: BTreeMap<FrontendKey<A>, u32> = self.connections.iter().collect::<Result<_, _>>()?;
+        for (backend, count) in want.iter().filter(|(backend, count)| now.get(backend) != Some(count)) {
+            self.connections.insert(backend, count, 0)?;
+        }
+        for backend in now.keys().filter(|backend| !want.contains_key(backend)) {
+            remove(&mut self.connections, backend)?;
+        }
+        Ok(())
     }
 }
 
@@ -54,10 +88,16 @@ fn boot_secs() -> Result<u32> {
     u32::try_from(now.tv_sec()).context("the boot clock is past 2^32 s")
 }
 
-fn sweep<A: Names>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, now_secs: u32) -> Result<Swept> {
+/// Adds to `connections` what remains.
+fn sweep<A: Names>(
+    map: &mut Flows<A>,
+    now_secs: u32,
+    connections: &mut BTreeMap<FrontendKey<A>, u32>,
+) -> Result<Swept> {
     let mut swept = Swept::default();
-    // Deleting while iterating makes the kernel start over, so the keys are gathered first.
-    let keys: Vec<FlowKey<A>> = map.keys().collect::<Result<_, _>>()?;
+    // Deleting while iterating makes the kernel start over, so the keys are gathered first; and once, though the programs
+    // delete as well.
+    let keys: BTreeSet<FlowKey<A>> = map.keys().collect::<Result<_, _>>()?;
     for key in keys {
         let Some(flow) = read(map, &key)? else { continue };
         if flow.kind == Kind::DNAT {
@@ -67,6 +107,10 @@ fn sweep<A: Names>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, now_secs: u3
             } else {
                 swept.flows += 1;
                 swept.entries += 1;
+                if is_counted(&flow) {
+                    let backend = FrontendKey::new(flow.backend.addr, flow.backend.port, key.proto());
+                    *connections.entry(backend).or_default() += 1;
+                }
             }
         } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
             swept.orphans += 1;
@@ -83,16 +127,17 @@ fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, now_secs: u32) -> bool {
     opener.idle_secs(now_secs) > state.timeout_secs(key.proto())
 }
 
+/// As the programs do it: a flow no longer counts once both sides have closed it, or one has reset it.
+fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
+    opener.has(Flow::<A>::COUNTED) && !matches!(opener.state(), State::Closed | State::Reset)
+}
+
 /// A packet may have passed since the flow was read.
-fn is_still_over<A: Names>(
-    map: &HashMap<MapData, FlowKey<A>, Flow<A>>,
-    key: &FlowKey<A>,
-    now_secs: u32,
-) -> Result<bool> {
+fn is_still_over<A: Names>(map: &Flows<A>, key: &FlowKey<A>, now_secs: u32) -> Result<bool> {
     Ok(read(map, key)?.is_some_and(|flow| is_over(&flow, key, now_secs)))
 }
 
-fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {
+fn has_opener<A: Names>(map: &Flows<A>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
     // The opener may have been opened anew since, towards another backend or from another port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
@@ -100,18 +145,14 @@ fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowK
 
 /// Removes a flow's entries in the order in which they were made: the opener's last, for as long as it stands the
 /// programs take the flow for whole.
-fn remove_flow<A: Names>(
-    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
-    key: &FlowKey<A>,
-    flow: Flow<A>,
-) -> Result<()> {
+fn remove_flow<A: Names>(map: &mut Flows<A>, key: &FlowKey<A>, flow: Flow<A>) -> Result<()> {
     for kind in flow.kinds() {
         remove(map, &flow.key_as(*kind, key.proto()))?;
     }
     Ok(())
 }
 
-fn read<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>) -> Result<Option<Flow<A>>> {
+fn read<A: Names>(map: &Flows<A>, key: &FlowKey<A>) -> Result<Option<Flow<A>>> {
     match map.get(key, 0) {
         Ok(flow) => Ok(Some(flow)),
         Err(MapError::KeyNotFound) => Ok(None),
@@ -119,7 +160,7 @@ fn read<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>)
     }
 }
 
-fn remove<A: Names>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>) -> Result<()> {
+fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<()> {
     match map.remove(key) {
         Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),

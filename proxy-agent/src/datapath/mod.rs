@@ -2,19 +2,22 @@
 
 mod attach;
 mod flows;
+mod loaded;
+mod node;
 mod tables;
 
 use anyhow::{Context, Result};
-use aya::maps::{Array, HashMap, MapData, PerCpuArray};
+use aya::maps::{MapData, PerCpuArray};
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::counter::{Counter, Event, Reason};
-use proxy_common::device::{Device, Node};
 use proxy_common::names::{self, FamilyMaps};
 
 pub use attach::{Attached, Attachments, Hooks, Mechanism};
 pub use flows::{FlowMaps, Swept};
+pub use loaded::{Loaded, LoadedProgram};
+pub use node::NodeMaps;
 pub use tables::{KernelTables, Maps};
 
 /// The programs, loaded, and their maps.
@@ -25,7 +28,11 @@ pub struct Datapath {
     pub node: NodeMaps,
     pub counters: Counters,
     pub attachments: Attachments,
+    pub loaded: Loaded,
 }
+
+/// The programs that a datapath has.
+const PROGRAMS: [&str; 4] = [names::INGRESS, names::EGRESS, names::ANCHOR, names::LO];
 
 /// How to load the programs; unset means the default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,12 +51,13 @@ impl Datapath {
             loader.map_max_entries(names::IPV4.flows, flow_entries).map_max_entries(names::IPV6.flows, flow_entries);
         }
         let mut ebpf = loader.load(object).context("load the BPF object")?;
-        for name in [names::INGRESS, names::EGRESS, names::ANCHOR] {
+        for name in PROGRAMS {
             program(&mut ebpf, name)?.load().with_context(|| format!("load program {name}"))?;
         }
         #[cfg(feature = "log")]
         log_packets(&mut ebpf)?;
         Ok(Self {
+            loaded: Loaded::of(&ebpf, &PROGRAMS)?,
             tables: KernelTables::new(&mut ebpf)?,
             flows: FlowMaps::new(&mut ebpf)?,
             node: NodeMaps::new(&mut ebpf)?,
@@ -84,61 +92,6 @@ fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
     Ok(())
 }
 
-/// What the programs know of this node.
-pub struct NodeMaps {
-    node: Array<MapData, Node>,
-    devices: HashMap<MapData, u32, Device>,
-    addrs4: HashMap<MapData, Addr4, u32>,
-    addrs6: HashMap<MapData, Addr6, u32>,
-}
-
-impl NodeMaps {
-    fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        Ok(Self {
-            node: take(ebpf, names::NODE)?,
-            devices: take(ebpf, names::DEVICES)?,
-            addrs4: take(ebpf, names::IPV4.addrs)?,
-            addrs6: take(ebpf, names::IPV6.addrs)?,
-        })
-    }
-
-    pub fn set_node(&mut self, node: Node) -> Result<()> {
-        self.node.set(0, node, 0).context("write NODE")
-    }
-
-    /// Makes the kernel's devices equal to `want`.
-    pub fn set_devices(&mut self, want: &std::collections::BTreeMap<u32, Device>) -> Result<()> {
-        replace(&mut self.devices, want, names::DEVICES)
-    }
-
-    /// Makes the kernel's list of the node's own addresses, each with its device, equal to `want`.
-    pub fn set_addrs(&mut self, want: &std::collections::BTreeMap<std::net::IpAddr, u32>) -> Result<()> {
-        replace(&mut self.addrs4, &of_family(want), names::IPV4.addrs)?;
-        replace(&mut self.addrs6, &of_family(want), names::IPV6.addrs)
-    }
-}
-
-fn of_family<A: Addr>(addrs: &std::collections::BTreeMap<std::net::IpAddr, u32>) -> std::collections::BTreeMap<A, u32> {
-    addrs.iter().filter_map(|(addr, ifindex)| Some((A::from_ip(*addr)?, *ifindex))).collect()
-}
-
-/// Writes what differs: puts first, so that nothing known is missing for a moment.
-fn replace<K, V>(map: &mut HashMap<MapData, K, V>, want: &std::collections::BTreeMap<K, V>, name: &str) -> Result<()>
-where
-    K: aya::Pod + Ord,
-    V: aya::Pod + PartialEq,
-{
-    let now: std::collections::BTreeMap<K, V> =
-        map.iter().collect::<Result<_, _>>().with_context(|| format!("read {name}"))?;
-    for (key, value) in want.iter().filter(|(key, value)| now.get(key) != Some(value)) {
-        map.insert(key, value, 0).with_context(|| format!("write {name}"))?;
-    }
-    for key in now.keys().filter(|key| !want.contains_key(key)) {
-        map.remove(key).with_context(|| format!("delete from {name}"))?;
-    }
-    Ok(())
-}
-
 /// What the programs have counted since they were loaded.
 pub struct Counters(PerCpuArray<MapData, u64>);
 
@@ -162,7 +115,7 @@ impl Counters {
 }
 
 /// The names of a family's maps.
-trait Names: Addr {
+trait Names: Addr + aya::Pod {
     const MAPS: FamilyMaps;
 }
 

@@ -136,6 +136,8 @@ async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::R
 fn set_sysctls() -> anyhow::Result<()> {
     sysctl::write(ACCEPT_LOCAL, "1")?;
     sysctl::write(&format!("ipv4/conf/{NAME}/forwarding"), "1")?;
+    // rp_filter takes the mark of what is injected into account: see `rule::Rule::Back`.
+    sysctl::write(&format!("ipv4/conf/{NAME}/src_valid_mark"), "1")?;
     // What comes out of the far end has no program to meet: without forwarding it cannot go round in circles.
     sysctl::write(&format!("ipv4/conf/{PEER}/forwarding"), "0")?;
     if sysctl::has_ipv6() {

@@ -1,10 +1,12 @@
-//! What the agent learns from and tells the kernel by netlink and `/proc/sys/net`: devices, the anchor, its routes.
+//! What the agent learns from and tells the kernel by netlink and `/proc/sys/net`: devices, the anchor, its
+//! routes and rules.
 
 pub mod addr;
 pub mod anchor;
 pub mod link;
 pub mod role;
 pub mod route;
+pub mod rule;
 pub mod sysctl;
 mod watch;
 

@@ -18,6 +18,9 @@ use super::{Handle, dump, sysctl};
 /// nor iproute2's `rt_protos` gives to anybody. `ip route show proto 75` lists them.
 pub const PROTOCOL: u8 = b'K';
 
+/// The table that everybody asks.
+pub const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     pub dst: IpNet,
@@ -35,9 +38,10 @@ pub struct Report {
     pub refused: Vec<(Route, String)>,
 }
 
-/// Our routes through the anchor, in the main table.
+/// Our routes through the anchor, in one table.
 pub struct Routes {
     handle: Handle,
+    table: u32,
     anchor: u32,
     /// What the kernel holds, as far as we know: it drops routes without our doing, so see [`Routes::verify`].
     now: BTreeMap<IpNet, Option<IpAddr>>,
@@ -45,9 +49,9 @@ pub struct Routes {
 
 impl Routes {
     /// `anchor` is the anchor's interface index. If the anchor is made anew, so must this be.
-    pub async fn open(handle: Handle, anchor: u32) -> anyhow::Result<Self> {
-        let now = read(&handle, anchor).await?;
-        Ok(Self { handle, anchor, now })
+    pub async fn open(handle: Handle, table: u32, anchor: u32) -> anyhow::Result<Self> {
+        let now = read(&handle, table, anchor).await?;
+        Ok(Self { handle, table, anchor, now })
     }
 
     /// Makes our routes equal to `want`, and leaves those of others alone, even where they are in the way. Asks the
@@ -72,14 +76,14 @@ impl Routes {
     /// As [`Routes::reconcile`], but looks first what the kernel really holds. To be called now and then, since anybody
     /// may delete routes, and when the node lost an address: the kernel drops the IPv4 routes that have it as source.
     pub async fn verify(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
-        self.now = read(&self.handle, self.anchor).await?;
+        self.now = read(&self.handle, self.table, self.anchor).await?;
         self.reconcile(want).await
     }
 
     /// Whether the kernel took it. It replaces in one step; without `replace` it refuses where there already is a
     /// route, which is somebody else's then.
     async fn put(&mut self, dst: IpNet, route: Route, replace: bool, refused: &mut Refused) -> anyhow::Result<bool> {
-        let request = self.handle.route().add(message(dst, route.src, self.anchor));
+        let request = self.handle.route().add(message(dst, route.src, self.table, self.anchor));
         let request = if replace { request.replace() } else { request };
         let taken = taken(request.execute().await, route, refused)?;
         if taken {
@@ -90,7 +94,7 @@ impl Routes {
     }
 
     async fn del(&mut self, dst: IpNet, refused: &mut Refused) -> anyhow::Result<bool> {
-        let request = self.handle.route().del(message(dst, None, self.anchor));
+        let request = self.handle.route().del(message(dst, None, self.table, self.anchor));
         let result = match request.execute().await {
             // Gone already.
             Err(Error::NetlinkError(error)) if error.raw_code() == -nix::libc::ESRCH => Ok(()),
@@ -124,11 +128,12 @@ fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyh
     }
 }
 
-fn message(dst: IpNet, src: Option<IpAddr>, anchor: u32) -> RouteMessage {
+fn message(dst: IpNet, src: Option<IpAddr>, table: u32, anchor: u32) -> RouteMessage {
     // IPv6 routes have no scope.
     let scope = if dst.addr().is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
     let mut message = RouteMessageBuilder::<IpAddr>::new()
         .output_interface(anchor)
+        .table_id(table)
         .protocol(RouteProtocol::Other(PROTOCOL))
         .scope(scope)
         .build();
@@ -146,7 +151,7 @@ fn address(ip: IpAddr) -> RouteAddress {
     }
 }
 
-async fn read(handle: &Handle, anchor: u32) -> anyhow::Result<BTreeMap<IpNet, Option<IpAddr>>> {
+async fn read(handle: &Handle, table: u32, anchor: u32) -> anyhow::Result<BTreeMap<IpNet, Option<IpAddr>>> {
     let mut now = BTreeMap::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         if family == AddressFamily::Inet6 && !sysctl::has_ipv6() {
@@ -157,7 +162,7 @@ async fn read(handle: &Handle, anchor: u32) -> anyhow::Result<BTreeMap<IpNet, Op
         request.header.protocol = RouteProtocol::Other(PROTOCOL);
         request.attributes.push(RouteAttribute::Oif(anchor));
         let routes = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
-            RouteNetlinkMessage::NewRoute(route) => parse(&route, anchor),
+            RouteNetlinkMessage::NewRoute(route) => parse(&route, table, anchor),
             _ => None,
         });
         now.extend(routes.await.with_context(|| format!("list the {family:?} routes through the anchor"))?);
@@ -166,10 +171,9 @@ async fn read(handle: &Handle, anchor: u32) -> anyhow::Result<BTreeMap<IpNet, Op
 }
 
 /// Destination and source, if the route is one of ours.
-fn parse(route: &RouteMessage, anchor: u32) -> Option<(IpNet, Option<IpAddr>)> {
+fn parse(route: &RouteMessage, table: u32, anchor: u32) -> Option<(IpNet, Option<IpAddr>)> {
     let header = &route.header;
     let ours = header.protocol == RouteProtocol::Other(PROTOCOL)
-        && header.table == RouteHeader::RT_TABLE_MAIN
         && header.kind == RouteType::Unicast
         && route.attributes.contains(&RouteAttribute::Oif(anchor));
     let mut dst = match header.address_family {
@@ -177,14 +181,16 @@ fn parse(route: &RouteMessage, anchor: u32) -> Option<(IpNet, Option<IpAddr>)> {
         _ => IpAddr::from([0; 16]),
     };
     let mut src = None;
+    let mut in_table = u32::from(header.table);
     for attribute in &route.attributes {
         match attribute {
+            RouteAttribute::Table(number) => in_table = *number,
             RouteAttribute::Destination(addr) => dst = ip(addr)?,
             RouteAttribute::PrefSource(addr) => src = ip(addr),
             _ => {}
         }
     }
-    ours.then_some((IpNet::new(dst, header.destination_prefix_length).ok()?, src))
+    (ours && in_table == table).then_some((IpNet::new(dst, header.destination_prefix_length).ok()?, src))
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {
@@ -197,6 +203,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rule;
     use super::*;
 
     #[test]
@@ -204,11 +211,14 @@ mod tests {
         for (dst, src) in [("10.96.0.0/12", Some("192.0.2.1")), ("fd00:10:96::/108", None), ("0.0.0.0/0", None)] {
             let dst: IpNet = dst.parse().unwrap();
             let src = src.map(|src: &str| src.parse().unwrap());
-            assert_eq!(parse(&message(dst, src, 7), 7), Some((dst, src)));
-            assert_eq!(parse(&message(dst, src, 7), 8), None, "through another device");
-            let mut foreign = message(dst, src, 7);
+            for table in [MAIN, rule::TABLE] {
+                assert_eq!(parse(&message(dst, src, table, 7), table, 7), Some((dst, src)));
+                assert_eq!(parse(&message(dst, src, table, 7), table, 8), None, "through another device");
+                assert_eq!(parse(&message(dst, src, table, 7), 100, 7), None, "in another table");
+            }
+            let mut foreign = message(dst, src, MAIN, 7);
             foreign.header.protocol = RouteProtocol::Static;
-            assert_eq!(parse(&foreign, 7), None, "somebody else's");
+            assert_eq!(parse(&foreign, MAIN, 7), None, "somebody else's");
         }
     }
 }

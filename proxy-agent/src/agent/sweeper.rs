@@ -1,0 +1,56 @@
+//! Looks through the flow tables now and then.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::task::JoinHandle;
+use tokio::time::{Interval, MissedTickBehavior};
+
+use crate::datapath::{FlowMaps, Swept};
+
+/// How often flows are looked through for those that are over.
+const SWEEP_PERIOD: Duration = Duration::from_secs(10);
+
+/// Sweeps the flow tables on a thread of its own: a full table takes hundreds of thousands of calls.
+pub(super) struct Sweeper {
+    period: Interval,
+    /// The tables, while no sweep is under way.
+    flows: Option<FlowMaps>,
+    sweep: Option<JoinHandle<(FlowMaps, Result<SweptFamilies>)>>,
+    last: SweptFamilies,
+}
+
+pub(super) type SweptFamilies = BTreeMap<&'static str, Swept>;
+
+impl Sweeper {
+    pub(super) fn new(flows: FlowMaps) -> Self {
+        let mut period = tokio::time::interval(SWEEP_PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { period, flows: Some(flows), sweep: None, last: BTreeMap::new() }
+    }
+
+    /// What the last sweep found.
+    pub(super) fn last(&self) -> &SweptFamilies {
+        &self.last
+    }
+
+    /// Waits for the end of the next sweep. May be cancelled: the sweep goes on and is waited for the next time.
+    pub(super) async fn next(&mut self) -> Result<()> {
+        if self.sweep.is_none() {
+            self.period.tick().await;
+            let mut flows = self.flows.take().context("the flow tables were lost in a sweep that failed")?;
+            self.sweep = Some(tokio::task::spawn_blocking(move || {
+                let swept = flows.sweep();
+                (flows, swept)
+            }));
+        }
+        let Some(sweep) = &mut self.sweep else { return Ok(()) };
+        let ended = sweep.await;
+        self.sweep = None;
+        let (flows, swept) = ended.context("sweep flows")?;
+        self.flows = Some(flows);
+        self.last = swept?;
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! Writes changes to the maps, and remembers which service ports the maps do not hold as they should.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use tracing::debug;
+
+use crate::datapath::Maps;
+use crate::diff::{Change, ServiceKey};
+use crate::tables::Tables;
+
+pub(super) struct Writer<M> {
+    maps: M,
+    /// Service ports of which a write was refused or left out. What changes of them since then is no safe way on from
+    /// what the maps hold: they wait for a pass that starts from there.
+    behind: BTreeSet<ServiceKey>,
+}
+
+impl<M: Maps> Writer<M> {
+    pub(super) fn new(maps: M) -> Self {
+        Self { maps, behind: BTreeSet::new() }
+    }
+
+    pub(super) fn read(&self) -> Result<Tables> {
+        self.maps.read()
+    }
+
+    /// Writes the way from what the maps really hold.
+    pub(super) fn write_from_maps(&mut self, changes: &[Change]) -> Result<()> {
+        self.behind.clear();
+        self.write(changes)
+    }
+
+    /// A refused write costs the rest of its own service port, whose order would not be safe without it. All else is
+    /// written: it may be the very deletion that makes room.
+    pub(super) fn write(&mut self, changes: &[Change]) -> Result<()> {
+        let mut first_error = Ok(());
+        for change in changes {
+            if change.services().any(|service| self.behind.contains(&service)) {
+                self.behind.extend(change.services());
+                continue;
+            }
+            debug!(%change, "map");
+            if let Err(error) = self.maps.apply(change) {
+                self.behind.extend(change.services());
+                first_error = first_error.and(Err(error));
+            }
+        }
+        first_error.with_context(|| format!("{} service ports could not be written, the first", self.behind.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+    use proxy_common::frontend::{Set, SlotKey};
+
+    use super::*;
+    use crate::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
+    use crate::desired::Desired;
+    use crate::diff::FamilyChange;
+
+    /// Has room for two slots.
+    #[derive(Default)]
+    struct SmallMaps(Tables);
+
+    impl Maps for SmallMaps {
+        fn read(&self) -> Result<Tables> {
+            Ok(self.0.clone())
+        }
+
+        fn apply(&mut self, change: &Change) -> Result<()> {
+            if let Change::V4(FamilyChange::PutSlot(slot, _)) = change
+                && !self.0.v4.slots.contains_key(slot)
+                && self.0.v4.slots.len() == 2
+            {
+                bail!("no room");
+            }
+            self.0.apply(change);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_behind_waits_for_a_pass_from_the_maps() {
+        let mut desired = Desired::new("here");
+        listed().into_iter().for_each(|input| desired.apply(input));
+        let mut writer = Writer::new(SmallMaps::default());
+        desired.apply(web(60).into());
+        desired.apply(pods(2).into());
+        assert!(writer.write(&desired.sync().changes).is_ok());
+        desired.apply(pods(4).into());
+        assert!(writer.write(&desired.sync().changes).is_err());
+        // Needs no room, but counts on what was refused.
+        desired.apply(web(30).into());
+        assert!(writer.write(&desired.sync().changes).is_ok());
+        assert_whole(&writer);
+        // Others do not wait.
+        desired.apply(service("other").cluster_ip("10.96.0.2").tcp(80).into());
+        assert!(writer.write(&desired.sync().changes).is_ok());
+        assert_eq!(writer.maps.0.v4.services.len(), 2);
+        let now = writer.read().unwrap();
+        assert!(writer.write_from_maps(&desired.sync_from(&now).changes).is_err());
+        assert_whole(&writer);
+        // There is room for what is left.
+        desired.apply(pods(1).into());
+        desired.sync();
+        let now = writer.read().unwrap();
+        assert!(writer.write_from_maps(&desired.sync_from(&now).changes).is_ok());
+        assert_eq!(&writer.maps.0, desired.tables());
+    }
+
+    fn assert_whole(writer: &Writer<SmallMaps>) {
+        let tables = &writer.maps.0.v4;
+        for (name, service) in &tables.services {
+            for index in 0..service.count(Set::CLUSTER) {
+                let slot = SlotKey::new(*name, Set::CLUSTER, index);
+                assert!(tables.slots.contains_key(&slot), "{slot:?} is a hole");
+            }
+        }
+    }
+
+    fn web(affinity_secs: i32) -> ServiceBuilder {
+        service("web").cluster_ip("10.96.0.1").tcp(80).affinity(Some(affinity_secs))
+    }
+
+    fn pods(count: u8) -> SliceBuilder {
+        let none = slice("web-1", "web").tcp(80);
+        (1..=count).fold(none, |slice, last| slice.ready(&format!("10.244.0.{last}")))
+    }
+}

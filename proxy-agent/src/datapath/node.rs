@@ -1,0 +1,115 @@
+//! What the programs know of this node.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::{Ebpf, Pod};
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::names;
+
+use super::{Names, take};
+
+/// The maps about this node.
+pub struct NodeMaps {
+    node: Array<MapData, Node>,
+    devices: HashMap<MapData, u32, Device>,
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+}
+
+struct Family<A: Names> {
+    addrs: HashMap<MapData, A, OwnAddr>,
+    pods: LpmTrie<MapData, A, u32>,
+    service_cidrs: LpmTrie<MapData, A, u32>,
+}
+
+impl NodeMaps {
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        let node = take(ebpf, names::NODE)?;
+        let devices = take(ebpf, names::DEVICES)?;
+        Ok(Self { node, devices, v4: Family::new(ebpf)?, v6: Family::new(ebpf)? })
+    }
+
+    pub fn set_node(&mut self, node: Node) -> Result<()> {
+        self.node.set(0, node, 0).context("write NODE")
+    }
+
+    /// Makes the kernel's devices equal to `want`.
+    pub fn set_devices(&mut self, want: &BTreeMap<u32, Device>) -> Result<()> {
+        replace(&mut self.devices, want, names::DEVICES)
+    }
+
+    /// Makes the kernel's list of the node's own addresses, each with its device, equal to `want`.
+    pub fn set_addrs(&mut self, want: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
+        replace(&mut self.v4.addrs, &of_family(want), names::IPV4.addrs)?;
+        replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
+    }
+
+    /// Makes the kernel's list of where local pods have their addresses equal to `want`.
+    pub fn set_pods(&mut self, want: &[IpNet]) -> Result<()> {
+        replace_nets(&mut self.v4.pods, want, names::IPV4.pods)?;
+        replace_nets(&mut self.v6.pods, want, names::IPV6.pods)
+    }
+
+    /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on what is in one of them and no
+    /// frontend is dropped.
+    pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
+        replace_nets(&mut self.v4.service_cidrs, want, names::IPV4.service_cidrs)?;
+        replace_nets(&mut self.v6.service_cidrs, want, names::IPV6.service_cidrs)
+    }
+}
+
+impl<A: Names> Family<A> {
+    fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        Ok(Self {
+            addrs: take(ebpf, A::MAPS.addrs)?,
+            pods: take(ebpf, A::MAPS.pods)?,
+            service_cidrs: take(ebpf, A::MAPS.service_cidrs)?,
+        })
+    }
+}
+
+fn of_family<A: Addr>(addrs: &BTreeMap<IpAddr, OwnAddr>) -> BTreeMap<A, OwnAddr> {
+    addrs.iter().filter_map(|(addr, own)| Some((A::from_ip(*addr)?, *own))).collect()
+}
+
+/// Writes what differs: puts first, so that nothing known is missing for a moment.
+fn replace<K, V>(map: &mut HashMap<MapData, K, V>, want: &BTreeMap<K, V>, name: &str) -> Result<()>
+where
+    K: Pod + Ord,
+    V: Pod + PartialEq,
+{
+    let now: BTreeMap<K, V> = map.iter().collect::<Result<_, _>>().with_context(|| format!("read {name}"))?;
+    for (key, value) in want.iter().filter(|(key, value)| now.get(key) != Some(value)) {
+        map.insert(key, value, 0).with_context(|| format!("write {name}"))?;
+    }
+    for key in now.keys().filter(|key| !want.contains_key(key)) {
+        map.remove(key).with_context(|| format!("delete from {name}"))?;
+    }
+    Ok(())
+}
+
+/// As [`replace`], of a map that is a set of networks; those of the other family do not concern it.
+fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &[IpNet], name: &str) -> Result<()> {
+    let keys = map.keys().collect::<Result<Vec<Key<A>>, MapError>>().with_context(|| format!("read {name}"))?;
+    let now: BTreeMap<(u32, A), Key<A>> = keys.into_iter().map(|key| ((key.prefix_len(), key.data()), key)).collect();
+    let want: BTreeMap<(u32, A), Key<A>> = want
+        .iter()
+        .filter_map(|net| {
+            let (bits, addr) = (u32::from(net.prefix_len()), A::from_ip(net.network())?);
+            Some(((bits, addr), Key::new(bits, addr)))
+        })
+        .collect();
+    for key in want.iter().filter(|(net, _)| !now.contains_key(net)).map(|(_, key)| key) {
+        map.insert(key, 1, 0).with_context(|| format!("write {name}"))?;
+    }
+    for key in now.iter().filter(|(net, _)| !want.contains_key(net)).map(|(_, key)| key) {
+        map.remove(key).with_context(|| format!("delete from {name}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! `healthCheckNodePort`: tells load balancers outside whether this node has endpoints of a Service of its own
+//! (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde::Serialize;
+use serde_json::ser::PrettyFormatter;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tracing::info;
+
+use crate::health::Health;
+use crate::http_server;
+use crate::input::ObjectName;
+use crate::model::HealthCheck;
+
+/// Connections that wait to be taken, at most.
+const BACKLOG: i32 = 128;
+
+/// A listener for each Service that asks for one, at each address. They end with this value.
+pub struct HealthChecks {
+    health: Health,
+    want: BTreeMap<ObjectName, HealthCheck>,
+    addrs: BTreeSet<IpAddr>,
+    open: BTreeMap<ObjectName, Check>,
+}
+
+/// The listeners of one Service.
+struct Check {
+    port: u16,
+    local_endpoints: Arc<AtomicUsize>,
+    /// Each with its only task, which never ends by itself.
+    listeners: BTreeMap<IpAddr, JoinSet<()>>,
+}
+
+impl HealthChecks {
+    /// `health` says whether services are being served.
+    pub fn new(health: Health) -> Self {
+        Self { health, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
+    }
+
+    /// Takes in what Services ask for, after a sync.
+    pub async fn set(&mut self, want: BTreeMap<ObjectName, HealthCheck>) {
+        self.want = want;
+        self.update().await;
+    }
+
+    /// Takes in where to listen: an unspecified address stands for all of its family.
+    pub async fn listen_on(&mut self, addrs: BTreeSet<IpAddr>) {
+        let is_whole = |check: &Check| addrs.iter().eq(check.listeners.keys());
+        if !self.open.values().all(is_whole) || self.addrs != addrs {
+            self.addrs = addrs;
+            self.update().await;
+        }
+    }
+
+    /// Opens, closes and moves listeners; those that are as they should be are left alone. A port that cannot be had is
+    /// a problem of its Service alone, and is tried again the next time.
+    async fn update(&mut self) {
+        // All that has to go before anything new: a port may pass from one Service to another.
+        let names: Vec<ObjectName> = self.open.keys().cloned().collect();
+        for name in names {
+            let want = self.want.get(&name);
+            let Some(mut check) = self.open.remove(&name) else { continue };
+            if want.is_some_and(|want| want.port == check.port) {
+                check.close(|addr| !self.addrs.contains(&addr)).await;
+                self.open.insert(name, check);
+            } else {
+                check.close(|_| true).await;
+                info!(service = %name, port = check.port, "health check closed");
+                self.health.end(&problem(&name));
+            }
+        }
+        for (name, want) in &self.want {
+            let check = self.open.entry(name.clone()).or_insert_with(|| {
+                info!(service = %name, port = want.port, "health check opened");
+                Check { port: want.port, local_endpoints: Arc::default(), listeners: BTreeMap::new() }
+            });
+            check.local_endpoints.store(want.local_endpoints, Ordering::Relaxed);
+            match check.listen(name, &self.addrs, &self.health) {
+                Ok(()) => self.health.end(&problem(name)),
+                Err(error) => self.health.begin(&problem(name), format!("{error:#}")),
+            }
+        }
+    }
+}
+
+impl Check {
+    async fn close(&mut self, which: impl Fn(IpAddr) -> bool) {
+        let closing: Vec<IpAddr> = self.listeners.keys().copied().filter(|addr| which(*addr)).collect();
+        for addr in closing {
+            if let Some(mut listener) = self.listeners.remove(&addr) {
+                listener.shutdown().await;
+            }
+        }
+    }
+
+    /// Listens at each of `addrs` where it does not yet.
+    fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, health: &Health) -> Result<()> {
+        let mut result = Ok(());
+        for addr in addrs {
+            if self.listeners.contains_key(addr) {
+                continue;
+            }
+            let at = SocketAddr::new(*addr, self.port);
+            match listener(at).with_context(|| format!("listen on {at}")) {
+                Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, health))),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+
+    fn serve(&self, listener: TcpListener, name: &ObjectName, health: &Health) -> JoinSet<()> {
+        let (name, health, local_endpoints) = (name.clone(), health.clone(), self.local_endpoints.clone());
+        let answer = move |_| answer(&name, local_endpoints.load(Ordering::Relaxed), health.is_live());
+        let mut task = JoinSet::new();
+        task.spawn(http_server::serve(listener, answer));
+        task
+    }
+}
+
+/// What [`Health`] calls a port that cannot be had.
+fn problem(name: &ObjectName) -> String {
+    format!("healthCheckNodePort of {name}")
+}
+
+/// IPv6 for itself, so that both unspecified addresses can be listened on.
+fn listener(at: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&at.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// The body, in the order in which kube-proxy has it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer<'a> {
+    service: ServiceName<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+#[derive(Serialize)]
+struct ServiceName<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+fn answer(name: &ObjectName, local_endpoints: usize, is_live: bool) -> Response<Full<Bytes>> {
+    let service = ServiceName { namespace: &name.namespace, name: &name.name };
+    let answer = Answer { service, local_endpoints, service_proxy_healthy: is_live };
+    let mut body = Vec::new();
+    let mut json = serde_json::Serializer::with_formatter(&mut body, PrettyFormatter::with_indent(b"\t"));
+    answer.serialize(&mut json).expect("names and numbers are JSON, and a vector takes all of it");
+    let mut response = Response::new(Full::new(body.into()));
+    if local_endpoints == 0 || !is_live {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert("x-load-balancing-endpoint-weight", HeaderValue::from(local_endpoints));
+    response
+}
