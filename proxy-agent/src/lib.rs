@@ -16,11 +16,16 @@ pub mod datapath;
 pub mod net;
 pub mod node;
 
+// What others ask the agent.
+pub mod health_check;
+mod http_server;
+
 // The command line.
 pub mod health;
 pub mod object;
 pub mod run;
 pub mod status;
+pub mod trace;
 
 #[cfg(test)]
 mod builders;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use proxy_agent::run::{RUN_DIR, RunArgs, run};
 use proxy_agent::status::{ask, render};
+use proxy_agent::trace::{TraceArgs, trace};
 use tracing_subscriber::EnvFilter;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
@@ -25,9 +26,10 @@ enum Command {
     ///
     /// SIGTERM and SIGINT take everything off the node again. The log goes to standard error; RUST_LOG sets what of it
     /// (default: info).
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Show how the running agent does. Ends with 1 if it is not healthy or does not answer.
     Status(StatusArgs),
+    Trace(Box<TraceArgs>),
 }
 
 #[derive(Args)]
@@ -50,9 +52,10 @@ async fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => {
             log_to_stderr();
-            run(args).await.map(|()| ExitCode::SUCCESS)
+            run(*args).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Status(args) => status(args).await,
+        Command::Trace(args) => trace(*args).await.map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         // Nobody is left to tell if standard error is closed.

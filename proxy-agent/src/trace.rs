@@ -1,0 +1,156 @@
+//! `kpx trace`: sends a packet through a copy of the kernel programs, and says what they do with it and why.
+
+use std::io::{Write, stdout};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use nix::unistd::Uid;
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::frontend::Algorithm;
+
+use crate::node::NodeOptions;
+use crate::object;
+use crate::run::RUN_DIR;
+use crate::run::options::ServiceArgs;
+
+mod explain;
+mod ground;
+mod live;
+mod manifests;
+mod packet;
+mod programs;
+pub mod report;
+mod routes;
+mod scene;
+mod target;
+mod words;
+
+use live::{Live, Origin};
+use manifests::Folder;
+use programs::{Programs, sock_addr};
+use report::{Hook, Packet, TablesOf, Trace};
+use scene::{Family, Scene};
+use target::{Client, Target};
+
+/// Say what kpx does with a packet, and why. Needs root.
+///
+/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. It runs through a copy of the kernel programs
+/// with tables of its own, so no traffic is touched and none is sent.
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// The client. Without a port: 32768.
+    #[arg(long, value_name = "IP[:PORT]", required_unless_present = "host")]
+    from: Option<Client>,
+    /// What it dials. Without a protocol: tcp.
+    #[arg(long, value_name = "IP:PORT[/tcp|udp|sctp]")]
+    to: Target,
+    /// The client is a process of the node itself, also if --from is none of the node's addresses.
+    #[arg(long)]
+    host: bool,
+    /// The device through which the packet arrives; else the one through which the kernel reaches the client.
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["host", "manifests"])]
+    in_device: Option<String>,
+    /// The run directory of the agent whose tables decide.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+    /// Decide by the objects of a folder instead of an agent's tables, for a node that need not exist.
+    #[arg(long, value_name = "DIR", requires = "node", conflicts_with = "run_dir")]
+    manifests: Option<PathBuf>,
+    /// The name of that node.
+    #[arg(long, value_name = "NAME", requires = "manifests")]
+    node: Option<String>,
+    /// Send so many packets, each from the next source port, and count what becomes of them.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    count: u32,
+    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    output: Output,
+    #[command(flatten, next_help_heading = "Options of the node of --manifests, as of `kpx run`")]
+    services: ServiceArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    Text,
+    /// The form is kept: fields may be added, none is renamed or taken away.
+    Json,
+}
+
+/// Traces and prints.
+pub async fn trace(args: TraceArgs) -> Result<()> {
+    ensure!(Uid::effective().is_root(), "kpx trace loads a copy of the kernel programs, which takes root");
+    let output = args.output;
+    // A thread that may leave the network namespace, and ends.
+    let trace =
+        thread::spawn(move || on_own_thread(&args)).join().map_err(|_| anyhow::anyhow!("the trace panicked"))??;
+    let text = match output {
+        Output::Text => trace.to_string(),
+        Output::Json => serde_json::to_string_pretty(&trace)? + "\n",
+    };
+    stdout().write_all(text.as_bytes()).context("write to standard output")
+}
+
+fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
+    if args.manifests.is_some() {
+        ground::leave()?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
+    runtime.block_on(async {
+        match args.to.addr {
+            SocketAddr::V4(_) => of_family::<Addr4>(args).await,
+            SocketAddr::V6(_) => of_family::<Addr6>(args).await,
+        }
+    })
+}
+
+async fn of_family<A: Family>(args: &TraceArgs) -> Result<Trace> {
+    let (from, to) = (args.from.map(|Client(from)| from), args.to);
+    if let Some(from) = from {
+        let same = from.is_ipv4() == to.addr.is_ipv4();
+        ensure!(same, "{} and {} are of different families", from.ip(), to.addr.ip());
+    }
+    let object = object::embedded()?;
+    if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
+        let folder = Folder::read(dir, node, &args.services).await?;
+        let (scene, from) = folder.scene::<A>(from, args.host, &to).await?;
+        let programs = Programs::load(object, &scene, args.count)?;
+        return send(programs, scene, from, args);
+    }
+    let given = args.services.apply(NodeOptions::default())?;
+    let none_given = given == NodeOptions::default() && args.services.algorithm() == Algorithm::default();
+    ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
+    let live = Live::ask(&args.run_dir).await?;
+    let origin = Origin { from, host: args.host, in_device: args.in_device.as_deref() };
+    let (scene, from) = live.scene::<A>(&origin, &to).await?;
+    let programs = Programs::load(object, &scene, args.count)?;
+    live.check_tag(scene.entry.program, &programs.tag()?)?;
+    send(programs, scene, from, args)
+}
+
+/// Runs packets through the programs and explains the first.
+fn send<A: Family>(mut programs: Programs<A>, scene: Scene<A>, from: SocketAddr, args: &TraceArgs) -> Result<Trace> {
+    let TraceArgs { to, count, .. } = *args;
+    let mut clients = clients(from).take(count as usize);
+    let runs = clients.try_fold(Vec::new(), |mut runs, client| {
+        runs.push(programs.run(client, to.addr, to.proto)?);
+        anyhow::Ok(runs)
+    })?;
+    let first = runs.first().context("at least one packet was sent")?;
+    Ok(Trace {
+        node: scene.node_name.clone(),
+        tables: if args.manifests.is_some() { TablesOf::Manifests } else { TablesOf::Agent },
+        packet: Packet { from: from.to_string(), to: to.addr.to_string(), protocol: to.proto.to_string(), count },
+        hook: Hook { program: scene.entry.program.to_owned(), device: scene.entry.device.clone() },
+        outcome: explain::outcome(&scene, sock_addr(to.addr)?, first),
+        tally: explain::tally(&runs),
+        notes: scene.notes,
+    })
+}
+
+/// One client with all its ports in turn.
+fn clients(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let ports = (first.port()..=u16::MAX).chain(1..first.port());
+    ports.map(move |port| SocketAddr::new(first.ip(), port))
+}

@@ -1,0 +1,216 @@
+//! From what the programs did to what a reader wants to know: which rows of the maps decided, and why.
+
+use std::collections::BTreeMap;
+
+use proxy_common::addr::{Addr, SockAddr};
+use proxy_common::counter::Reason;
+use proxy_common::device::Node;
+use proxy_common::flow::Flow;
+use proxy_common::frontend::{self, FrontendKey, SlotKey};
+use proxy_common::policy::{self, Decision};
+
+use super::programs::{Fate, Run};
+use super::report::{
+    Algorithm, Backend, Frontend, FrontendKind, Origin, Outcome, Service, Set, Source, Tally, Verdict,
+};
+use super::scene::{PortName, Scene};
+use crate::tables::set_name;
+
+/// One packet's fate, explained.
+pub(super) fn outcome<A: Addr>(scene: &Scene<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
+    let (verdict, reason) = verdict(run);
+    let met = run.decision.filter(|decision| decision.has(Decision::<A>::FRONTEND));
+    let chosen = met.filter(|decision| decision.has(Decision::<A>::SET));
+    let affinity_hit = met.is_some_and(|decision| decision.has(Decision::<A>::AFFINITY));
+    let set = chosen.and_then(|decision| set(scene, &decision));
+    let flow = match &run.fate {
+        Fate::Forward(flow) => Some(flow),
+        _ => None,
+    };
+    let explanation = match (reason, &set) {
+        (Some(reason), _) => explain(reason),
+        (None, _) if affinity_hit => "the backend that this client had before (session affinity)",
+        (None, Some(set)) if set.backends.len() == 1 => "the only backend",
+        (None, Some(set)) => set.algorithm.explain(),
+        (None, None) => "sent to a backend",
+    };
+    let (frontend, service) = match met {
+        Some(decision) => (Some(frontend(&decision)), Some(service(scene, &decision.service))),
+        None if reason == Some(Reason::UnknownPort) => (address(scene, dialled.addr), service_at(scene, dialled.addr)),
+        None => (None, None),
+    };
+    Outcome {
+        verdict,
+        reason: reason.map(|reason| reason.name().to_owned()),
+        explanation: explanation.to_owned(),
+        frontend,
+        service,
+        origin: run.decision.map(|decision| origin(decision.origin)),
+        backend: flow.map(|flow| backend(flow, met.as_ref())),
+        set,
+        source: flow.map(|flow| source(scene, flow, met.as_ref())),
+        affinity_hit,
+    }
+}
+
+/// Counts packets by their fate.
+pub(super) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
+    let mut counts: BTreeMap<_, u32> = BTreeMap::new();
+    for run in runs {
+        let (verdict, reason) = verdict(run);
+        let backend = match &run.fate {
+            Fate::Forward(flow) => Some(flow.backend),
+            _ => None,
+        };
+        *counts.entry((verdict, reason, backend)).or_default() += 1;
+    }
+    let rows = counts.into_iter().map(|((verdict, reason, backend), packets)| Tally {
+        packets,
+        verdict,
+        reason: reason.map(|reason| reason.name().to_owned()),
+        backend: backend.map(|backend| format!("{backend:?}")),
+    });
+    let mut rows: Vec<_> = rows.collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.packets));
+    rows
+}
+
+fn verdict<A: Addr>(run: &Run<A>) -> (Verdict, Option<Reason>) {
+    match run.fate {
+        Fate::Forward(_) => (Verdict::Forward, None),
+        Fate::Reject(reason) => (Verdict::Reject, Some(reason)),
+        Fate::Drop(reason) => (Verdict::Drop, Some(reason)),
+        Fate::Pass(reason) => (Verdict::Pass, Some(reason)),
+    }
+}
+
+fn frontend<A: Addr>(decision: &Decision<A>) -> Frontend {
+    let kind = match decision.kind {
+        frontend::FrontendKind::ADDRESS => FrontendKind::Address,
+        frontend::FrontendKind::CLUSTER_IP => FrontendKind::ClusterIp,
+        frontend::FrontendKind::NODE_PORT => FrontendKind::NodePort,
+        frontend::FrontendKind::EXTERNAL_IP => FrontendKind::ExternalIp,
+        frontend::FrontendKind::LOAD_BALANCER => FrontendKind::LoadBalancer,
+        _ => FrontendKind::Unknown,
+    };
+    Frontend { at: format!("{:?}", decision.frontend), kind }
+}
+
+/// A ClusterIP of which the packet met no port.
+fn address<A: Addr>(scene: &Scene<A>, addr: A) -> Option<Frontend> {
+    let key = FrontendKey::address(addr);
+    scene.tables.frontends.contains_key(&key).then(|| Frontend { at: format!("{key:?}"), kind: FrontendKind::Address })
+}
+
+fn service<A: Addr>(scene: &Scene<A>, key: &FrontendKey<A>) -> Service {
+    let name = scene.names.get(key);
+    Service { port_name: name.map(|name| name.port.clone()), ..named(format!("{key:?}"), name) }
+}
+
+/// The Service whose ClusterIP this is.
+fn service_at<A: Addr>(scene: &Scene<A>, addr: A) -> Option<Service> {
+    let (key, name) = scene.names.iter().find(|(key, _)| key.addr == addr)?;
+    Some(named(format!("{:?}", FrontendKey::address(key.addr)), Some(name)))
+}
+
+fn named(key: String, name: Option<&PortName>) -> Service {
+    let namespace = name.map(|name| name.namespace.clone());
+    Service { key, namespace, name: name.map(|name| name.service.clone()), port_name: None }
+}
+
+fn origin(origin: policy::Origin) -> Origin {
+    match origin {
+        policy::Origin::NODE => Origin::Node,
+        policy::Origin::POD => Origin::Pod,
+        policy::Origin::DETECTED => Origin::Detected,
+        _ => Origin::Outside,
+    }
+}
+
+fn set<A: Addr>(scene: &Scene<A>, decision: &Decision<A>) -> Option<Set> {
+    let service = scene.tables.services.get(&decision.service)?;
+    let slots = (0..service.count(decision.set)).map(|index| SlotKey::new(decision.service, decision.set, index));
+    let backends = slots.filter_map(|slot| scene.tables.slots.get(&slot)).map(|backend| Backend {
+        at: format!("{:?}", SockAddr::new(backend.addr, backend.port)),
+        local: backend.is_local(),
+    });
+    Some(Set {
+        name: set_name(decision.set).to_owned(),
+        algorithm: match service.algorithm {
+            frontend::Algorithm::RANDOM => Algorithm::Random,
+            frontend::Algorithm::MAGLEV => Algorithm::Maglev,
+            frontend::Algorithm::ROUND_ROBIN => Algorithm::RoundRobin,
+            frontend::Algorithm::LEAST_CONNECTIONS => Algorithm::LeastConnections,
+            _ => Algorithm::Unknown,
+        },
+        affinity_seconds: Some(service.affinity_secs).filter(|&secs| secs != 0),
+        backends: backends.collect(),
+    })
+}
+
+fn backend<A: Addr>(flow: &Flow<A>, met: Option<&Decision<A>>) -> Backend {
+    let local = met.is_some_and(|decision| decision.backend_at() == flow.backend && decision.backend.is_local());
+    Backend { at: format!("{:?}", flow.backend), local }
+}
+
+fn source<A: Addr>(scene: &Scene<A>, flow: &Flow<A>, met: Option<&Decision<A>>) -> Source {
+    let masqueraded = flow.is_snat();
+    let cluster_ip = met.is_some_and(|decision| decision.kind == frontend::FrontendKind::CLUSTER_IP);
+    let explanation = if flow.source == flow.client {
+        "the client's own address and port"
+    } else if !masqueraded && flow.has(Flow::<A>::HOST) {
+        "the client's own address, and a port that no connection of the host has"
+    } else if !masqueraded {
+        "the client's own address, and another port, as its own is in use towards this backend"
+    } else if flow.backend.addr == flow.client.addr {
+        "the client is its own backend, and would answer itself past the service"
+    } else if flow.has(Flow::<A>::HOST) {
+        "the address with which the host speaks on the way to this backend"
+    } else if cluster_ip && scene.node.has(Node::MASQUERADE_ALL) {
+        "every client of a ClusterIP is masqueraded (--masquerade-all)"
+    } else if scene.node.has(Node::COMPAT) {
+        "masqueraded where kube-proxy does it (--masquerade compat)"
+    } else {
+        "replies from that backend must come back through this node"
+    };
+    Source { at: format!("{:?}", flow.source), masqueraded, explanation: explanation.to_owned() }
+}
+
+impl Algorithm {
+    fn explain(self) -> &'static str {
+        match self {
+            Self::Random => "a backend chosen at random",
+            Self::Maglev => "the backend that Maglev has for this client's address and port, on every node",
+            Self::RoundRobin => "the backend whose turn it is",
+            Self::LeastConnections => "of two backends at random the one with fewer connections",
+            Self::Unknown => "sent to a backend",
+        }
+    }
+}
+
+fn explain(reason: Reason) -> &'static str {
+    match reason {
+        Reason::NotIp => "neither IPv4 nor IPv6",
+        Reason::Vlan => "it carries a VLAN tag, and the VLAN's own device handles it",
+        Reason::SeenBefore => "another of our hooks has translated it already",
+        Reason::Malformed => "its headers cannot be",
+        Reason::Fragment => "a fragment of a packet whose first one was not seen",
+        Reason::Protocol => "a transport that kpx does not translate",
+        Reason::NotUnicast => "from or to a multicast, broadcast, loopback or link-local address",
+        Reason::NotOurs => "no service is offered there",
+        Reason::NoFlow => "it belongs to no flow and cannot open one",
+        Reason::NoEndpoints => "the service has no endpoint that serves",
+        Reason::UnknownPort => "a ClusterIP, but its service does not offer this port",
+        Reason::NoLocalEndpoints => "the service's traffic policy is Local, and none of its endpoints is on this node",
+        Reason::Outside => "a client outside the cluster dials a ClusterIP (see --cluster-ip-external)",
+        Reason::SourceRange => "the client is outside the service's loadBalancerSourceRanges",
+        Reason::Unallocated => "an address of a ServiceCIDR that no service has",
+        Reason::StaleSlot => "a backend vanished while it was looked up",
+        Reason::FlowsFull => "the flow table is full",
+        Reason::NoSourcePort => "every source port tried towards this backend is taken",
+        Reason::NoNodeAddress => "the client must be masqueraded, and the node has no address of this family",
+        Reason::NoRoute => "the node has no route to the backend",
+        Reason::RouteLost => "the node has lost its route to the backend",
+        Reason::Rewrite => "the kernel refused to change the packet",
+    }
+}

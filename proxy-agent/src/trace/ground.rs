@@ -1,0 +1,88 @@
+//! A network namespace that routes as a node would, where there is no node: the programs ask the kernel for routes.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use netlink_packet_route::route::{RouteMessage, RouteScope, RouteType};
+use nix::net::if_::if_nametoindex;
+use nix::sched::{CloneFlags, unshare};
+use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
+
+use super::programs::LO;
+use crate::net::anchor::{self, Anchor};
+use crate::net::sysctl;
+
+/// Interface indices of what stands for a node's devices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ground {
+    /// Towards other nodes and everybody else.
+    pub(super) uplink: u32,
+    /// Towards the pods of this node.
+    pub(super) pods: u32,
+    pub(super) anchor: Anchor,
+}
+
+pub(super) const UPLINK: &str = "eth0";
+pub(super) const PODS: &str = "pods";
+
+/// Bytes; no packet leaves.
+const MTU: u32 = 1500;
+
+/// `RT_TABLE_LOCAL`, where the kernel keeps the host's own addresses.
+const LOCAL: u32 = 255;
+
+/// Leaves for a namespace of this thread's own, which ends with the thread.
+pub(super) fn leave() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")
+}
+
+/// Makes the devices in this thread's namespace, and routes: `addrs` are the host's own, `pods` behind their device, all
+/// else behind the uplink.
+pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<Ground> {
+    // Before there are devices: they start as this says.
+    sysctl::write("ipv4/ip_forward", "1")?;
+    if sysctl::has_ipv6() {
+        for (key, value) in [("all/disable_ipv6", "0"), ("default/disable_ipv6", "0"), ("all/forwarding", "1")] {
+            sysctl::write(&format!("ipv6/conf/{key}"), value)?;
+        }
+    }
+    let ground = devices(handle).await?;
+    // Addresses proper would wait for IPv6's duplicate address detection; that they are the host's is all that counts.
+    let own = addrs.iter().map(|addr| (IpNet::from(*addr), LO, RouteType::Local));
+    let pods = pods.iter().map(|net| (*net, ground.pods, RouteType::Unicast));
+    let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().expect("a network"));
+    let everywhere = everywhere.map(|net| (net, ground.uplink, RouteType::Unicast));
+    for (net, device, kind) in own.chain(pods).chain(everywhere) {
+        if sysctl::has_ipv6() || net.addr().is_ipv4() {
+            let add = handle.route().add(route(net, device, kind)?).replace();
+            add.execute().await.with_context(|| format!("add a route to {net}"))?;
+        }
+    }
+    Ok(ground)
+}
+
+/// The uplink and the pods' device are each other's far ends: both have carrier, and nothing comes of it.
+async fn devices(handle: &Handle) -> Result<Ground> {
+    let add = handle.link().add(LinkVeth::new(UPLINK, PODS).build());
+    add.execute().await.with_context(|| format!("make the pair {UPLINK}/{PODS}"))?;
+    let find = |name| if_nametoindex(name).with_context(|| format!("find {name}"));
+    let (uplink, pods) = (find(UPLINK)?, find(PODS)?);
+    for index in [LO, uplink, pods] {
+        let up = handle.link().set(LinkUnspec::new_with_index(index).up().build());
+        up.execute().await.with_context(|| format!("set device {index} up"))?;
+    }
+    Ok(Ground { uplink, pods, anchor: anchor::ensure(handle, MTU).await? })
+}
+
+fn route(net: IpNet, device: u32, kind: RouteType) -> Result<RouteMessage> {
+    let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(net.addr(), net.prefix_len())?;
+    let route = if kind == RouteType::Local { route.table_id(LOCAL) } else { route };
+    let scope = match (net, kind) {
+        (IpNet::V4(_), RouteType::Local) => RouteScope::Host,
+        (IpNet::V4(_), _) => RouteScope::Link,
+        // IPv6 routes have no scope.
+        (IpNet::V6(_), _) => RouteScope::Universe,
+    };
+    Ok(route.output_interface(device).kind(kind).scope(scope).build())
+}

@@ -1,0 +1,188 @@
+//! A scene from a running agent: what its maps hold just now, and where a packet would come in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::Pod;
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use nix::net::if_::{if_indextoname, if_nametoindex};
+use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
+use proxy_common::names;
+
+use super::programs::LO;
+use super::routes::{Way, way_to};
+use super::scene::{Entry, Family, Net, Scene};
+use super::target::{CLIENT_PORT, Target};
+use crate::net::anchor;
+use crate::status::{self, Status};
+use crate::tables::{FamilyTables, RangeKey};
+
+/// A packet's origin, as the command line says it.
+pub(super) struct Origin<'a> {
+    /// None for the host's own, with whatever address it has.
+    pub(super) from: Option<SocketAddr>,
+    pub(super) host: bool,
+    pub(super) in_device: Option<&'a str>,
+}
+
+/// A running agent.
+pub(super) struct Live(Status);
+
+impl Live {
+    pub(super) async fn ask(run_dir: &Path) -> Result<Self> {
+        Ok(Self(status::ask(run_dir).await?))
+    }
+
+    /// The programs that run must be ours: the copy is to do what they do.
+    pub(super) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
+        let running = self.0.programs.get(program);
+        let running =
+            running.with_context(|| format!("the running kpx {} has no program {program}", self.0.version))?;
+        ensure!(
+            running.tag == tag,
+            "the running kpx {} has another {program} than this one ({}, not {tag}): trace with the binary that runs",
+            self.0.version,
+            running.tag,
+        );
+        Ok(())
+    }
+
+    /// What the maps hold, where the packet comes in, and with which source.
+    pub(super) async fn scene<A: Family>(&self, origin: &Origin<'_>, to: &Target) -> Result<(Scene<A>, SocketAddr)> {
+        let maps = A::MAPS;
+        let from = match origin.from {
+            Some(from) => from,
+            None => SocketAddr::new(source_to(to.addr.ip()).await?, CLIENT_PORT),
+        };
+        let mut affinity: BTreeMap<AffinityKey<A>, Affinity<A>> = self.rows(maps.affinity)?;
+        affinity.retain(|key, _| key.client.ip() == from.ip());
+        let nowhere = Entry { program: names::INGRESS, device: String::new(), ifindex: 0 };
+        let mut scene = Scene {
+            node_name: self.0.node_name.clone(),
+            tables: self.tables()?,
+            node: self.single(names::NODE)?,
+            devices: self.rows(names::DEVICES)?,
+            addrs: self.rows(maps.addrs)?,
+            pods: self.nets(maps.pods)?,
+            service_cidrs: self.nets(maps.service_cidrs)?,
+            generation: self.single(names::GENERATION)?,
+            affinity,
+            connections: self.rows(maps.connections)?,
+            names: BTreeMap::new(),
+            entry: nowhere,
+            notes: Vec::new(),
+        };
+        if !self.0.healthy {
+            scene.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
+        }
+        scene.entry = entry(&scene, from.ip(), origin, to).await?;
+        Ok((scene, from))
+    }
+
+    /// Read anew if the agent wrote meanwhile and the parts do not fit each other.
+    fn tables<A: Family>(&self) -> Result<FamilyTables<A>> {
+        const TRIES: usize = 5;
+        let maps = A::MAPS;
+        for _ in 0..TRIES {
+            let maglev: BTreeMap<SetKey<A>, Maglev> = self.rows(maps.maglev)?;
+            let ranges: Vec<Key<SourceRange<A>>> = self.keys(maps.source_ranges)?;
+            let ranges = ranges.into_iter().map(|key| RangeKey { range: key.data(), bits: key.prefix_len() });
+            let tables = FamilyTables {
+                frontends: self.rows(maps.frontends)?,
+                services: self.rows(maps.services)?,
+                slots: self.rows(maps.slots)?,
+                endpoints: self.rows(maps.endpoints)?,
+                maglev: maglev.into_iter().map(|(key, table)| (key, Arc::new(table))).collect(),
+                source_ranges: ranges.collect::<BTreeSet<_>>(),
+            };
+            if is_whole(&tables) {
+                return Ok(tables);
+            }
+        }
+        bail!("the agent's tables change faster than they can be read")
+    }
+
+    fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
+        let id =
+            *self.0.maps.get(name).with_context(|| format!("the running kpx {} has no map {name}", self.0.version))?;
+        let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}"))?;
+        Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
+    }
+
+    fn rows<K: Pod + Ord, V: Pod>(&self, name: &str) -> Result<BTreeMap<K, V>> {
+        let map: HashMap<MapData, K, V> = self.map(name)?;
+        map.iter().collect::<Result<_, _>>().with_context(|| format!("read {name}"))
+    }
+
+    fn keys<K: Pod>(&self, name: &str) -> Result<Vec<Key<K>>> {
+        let map: LpmTrie<MapData, K, u32> = self.map(name)?;
+        map.keys().collect::<Result<_, _>>().with_context(|| format!("read {name}"))
+    }
+
+    fn nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
+        Ok(self.keys(name)?.into_iter().map(|key| (key.prefix_len(), key.data())).collect())
+    }
+
+    fn single<V: Pod>(&self, name: &str) -> Result<V> {
+        let map: Array<MapData, V> = self.map(name)?;
+        map.get(&0, 0).with_context(|| format!("read {name}"))
+    }
+}
+
+/// Does every frontend lead to a service port, and every count to slots?
+fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
+    let leads = |service| tables.services.contains_key(service) || tables.frontends.contains_key(service);
+    let counted = |(key, service): (&FrontendKey<A>, &Service)| {
+        Set::ALL.iter().all(|set| {
+            let mut indexes = 0..service.count(*set);
+            indexes.all(|index| tables.slots.contains_key(&SlotKey::new(*key, *set, index)))
+        })
+    };
+    tables.frontends.values().all(|frontend| leads(&frontend.service)) && tables.services.iter().all(counted)
+}
+
+/// The address with which the host would dial.
+async fn source_to(target: IpAddr) -> Result<IpAddr> {
+    let Way { source, .. } = way_to(target).await?;
+    source.with_context(|| format!("the host has no address to reach {target} with: say --from"))
+}
+
+async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, to: &Target) -> Result<Entry> {
+    if let Some(device) = origin.in_device {
+        let ifindex = if_nametoindex(device).with_context(|| format!("look for device {device}"))?;
+        return at_device(scene, device.to_owned(), ifindex);
+    }
+    let is_own = |addr| A::from_ip(addr).is_some_and(|addr| scene.addrs.contains_key(&addr));
+    if !origin.host && !is_own(from) {
+        let ifindex = device_of(scene, from).await?;
+        let device = if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
+        return at_device(scene, device.to_string_lossy().into_owned(), ifindex);
+    }
+    if is_own(to.addr.ip()) {
+        return Ok(Entry { program: names::LO, device: "lo".to_owned(), ifindex: LO });
+    }
+    let ifindex = scene.node.anchor_ifindex;
+    Ok(Entry { program: names::ANCHOR, device: anchor::NAME.to_owned(), ifindex })
+}
+
+fn at_device<A: Family>(scene: &Scene<A>, device: String, ifindex: u32) -> Result<Entry> {
+    ensure!(scene.devices.contains_key(&ifindex), "kpx has no program on {device} that packets meet as they arrive");
+    Ok(Entry { program: names::INGRESS, device, ifindex })
+}
+
+/// The device through which packets of `client` arrive: the one through which those to it leave, and of a bridge the
+/// port behind which the client was seen.
+async fn device_of<A: Family>(scene: &Scene<A>, client: IpAddr) -> Result<u32> {
+    let way = way_to(client).await.with_context(|| format!("find the device of {client}; --in-device names it"))?;
+    if let Some(port) = way.port {
+        return Ok(port);
+    }
+    let pods = way.ports.iter().any(|port| scene.devices.get(port).is_some_and(|device| device.is_pod()));
+    ensure!(!pods, "{client} may be a pod on a bridge, but which port it is behind is not known: say --in-device");
+    Ok(way.device)
+}

@@ -1,0 +1,216 @@
+//! A scene from a folder of manifests: what a node would do that kpx serves with these objects.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::ServicePort;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::names;
+use tokio::sync::mpsc;
+
+use super::ground::{self, Ground};
+use super::programs::LO;
+use super::scene::{Entry, Family, Net, PortName, Scene};
+use super::target::{CLIENT_PORT, Target};
+use crate::health::Health;
+use crate::input::{Input, ObjectName, Update};
+use crate::model::{self, ModelOptions, NodeModel, ServiceModel, Skipped};
+use crate::net::anchor::Anchor;
+use crate::net::{self, anchor};
+use crate::node::NodeOptions;
+use crate::node::detect::{Detection, Detector};
+use crate::run::options::ServiceArgs;
+use crate::source::Source;
+use crate::store::Store;
+use crate::tables::FamilyTables;
+
+/// The objects of a folder, and what the node is by them.
+pub(super) struct Folder {
+    store: Store,
+    /// What an operator would say to `kpx run`.
+    options: NodeOptions,
+    model: NodeModel,
+    node_addrs: Vec<IpAddr>,
+    /// Where pods of this node have their addresses.
+    pod_nets: Vec<IpNet>,
+    notes: Vec<String>,
+}
+
+impl Folder {
+    /// Reads the objects once.
+    pub(super) async fn read(dir: &Path, node_name: &str, args: &ServiceArgs) -> Result<Self> {
+        let options = args.apply(NodeOptions::default())?;
+        let health = Health::default();
+        let (sender, mut inputs) = mpsc::channel(Self::KINDS);
+        let source = Source::Manifests(PathBuf::from(dir));
+        let mut store = Store::new(node_name);
+        let mut slices = Vec::new();
+        let take = async {
+            while !store.is_complete() {
+                let input = inputs.recv().await.context("the folder gave up its objects")?;
+                if let Input::EndpointSlice(Update::All(all)) = &input {
+                    slices.clone_from(all);
+                }
+                let _dirty = store.apply(input);
+            }
+            Ok(())
+        };
+        tokio::select! {
+            taken = take => taken,
+            ended = source.run(node_name.to_owned(), sender, health.clone()) => ended.and_then(|()| bail!("the folder has ended")),
+        }?;
+        let mut notes: Vec<_> =
+            health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();
+        if store.node().is_none() {
+            notes.push(format!("there is no Node {node_name}: it has no addresses, no pod CIDRs, no zone"));
+        }
+        let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();
+        let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
+        pod_nets.extend(local_pods(&slices, node_name, &node_addrs).map(IpNet::from));
+        let model = ModelOptions { algorithm: args.algorithm(), ..ModelOptions::default() };
+        let model = NodeModel::of(&store, &model);
+        Ok(Self { store, options, model, node_addrs, pod_nets, notes })
+    }
+
+    /// The first input of each kind brings all there are.
+    const KINDS: usize = 4;
+
+    /// Makes the node's devices in this thread's namespace, and says what the programs know there. A packet of the host
+    /// comes `from` its own address if none is given.
+    pub(super) async fn scene<A: Family>(
+        self,
+        from: Option<SocketAddr>,
+        host: bool,
+        to: &Target,
+    ) -> Result<(Scene<A>, SocketAddr)> {
+        let (driver, handle) = net::connect()?;
+        let ground = tokio::select! {
+            ground = ground::make(&handle, &self.node_addrs, &self.pod_nets) => ground?,
+            () = driver => bail!("the netlink socket has failed"),
+        };
+        let own = || self.model.primary.iter().copied().find(|addr| A::from_ip(*addr).is_some());
+        let from = match from {
+            Some(from) => from,
+            None => {
+                SocketAddr::new(own().with_context(|| format!("the node has no {} address", A::FAMILY))?, CLIENT_PORT)
+            }
+        };
+        let mut detection = Detection::new(self.options.detector.clone());
+        detection.learn(&self.store.node().map(model::pod_cidrs).unwrap_or_default())?;
+        let (tables, names, skipped) = tables(&self.store, &self.model);
+        let (service_cidrs, skipped_cidrs) = model::service_cidrs(self.store.service_cidrs());
+        let skipped = skipped.into_iter().chain(skipped_cidrs).map(|skipped| skipped.to_string());
+        let scene = Scene {
+            node_name: self.store.node_name().to_owned(),
+            tables,
+            node: self.node(&ground, &detection),
+            devices: self.devices(&ground),
+            addrs: self.addrs(&ground),
+            pods: nets(&detection.nets()),
+            service_cidrs: nets(&service_cidrs),
+            generation: 0,
+            affinity: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            names,
+            entry: self.entry(from.ip(), host, to, &ground),
+            notes: self.notes.iter().cloned().chain(skipped).collect(),
+        };
+        Ok((scene, from))
+    }
+
+    fn node(&self, ground: &Ground, detection: &Detection) -> Node {
+        let Anchor { ifindex, mac } = ground.anchor;
+        Node::new(self.primary(), self.primary(), ifindex, mac, self.options.flags() | detection.flags())
+    }
+
+    /// A detector that goes by devices has the pods'.
+    fn devices(&self, ground: &Ground) -> BTreeMap<u32, Device> {
+        let by_device = matches!(self.options.detector, Detector::Bridge(_) | Detector::Prefix(_));
+        let pods = Device::POD | if by_device { Device::DETECTED } else { 0 };
+        BTreeMap::from([
+            (ground.uplink, Device::new(0, self.primary(), self.primary())),
+            (ground.pods, Device::new(pods, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED)),
+        ])
+    }
+
+    fn addrs<A: Addr>(&self, ground: &Ground) -> BTreeMap<A, OwnAddr> {
+        let addrs = self.node_addrs.iter().filter_map(|addr| {
+            let serves = self.options.node_ports.accepts(*addr, &self.model.primary);
+            Some((A::from_ip(*addr)?, OwnAddr::new(ground.uplink, if serves { OwnAddr::NODE_PORTS } else { 0 })))
+        });
+        addrs.collect()
+    }
+
+    fn primary<A: Addr>(&self) -> A {
+        self.model.primary.iter().find_map(|addr| A::from_ip(*addr)).unwrap_or(A::UNSPECIFIED)
+    }
+
+    fn entry(&self, from: IpAddr, host: bool, to: &Target, ground: &Ground) -> Entry {
+        let entry = |program, device: &str, ifindex| Entry { program, device: device.to_owned(), ifindex };
+        let is_own = |addr| self.node_addrs.contains(&addr);
+        if host || is_own(from) {
+            if is_own(to.addr.ip()) {
+                entry(names::LO, "lo", LO)
+            } else {
+                entry(names::ANCHOR, anchor::NAME, ground.anchor.ifindex)
+            }
+        } else if self.pod_nets.iter().any(|net| net.contains(&from)) {
+            entry(names::INGRESS, ground::PODS, ground.pods)
+        } else {
+            entry(names::INGRESS, ground::UPLINK, ground.uplink)
+        }
+    }
+}
+
+fn nets<A: Family>(nets: &[IpNet]) -> Vec<Net<A>> {
+    nets.iter().filter_map(|net| Some((net.prefix_len().into(), A::from_ip(net.network())?))).collect()
+}
+
+/// What the maps should hold, what its service ports are called, and what of the Services could not be used.
+fn tables<A: Family>(
+    store: &Store,
+    node: &NodeModel,
+) -> (FamilyTables<A>, BTreeMap<FrontendKey<A>, PortName>, Vec<Skipped>) {
+    let mut skipped = Vec::new();
+    let models = store.services().filter_map(|(name, _)| {
+        let (model, news) = ServiceModel::of(store, name, node);
+        skipped.extend(news);
+        A::model(model)
+    });
+    let mut models: Vec<_> = models.collect();
+    models.sort_by(|one, other| one.claim.cmp(&other.claim));
+    let mut names = BTreeMap::new();
+    for model in &models {
+        for key in model.ports.keys() {
+            // The first claim holds it.
+            names.entry(*key).or_insert_with(|| port_name(store, &model.claim.service, key));
+        }
+    }
+    (FamilyTables::of(models.iter()), names, skipped)
+}
+
+fn port_name<A: Family>(store: &Store, service: &ObjectName, key: &FrontendKey<A>) -> PortName {
+    let spec = store.service(service).and_then(|service| service.spec.as_ref());
+    let mut ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default().iter();
+    let is_of_key = |port: &&ServicePort| {
+        let proto = port.protocol.as_deref().unwrap_or("TCP");
+        port.port == i32::from(key.port.get()) && proto.eq_ignore_ascii_case(&key.proto.to_string())
+    };
+    let port = ports.find(is_of_key).and_then(|port| port.name.clone());
+    let ObjectName { namespace, name } = service.clone();
+    PortName { namespace, service: name, port: port.unwrap_or_default() }
+}
+
+/// Endpoints on the node that are not the node itself.
+fn local_pods(slices: &[EndpointSlice], node_name: &str, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+    let local = endpoints.filter(move |endpoint| endpoint.node_name.as_deref() == Some(node_name));
+    let addrs = local.filter_map(|endpoint| endpoint.addresses.first()?.parse().ok());
+    addrs.filter(|addr| !node_addrs.contains(addr))
+}

@@ -1,0 +1,226 @@
+//! A copy of the kernel programs, with maps of its own: what runs here, nobody notices.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
+use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::util::nr_cpus;
+use aya::{Ebpf, EbpfLoader, Pod};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::counter::{Counter, Event, Reason};
+use proxy_common::flow::{Flow, FlowKey, Hook};
+use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
+use proxy_common::names::{self, FamilyMaps};
+use proxy_common::policy::{Decision, Origin};
+
+use super::packet;
+use super::scene::{Entry, Family, Net, Scene};
+
+/// A program that waits for packets at a hook, and its maps.
+pub(super) struct Programs<A: Addr> {
+    ebpf: Ebpf,
+    entry: Entry,
+    /// Of all CPUs together, before the next packet.
+    counters: Vec<u64>,
+    no_decision: Decision<A>,
+}
+
+/// What the programs did with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate<A: Addr> {
+    /// Sent on its way to a backend, as this flow says.
+    Forward(Flow<A>),
+    Pass(Reason),
+    Drop(Reason),
+    /// Answered.
+    Reject(Reason),
+}
+
+/// A packet that was run through the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run<A: Addr> {
+    pub(super) fate: Fate<A>,
+    /// What they met on the way, if anything.
+    pub(super) decision: Option<Decision<A>>,
+}
+
+impl<A: Family> Programs<A> {
+    /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
+    pub(super) fn load(object: &[u8], scene: &Scene<A>, packets: u32) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        // Those that remember; the others cost nothing while they are empty. A flow is up to four entries.
+        for maps in [names::IPV4, names::IPV6] {
+            loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
+            for name in [maps.affinity, maps.cursors, maps.connections, maps.fragments] {
+                loader.map_max_entries(name, MEMORY_MIN);
+            }
+        }
+        let mut ebpf = loader.load(object).context("load a copy of the kernel programs")?;
+        let name = scene.entry.program;
+        let program: &mut SchedClassifier =
+            ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?.try_into()?;
+        program.load().with_context(|| format!("load a copy of {name}"))?;
+        let none = FrontendKey::address(A::UNSPECIFIED);
+        let no_decision = Decision {
+            frontend: none,
+            service: none,
+            kind: FrontendKind::ADDRESS,
+            origin: Origin::OUTSIDE,
+            set: Set::CLUSTER,
+            flags: 0,
+            backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
+        };
+        let counters = vec![0; Counter::COUNT as usize];
+        let mut programs = Self { ebpf, entry: scene.entry.clone(), counters, no_decision };
+        programs.fill(scene)?;
+        Ok(programs)
+    }
+
+    /// Sends the first packet of a flow through the program.
+    pub(super) fn run(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Run<A>> {
+        self.forget_decision()?;
+        let action = self.test_run(&packet::opener(from, to, proto)?)?;
+        let counted = self.counted()?;
+        let reason = Reason::ALL.into_iter().find(|reason| counted(Counter::from(*reason)));
+        let fate = match reason {
+            None if counted(Event::Forwarded.into()) => Fate::Forward(self.take_flow(from, to, proto)?),
+            // No route of ours leads to such an address: the host's packets to it never come here.
+            Some(Reason::NotOurs) => Fate::Pass(Reason::NotOurs),
+            Some(reason) if counted(Event::Rejected.into()) => Fate::Reject(reason),
+            Some(reason) if action == ACTION_DROP => Fate::Drop(reason),
+            Some(reason) => Fate::Pass(reason),
+            None => bail!("{} answered {action} and counted nothing", self.entry.program),
+        };
+        Ok(Run { fate, decision: self.decision()? })
+    }
+
+    /// The kernel's hash of the program's instructions, as `kpx status` shows it.
+    pub(super) fn tag(&self) -> Result<String> {
+        let info = self.program()?.info().with_context(|| format!("ask the kernel about {}", self.entry.program))?;
+        Ok(format!("{:016x}", info.tag()))
+    }
+
+    /// The action that the program answers (linux/pkt_cls.h).
+    fn test_run(&self, frame: &[u8]) -> Result<i32> {
+        let name = self.entry.program;
+        let mut context = [0; SK_BUFF_LEN];
+        context[SK_BUFF_IFINDEX..][..4].copy_from_slice(&self.entry.ifindex.to_ne_bytes());
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        // The kernel takes lo by itself, and by its index only so.
+        options.ctx_in = (self.entry.ifindex != LO).then_some(&context);
+        let result = self.program()?.test_run(options);
+        let result = result.with_context(|| format!("run {name} as on device {}", self.entry.device))?;
+        Ok(result.return_value.cast_signed())
+    }
+
+    fn program(&self) -> Result<&SchedClassifier> {
+        Ok(self.ebpf.program(self.entry.program).context("the program was loaded")?.try_into()?)
+    }
+
+    fn fill(&mut self, scene: &Scene<A>) -> Result<()> {
+        let FamilyMaps { frontends, services, slots, endpoints, maglev, addrs, affinity, connections, .. } = A::MAPS;
+        self.put_all(frontends, &scene.tables.frontends)?;
+        self.put_all(services, &scene.tables.services)?;
+        self.put_all(slots, &scene.tables.slots)?;
+        self.put_all(endpoints, &scene.tables.endpoints)?;
+        self.put_all(maglev, &scene.tables.maglev.iter().map(|(set, table)| (*set, **table)).collect())?;
+        self.put_all(addrs, &scene.addrs)?;
+        self.put_all(names::DEVICES, &scene.devices)?;
+        self.put_all(affinity, &scene.affinity)?;
+        self.put_all(connections, &scene.connections)?;
+        let ranges = scene.tables.source_ranges.iter().map(|key| Key::new(key.bits, key.range));
+        self.put_nets(A::MAPS.source_ranges, ranges)?;
+        let key = |(bits, addr): &Net<A>| Key::new(*bits, *addr);
+        self.put_nets(A::MAPS.pods, scene.pods.iter().map(key))?;
+        self.put_nets(A::MAPS.service_cidrs, scene.service_cidrs.iter().map(key))?;
+        self.set(names::NODE, scene.node)?;
+        self.set(names::GENERATION, scene.generation)
+    }
+
+    fn put_all<K: Pod, V: Pod>(&mut self, name: &str, rows: &BTreeMap<K, V>) -> Result<()> {
+        let mut map: HashMap<&mut MapData, K, V> = self.map_mut(name)?;
+        rows.iter().try_for_each(|(key, value)| map.insert(key, value, 0)).with_context(|| format!("write {name}"))
+    }
+
+    fn put_nets<K: Pod>(&mut self, name: &str, mut nets: impl Iterator<Item = Key<K>>) -> Result<()> {
+        let mut map: LpmTrie<&mut MapData, K, u32> = self.map_mut(name)?;
+        nets.try_for_each(|net| map.insert(&net, 1, 0)).with_context(|| format!("write {name}"))
+    }
+
+    fn set<V: Pod>(&mut self, name: &str, value: V) -> Result<()> {
+        let mut map: Array<&mut MapData, V> = self.map_mut(name)?;
+        map.set(0, value, 0).with_context(|| format!("write {name}"))
+    }
+
+    /// Which counters went up since this was asked last.
+    fn counted(&mut self) -> Result<impl Fn(Counter) -> bool + use<A>> {
+        let map: PerCpuArray<&MapData, u64> = self.map(names::COUNTERS)?;
+        let sum = |index| Ok(map.get(&index, 0).context("read COUNTERS")?.iter().sum());
+        let now: Vec<u64> = (0..Counter::COUNT).map(sum).collect::<Result<_>>()?;
+        let up: Vec<bool> = now.iter().zip(&self.counters).map(|(now, before)| now > before).collect();
+        self.counters = now;
+        Ok(move |counter: Counter| up[counter.index() as usize])
+    }
+
+    /// The flow that a packet opened. It is removed: the next one shall find the source ports that the first one found.
+    fn take_flow(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Flow<A>> {
+        let mut map: HashMap<&mut MapData, FlowKey<A>, Flow<A>> = self.map_mut(A::MAPS.flows)?;
+        let (client, frontend) = (sock_addr(from)?, sock_addr(to)?);
+        for hook in [Hook::INGRESS, Hook::ANCHOR] {
+            let flow = match map.get(&FlowKey::new(hook, proto, client, frontend), 0) {
+                Err(MapError::KeyNotFound) => continue,
+                flow => flow.with_context(|| format!("read {}", A::MAPS.flows))?,
+            };
+            for kind in flow.kinds() {
+                map.remove(&flow.key_as(*kind, proto)).with_context(|| format!("delete from {}", A::MAPS.flows))?;
+            }
+            return Ok(flow);
+        }
+        bail!("the packet was forwarded, but there is no flow")
+    }
+
+    fn forget_decision(&mut self) -> Result<()> {
+        let nothing = vec![self.no_decision; nr_cpus().map_err(|(_, error)| error).context("count CPUs")?];
+        let mut map: PerCpuArray<&mut MapData, Decision<A>> = self.map_mut(A::MAPS.decisions)?;
+        map.set(0, PerCpuValues::try_from(nothing)?, 0).with_context(|| format!("write {}", A::MAPS.decisions))
+    }
+
+    /// Whichever CPU it was made on.
+    fn decision(&self) -> Result<Option<Decision<A>>> {
+        let map: PerCpuArray<&MapData, Decision<A>> = self.map(A::MAPS.decisions)?;
+        let decisions = map.get(&0, 0).with_context(|| format!("read {}", A::MAPS.decisions))?;
+        Ok(decisions.iter().find(|decision| **decision != self.no_decision).copied())
+    }
+
+    fn map<'a, M: TryFrom<&'a aya::maps::Map, Error = MapError>>(&'a self, name: &str) -> Result<M> {
+        let map = self.ebpf.map(name).with_context(|| format!("no map {name} in the BPF object"))?;
+        M::try_from(map).with_context(|| format!("map {name}"))
+    }
+
+    fn map_mut<'a, M: TryFrom<&'a mut aya::maps::Map, Error = MapError>>(&'a mut self, name: &str) -> Result<M> {
+        let map = self.ebpf.map_mut(name).with_context(|| format!("no map {name} in the BPF object"))?;
+        M::try_from(map).with_context(|| format!("map {name}"))
+    }
+}
+
+/// Room of the maps that remember: small, but as much as LRU maps need on many CPUs.
+const MEMORY_MIN: u32 = 16_384;
+
+/// Interface index of lo, in every network namespace.
+pub(super) const LO: u32 = 1;
+
+/// linux/pkt_cls.h.
+const ACTION_DROP: i32 = 2;
+
+/// Length of `struct __sk_buff` and place of its `ifindex` (linux/bpf.h), with which the kernel chooses the device.
+const SK_BUFF_LEN: usize = 192;
+const SK_BUFF_IFINDEX: usize = 40;
+
+pub(super) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {
+    let ip = A::from_ip(addr.ip()).with_context(|| format!("{} is no {} address", addr.ip(), A::FAMILY))?;
+    Ok(SockAddr::new(ip, Port::new(addr.port())))
+}
