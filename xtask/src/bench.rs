@@ -9,7 +9,7 @@ use crate::{build, shell, workspace};
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
-    let kpx = build::with(&toolchain, &build::Options { release: true, log: false })?;
+    let kpx = build::with(&toolchain, &build::Options { release: true, ..Default::default() })?;
     let mut cargo = workspace::cargo();
     cargo.args(["run", "--release", "--package", "kpx-tests", "--bin", "kpx-bench", "--"]).args(args);
     cargo.env("KPX_BIN", kpx);

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::setup::{self, Compiler, Need, Toolchain};
 use crate::step::step;
-use crate::{shell, workspace};
+use crate::{shell, verify, workspace};
 
 const TARGET: &str = "bpfel-unknown-none";
 
@@ -22,6 +22,9 @@ pub(crate) struct Options {
     /// Log single packets, from the kernel programs as well
     #[arg(long)]
     pub(crate) log: bool,
+    /// Say of each kernel program what it costs to verify and load, and fail if that is too much; needs root
+    #[arg(long)]
+    pub(crate) verbose: bool,
 }
 
 /// Returns the path of kpx.
@@ -37,6 +40,9 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
         install(&bpf_dir.join(TARGET).join("release/kpx"), &target_dir.join("kpx.bpf.o"))
     })?;
+    if options.verbose {
+        step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join("kpx.bpf.o")))?;
+    }
     step("build kpx", || {
         let mut cargo = workspace::cargo();
         cargo.args(["build", "--package", "proxy-agent"]);
@@ -111,7 +117,7 @@ mod tests {
     fn each_compiler_has_its_command() {
         let debian = command(Compiler::Debian, &Options::default());
         assert!(debian.contains("RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo build --locked"), "{debian}");
-        let nightly = command(Compiler::Nightly, &Options { log: true, release: true });
+        let nightly = command(Compiler::Nightly, &Options { log: true, release: true, verbose: true });
         assert!(nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"), "{nightly}");
         assert!(nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"), "{nightly}");
         for command in [debian, nightly] {

@@ -12,9 +12,11 @@ mod shell;
 mod step;
 mod test;
 mod tidy;
+mod verify;
 mod workspace;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -57,6 +59,9 @@ enum Command {
         #[arg(last = true)]
         args: Vec<OsString>,
     },
+    /// Load the kernel programs of an object and say what the kernel thinks of them; `build --verbose` does it
+    #[command(hide = true)]
+    Verify { object: PathBuf },
     /// Check the house rules that a machine can check
     Tidy,
     /// Everything a change must pass: formatting, lints, tidy, all tests, the demo
@@ -82,6 +87,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test { filter } => test::run(filter.as_deref()),
         Command::Demo { args } => demo::run(&args),
         Command::Bench { args } => bench::run(&args),
+        Command::Verify { object } => verify::run(&object),
         Command::Tidy => tidy::run(),
         Command::Ci => ci::run(),
     }

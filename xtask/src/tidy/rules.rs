@@ -9,12 +9,13 @@ const FUNCTION_LINES: usize = 70;
 /// Modules (paths without `.rs`) that may say `unsafe`.
 const UNSAFE: &[(&str, &str)] = &[
     ("proxy-common/src/pod", "promises aya that the shared types are plain bytes"),
+    ("proxy-ebpf/src/apart", "exports functions by name, so that the verifier follows them apart"),
     ("proxy-ebpf/src/flow", "asks the kernel for the time"),
     ("proxy-ebpf/src/lookup", "asks the kernel for a random number"),
     ("proxy-ebpf/src/main", "names the licence's section, which the kernel reads"),
     ("proxy-ebpf/src/maps", "a lookup in a map is a pointer into the kernel"),
     ("proxy-ebpf/src/net", "routes and checksums come from helpers that take pointers"),
-    ("proxy-ebpf/src/packet", "packets are reached through pointers and helpers"),
+    ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
     ("tests/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
 ];
 
@@ -28,7 +29,7 @@ const SLEEP: &[(&str, &str)] = &[
 ];
 
 /// Longer than the limit for a reason.
-const LONG_FILES: &[(&str, &str)] = &[("tests/datapath.rs", "tables of packets, read row by row")];
+const LONG_FILES: &[(&str, &str)] = &[];
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
 /// Reasons that no packet table can bring about.
@@ -168,7 +169,7 @@ fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
         return Vec::new();
     };
     let counts: Vec<_> = tree.module("tests/datapath").flat_map(last_columns).collect();
-    let why = "every reason is the outcome of a packet in tests/datapath.rs";
+    let why = "every reason is the outcome of a packet in tests/datapath";
     let uncovered = variants(file, "Reason").into_iter().filter(|(variant, _)| {
         let name = counter_name(file, variant);
         !NO_ROW.iter().any(|(exempt, _)| exempt == variant)

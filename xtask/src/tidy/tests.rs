@@ -25,7 +25,7 @@ fn violations_have_places() {
     let (full_function, long_function) = (function(70), function(71));
     let cases: &[(&str, &str, &str, &[&str])] = &[
         ("unsafe", "tests/src/a.rs", "fn a() {\n    unsafe { b() }\n}", &["2: unsafe"]),
-        ("unsafe where it may be", "proxy-ebpf/src/packet/csum.rs", "unsafe fn a() {}", &[]),
+        ("unsafe where it may be", "proxy-ebpf/src/skb/csum.rs", "unsafe fn a() {}", &[]),
         ("a name that begins like an exempt one", "proxy-ebpf/src/mapsy.rs", "unsafe fn a() {}", &["1: unsafe"]),
         ("unsafe in prose", "a/b.rs", "// unsafe\n/// unsafe\nconst A: &str = \"unsafe\";", &[]),
         ("lints about unsafe", "a/b.rs", "#![forbid(unsafe_code)]", &[]),
@@ -91,7 +91,7 @@ fn every_reason_needs_a_row() {
     assert_eq!(violations(&[counter]), [row(3, "NotIp"), row(5, "Protocol"), row(6, "Fragment")]);
     let table =
         "fn fragment() { check(&[(A, \"fragment\", B, \"not_ip\"), (A, \"protocol\", B, \"forwarded protocol\",)]); }";
-    assert_eq!(violations(&[counter, ("tests/datapath.rs", table)]), [row(6, "Fragment")]);
+    assert_eq!(violations(&[counter, ("tests/datapath/main.rs", table)]), [row(6, "Fragment")]);
     assert_eq!(violations(&[counter, ("tests/datapath/tags.rs", table)]), [row(6, "Fragment")]);
     assert_eq!(violations(&[counter, ("tests/data.rs", table)]).len(), 3);
 }

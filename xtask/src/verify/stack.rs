@@ -1,0 +1,107 @@
+//! How much stack a program needs. The kernel tells only those who ask it for the verifier's log, so this reads the
+//! instructions: whatever is on the stack is reached by an offset from the frame pointer.
+
+use std::collections::{BTreeMap, HashSet};
+
+use anyhow::{Context, Result};
+use aya_obj::Object;
+use aya_obj::generated::bpf_insn;
+
+/// For a program and all it calls.
+pub(super) const LIMIT: u32 = 512;
+/// A frame takes a multiple of this, and never nothing (`check_max_stack_depth` in kernel/bpf/verifier.c).
+const FRAME: u32 = 32;
+
+const FRAME_POINTER: u8 = 10;
+/// Register moves, additions of a number, and calls of other functions (RFC 9669 §4.1, §4.3).
+const MOVE: u8 = 0xbf;
+const ADD: u8 = 0x07;
+const CALL: u8 = 0x85;
+const CALL_LOCAL: u8 = 1;
+/// Classes of instructions (RFC 9669 §3.1).
+const LOAD: u8 = 0x01;
+const STORE_NUMBER: u8 = 0x02;
+const STORE: u8 = 0x03;
+
+/// Of each program, in bytes.
+pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
+    let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+    object.relocate_calls(&sections)?;
+    let programs = object.programs.iter().map(|(name, program)| {
+        let function = object.functions.get(&program.function_key()).context("a program without instructions")?;
+        Ok((name.clone(), deepest(&function.instructions, 0)))
+    });
+    programs.collect()
+}
+
+/// Of the function that starts at `start` and what it calls. Recursion does not exist: the kernel refuses it.
+fn deepest(program: &[bpf_insn], start: usize) -> u32 {
+    let starts: HashSet<usize> = calls(program, 0).map(|(_, target)| target).collect();
+    let len = (start + 1..program.len()).find(|at| starts.contains(at)).unwrap_or(program.len()) - start;
+    let body = &program[start..start + len];
+    let called = calls(body, start).map(|(_, target)| deepest(program, target)).max().unwrap_or(0);
+    frame(body).max(1).next_multiple_of(FRAME) + called
+}
+
+/// The calls of other functions among `instructions`, the first of which is at `start`: from where, to where.
+fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize, usize)> {
+    let calls = instructions.iter().enumerate().filter(|(_, insn)| insn.code == CALL && insn.src_reg() == CALL_LOCAL);
+    calls.map(move |(n, insn)| (start + n, (start + n + 1).wrapping_add_signed(insn.imm as isize)))
+}
+
+/// The lowest address that a function's instructions form, below the frame pointer.
+fn frame(body: &[bpf_insn]) -> u32 {
+    let mut lowest = 0;
+    // A register that has just taken the frame pointer.
+    let mut pointer = None;
+    for insn in body {
+        let offset = match insn.code & 0x07 {
+            LOAD if insn.src_reg() == FRAME_POINTER => insn.off.into(),
+            STORE | STORE_NUMBER if insn.dst_reg() == FRAME_POINTER => insn.off.into(),
+            _ if insn.code == ADD && pointer == Some(insn.dst_reg()) => insn.imm,
+            _ => 0,
+        };
+        lowest = lowest.min(offset);
+        let is_copy = insn.code == MOVE && insn.src_reg() == FRAME_POINTER;
+        pointer = is_copy.then_some(insn.dst_reg()).or(pointer.filter(|register| *register != insn.dst_reg()));
+    }
+    lowest.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> bpf_insn {
+        bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(dst, src), off, imm }
+    }
+
+    #[test]
+    fn a_frame_is_as_deep_as_its_lowest_access() {
+        const STORE_DOUBLE: u8 = 0x7b;
+        let mut body = vec![insn(STORE_DOUBLE, FRAME_POINTER, 1, -16, 0), insn(STORE_DOUBLE, 2, 1, -80, 0)];
+        assert_eq!(frame(&body), 16, "the second is not on the stack");
+        body.extend([insn(MOVE, 2, FRAME_POINTER, 0, 0), insn(ADD, 2, 0, 0, -40)]);
+        assert_eq!(frame(&body), 40);
+        body.push(insn(ADD, 2, 0, 0, -400));
+        assert_eq!(frame(&body), 40, "no more than a number");
+    }
+
+    #[test]
+    fn the_deepest_chain_counts() {
+        const STORE_DOUBLE: u8 = 0x7b;
+        const EXIT: u8 = 0x95;
+        let program = [
+            insn(CALL, 0, CALL_LOCAL, 0, 2), // to 3
+            insn(CALL, 0, CALL_LOCAL, 0, 4), // to 6
+            insn(EXIT, 0, 0, 0, 0),
+            insn(STORE_DOUBLE, FRAME_POINTER, 1, -40, 0),
+            insn(CALL, 0, CALL_LOCAL, 0, 1), // to 6
+            insn(EXIT, 0, 0, 0, 0),
+            insn(STORE_DOUBLE, FRAME_POINTER, 1, -8, 0),
+            insn(CALL, 0, 0, 0, 5), // a helper
+            insn(EXIT, 0, 0, 0, 0),
+        ];
+        assert_eq!(deepest(&program, 0), 32 + 64 + 32);
+    }
+}
