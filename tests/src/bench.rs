@@ -1,19 +1,28 @@
 //! The programs, run on single packets by BPF_PROG_TEST_RUN.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::Ebpf;
+use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use proxy_agent::datapath::{Datapath, Options};
 use proxy_agent::object;
 use proxy_common::names::EMPTY;
 
+/// Interface index of lo, in every network namespace.
+const LO: u32 = 1;
+/// Of `ifindex` in `struct __sk_buff` (linux/bpf.h).
+const IFINDEX_OFFSET: usize = 40;
+/// Flow entries that are enough for every source port to be given to a flow of four.
+const SMALL: u32 = 32_768;
+
 /// Loaded programs that are attached to nothing.
 pub struct Bench {
     pub datapath: Datapath,
-    /// For the program that does nothing, which no datapath loads.
-    empty: Ebpf,
+    /// For the program that does nothing, which no datapath loads; only once it is asked for.
+    empty: OnceLock<Ebpf>,
 }
 
 /// What a program made of a packet.
@@ -43,33 +52,65 @@ impl From<i32> for Verdict {
     }
 }
 
+fn load_empty() -> Result<Ebpf> {
+    let mut empty = Ebpf::load(object::embedded()?).context("load the BPF object for its empty program")?;
+    let program: &mut SchedClassifier = empty.program_mut(EMPTY).context("no empty program")?.try_into()?;
+    program.load().context("load the empty program")?;
+    Ok(empty)
+}
+
 impl Bench {
     pub fn load(options: Options) -> Result<Self> {
-        let mut empty = Ebpf::load(object::embedded()?).context("load the BPF object for its empty program")?;
-        let program: &mut SchedClassifier = empty.program_mut(EMPTY).context("no empty program")?.try_into()?;
-        program.load().context("load the empty program")?;
-        Ok(Self { datapath: Datapath::load(object::embedded()?, options)?, empty })
+        Ok(Self { datapath: Datapath::load(object::embedded()?, options)?, empty: OnceLock::new() })
+    }
+
+    /// Programs with room for so few flows that loading them takes no time.
+    pub fn load_small() -> Result<Self> {
+        Self::load(Options { flow_entries: Some(SMALL), ..Options::default() })
     }
 
     fn program(&self, name: &str) -> Result<&SchedClassifier> {
         if name == EMPTY {
-            return Ok(self.empty.program(EMPTY).context("no empty program")?.try_into()?);
+            if self.empty.get().is_none() {
+                let _first = self.empty.set(load_empty()?);
+            }
+            let empty = self.empty.get().context("the empty program was just loaded")?;
+            return Ok(empty.program(EMPTY).context("no empty program")?.try_into()?);
         }
         self.datapath.attachments.program(name)
     }
 
     /// Runs a program once, as if the packet were on lo of this thread's network namespace.
     pub fn run(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
+        self.run_on(program, packet, LO)
+    }
+
+    /// Runs a program once, as if the packet were on that device of this thread's network namespace.
+    pub fn run_on(&self, program: &str, packet: &[u8], ifindex: u32) -> Result<Outcome> {
         let mut out = vec![0; 65_536];
+        let mut context = [0; IFINDEX_OFFSET + size_of::<u32>()];
+        context[IFINDEX_OFFSET..].copy_from_slice(&ifindex.to_ne_bytes());
         let mut options = TestRunOptions::new();
         options.data_in = Some(packet);
         options.data_out = Some(&mut out);
+        options.ctx_in = Some(&context);
         let result = self
             .program(program)?
             .test_run(options)
             .with_context(|| format!("run {program} on a packet of {} bytes", packet.len()))?;
         out.truncate(result.data_size_out as usize);
         Ok(Outcome { verdict: Verdict::from(result.return_value.cast_signed()), packet: out })
+    }
+
+    /// Another handle on a map of the loaded programs, which `program` uses.
+    pub fn map(&self, program: &str, name: &str) -> Result<Map> {
+        let ids = self.program(program)?.info()?.map_ids()?.context("this kernel does not tell a program's maps")?;
+        for id in ids {
+            if MapInfo::from_id(id)?.name_as_str() == Some(name) {
+                return Ok(Map::from_map_data(MapData::from_id(id)?)?);
+            }
+        }
+        bail!("{program} uses no map {name}")
     }
 
     /// Mean time of one run over `runs`, each on a fresh packet: a packet that a program has rewritten is no longer the

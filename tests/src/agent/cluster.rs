@@ -72,6 +72,21 @@ impl Cluster {
         }
     }
 
+    pub fn delete(&self, object: &Object) -> Result<()> {
+        match &self.keeper {
+            Keeper::Api(server) => {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let [kind, namespace, name] = ["/kind", "/metadata/namespace", "/metadata/name"]
+                    .map(|at| object.0.pointer(at).map_or_else(String::new, text));
+                server.delete(&kind, &namespace, &name)
+            }
+            Keeper::Folder => {
+                let path = self.file(object);
+                fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
+            }
+        }
+    }
+
     fn file(&self, object: &Object) -> PathBuf {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_lowercase();
         let [kind, name] = [&object.0["kind"], &object.0["metadata"]["name"]].map(text);

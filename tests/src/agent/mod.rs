@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 pub use self::cluster::{Cluster, Source};
-pub use self::objects::{Object, Service, node};
+pub use self::objects::{Hint, Object, SERVICE_PORT, Service, node};
 use crate::lab::{Family, Lab, Node, SERVICE_CIDR};
 
 /// How long an agent may take to become healthy, and to end.
@@ -33,6 +33,11 @@ pub struct Agent<'a> {
 impl<'a> Agent<'a> {
     /// Starts kpx on a node and waits until it says that the node is served.
     pub fn start(lab: &'a Lab, node: &'a Node, source: Source) -> Result<Self> {
+        Self::start_with(lab, node, source, &[])
+    }
+
+    /// As [`Agent::start`], with more arguments.
+    pub fn start_with(lab: &'a Lab, node: &'a Node, source: Source, args: &[String]) -> Result<Self> {
         let name = node.host.name;
         let run_dir = lab.dir().join(format!("{name}-run"));
         let log = lab.dir().join(format!("{name}.log"));
@@ -48,6 +53,7 @@ impl<'a> Agent<'a> {
         for family in Family::ALL {
             command.arg("--service-cidr").arg(SERVICE_CIDR.cidr(family));
         }
+        command.args(args);
         let child = node.host.ns.spawn(command.stdout(output.try_clone()?).stderr(output))?;
         let mut agent = Self { node, child, run_dir, log };
         agent.wait_healthy().with_context(|| format!("start kpx on {name}; its log:\n{}", agent.log()))?;

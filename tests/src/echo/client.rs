@@ -3,13 +3,14 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::WHO;
+use super::association::Association;
+use super::{WHO, sctp};
 use crate::netns::NetNs;
 
 /// Bytes per datagram of a burst that the kernel cuts up (`UDP_SEGMENT`).
@@ -23,10 +24,13 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 pub enum Protocol {
     Tcp,
     Udp,
+    Sctp,
 }
 
 impl Protocol {
-    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+    /// Those that every kernel speaks.
+    pub const COMMON: [Self; 2] = [Self::Tcp, Self::Udp];
 }
 
 impl fmt::Display for Protocol {
@@ -34,6 +38,7 @@ impl fmt::Display for Protocol {
         f.write_str(match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         })
     }
 }
@@ -49,8 +54,15 @@ pub fn pattern(length: usize) -> Vec<u8> {
 pub struct Dial {
     pub protocol: Protocol,
     pub to: SocketAddr,
+    /// The client's own address; none lets the kernel choose.
+    pub source_ip: Option<IpAddr>,
     /// The client's own port; 0 lets the kernel choose.
     pub source_port: u16,
+    /// The device that all packets must take, whatever the routes say.
+    pub device: Option<&'static str>,
+    /// UDP: one datagram, however long, which IP cuts into fragments. Otherwise what is long goes as a burst of
+    /// datagrams.
+    pub fragments: bool,
     /// How long each step (connect, write, read) may take.
     pub deadline: Duration,
 }
@@ -101,7 +113,20 @@ impl Fault {
 
 impl Dial {
     pub fn new(protocol: Protocol, to: SocketAddr) -> Self {
-        Self { protocol, to, source_port: 0, deadline: Duration::from_millis(2500) }
+        let deadline = Duration::from_millis(2500);
+        Self { protocol, to, source_ip: None, source_port: 0, device: None, fragments: false, deadline }
+    }
+
+    pub fn source_ip(self, source_ip: IpAddr) -> Self {
+        Self { source_ip: Some(source_ip), ..self }
+    }
+
+    pub fn device(self, device: &'static str) -> Self {
+        Self { device: Some(device), ..self }
+    }
+
+    pub fn fragments(self) -> Self {
+        Self { fragments: true, ..self }
     }
 
     pub fn source_port(self, source_port: u16) -> Self {
@@ -115,8 +140,16 @@ impl Dial {
     /// Connects from inside `ns`. A UDP socket is connected too, so that it hears of refusals, but nothing is sent.
     pub fn connect(&self, ns: &NetNs) -> Result<Connection, Fault> {
         let socket = ns.run(|| self.socket()).map_err(Fault::at("make socket"))?;
-        socket.connect_timeout(&self.to.into(), self.deadline).map_err(Fault::at("connect"))?;
-        Ok(Connection { protocol: self.protocol, socket })
+        let link = match self.protocol {
+            Protocol::Sctp => {
+                Association::connect(socket, self.source_port, self.to, self.deadline).map(Link::Association)
+            }
+            _ => socket.connect_timeout(&self.to.into(), self.deadline).map(|()| match self.protocol {
+                Protocol::Tcp => Link::Stream(socket),
+                _ => Link::Datagrams { socket, fragments: self.fragments },
+            }),
+        };
+        Ok(Connection { link: link.map_err(Fault::at("connect"))? })
     }
 
     /// Connects, sends `payload` and gets it back.
@@ -125,20 +158,19 @@ impl Dial {
     }
 
     fn socket(&self) -> io::Result<Socket> {
-        let any: SocketAddr = match self.to {
-            SocketAddr::V4(_) => ([0, 0, 0, 0], self.source_port).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, self.source_port).into(),
-        };
+        let from = SocketAddr::new(self.source_ip.unwrap_or_else(|| sctp::any(self.to.ip())), self.source_port);
         let socket = match self.protocol {
             Protocol::Tcp => {
-                let socket = Socket::new(Domain::for_address(any), Type::STREAM, None)?;
+                let socket = Socket::new(Domain::for_address(from), Type::STREAM, None)?;
                 socket.set_tcp_nodelay(true)?;
-                share_port(&socket, any)?;
-                socket.bind(&any.into())?;
+                share_port(&socket, from)?;
+                socket.bind(&from.into())?;
                 socket
             }
-            Protocol::Udp => udp_socket(any)?,
+            Protocol::Udp => udp_socket(from)?,
+            Protocol::Sctp => sctp::socket(from.ip())?,
         };
+        socket.bind_device(self.device.map(str::as_bytes))?;
         socket.set_read_timeout(Some(self.deadline))?;
         socket.set_write_timeout(Some(self.deadline))?;
         Ok(socket)
@@ -163,55 +195,112 @@ fn share_port(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
 /// An open flow.
 #[derive(Debug)]
 pub struct Connection {
-    protocol: Protocol,
-    socket: Socket,
+    link: Link,
+}
+
+#[derive(Debug)]
+enum Link {
+    Stream(Socket),
+    Datagrams { socket: Socket, fragments: bool },
+    Association(Association),
 }
 
 impl Connection {
-    /// Sends `payload` in one write and returns who sent every byte of it back.
+    /// Sends `payload` and returns who sent every byte of it back.
     pub fn exchange(&mut self, payload: &[u8]) -> Result<Answer, Fault> {
-        match self.protocol {
-            Protocol::Tcp => self.exchange_stream(payload),
-            Protocol::Udp => self.exchange_datagrams(payload),
+        match &mut self.link {
+            Link::Stream(socket) => exchange_stream(socket, payload, false),
+            link => exchange_messages(link, payload),
         }
     }
 
-    fn exchange_stream(&mut self, payload: &[u8]) -> Result<Answer, Fault> {
-        let length = u32::try_from(payload.len()).map_err(|_| Fault::Corrupt("payload too long to send".to_owned()))?;
-        let request = [&length.to_be_bytes(), payload].concat();
-        self.socket.write_all(&request).map_err(Fault::at("send"))?;
-        let mut length = [0];
-        self.socket.read_exact(&mut length).map_err(Fault::at("read greeting"))?;
-        let mut greeting = vec![0; length[0].into()];
-        self.socket.read_exact(&mut greeting).map_err(Fault::at("read greeting"))?;
-        let mut echo = vec![0; payload.len()];
-        self.socket.read_exact(&mut echo).map_err(Fault::at("read echo"))?;
-        if let Some(at) = echo.iter().zip(payload).position(|(got, sent)| got != sent) {
-            return Err(Fault::Corrupt(format!("byte {at} of {} differs", payload.len())));
+    /// Ends it at once: TCP by RST, so that the client's port is free again.
+    pub fn reset(self) -> Result<(), Fault> {
+        match self.link {
+            Link::Stream(socket) => socket.set_linger(Some(Duration::ZERO)).map_err(Fault::at("reset")),
+            Link::Datagrams { .. } | Link::Association(_) => Ok(()),
         }
-        Answer::parse(&greeting)
     }
 
-    fn exchange_datagrams(&mut self, payload: &[u8]) -> Result<Answer, Fault> {
-        let mut expected: Vec<&[u8]> = if payload.len() > MAX_DATAGRAM {
-            setsockopt(&self.socket, sockopt::UdpGsoSegment, &i32::from(SEGMENT))
-                .map_err(|errno| Fault::Io("set UDP_SEGMENT", errno.into()))?;
-            payload.chunks(SEGMENT.into()).collect()
-        } else {
-            vec![payload]
+    /// As [`Connection::exchange`], but a TCP client says with its last byte that it will say no more: the answer
+    /// comes by a half-open connection.
+    pub fn exchange_last(mut self, payload: &[u8]) -> Result<Answer, Fault> {
+        match &mut self.link {
+            Link::Stream(socket) => exchange_stream(socket, payload, true),
+            link => exchange_messages(link, payload),
+        }
+    }
+}
+
+/// In one write, so that the kernel cuts it up as late as it can.
+fn exchange_stream(socket: &mut Socket, payload: &[u8], last: bool) -> Result<Answer, Fault> {
+    let length = u32::try_from(payload.len()).map_err(|_| Fault::Corrupt("payload too long to send".to_owned()))?;
+    let request = [&length.to_be_bytes(), payload].concat();
+    socket.write_all(&request).map_err(Fault::at("send"))?;
+    if last {
+        socket.shutdown(Shutdown::Write).map_err(Fault::at("half-close"))?;
+    }
+    let mut length = [0];
+    socket.read_exact(&mut length).map_err(Fault::at("read greeting"))?;
+    let mut greeting = vec![0; length[0].into()];
+    socket.read_exact(&mut greeting).map_err(Fault::at("read greeting"))?;
+    let mut echo = vec![0; payload.len()];
+    socket.read_exact(&mut echo).map_err(Fault::at("read echo"))?;
+    if let Some(at) = echo.iter().zip(payload).position(|(got, sent)| got != sent) {
+        return Err(Fault::Corrupt(format!("byte {at} of {} differs", payload.len())));
+    }
+    if last {
+        let more = socket.read(&mut [0]).map_err(Fault::at("read the end"))?;
+        (more == 0).then_some(()).ok_or_else(|| Fault::Corrupt("more than was sent".to_owned()))?;
+    }
+    Answer::parse(&greeting)
+}
+
+fn exchange_messages(link: &mut Link, payload: &[u8]) -> Result<Answer, Fault> {
+    let mut expected = link.send(payload).map_err(Fault::at("send"))?;
+    while !expected.is_empty() {
+        let echo = link.receive().map_err(Fault::at("read echo"))?;
+        let Some(at) = expected.iter().position(|message| *message == echo) else {
+            return Err(Fault::Corrupt(format!("a message of {} bytes that was not sent", echo.len())));
         };
-        self.socket.send(payload).map_err(Fault::at("send"))?;
-        let mut buffer = vec![0; 1 << 16];
-        while !expected.is_empty() {
-            let length = self.socket.read(&mut buffer).map_err(Fault::at("read echo"))?;
-            let Some(at) = expected.iter().position(|datagram| *datagram == &buffer[..length]) else {
-                return Err(Fault::Corrupt(format!("a datagram of {length} bytes that was not sent")));
-            };
-            expected.swap_remove(at);
+        expected.swap_remove(at);
+    }
+    link.send(WHO).map_err(Fault::at("send"))?;
+    let greeting = link.receive().map_err(Fault::at("read greeting"))?;
+    Answer::parse(greeting.get(1..).unwrap_or_default())
+}
+
+impl Link {
+    /// Returns the messages that went out.
+    fn send<'a>(&mut self, payload: &'a [u8]) -> io::Result<Vec<&'a [u8]>> {
+        match self {
+            Self::Datagrams { socket, fragments } if payload.len() > MAX_DATAGRAM && !*fragments => {
+                setsockopt(socket, sockopt::UdpGsoSegment, &i32::from(SEGMENT))?;
+                socket.send(payload)?;
+                Ok(payload.chunks(SEGMENT.into()).collect())
+            }
+            Self::Association(association) => {
+                let messages: Vec<&[u8]> = payload.chunks(sctp::MAX_MESSAGE).collect();
+                messages.iter().try_for_each(|message| association.send_message(message))?;
+                Ok(messages)
+            }
+            Self::Datagrams { socket, .. } | Self::Stream(socket) => {
+                socket.send(payload)?;
+                Ok(vec![payload])
+            }
         }
-        self.socket.send(WHO).map_err(Fault::at("send"))?;
-        let length = self.socket.read(&mut buffer).map_err(Fault::at("read greeting"))?;
-        Answer::parse(buffer[..length].get(1..).unwrap_or_default())
+    }
+
+    fn receive(&mut self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Association(association) => association.receive_message(),
+            Self::Datagrams { socket, .. } | Self::Stream(socket) => {
+                let mut buffer = vec![0; 1 << 16];
+                let length = socket.read(&mut buffer)?;
+                buffer.truncate(length);
+                Ok(buffer)
+            }
+        }
     }
 }
 

@@ -2,14 +2,18 @@
 //!
 //! TCP: a request is its length (4 bytes, big endian) and that many bytes; the answer is a greeting and the same
 //! bytes. A connection may carry many. A request that starts with `GET ` is HTTP and is answered with the greeting as
-//! text. UDP: the datagram [`WHO`] is answered with a greeting, every other one is sent back as it is.
+//! text. UDP and SCTP: the message [`WHO`] is answered with a greeting, every other one is sent back as it is.
 //! A greeting is its length (one byte) and `backend client-address:port`.
 
+mod association;
 mod client;
+mod responder;
+mod sctp;
 
+use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -17,6 +21,8 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::runtime::Runtime;
 
 pub use self::client::{Answer, Connection, Dial, Fault, Protocol, pattern};
+use self::responder::Listeners;
+pub use self::sctp::checksum as sctp_checksum;
 use crate::lab::{Family, Host};
 use crate::netns::NetNs;
 
@@ -29,37 +35,64 @@ const MAX_REQUEST: u32 = 16 << 20;
 /// Echo servers, all on one thread; they stop with this value.
 pub struct Servers {
     runtime: Runtime,
+    /// By namespace and address.
+    sctp: Mutex<BTreeMap<(String, IpAddr), Listeners>>,
 }
 
 impl Servers {
     pub fn start() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        Ok(Self { runtime })
+        Ok(Self { runtime, sctp: Mutex::default() })
     }
 
-    /// Serves TCP and UDP on both of a host's addresses. Not on the wildcard address: an answer over UDP would take
+    /// Serves all protocols on both of a host's addresses. Not on the wildcard address: an answer over UDP would take
     /// the address of the device it leaves through.
     pub fn serve(&self, host: &Host, port: u16) -> Result<()> {
-        for family in Family::ALL {
-            let addr = SocketAddr::new(host.addrs.ip(family), port);
-            self.serve_at(&host.ns, host.name, addr).with_context(|| format!("serve {} at {addr}", host.name))?;
+        Family::ALL
+            .into_iter()
+            .try_for_each(|family| self.serve_at(host, host.name, SocketAddr::new(host.addrs.ip(family), port)))
+    }
+
+    /// Serves all protocols at any one of a host's addresses, under any name.
+    pub fn serve_at(&self, host: &Host, name: &str, addr: SocketAddr) -> Result<()> {
+        let (tcp, udp) = host
+            .ns
+            .run(|| {
+                let tcp = std::net::TcpListener::bind(addr)?;
+                let udp = client::udp_socket(addr)?;
+                tcp.set_nonblocking(true)?;
+                udp.set_nonblocking(true)?;
+                io::Result::Ok((tcp, udp))
+            })
+            .with_context(|| format!("serve {name} at {addr}"))?;
+        let name: Arc<str> = name.into();
+        {
+            let _entered = self.runtime.enter();
+            self.runtime.spawn(serve_tcp(TcpListener::from_std(tcp)?, name.clone()));
+            self.runtime.spawn(serve_udp(UdpSocket::from_std(udp.into())?, name.clone()));
         }
+        self.speak_sctp(&host.ns, addr.ip())?.lock().unwrap_or_else(PoisonError::into_inner).insert(addr.port(), name);
         Ok(())
     }
 
-    fn serve_at(&self, ns: &NetNs, name: &str, addr: SocketAddr) -> Result<()> {
-        let (tcp, udp) = ns.run(|| {
-            let tcp = std::net::TcpListener::bind(addr)?;
-            let udp = client::udp_socket(addr)?;
-            tcp.set_nonblocking(true)?;
-            udp.set_nonblocking(true)?;
-            io::Result::Ok((tcp, udp))
-        })?;
+    /// Refuses SCTP at an address as a kernel that speaks it would, at every port that is not served.
+    pub fn refuse_sctp(&self, host: &Host, ip: IpAddr) -> Result<()> {
+        self.speak_sctp(&host.ns, ip).map(drop)
+    }
+
+    fn speak_sctp(&self, ns: &NetNs, ip: IpAddr) -> Result<Listeners> {
+        let mut sctp = self.sctp.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (ns.name().to_owned(), ip);
+        if let Some(listeners) = sctp.get(&key) {
+            return Ok(listeners.clone());
+        }
+        let socket = ns.run(|| sctp::socket(ip)).with_context(|| format!("speak SCTP at {ip}"))?;
+        socket.set_nonblocking(true)?;
+        let listeners = Listeners::default();
         let _entered = self.runtime.enter();
-        let name: Arc<str> = name.into();
-        self.runtime.spawn(serve_tcp(TcpListener::from_std(tcp)?, name.clone()));
-        self.runtime.spawn(serve_udp(UdpSocket::from_std(udp.into())?, name));
-        Ok(())
+        self.runtime.spawn(responder::serve(UdpSocket::from_std(socket.into())?, listeners.clone()));
+        sctp.insert(key, listeners.clone());
+        Ok(listeners)
     }
 }
 

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::address::{CLUSTER_PODS, Dual, DualNet, Family, NODES, OUTSIDE, PODS, SECOND};
+use super::address::{CLUSTER_PODS, Dual, DualNet, Family, NODES, OUTSIDE, PODS, SECOND, SERVICE_CIDR};
 use super::remove::ns_name;
 use super::{Host, Lab, Layout, Node};
 use crate::netns::NetNs;
 
 /// Of the node's end of every routed pod's veth, so that a pod's neighbour entry never changes.
 const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
+/// Number of `xl` on the nodes' segments.
+const NEIGHBOUR: u8 = 30;
 
 pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
     let fabric = fabric(id)?;
@@ -18,8 +20,14 @@ pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
     let ext = outsider(id, &fabric, "ext", OUTSIDE.host(20))?;
     let n1 = node(id, &fabric, layout, "n1", 0, &["p1a", "p1b", "p1c"])?;
     let n2 = node(id, &fabric, layout, "n2", 1, &["p2a", "p2b"])?;
-    let lab = Lab { layout, n1, n2, x, ext, fabric, dir };
-    second_link(&lab)?;
+    let xl = neighbour(id, &fabric)?;
+    second_link(&fabric, [&n1.host, &n2.host, &xl])?;
+    let lab = Lab { layout, n1, n2, x, xl, ext, fabric, dir };
+    lab.set_external_route(&lab.n1)?;
+    // So that an outsider's packet to a ClusterIP meets a node, which has to decide.
+    let routes = Family::ALL
+        .map(|family| format!("route add {} via {}", SERVICE_CIDR.cidr(family), lab.n1.host.addrs.ip(family)));
+    lab.fabric.ns.ip(&routes.join("\n"))?;
     lab.set_pod_route(super::PodRoute::Eth0)?;
     lab.set_default_route(true)?;
     lab.set_rp_filter(1)?;
@@ -30,11 +38,16 @@ pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
 fn fabric(id: &str) -> Result<Host> {
     let ns = NetNs::create(ns_name(id, "fabric"))?;
     forward(&ns)?;
+    // What a node sends back, because it does not serve it, is no reason to advise that node.
+    ns.sysctl("ipv4/conf/default/send_redirects", "0")?;
+    ns.sysctl("ipv4/conf/all/send_redirects", "0")?;
     ns.ip(&format!(
         "link add fab0 type bridge mcast_snooping 0
          link add out0 type bridge mcast_snooping 0
+         link add sec0 type bridge mcast_snooping 0
          link set fab0 up
          link set out0 up
+         link set sec0 up
          {}
          {}",
         add_addr("fab0", NODES, 1),
@@ -45,7 +58,7 @@ fn fabric(id: &str) -> Result<Host> {
 
 fn outsider(id: &str, fabric: &Host, name: &'static str, addrs: Dual) -> Result<Host> {
     let ns = NetNs::create(ns_name(id, name))?;
-    plug(&fabric.ns, "out0", name, &ns)?;
+    plug(&fabric.ns, "out0", name, &ns, "eth0")?;
     let gateway = OUTSIDE.host(1);
     ns.ip(&format!(
         "link set eth0 up
@@ -63,11 +76,19 @@ fn outsider(id: &str, fabric: &Host, name: &'static str, addrs: Dual) -> Result<
     Ok(Host { name, ns, addrs })
 }
 
+/// A client on the nodes' own segments, which needs no router to reach them.
+fn neighbour(id: &str, fabric: &Host) -> Result<Host> {
+    let ns = NetNs::create(ns_name(id, "xl"))?;
+    plug(&fabric.ns, "fab0", "xl", &ns, "eth0")?;
+    ns.ip(&format!("link set eth0 up\n{}", add_addr("eth0", NODES, NEIGHBOUR)))?;
+    Ok(Host { name: "xl", ns, addrs: NODES.host(NEIGHBOUR) })
+}
+
 /// A node with its pods. `nth` from 0 numbers its addresses.
 fn node(id: &str, fabric: &Host, layout: Layout, name: &'static str, nth: u8, pods: &[&'static str]) -> Result<Node> {
     let ns = NetNs::create(ns_name(id, name))?;
     forward(&ns)?;
-    plug(&fabric.ns, "fab0", name, &ns)?;
+    plug(&fabric.ns, "fab0", name, &ns, "eth0")?;
     let gateway = NODES.host(1);
     ns.ip(&format!(
         "link set eth0 up
@@ -129,7 +150,7 @@ fn bridge(node: &NetNs, pod_net: DualNet) -> Result<()> {
 
 fn bridge_pod(node: &NetNs, pod: &Host, pod_net: DualNet) -> Result<()> {
     let gateway = pod_net.host(1);
-    plug(node, "cni0", pod.name, &pod.ns)?;
+    plug(node, "cni0", pod.name, &pod.ns, "eth0")?;
     pod.ns.ip(&format!(
         "link set eth0 up
          addr add {}/{} dev eth0
@@ -169,20 +190,21 @@ fn routed_pod(node: &NetNs, pod: &Host) -> Result<()> {
     ))
 }
 
-/// Gives `ns` an `eth0` whose other end, called `port`, is on a bridge of `owner`.
-fn plug(owner: &NetNs, bridge: &str, port: &str, ns: &NetNs) -> Result<()> {
+/// Gives `ns` a device whose other end, called `port`, is on a bridge of `owner`.
+fn plug(owner: &NetNs, bridge: &str, port: &str, ns: &NetNs, device: &str) -> Result<()> {
     owner.ip(&format!(
-        "link add {port} type veth peer name eth0 netns {}
+        "link add {port} type veth peer name {device} netns {}
          link set {port} master {bridge} up",
         ns.name()
     ))
 }
 
-fn second_link(lab: &Lab) -> Result<()> {
-    let [n1, n2] = lab.nodes().map(|node| &node.host.ns);
-    n1.ip(&format!("link add eth1 type veth peer name eth1 netns {}", n2.name()))?;
-    for (ns, host) in [(n1, 11), (n2, 12)] {
-        ns.ip(&format!("link set eth1 up\n{}", add_addr("eth1", SECOND, host)))?;
+/// A segment beside the fabric, from each host's `eth1`, with the host's number on the first.
+fn second_link(fabric: &Host, hosts: [&Host; 3]) -> Result<()> {
+    for host in hosts {
+        plug(&fabric.ns, "sec0", &format!("{}-1", host.name), &host.ns, "eth1")?;
+        let number = host.addrs.v4.octets()[3];
+        host.ns.ip(&format!("link set eth1 up\n{}", add_addr("eth1", SECOND, number)))?;
     }
     Ok(())
 }

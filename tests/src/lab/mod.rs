@@ -4,9 +4,15 @@
 //!   x ──┐                         ┌── p1a, p1b, p1c
 //!       out0 ─ fabric ─ fab0 ─┬─ n1
 //!   ext ┘                     │   │ eth1
-//!                             └─ n2
-//!                                 └── p2a, p2b
+//!                             │   ├──────── xl
+//!                             │   │ eth1
+//!                             ├─ n2
+//!                             │   └── p2a, p2b
+//!                             └─ xl
 //! ```
+//!
+//! The fabric routes the service network and the external addresses to n1, or those to n2, see
+//! [`Lab::set_external_route`].
 //!
 //! Everything is an ordinary `ip netns` namespace, called `kpx-<lab>-<host>`, so a running lab can be entered by hand.
 
@@ -21,7 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
-pub use self::address::{CLUSTER_PODS, Dual, DualNet, Family, SERVICE_CIDR};
+pub use self::address::{CLUSTER_PODS, Dual, DualNet, EXTERNAL, Family, SERVICE_CIDR};
 pub use self::remove::remove_labs_of;
 pub use self::switch::PodRoute;
 use crate::netns::NetNs;
@@ -47,7 +53,7 @@ pub struct Host {
 #[derive(Debug)]
 pub struct Node {
     pub host: Host,
-    /// Of `eth1`, the link between the nodes beside the fabric.
+    /// Of `eth1`, on the segment beside the fabric.
     pub second: Dual,
     pub pod_net: DualNet,
     pub pods: Vec<Host>,
@@ -61,6 +67,8 @@ pub struct Lab {
     pub n2: Node,
     /// A client outside the cluster.
     pub x: Host,
+    /// A client on the nodes' segments: on the fabric's by `eth0`, on the one beside it by `eth1`.
+    pub xl: Host,
     /// A server outside the cluster.
     pub ext: Host,
     /// The router between all of them; the nodes reach it at its address.
@@ -99,8 +107,7 @@ impl Lab {
 
     /// The host of that name: `p1a`, `n1`, `ext`, `x`.
     pub fn host(&self, name: &str) -> &Host {
-        let mut hosts = self.backends().chain([&self.x, &self.fabric]);
-        hosts.find(|host| host.name == name).unwrap_or_else(|| panic!("the lab has no host {name}"))
+        self.hosts().find(|host| host.name == name).unwrap_or_else(|| panic!("the lab has no host {name}"))
     }
 
     /// The node that a host is, or on which it is a pod.
@@ -109,8 +116,13 @@ impl Lab {
         self.nodes().into_iter().find(is)
     }
 
+    /// A node's or `xl`'s address on the segment beside the fabric.
+    pub fn second(&self, host: &Host) -> Dual {
+        address::SECOND.host(host.addrs.v4.octets()[3])
+    }
+
     fn hosts(&self) -> impl Iterator<Item = &Host> {
-        self.backends().chain([&self.x, &self.fabric])
+        self.backends().chain([&self.x, &self.xl, &self.fabric])
     }
 }
 

@@ -5,8 +5,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::address::{CLUSTER_PODS, Family, NODES};
-use super::{Dual, Lab, Node};
+use super::address::{CLUSTER_PODS, EXTERNAL, Family, NODES};
+use super::{Dual, Host, Lab, Layout, Node};
 
 /// Over which link the nodes reach each other's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,26 @@ impl Lab {
         Ok(())
     }
 
+    /// To which node the fabric sends what is for ExternalIPs and addresses of load balancers.
+    pub fn set_external_route(&self, node: &Node) -> Result<()> {
+        let routes = Family::ALL
+            .map(|family| format!("route replace {} via {}", EXTERNAL.cidr(family), node.host.addrs.ip(family)));
+        self.fabric.ns.ip(&routes.join("\n"))
+    }
+
+    /// Whether what leaves the fabric for outside may have 1400 bytes at most, which only the fabric knows: whoever
+    /// sends more learns it by ICMP, or not at all.
+    pub fn set_narrow(&self, on: bool) -> Result<()> {
+        self.fabric.ns.ip(&format!("link set out0 mtu {}", if on { 1400 } else { 1500 }))?;
+        for host in self.hosts() {
+            // What they learned of paths before.
+            for family in ["-4", "-6"] {
+                host.ns.exec(Command::new("ip").args([family, "route", "flush", "cache"]))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether every veth end of the lab hands unfinished checksums on, as veths do, or completes them first.
     ///
     /// Not those of kpx: of a UDP burst that starts at a device without offload, the kernel itself cannot tell that its
@@ -72,8 +92,8 @@ impl Lab {
         Ok(())
     }
 
-    /// A firewall as docker and careful administrators set up on nodes: new flows only from pods and nodes, and
-    /// nothing that connection tracking finds invalid.
+    /// A firewall as docker and careful administrators set up on nodes: new flows only from and to pods and nodes,
+    /// and nothing that connection tracking finds invalid.
     pub fn set_firewall(&self, on: bool) -> Result<()> {
         let [pods4, pods6] = Family::ALL.map(|family| CLUSTER_PODS.cidr(family));
         let [nodes4, nodes6] = Family::ALL.map(|family| NODES.cidr(family));
@@ -88,9 +108,12 @@ impl Lab {
                     ct state established,related accept
                     ip saddr {{ {pods4}, {nodes4} }} accept
                     ip6 saddr {{ {pods6}, {nodes6} }} accept
+                    ip daddr {{ {pods4}, {nodes4} }} accept
+                    ip6 daddr {{ {pods6}, {nodes6} }} accept
                 }}
                 chain input {{
                     type filter hook input priority filter; policy accept
+                    icmp type redirect accept # From a node that is about to send a packet back: it names the backend.
                     ct state invalid counter name input drop
                 }}
                 chain output {{
@@ -127,7 +150,31 @@ impl Lab {
     }
 }
 
+impl Host {
+    /// Gives a device of this host another address of each family, which it does not use by itself.
+    pub fn add_addrs(&self, device: &str, addrs: Dual) -> Result<()> {
+        self.ns.ip(&format!(
+            "addr add {}/32 dev {device}\naddr add {}/128 dev {device} nodad preferred_lft 0",
+            addrs.v4, addrs.v6
+        ))
+    }
+
+    /// Takes back what [`Host::add_addrs`] gave.
+    pub fn del_addrs(&self, device: &str, addrs: Dual) -> Result<()> {
+        self.ns.ip(&format!("addr del {}/32 dev {device}\naddr del {}/128 dev {device}", addrs.v4, addrs.v6))
+    }
+}
+
 impl Node {
+    /// The address of the device through which this node reaches its own pods: a bridge has one, for a pod's own
+    /// veth the node's stands in.
+    pub fn towards_own_pods(&self, layout: Layout) -> Dual {
+        match layout {
+            Layout::Routed => self.host.addrs,
+            Layout::Bridge => self.pod_net.host(1),
+        }
+    }
+
     /// The address with which this node reaches the other's pods.
     pub fn towards_pods(&self, route: PodRoute) -> Dual {
         node_addrs(self, route)

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use kpx_tests::agent::{Agent, Cluster, Service, Source, binary};
 use kpx_tests::echo::Servers;
-use kpx_tests::lab::{Family, Lab, Layout};
+use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout};
 
 /// Of every server of the lab.
 const PORT: u16 = 8080;
@@ -39,6 +39,11 @@ enum Pods {
     Routed,
     Bridge,
 }
+
+/// Of the Service web.
+const NODE_PORT: u16 = 30_080;
+/// Also of web: the EXTERNAL network's address of this number.
+const LOAD_BALANCER: u8 = 10;
 
 fn main() -> Result<()> {
     let args = Args::parse();
@@ -66,7 +71,7 @@ fn main() -> Result<()> {
     println!("\n{}\n", map::services(&services));
 
     let agents = [Agent::start(&lab, &lab.n1, cluster.source())?, Agent::start(&lab, &lab.n2, cluster.source())?];
-    say("kpx serves both nodes; every client dials Services by their ClusterIPs:");
+    say("kpx serves both nodes; every client dials Services at all their addresses:");
     let wrong = dial::everyone(&lab, &services)?;
 
     say("now the Service web is scaled up and down while four clients dial it as fast as they can:");
@@ -89,7 +94,9 @@ fn main() -> Result<()> {
 
 fn services() -> [Service; 6] {
     [
-        Service::new("web", 10, &["p1b", "p2a"], PORT),
+        Service::new("web", 10, &["p1b", "p2a"], PORT)
+            .node_port(NODE_PORT)
+            .load_balancer(EXTERNAL.host(LOAD_BALANCER), "VIP"),
         Service::new("itself", 11, &["p1a"], PORT),
         Service::new("far", 12, &["p2b"], PORT),
         Service::new("node", 13, &["n1"], PORT),

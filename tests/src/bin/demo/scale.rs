@@ -93,8 +93,8 @@ fn dial_until(host: &Host, dial: Dial, score: &Mutex<Score>, stop: &AtomicBool) 
 /// Gives the service other backends and waits until all of them, and no others, answer.
 fn step(lab: &Lab, cluster: &Cluster, service: &Service, backends: &[&str], score: &Mutex<Score>) -> Result<()> {
     let started = Instant::now();
-    let hosts = backends.iter().map(|name| lab.host(name).name).collect();
-    let scaled = Service { backends: hosts, ..service.clone() };
+    let hosts: Vec<_> = backends.iter().map(|name| lab.host(name).name).collect();
+    let scaled = service.clone().backends(&hosts);
     score.lock().expect("no client panics").recent.clear();
     for object in scaled.objects(lab) {
         cluster.put(&object)?;
@@ -125,7 +125,7 @@ fn table(lab: &Lab, score: &Score) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(["backend", "on", "TCP requests", "UDP requests"]);
     for pod in lab.nodes().into_iter().flat_map(|node| &node.pods) {
-        let counts = Protocol::ALL.map(|protocol| score.requests.get(&(pod.name.to_owned(), protocol)).copied());
+        let counts = Protocol::COMMON.map(|protocol| score.requests.get(&(pod.name.to_owned(), protocol)).copied());
         if counts.iter().any(Option::is_some) {
             let node = lab.node_of(pod).map_or("", |node| node.host.name);
             let [tcp, udp] = counts.map(|count| count.unwrap_or_default().to_string());

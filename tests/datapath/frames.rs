@@ -1,0 +1,109 @@
+//! Frames that are no packets of ours, or odd ones.
+
+use anyhow::{Context, Result, ensure};
+use kpx_tests::bench::Verdict::Pass;
+use proxy_common::names::INGRESS;
+
+use crate::lab::{counted_since, labs, words};
+
+#[test]
+fn frames_that_are_no_packets_of_ours() -> Result<()> {
+    for lab in labs("odd")? {
+        let v4 = lab.names.addr("web")?.is_ipv4();
+        let syn = lab.names.frame("tcp S client:1000 > web:80")?;
+        let ip_len = if v4 { 20 } else { 40 };
+        let edited = |edit: &dyn Fn(&mut Vec<u8>)| {
+            let mut frame = syn.clone();
+            edit(&mut frame);
+            frame
+        };
+        let set = |at: usize, bytes: &[u8]| edited(&|frame| frame[at..at + bytes.len()].copy_from_slice(bytes));
+        let cut = |l4_len: u8| {
+            edited(&|frame| {
+                frame.truncate(14 + ip_len + usize::from(l4_len));
+                let at = if v4 { 17 } else { 19 };
+                frame[at] = if v4 { 20 + l4_len } else { l4_len };
+            })
+        };
+        let mut cases = vec![
+            ("ARP", set(12, &[0x08, 0x06]), "not_ip"),
+            ("LLDP", set(12, &[0x88, 0xcc]), "not_ip"),
+            ("a TCP header cut short", cut(12), "malformed"),
+            ("a TCP header cut before its checksum", cut(16), "malformed"),
+            ("a TCP header cut before its end", cut(19), "malformed"),
+        ];
+        if v4 {
+            cases.extend([
+                ("IP version 5", set(14, &[0x55]), "malformed"),
+                ("a header of 16 bytes", set(14, &[0x44]), "malformed"),
+                ("a total length beyond the packet", set(16, &[5, 0xdc]), "malformed"),
+                ("a total length within the header", set(16, &[0, 24]), "malformed"),
+                ("a total length of the TCP header, almost", set(16, &[0, 39]), "malformed"),
+                ("a header longer than the packet", set(14, &[0x4f]), "malformed"),
+                ("a later fragment", set(20, &[0, 1]), "fragment"),
+                ("ICMP", set(23, &[1]), "protocol"),
+                ("GRE", set(23, &[47]), "protocol"),
+                ("to loopback", set(30, &[127, 0, 0, 1]), "not_unicast"),
+                ("to everybody", set(30, &[255; 4]), "not_unicast"),
+                ("from link-local", set(26, &[169, 254, 1, 1]), "not_unicast"),
+            ]);
+        } else {
+            let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+            let loopback = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+            cases.extend([
+                ("IP version 4", set(14, &[0x45]), "malformed"),
+                ("a payload length beyond the packet", set(18, &[5, 0xdc]), "malformed"),
+                // Their headers would be the TCP header: 1000 is 3, 232.
+                ("a hop-by-hop header of 1,864 bytes", set(20, &[0]), "malformed"),
+                ("a routing header that is not done with", set(20, &[43]), "protocol"),
+                ("a fragment of what is no transport", set(20, &[44]), "fragment"),
+                ("ESP", set(20, &[50]), "protocol"),
+                ("AH", set(20, &[51]), "protocol"),
+                ("ICMPv6", set(20, &[58]), "protocol"),
+                ("no next header", set(20, &[59]), "protocol"),
+                ("to loopback", set(38, &loopback), "not_unicast"),
+                ("from link-local", set(22, &link_local), "not_unicast"),
+            ]);
+        }
+        for (name, frame, counted) in cases {
+            let before = lab.counts()?;
+            let outcome = lab.bench.run(INGRESS, &frame).with_context(|| name.to_owned())?;
+            ensure!(outcome.verdict == Pass && outcome.packet == frame, "{name}: {:?}", outcome.verdict);
+            let now = counted_since(&before, &lab.counts()?);
+            ensure!(now == words(counted), "{name}: {now:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Short frames are filled up on an Ethernet, and what fills them is nobody's.
+#[test]
+fn what_is_behind_the_packet_stays() -> Result<()> {
+    for lab in labs("padding")? {
+        for packet in ["tcp S client:1000 > web:80", "udp client:1000 > web:53", "sctp INIT client:1000 > web:3868"] {
+            let frame = lab.names.frame(packet)?;
+            let padding: Vec<u8> = (1..=46).collect();
+            let outcome = lab.bench.run(INGRESS, &[&frame[..], &padding].concat())?;
+            ensure!(outcome.verdict == Pass && outcome.packet[..frame.len()] != frame, "{packet}: not rewritten");
+            ensure!(outcome.packet[frame.len()..] == padding, "{packet}: padding became {:?}", outcome.packet);
+            let text = lab.names.text(&outcome.packet)?;
+            ensure!(text.contains("> pod:"), "{packet} became {text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_udp_checksum_of_zero_stays_zero() -> Result<()> {
+    for lab in labs("zero")? {
+        if !lab.names.addr("web")?.is_ipv4() {
+            continue; // Illegal over IPv6 (RFC 8200 §8.1).
+        }
+        let mut frame = lab.names.frame("udp client:1000 > web:53 +4")?;
+        frame[40..42].fill(0);
+        let outcome = lab.bench.run(INGRESS, &frame)?;
+        ensure!(outcome.packet[40..42] == [0, 0], "the checksum became {:?}", &outcome.packet[40..42]);
+        assert_eq!(lab.names.text(&outcome.packet)?, "udp client:1000 > pod:5353 +4");
+    }
+    Ok(())
+}

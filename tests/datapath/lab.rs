@@ -1,0 +1,301 @@
+//! The lab that the rows run in: services, devices, routes, and programs that are attached to nothing.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use kpx_tests::bench::{Bench, Verdict};
+use kpx_tests::netns::NetNs;
+use kpx_tests::text::Names;
+use proxy_agent::datapath::{Maps, Options};
+use proxy_agent::diff::{Change, FamilyChange};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::counter::Reason;
+use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
+
+/// Program, packet in, verdict, packet out ("same", or "-" for a dropped one), what is counted.
+pub(crate) type Row = (&'static str, &'static str, Verdict, &'static str, &'static str);
+
+const FAMILIES: [&[(&str, &str)]; 2] = [
+    &[
+        ("client", "10.244.1.10"),
+        ("pod", "10.244.1.11"),
+        ("far", "10.244.2.11"),
+        ("lost", "10.244.9.9"),
+        ("node", "172.18.0.11"),
+        ("uplink", "172.18.1.11"),
+        ("web", "10.96.0.10"),
+        ("api", "10.96.0.11"),
+        ("self", "10.96.0.12"),
+        ("none", "10.96.0.13"),
+        ("local", "10.96.0.14"),
+        ("stale", "10.96.0.15"),
+        ("own", "10.96.0.16"),
+        ("remote", "10.96.0.17"),
+        ("nowhere", "10.96.0.18"),
+        ("stranger", "192.0.2.1"),
+        ("vip", "203.0.113.1"),
+        ("outer", "203.0.113.2"),
+        ("near", "203.0.113.3"),
+        ("distant", "203.0.113.4"),
+        ("empty", "203.0.113.5"),
+        ("fenced", "203.0.113.6"),
+        ("near-ip", "10.96.0.23"),
+        ("distant-ip", "10.96.0.24"),
+        ("empty-ip", "10.96.0.25"),
+        ("fenced-ip", "10.96.0.26"),
+        ("sticky", "10.96.0.27"),
+        ("turns", "10.96.0.28"),
+        ("least", "10.96.0.29"),
+        ("pair", "10.96.0.30"),
+        ("spare", "10.96.0.99"),
+        ("burglar", "192.0.2.66"),
+        ("router", "192.0.2.254"),
+        ("group", "224.0.0.251"),
+    ],
+    &[
+        ("client", "fd00:10:244:1::10"),
+        ("pod", "fd00:10:244:1::11"),
+        ("far", "fd00:10:244:2::11"),
+        ("lost", "fd00:10:244:9::9"),
+        ("node", "fd00:172:18::11"),
+        ("uplink", "fd00:172:18:1::11"),
+        ("web", "fd00:10:96::10"),
+        ("api", "fd00:10:96::11"),
+        ("self", "fd00:10:96::12"),
+        ("none", "fd00:10:96::13"),
+        ("local", "fd00:10:96::14"),
+        ("stale", "fd00:10:96::15"),
+        ("own", "fd00:10:96::16"),
+        ("remote", "fd00:10:96::17"),
+        ("nowhere", "fd00:10:96::18"),
+        ("stranger", "2001:db8::1"),
+        ("vip", "2001:db8:203::1"),
+        ("outer", "2001:db8:203::2"),
+        ("near", "2001:db8:203::3"),
+        ("distant", "2001:db8:203::4"),
+        ("empty", "2001:db8:203::5"),
+        ("fenced", "2001:db8:203::6"),
+        ("near-ip", "fd00:10:96::23"),
+        ("distant-ip", "fd00:10:96::24"),
+        ("empty-ip", "fd00:10:96::25"),
+        ("fenced-ip", "fd00:10:96::26"),
+        ("sticky", "fd00:10:96::27"),
+        ("turns", "fd00:10:96::28"),
+        ("least", "fd00:10:96::29"),
+        ("pair", "fd00:10:96::30"),
+        ("spare", "fd00:10:96::99"),
+        ("burglar", "2001:db8::66"),
+        ("router", "2001:db8::fe"),
+        ("group", "ff02::fb"),
+    ],
+];
+
+/// Runs the rows one after the other, in both families.
+pub(crate) fn check(rows: &[Row]) -> Result<()> {
+    for mut lab in labs("rows")? {
+        lab.check(rows)?;
+    }
+    Ok(())
+}
+
+pub(crate) struct Lab {
+    pub(crate) bench: Bench,
+    pub(crate) names: Names,
+    pub(crate) netns: NetNs,
+}
+
+pub(crate) fn labs(name: &str) -> Result<Vec<Lab>> {
+    labs_with(name, Options::default())
+}
+
+pub(crate) fn labs_with(name: &str, options: Options) -> Result<Vec<Lab>> {
+    make_labs(name, || Bench::load(options))
+}
+
+/// One lab per family: programs that are attached to nothing, in a namespace with routes for them to look up.
+fn make_labs(name: &str, load: impl Fn() -> Result<Bench>) -> Result<Vec<Lab>> {
+    let make = |addrs: &&[(&'static str, &str)]| {
+        let addrs: Vec<(&'static str, IpAddr)> =
+            addrs.iter().map(|(name, addr)| Ok((*name, addr.parse()?))).collect::<Result<_>>()?;
+        let names = Names::new(addrs);
+        let family = if names.addr("web")?.is_ipv4() { 4 } else { 6 };
+        let thread = std::thread::current();
+        let test: String =
+            thread.name().unwrap_or("main").chars().rev().take(8).filter(char::is_ascii_alphanumeric).collect();
+        let netns = NetNs::create(format!("kpx-{}-{name}-{test}-{family}", std::process::id()))?;
+        let mut bench = load()?;
+        prepare(&mut bench, &names, &netns)?;
+        Ok(Lab { bench, names, netns })
+    };
+    FAMILIES.iter().map(make).collect()
+}
+
+impl Lab {
+    pub(crate) fn check(&mut self, rows: &[Row]) -> Result<()> {
+        for row in rows {
+            self.check_row(row)
+                .with_context(|| format!("{row:?} with {}", self.names.addr("web").expect("it is there")))?;
+        }
+        Ok(())
+    }
+
+    fn check_row(&mut self, (program, packet, verdict, out, counted): &Row) -> Result<()> {
+        let frame = self.names.frame(packet)?;
+        let before = self.counts()?;
+        let outcome = self.netns.run(|| self.bench.run(program, &frame))?;
+        ensure!(outcome.verdict == *verdict, "{:?}; {:?}", outcome.verdict, counted_since(&before, &self.counts()?));
+        match *out {
+            "-" => {}
+            "same" => ensure!(outcome.packet == frame, "became {}", self.names.text(&outcome.packet)?),
+            out => {
+                let found = self.names.learn(&outcome.packet, out)?;
+                ensure!(found == out, "became {found}");
+            }
+        }
+        let now = counted_since(&before, &self.counts()?);
+        ensure!(now == words(counted), "counted {now:?}");
+        Ok(())
+    }
+
+    /// Gives the node these flags: see [`Node`].
+    pub(crate) fn set_flags(&mut self, flags: u32) -> Result<()> {
+        self.bench.datapath.node.set_node(node(self.names.addr("node")?, flags))
+    }
+
+    /// Makes this the device through which packets come in.
+    pub(crate) fn set_device(&mut self, device: Device) -> Result<()> {
+        let mut devices = devices(&self.names, &self.netns)?;
+        devices.insert(1, device);
+        self.bench.datapath.node.set_devices(&devices)
+    }
+
+    pub(crate) fn counts(&self) -> Result<BTreeMap<&'static str, u64>> {
+        let counters = &self.bench.datapath.counters;
+        let mut counts: BTreeMap<_, _> = counters.events()?.into_iter().map(|(event, n)| (event.name(), n)).collect();
+        counts.extend(counters.reasons()?.into_iter().map(|(reason, n): (Reason, u64)| (reason.name(), n)));
+        Ok(counts)
+    }
+}
+
+/// Names of the counters that grew, each by one, in alphabetical order.
+pub(crate) fn counted_since(before: &BTreeMap<&'static str, u64>, now: &BTreeMap<&'static str, u64>) -> Vec<String> {
+    let grown = |(name, n): (&&str, &u64)| vec![(*name).to_owned(); usize::try_from(n - before[*name]).expect("few")];
+    now.iter().flat_map(grown).collect()
+}
+
+pub(crate) fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
+    words.sort();
+    words
+}
+
+/// Services, devices and routes that the rows speak of.
+fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
+    let v4 = names.addr("web")?.is_ipv4();
+    let host_len = if v4 { 32 } else { 128 };
+    let (node_ip, uplink) = (names.addr("node")?, names.addr("uplink")?);
+    let uplink_len = if v4 { 24 } else { 64 };
+    netns.ip(&format!(
+        "link add pod0 type veth peer name pod1
+         link set pod0 up
+         link set pod1 up
+         link add eth1 type veth peer name wire
+         link set eth1 up
+         link set wire up
+         addr add {node_ip}/{host_len} dev lo
+         addr add {uplink}/{uplink_len} dev eth1
+         route add {} dev pod0
+         route add {} dev eth1",
+        names.addr("pod")?,
+        names.addr("far")?,
+    ))?;
+    // BPF_PROG_TEST_RUN takes lo for the packet's device.
+    netns.sysctl("ipv4/conf/lo/forwarding", "1")?;
+    netns.sysctl("ipv6/conf/lo/forwarding", "1")?;
+    let own = BTreeMap::from([
+        (node_ip, OwnAddr::new(1, OwnAddr::NODE_PORTS)),
+        (uplink, OwnAddr::new(ifindex(netns, "eth1")?, 0)),
+    ]);
+    let maps = &mut bench.datapath.node;
+    maps.set_node(node(node_ip, 0))?;
+    maps.set_devices(&devices(names, netns)?)?;
+    maps.set_addrs(&own)?;
+    for change in if v4 {
+        tables::<Addr4>(names)?.into_iter().map(Change::V4).collect::<Vec<_>>()
+    } else {
+        tables::<Addr6>(names)?.into_iter().map(Change::V6).collect()
+    } {
+        bench.datapath.tables.apply(&change)?;
+    }
+    Ok(())
+}
+
+/// A node with this address.
+fn node(ip: IpAddr, flags: u32) -> Node {
+    Node::new(addr4(ip), addr6(ip), 1, [2, 0, 0, 0, 0, 9], flags)
+}
+
+/// BPF_PROG_TEST_RUN takes the first for every packet's: a pod's.
+fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
+    let uplink = names.addr("uplink")?;
+    let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+    Ok(BTreeMap::from([
+        (1, pod),
+        (ifindex(netns, "pod0")?, pod),
+        (ifindex(netns, "eth1")?, Device::new(0, addr4(uplink), addr6(uplink))),
+    ]))
+}
+
+fn ifindex(netns: &NetNs, name: &str) -> Result<u32> {
+    netns.run(|| nix::net::if_::if_nametoindex(name)).with_context(|| format!("index of {name}"))
+}
+
+fn addr4(ip: IpAddr) -> Addr4 {
+    Addr4::from_ip(ip).unwrap_or(Addr4::UNSPECIFIED)
+}
+
+fn addr6(ip: IpAddr) -> Addr6 {
+    Addr6::from_ip(ip).unwrap_or(Addr6::UNSPECIFIED)
+}
+
+fn tables<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
+    let addr = |name| -> Result<A> { A::from_ip(names.addr(name)?).context("family") };
+    // Service, port, protocol, its backend, slots in the cluster set, flags.
+    let all = Service::HAS_ENDPOINTS;
+    let ports = [
+        ("web", 80, Proto::TCP, Some(("pod", 8080, true)), 1, all),
+        ("web", 53, Proto::UDP, Some(("pod", 5353, true)), 1, all),
+        ("api", 443, Proto::TCP, Some(("pod", 8080, true)), 1, all),
+        ("self", 80, Proto::TCP, Some(("client", 8080, true)), 1, all),
+        ("self", 53, Proto::UDP, Some(("client", 5353, true)), 1, all),
+        ("own", 443, Proto::TCP, Some(("node", 6443, true)), 1, all),
+        ("remote", 53, Proto::UDP, Some(("far", 5353, false)), 1, all),
+        ("nowhere", 80, Proto::TCP, Some(("lost", 80, false)), 1, all),
+        ("none", 80, Proto::TCP, None, 0, 0),
+        ("none", 80, Proto::UDP, None, 0, 0),
+        ("local", 80, Proto::TCP, None, 0, all | Service::INTERNAL_LOCAL),
+        ("local", 80, Proto::UDP, None, 0, all | Service::INTERNAL_LOCAL),
+        ("stale", 80, Proto::TCP, None, 2, all),
+        ("web", 3868, Proto::SCTP, Some(("pod", 13868, true)), 1, all),
+        ("web", 5060, Proto::SCTP, Some(("pod", 5060, true)), 1, all),
+        ("self", 3868, Proto::SCTP, Some(("client", 13868, true)), 1, all),
+        ("own", 3868, Proto::SCTP, Some(("node", 13868, true)), 1, all),
+        ("none", 3868, Proto::SCTP, None, 0, 0),
+    ];
+    let mut changes = Vec::new();
+    for (service, port, proto, backend, count, flags) in ports {
+        let key = FrontendKey::new(addr(service)?, Port::new(port), proto);
+        if let Some((backend, port, local)) = backend {
+            let flags = if local { Backend::<A>::LOCAL } else { 0 };
+            let backend = Backend::new(addr(backend)?, Port::new(port), flags);
+            changes.push(FamilyChange::PutSlot(SlotKey::new(key, Set::CLUSTER, 0), backend));
+        }
+        let address = FrontendKey::address(addr(service)?);
+        changes.push(FamilyChange::PutService(key, Service::new(count, 0, flags)));
+        changes.push(FamilyChange::PutFrontend(key, Frontend::new(key, FrontendKind::CLUSTER_IP)));
+        changes.push(FamilyChange::PutFrontend(address, Frontend::new(address, FrontendKind::ADDRESS)));
+    }
+    Ok(changes)
+}

@@ -1,0 +1,17 @@
+//! What the programs do to packets: tables of packets, run through BPF_PROG_TEST_RUN, for both families alike.
+//!
+//! Every row names the program, the packet that goes in, the verdict, the packet that comes out, and all that is counted.
+
+mod flows;
+mod fragments;
+mod frames;
+mod frontends;
+mod icmp;
+mod lab;
+mod limits;
+mod meetings;
+mod offload;
+mod options;
+mod policy;
+mod sctp;
+mod verdicts;

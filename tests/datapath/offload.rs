@@ -1,0 +1,264 @@
+//! What only packets on a device can have: checksums that the device is to finish, and segmentation that it is to do.
+//!
+//! Frames enter and leave through packet sockets with a virtio header (linux/virtio_net.h), which says of both what the
+//! kernel has noted on a packet. What is left to the device the test does itself, by those notes alone.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use kpx_tests::agent::wait_until;
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use nix::{libc, setsockopt_impl, sockopt_impl};
+use proxy_agent::datapath::Hooks;
+
+use crate::lab::{Lab, counted_since, labs, words};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+sockopt_impl!(VirtioHeader, SetOnly, libc::SOL_PACKET, libc::PACKET_VNET_HDR, bool);
+
+/// What the kernel has noted on a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Notes {
+    /// The checksum from here on is to be finished, in the field at this offset from here.
+    checksum: Option<(u16, u16)>,
+    /// The kind of segmentation, and the size of each segment's payload.
+    segments: Option<(u8, u16)>,
+}
+
+const NEEDS_CHECKSUM: u8 = 1;
+const TCP4: u8 = 1;
+const TCP6: u8 = 4;
+const UDP_SEGMENTS: u8 = 5;
+
+#[test]
+fn a_pending_checksum_stays_pending_and_comes_out_right() -> Result<()> {
+    for mut lab in labs("pending")? {
+        let wire = Wire::new(&mut lab)?;
+        for (packet, out) in [
+            ("udp client:1000 > web:53 +100", "udp client:1000 > pod:5353 +100"),
+            ("tcp S client:1000 > web:80", "tcp S client:1000 > pod:8080"),
+            ("tcp PA client:1000 > web:80 +99", "tcp PA client:1000 > pod:8080 +99"),
+            ("[options] tcp PA client:1000 > web:80 +99", "[options] tcp PA client:1000 > pod:8080 +99"),
+            ("udp pod:5353 > client:1000 +7", "udp web:53 > client:1000 +7"),
+        ] {
+            let (frame, notes) = pending(&lab.names.frame(packet)?)?;
+            wire.send(&frame, notes)?;
+            let (frame, found) = wire.receive()?;
+            ensure!(found == notes, "{packet}: {found:?}, not {notes:?}");
+            ensure!(lab.names.text(&frame).is_err(), "{packet}: the checksum was finished");
+            let text = lab.names.text(&finished(frame, found)?)?;
+            ensure!(text == out, "{packet} became {text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reject_of_a_packet_with_a_pending_checksum_is_right() -> Result<()> {
+    for mut lab in labs("rejpend")? {
+        let wire = Wire::new(&mut lab)?;
+        for (packet, out) in [
+            ("udp client:1000 > none:80 +100", "unreachable udp client:1000 > none:80"),
+            ("tcp S client:1000 > none:80", "tcp RA none:80 > client:1000"),
+            ("[options=40] udp client:1000 > none:80 +100", "unreachable udp client:1000 > none:80"),
+            ("[options=16] tcp S client:1000 > none:80", "tcp RA none:80 > client:1000"),
+        ] {
+            let (frame, notes) = pending(&lab.names.frame(packet)?)?;
+            wire.send(&frame, notes)?;
+            let (frame, found) = wire.receive()?;
+            let text = lab.names.text(&finished(frame, found)?)?;
+            ensure!(text == out, "{packet} became {text}");
+        }
+    }
+    Ok(())
+}
+
+/// As a CRC it would be finished in the middle of what an ICMP error quotes.
+#[test]
+fn an_sctp_packet_with_a_pending_checksum_is_dropped_and_not_rejected() -> Result<()> {
+    for mut lab in labs("sctppend")? {
+        let wire = Wire::new(&mut lab)?;
+        let before = lab.counts()?;
+        let (frame, notes) = pending(&lab.names.frame("sctp INIT client:1000 > none:3868")?)?;
+        wire.send(&frame, notes)?;
+        let counted = || Ok(counted_since(&before, &lab.counts()?).contains(&"no_endpoints".to_owned()));
+        wait_until(DEADLINE, "it is counted", counted)?;
+        // Whatever comes next is not its answer.
+        wire.send(&lab.names.frame("tcp S client:1000 > none:80")?, Notes::default())?;
+        let (frame, _) = wire.receive()?;
+        ensure!(lab.names.text(&frame)? == "tcp RA none:80 > client:1000");
+        // What else is counted is the kernel's own, or the answer on its way out.
+        let mut counted = counted_since(&before, &lab.counts()?);
+        counted.retain(|counter| ["no_endpoints", "rejected"].contains(&counter.as_str()));
+        ensure!(counted == words("no_endpoints no_endpoints rejected"), "{counted:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn segmentation_stays_as_it_was_asked_for() -> Result<()> {
+    for mut lab in labs("segments")? {
+        let wire = Wire::new(&mut lab)?;
+        let tcp = if lab.names.addr("web")?.is_ipv4() { TCP4 } else { TCP6 };
+        wire.send(&lab.names.frame("tcp S client:1000 > web:80")?, Notes::default())?;
+        ensure!(lab.names.text(&wire.receive()?.0)? == "tcp S client:1000 > pod:8080");
+        for (packet, kind, out) in [
+            ("tcp PA client:1000 > web:80 +9000", tcp, "tcp PA client:1000 > pod:8080 +9000"),
+            ("udp client:1000 > web:53 +9000", UDP_SEGMENTS, "udp client:1000 > pod:5353 +9000"),
+            ("udp pod:5353 > client:1000 +9000", UDP_SEGMENTS, "udp web:53 > client:1000 +9000"),
+        ] {
+            let (frame, notes) = pending(&lab.names.frame(packet)?)?;
+            let notes = Notes { segments: Some((kind, 1_000)), ..notes };
+            wire.send(&frame, notes)?;
+            let (frame, found) = wire.receive()?;
+            ensure!(found == notes, "{packet}: {found:?}, not {notes:?}");
+            let text = lab.names.text(&finished(frame, found)?)?;
+            ensure!(text == out, "{packet} became {text}");
+        }
+    }
+    Ok(())
+}
+
+/// The far end of a pod's device, whose near end has the programs.
+struct Wire(OwnedFd);
+
+impl Wire {
+    fn new(lab: &mut Lab) -> Result<Self> {
+        // Frames are sent to this address. Nobody answers for the pods, so their neighbours are known beforehand.
+        let pods = ["client", "pod"].map(|name| lab.names.addr(name)).into_iter().collect::<Result<Vec<_>>>()?;
+        lab.netns.ip(&format!(
+            "link set pod0 address 02:00:00:00:00:02
+             route replace {client} dev pod0
+             neigh replace {client} dev pod0 lladdr 02:00:00:00:00:01
+             neigh replace {pod} dev pod0 lladdr 02:00:00:00:00:01",
+            client = pods[0],
+            pod = pods[1],
+        ))?;
+        for (key, value) in [
+            ("ipv4/ip_forward", "1"),
+            ("ipv6/conf/all/forwarding", "1"),
+            ("ipv4/conf/all/rp_filter", "0"),
+            ("ipv4/conf/pod0/rp_filter", "0"),
+            ("ipv4/conf/all/send_redirects", "0"),
+            ("ipv4/conf/pod0/send_redirects", "0"),
+        ] {
+            lab.netns.sysctl(key, value)?;
+        }
+        let attachments = &mut lab.bench.datapath.attachments;
+        lab.netns.run(|| attachments.attach(nix::net::if_::if_nametoindex("pod0")?, "pod0", Hooks::Both))?;
+        lab.netns.run(|| {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?;
+            setsockopt(&socket, VirtioHeader, &true).context("ask for virtio headers")?;
+            setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000))?;
+            let addrs = getifaddrs()?.filter(|found| found.interface_name == "pod1");
+            let link = addrs.filter_map(|found| found.address).find_map(|addr| addr.as_link_addr().copied());
+            bind(socket.as_raw_fd(), &link.context("no device pod1")?)?;
+            Ok(Self(socket))
+        })
+    }
+
+    fn send(&self, frame: &[u8], notes: Notes) -> Result<()> {
+        let (start, offset) = notes.checksum.unwrap_or_default();
+        let (kind, size) = notes.segments.unwrap_or_default();
+        // Up to where headers go, for segmentation: behind the checksum, and what little follows it.
+        let headers = match kind {
+            0 => 0,
+            UDP_SEGMENTS => start + 8,
+            _ => start + 20,
+        };
+        let flags = if notes.checksum.is_some() { NEEDS_CHECKSUM } else { 0 };
+        let mut bytes = vec![flags, kind];
+        bytes.extend([headers, size, start, offset].map(u16::to_ne_bytes).concat());
+        bytes.extend(frame);
+        send(self.0.as_raw_fd(), &bytes, MsgFlags::empty()).context("send a frame")?;
+        Ok(())
+    }
+
+    /// The next frame that is none of the kernel's own (neighbour discovery, multicast reports, redirects).
+    fn receive(&self) -> Result<(Vec<u8>, Notes)> {
+        let since = Instant::now();
+        let mut buffer = vec![0; 1 << 17];
+        while since.elapsed() < DEADLINE {
+            let len = match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                Ok(len) => len,
+                Err(Errno::EAGAIN | Errno::EINTR) => continue,
+                Err(errno) => return Err(errno).context("receive a frame"),
+            };
+            let word = |at: usize| u16::from_ne_bytes([buffer[at], buffer[at + 1]]);
+            let notes = Notes {
+                checksum: (buffer[0] & NEEDS_CHECKSUM != 0).then(|| (word(6), word(8))),
+                segments: (buffer[1] != 0).then(|| (buffer[1], word(4))),
+            };
+            let frame = &buffer[10..len];
+            let (v4, v6) = (frame[12..14] == [0x08, 0x00], frame[12..14] == [0x86, 0xdd]);
+            let is_ours = frame[0] & 1 == 0 && (v4 || v6 && frame[22..24] != [0xfe, 0x80]);
+            if is_ours {
+                return Ok((frame.to_vec(), notes));
+            }
+        }
+        bail!("no frame came within {DEADLINE:?}")
+    }
+}
+
+/// The frame as its sender leaves it to the device: in the place of the checksum, the sum of the pseudo header.
+fn pending(frame: &[u8]) -> Result<(Vec<u8>, Notes)> {
+    let (proto, start) = transport(frame)?;
+    let mut frame = frame.to_vec();
+    let at = start + field(proto);
+    if proto == 132 {
+        frame[at..at + 4].fill(0);
+    } else {
+        let addrs = if frame[14] >> 4 == 4 { 26..34 } else { 22..54 };
+        let len = (frame.len() - start) as u32;
+        let pseudo = [&frame[addrs], &len.to_be_bytes(), &[0, proto]].concat();
+        frame[at..at + 2].copy_from_slice(&sum(&pseudo).to_be_bytes());
+    }
+    Ok((frame, Notes { checksum: Some((start as u16, field(proto) as u16)), segments: None }))
+}
+
+/// The frame as the device would have it.
+fn finished(mut frame: Vec<u8>, notes: Notes) -> Result<Vec<u8>> {
+    let Some((start, offset)) = notes.checksum else { return Ok(frame) };
+    let (start, at) = (usize::from(start), usize::from(start + offset));
+    let checksum = !sum(frame.get(start..).context("the checksum starts behind the frame")?);
+    frame.get_mut(at..at + 2).context("the checksum is behind the frame")?.copy_from_slice(&checksum.to_be_bytes());
+    Ok(frame)
+}
+
+/// Protocol and place of a frame's transport header, behind IPv4 options or one IPv6 header of padding.
+fn transport(frame: &[u8]) -> Result<(u8, usize)> {
+    let (proto, start) = match frame[14] >> 4 {
+        4 => (frame[23], 14 + usize::from(frame[14] & 0x0f) * 4),
+        _ if frame[20] == 60 => (frame[54], 54 + 8 * (usize::from(frame[55]) + 1)),
+        _ => (frame[20], 54),
+    };
+    ensure!([6, 17, 132].contains(&proto), "protocol {proto}");
+    Ok((proto, start))
+}
+
+fn field(proto: u8) -> usize {
+    match proto {
+        6 => 16,
+        17 => 6,
+        _ => 8,
+    }
+}
+
+/// One's complement sum (RFC 1071).
+fn sum(bytes: &[u8]) -> u16 {
+    let word = |two: &[u8]| u32::from(u16::from_be_bytes([two[0], two.get(1).copied().unwrap_or(0)]));
+    let mut sum: u32 = bytes.chunks(2).map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
