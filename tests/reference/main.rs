@@ -1,0 +1,32 @@
+//! The programs and the agent's tables against a plain model of what a Service means: random objects, random packets,
+//! and both must come to the same.
+//!
+//! `KPX_SEED` repeats a run: it is printed at the start, and with a difference the seed of its world alone.
+
+mod affinity;
+mod bed;
+mod endpoints;
+mod facts;
+mod frame;
+mod generate;
+mod model;
+mod pairs;
+mod place;
+mod sequences;
+mod slices;
+mod tally;
+mod world;
+
+use std::env;
+
+use anyhow::{Context, Result};
+
+/// Of the environment, or a new one; printed either way.
+fn seed() -> Result<u64> {
+    let seed = match env::var("KPX_SEED") {
+        Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
+        Err(_) => rand::random_range(0..1_000_000_000),
+    };
+    println!("KPX_SEED={seed}");
+    Ok(seed)
+}

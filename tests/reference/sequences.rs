@@ -1,0 +1,187 @@
+//! What later packets meet: flows, affinities, other nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use rand::Rng;
+use serde_json::json;
+
+use crate::bed::{self, Bed, Forwarded, Observed};
+use crate::generate::{self, Dice, dice};
+use crate::model::{self, Answer};
+use crate::pairs::agree;
+use crate::seed;
+use crate::world::{Packet, Proto, World, object};
+
+/// A UDP flow leaves a backend that serves no longer, if there is one that does; no other flow ever leaves its backend.
+#[test]
+fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
+    const WORLDS: usize = 60;
+    const STEPS: usize = 5;
+    let first = seed()?;
+    let netns = bed::namespace("moves")?;
+    netns.run(|| {
+        let mut bed = Bed::new("here")?;
+        let mut outcomes = BTreeMap::new();
+        for seed in (first..).take(WORLDS) {
+            let mut dice = dice(seed);
+            let mut world = generate::world(&mut dice);
+            bed.enter(&world)?;
+            let mut flows = open_some(&mut bed, &mut dice, &world)?;
+            for step in 0..STEPS {
+                change_endpoints(&mut dice, &mut world);
+                bed.enter(&world)?;
+                for (packet, flow, outcomes_so_far) in &mut flows {
+                    let context = || {
+                        format!("KPX_SEED={seed}, step {step}: {packet:?} had {flow:?} {outcomes_so_far:?}\n{world}")
+                    };
+                    let (now, outcome) = follow(&mut bed, &world, packet, *flow).with_context(context)?;
+                    *flow = now;
+                    outcomes_so_far.push(outcome);
+                    *outcomes.entry(outcome).or_insert(0) += 1;
+                }
+            }
+            for (packet, ..) in flows.iter().filter(|(_, flow, _)| flow.is_some()) {
+                bed.forget(packet)?;
+            }
+        }
+        println!("{outcomes:?}");
+        for outcome in ["stays", "moves", "stays, as nobody serves", "ends", "starts"] {
+            ensure!(outcomes.contains_key(outcome), "never {outcome}");
+        }
+        Ok(())
+    })
+}
+
+/// A flow, if it stands, and what has become of it so far.
+type Flow = (Packet, Option<Forwarded>, Vec<&'static str>);
+
+fn open_some(bed: &mut Bed, dice: &mut Dice, world: &World) -> Result<Vec<Flow>> {
+    const PACKETS: usize = 300;
+    let mut flows: BTreeMap<_, Flow> = BTreeMap::new();
+    for _ in 0..PACKETS {
+        let packet = generate::packet(dice, world);
+        let is_forwarded = matches!(model::answer(world, &packet), Answer::Forward(_));
+        let key = (packet.src, packet.dst, packet.proto);
+        if !is_forwarded || flows.contains_key(&key) {
+            continue;
+        }
+        let Observed::Forward(forwarded) = bed.send_and_keep(&packet)? else { continue };
+        flows.insert(key, (packet, Some(forwarded), Vec::new()));
+    }
+    Ok(flows.into_values().collect())
+}
+
+/// Sends the packet again, and says what becomes of its flow.
+fn follow(
+    bed: &mut Bed,
+    world: &World,
+    packet: &Packet,
+    flow: Option<Forwarded>,
+) -> Result<(Option<Forwarded>, &'static str)> {
+    let observed = bed.send_and_keep(packet)?;
+    let now = match observed {
+        Observed::Forward(forwarded) => Some(forwarded),
+        _ => None,
+    };
+    let serving = model::serving(world, packet);
+    let leaves = |flow: &Forwarded| {
+        let has_others = serving.as_ref().is_some_and(|serving| !serving.is_empty());
+        packet.proto == Proto::Udp && has_others && !serving.iter().flatten().any(|at| *at == flow.backend)
+    };
+    if let Some(flow) = flow.filter(|flow| !leaves(flow)) {
+        ensure!(now == Some(flow), "it should stay, but: {observed:?}");
+        let nobody_serves = packet.proto == Proto::Udp && serving.is_some_and(|serving| serving.is_empty());
+        return Ok((now, if nobody_serves { "stays, as nobody serves" } else { "stays" }));
+    }
+    let answer = model::answer(world, packet);
+    agree(&answer, &observed).with_context(|| format!("it should be {answer:?}"))?;
+    let outcome = match (flow, now) {
+        (Some(_), Some(_)) => "moves",
+        (Some(_), None) => "ends",
+        (None, Some(_)) => "starts",
+        (None, None) => "is nothing",
+    };
+    Ok((now, outcome))
+}
+
+/// Endpoints of about half of the Services come, go, or change their conditions: all records of one alike.
+fn change_endpoints(dice: &mut Dice, world: &mut World) {
+    let owner = |labels: &BTreeMap<String, String>| labels["kubernetes.io/service-name"].clone();
+    let owners: BTreeSet<String> =
+        world.slices.iter().filter_map(|slice| slice.metadata.labels.as_ref()).map(owner).collect();
+    for changed in owners {
+        let gone = dice.random_bool(0.2);
+        if !gone && dice.random_bool(0.4) {
+            continue;
+        }
+        let slices =
+            world.slices.iter_mut().filter(|slice| slice.metadata.labels.as_ref().map(owner) == Some(changed.clone()));
+        let mut fates: BTreeMap<String, u32> = BTreeMap::new();
+        for slice in slices {
+            let endpoints = slice.endpoints.get_or_insert_default();
+            for endpoint in endpoints {
+                let fate = *fates.entry(endpoint.addresses[0].clone()).or_insert_with(|| dice.random_range(0..10));
+                let (ready, serving, terminating) = match fate {
+                    _ if gone => (false, false, true),
+                    0 | 1 => (false, true, true),
+                    2..=4 => (false, false, false),
+                    5..=7 => (true, true, false),
+                    _ => continue,
+                };
+                endpoint.conditions =
+                    Some(object(json!({ "ready": ready, "serving": serving, "terminating": terminating })));
+            }
+        }
+    }
+}
+
+/// All nodes lead a client to the same backend, without having spoken to each other.
+#[test]
+fn every_node_chooses_alike_by_maglev() -> Result<()> {
+    const WORLDS: usize = 40;
+    const PACKETS: usize = 300;
+    let first = seed()?;
+    let netns = bed::namespace("maglev")?;
+    netns.run(|| {
+        let (mut here, mut there) = (Bed::new("here")?, Bed::new("there")?);
+        let mut alike = 0;
+        let mut backends = BTreeSet::new();
+        for seed in (first..).take(WORLDS) {
+            let mut dice = dice(seed);
+            let mut world = generate::world(&mut dice);
+            choose_by_maglev(&mut world);
+            let mut elsewhere = world.clone();
+            elsewhere.node.name = "there";
+            here.enter(&world)?;
+            there.enter(&elsewhere)?;
+            for _ in 0..PACKETS {
+                let packet = generate::packet(&mut dice, &world);
+                let (at_here, at_there) = (here.send(&packet)?, there.send(&packet)?);
+                if let (Observed::Forward(at_here), Observed::Forward(at_there)) = (at_here, at_there) {
+                    let same = at_here.backend == at_there.backend;
+                    ensure!(same, "KPX_SEED={seed}: {packet:?}: {at_here:?} here, {at_there:?} there\n{world}");
+                    alike += 1;
+                    backends.insert(at_here.backend);
+                }
+            }
+        }
+        ensure!(alike > WORLDS * PACKETS / 10 && backends.len() > 20, "{alike} packets to {} backends", backends.len());
+        Ok(())
+    })
+}
+
+/// Every Service, with nothing about it that differs from node to node.
+fn choose_by_maglev(world: &mut World) {
+    for service in &mut world.services {
+        let annotations = service.metadata.annotations.get_or_insert_default();
+        annotations.insert("kpx.dev/lb-algorithm".to_owned(), "maglev".to_owned());
+        let spec = service.spec.as_mut().expect("every Service has a spec");
+        spec.session_affinity = None;
+        spec.internal_traffic_policy = None;
+        spec.external_traffic_policy = None;
+    }
+    for endpoint in world.slices.iter_mut().flat_map(|slice| slice.endpoints.iter_mut().flatten()) {
+        endpoint.hints = None;
+    }
+}
