@@ -20,8 +20,9 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 use nix::unistd::Pid;
 use proxy_agent::datapath::{Hooks, Maps, Mechanism, Options};
 use proxy_agent::diff::{Change, FamilyChange};
-use proxy_common::addr::{Addr4, Port, Proto};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
+use proxy_common::device::Device;
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -167,6 +168,9 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
             attachments.attach(ifindex("port")?, "port", Hooks::Both)?;
             attachments.attach(ifindex("br0")?, "br0", Hooks::Both)
         })?;
+        let port = node.run(|| nix::net::if_::if_nametoindex("port"))?;
+        let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+        bench.datapath.node.set_devices(&BTreeMap::from([(port, pod)]))?;
         let key = FrontendKey::<Addr4>::new(Ipv4Addr::new(10, 96, 0, 10).into(), Port::new(80), Proto::UDP);
         for change in [
             FamilyChange::PutSlot(

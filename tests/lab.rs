@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kpx_tests::agent::wait_until;
 use kpx_tests::capture::{Capture, Checksums};
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers, pattern};
-use kpx_tests::lab::{Family, Lab, Layout, PodRoute};
+use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout, PodRoute};
 use kpx_tests::netns;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -20,7 +20,7 @@ struct Path {
     seen_as: &'static str,
 }
 
-const PATHS: [Path; 9] = [
+const PATHS: [Path; 11] = [
     Path { from: "p1a", to: "p1b", seen_as: "p1a" },
     Path { from: "p1a", to: "p2a", seen_as: "p1a" },
     Path { from: "p2b", to: "p1c", seen_as: "p2b" },
@@ -30,6 +30,8 @@ const PATHS: [Path; 9] = [
     Path { from: "n1", to: "n2", seen_as: "n1" },
     Path { from: "n1", to: "p2a", seen_as: "n1" },
     Path { from: "x", to: "n1", seen_as: "x" },
+    Path { from: "x", to: "ext", seen_as: "x" },
+    Path { from: "xl", to: "n2", seen_as: "xl" },
 ];
 
 #[test]
@@ -66,10 +68,13 @@ fn check_paths(lab: &Lab, setting: &str) {
                     let name = format!("{} -> {} {protocol} {family} {size} bytes, {setting}", path.from, path.to);
                     let payload = pattern(size);
                     let to = (lab.host(path.to).addrs.ip(family), PORT).into();
-                    let answer = Dial::new(protocol, to).exchange(&lab.host(path.from).ns, &payload);
-                    let answer = answer.unwrap_or_else(|fault| panic!("{name}: {fault}"));
-                    assert_eq!(answer.backend, path.to, "{name}");
-                    assert_eq!(answer.source.ip(), lab.host(path.seen_as).addrs.ip(family), "{name}");
+                    for dial in [Dial::new(protocol, to), Dial::new(protocol, to).fragments()] {
+                        let connection = dial.connect(&lab.host(path.from).ns);
+                        let answer = connection.and_then(|connection| connection.exchange_last(&payload));
+                        let answer = answer.unwrap_or_else(|fault| panic!("{name}: {fault}"));
+                        assert_eq!(answer.backend, path.to, "{name}");
+                        assert_eq!(answer.source.ip(), lab.host(path.seen_as).addrs.ip(family), "{name}");
+                    }
                 }
             }
         }
@@ -81,7 +86,7 @@ fn a_refusal_is_not_silence() {
     let lab = Lab::start(Layout::Routed).unwrap();
     let p1b = lab.host("p1b");
     for family in Family::ALL {
-        for protocol in Protocol::ALL {
+        for protocol in Protocol::COMMON {
             let dial = Dial::new(protocol, (p1b.addrs.ip(family), PORT).into()).deadline(Duration::from_millis(300));
             let fault = dial.exchange(&lab.host("p1a").ns, b"?").unwrap_err();
             assert!(matches!(fault, Fault::Refused), "{protocol} {family}: {fault}");
@@ -92,6 +97,80 @@ fn a_refusal_is_not_silence() {
         let dial = Dial::new(protocol, (p1b.addrs.v4, PORT).into()).deadline(Duration::from_millis(300));
         let fault = dial.exchange(&lab.host("p1a").ns, b"?").unwrap_err();
         assert!(matches!(fault, Fault::TimedOut(_)), "{protocol}: {fault}");
+    }
+}
+
+#[test]
+fn sctp_is_refused_by_its_own_ports_error_alone() {
+    let lab = Lab::start(Layout::Routed).unwrap();
+    let servers = Servers::start().unwrap();
+    let (p1a, p1b) = (lab.host("p1a"), lab.host("p1b"));
+    servers.serve(p1b, PORT).unwrap();
+    p1b.ns
+        .nft("table inet no { chain in { type filter hook input priority filter; sctp dport 81 reject; }; }")
+        .unwrap();
+    for family in Family::ALL {
+        let ip = p1b.addrs.ip(family);
+        let mut open = Dial::new(Protocol::Sctp, (ip, PORT).into()).connect(&p1a.ns).unwrap();
+        // By ICMP, as a proxy refuses; by ABORT, as a host does.
+        for port in [81, 82] {
+            let fault = Dial::new(Protocol::Sctp, (ip, port).into()).exchange(&p1a.ns, b"?").unwrap_err();
+            assert!(matches!(fault, Fault::Refused), "port {port}, {family}: {fault}");
+        }
+        assert_eq!(open.exchange(b"!").unwrap().backend, "p1b", "{family}");
+    }
+}
+
+#[test]
+fn a_narrow_hop_is_learnt_by_icmp_or_not_at_all() {
+    let lab = Lab::start(Layout::Routed).unwrap();
+    let servers = Servers::start().unwrap();
+    servers.serve(&lab.n1.host, PORT).unwrap();
+    lab.set_narrow(true).unwrap();
+    for family in Family::ALL {
+        let dial = Dial::new(Protocol::Tcp, (lab.n1.host.addrs.ip(family), PORT).into());
+        dial.exchange(&lab.x.ns, &pattern(1 << 20)).unwrap();
+    }
+    lab.set_narrow(true).unwrap();
+    lab.n1
+        .host
+        .ns
+        .nft(
+            "table inet deaf { chain in { type filter hook input priority filter
+            icmp type destination-unreachable drop
+            icmpv6 type packet-too-big drop
+        }; }",
+        )
+        .unwrap();
+    for family in Family::ALL {
+        let dial = Dial::new(Protocol::Tcp, (lab.n1.host.addrs.ip(family), PORT).into());
+        let fault = dial.exchange(&lab.x.ns, &pattern(1 << 20)).unwrap_err();
+        assert!(matches!(fault, Fault::TimedOut(_)), "{family}: {fault}");
+    }
+}
+
+#[test]
+fn external_addresses_come_to_the_node_that_the_fabric_is_told() {
+    let lab = Lab::start(Layout::Bridge).unwrap();
+    let servers = Servers::start().unwrap();
+    let addrs = EXTERNAL.host(200);
+    for node in lab.nodes() {
+        node.host.add_addrs("eth0", addrs).unwrap();
+        for family in Family::ALL {
+            servers.serve_at(&node.host, node.host.name, (addrs.ip(family), PORT).into()).unwrap();
+        }
+    }
+    for node in lab.nodes() {
+        lab.set_external_route(node).unwrap();
+        for (family, protocol) in
+            Family::ALL.into_iter().flat_map(|family| Protocol::ALL.map(|protocol| (family, protocol)))
+        {
+            let dial = Dial::new(protocol, (addrs.ip(family), PORT).into());
+            assert_eq!(dial.exchange(&lab.x.ns, b"?").unwrap().backend, node.host.name, "{protocol} {family}");
+        }
+        node.host.del_addrs("eth0", addrs).unwrap();
+        let dial = Dial::new(Protocol::Tcp, (addrs.v4, PORT).into()).deadline(Duration::from_millis(300));
+        dial.exchange(&lab.x.ns, b"?").unwrap_err();
     }
 }
 

@@ -2,10 +2,14 @@
 
 #[path = "net/anchor.rs"]
 mod anchor;
+#[path = "net/health_checks.rs"]
+mod health_checks;
 #[path = "net/links.rs"]
 mod links;
 #[path = "net/routes.rs"]
 mod routes;
+#[path = "net/rules.rs"]
+mod rules;
 
 use std::fs;
 use std::sync::mpsc;

@@ -78,6 +78,7 @@ async fn check_anchor(anchor: &Anchor, mtu: u64) -> Result<()> {
     for (key, want) in [
         ("ipv4/conf/lo/accept_local", "1"),
         ("ipv4/conf/kpx0/forwarding", "1"),
+        ("ipv4/conf/kpx0/src_valid_mark", "1"),
         ("ipv4/conf/kpx1/forwarding", "0"),
         ("ipv6/conf/kpx0/forwarding", "1"),
         ("ipv6/conf/kpx0/accept_ra", "0"),

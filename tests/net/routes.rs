@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use proxy_agent::net::addr::default_route;
 use proxy_agent::net::anchor;
-use proxy_agent::net::route::{Report, Route, Routes};
+use proxy_agent::net::route::{MAIN, Report, Route, Routes};
 use proxy_common::addr::{Addr4, Addr6};
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ fn routes_are_what_is_wanted_and_foreign_ones_stay() {
         ip("route add 10.97.0.1 via 192.0.2.254").await?;
         ip("route add 203.0.113.0/24 dev kpx0 proto static").await?;
         ip("-6 route add 2001:db8:9::/48 dev kpx0").await?;
-        let mut routes = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
 
         let want = wanted(&[
             ("10.96.0.0/16", Some("192.0.2.1")),
@@ -40,7 +40,7 @@ fn routes_are_what_is_wanted_and_foreign_ones_stay() {
         ];
         ensure!(ours().await? == all, "{:?}", ours().await?);
         ensure!(routes.reconcile(&want).await? == Report::default(), "not idle");
-        let mut next_agent = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let mut next_agent = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         ensure!(next_agent.reconcile(&want).await? == Report::default(), "the next agent does it all again");
 
         let fewer = wanted(&[("10.96.0.0/16", Some("192.0.2.1")), ("fd00:10:96::/108", Some("fd00::1"))]);
@@ -73,7 +73,7 @@ fn routes_follow_the_nodes_address() {
         node().await?;
         let handle = handle()?;
         let anchor = anchor::ensure(&handle, 1500).await?;
-        let mut routes = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         let of = |src4, src6| wanted(&[("10.96.0.0/16", Some(src4)), ("fd00:10:96::/108", Some(src6))]);
         routes.reconcile(&of("192.0.2.1", "fd00::1")).await?;
 
@@ -108,7 +108,7 @@ fn a_refused_route_costs_only_itself() {
         node().await?;
         let handle = handle()?;
         let anchor = anchor::ensure(&handle, 1500).await?;
-        let mut routes = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         ip("route add 10.96.0.5 dev eth0").await?;
         ip("-6 route add fd00:10:96::5 dev eth0").await?;
         let want = wanted(&[
@@ -141,7 +141,7 @@ fn a_thousand_host_routes() {
         node().await?;
         let handle = handle()?;
         let anchor = anchor::ensure(&handle, 1500).await?;
-        let mut routes = Routes::open(handle.clone(), anchor.ifindex).await?;
+        let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         let route = |i: u16| Route { dst: IpAddr::from([10, 96, (i >> 8) as u8, i as u8]).into(), src: None };
         let mut want: BTreeSet<Route> = (0..1000).map(route).collect();
         ensure!(routes.reconcile(&want).await?.added == 1000);
