@@ -61,22 +61,36 @@ impl<A: Names> Family<A> {
     }
 
     fn sweep(&mut self, now_secs: u32) -> Result<Swept> {
-        let mut connections = BTreeMap::new();
-        let swept = sweep(&mut self.flows, now_secs, &mut connections);
+        let counted = self.connections()?;
+        let mut open = BTreeMap::new();
+        let swept = sweep(&mut self.flows, now_secs, &mut open);
         let swept = swept.with_context(|| format!("sweep {}", A::MAPS.flows))?;
-        self.write_connections(&connections).with_context(|| format!("correct {}", A::MAPS.connections))?;
+        self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         Ok(swept)
     }
 
-    /// The programs count along meanwhile: a flow that is opened or closed while this writes is off by one until the
-    /// next sweep.
-    fn write_connections(&mut self, want: &BTreeMap<FrontendKey<A>, u32>) -> Result<()> {
-        let now: BTreeMap<FrontendKey<A>, u32> = self.connections.iter().collect::<Result<_, _>>()?;
-        for (backend, count) in want.iter().filter(|(backend, count)| now.get(backend) != Some(count)) {
-            self.connections.insert(backend, count, 0)?;
-        }
-        for backend in now.keys().filter(|backend| !want.contains_key(backend)) {
-            remove(&mut self.connections, backend)?;
+    fn connections(&self) -> Result<BTreeMap<FrontendKey<A>, u32>> {
+        self.connections.iter().collect::<Result<_, _>>().with_context(|| format!("read {}", A::MAPS.connections))
+    }
+
+    /// Takes the error out of the counts: the difference between what had been `counted` and what was `open` when the
+    /// sweep began. The sweep takes its time and the programs count along, so that to write what was open would lose the
+    /// flows that were opened meanwhile.
+    fn correct_connections(
+        &mut self,
+        counted: &BTreeMap<FrontendKey<A>, u32>,
+        open: &BTreeMap<FrontendKey<A>, u32>,
+    ) -> Result<()> {
+        let now = self.connections()?;
+        let number = |counts: &BTreeMap<FrontendKey<A>, u32>, backend| counts.get(backend).copied().unwrap_or(0);
+        for backend in counted.keys().chain(open.keys().filter(|backend| !counted.contains_key(backend))) {
+            let (was, is) = (number(counted, backend), number(open, backend));
+            let right = (number(&now, backend) + is).saturating_sub(was);
+            if right == 0 {
+                remove(&mut self.connections, backend)?;
+            } else if was != is {
+                self.connections.insert(backend, right, 0)?;
+            }
         }
         Ok(())
     }
