@@ -89,6 +89,11 @@ pub(crate) fn answer(world: &World, packet: &Packet) -> Answer {
             Answer::Drop(Reason::NoLocalEndpoints)
         };
     }
+    // Departure: kube-proxy leaves it to rp_filter to drop what comes from outside in a pod's name.
+    let is_forged = client.is_outside() && place::route(packet.src.ip()).leads_to_pods();
+    if is_forged && matches!(packet.hook, Hook::Ingress(_)) {
+        return pass(packet, Reason::NotOurs);
+    }
     let source = |endpoint: &Endpoint| source_seen(world, packet, &dialled, client, endpoint);
     Answer::Forward(Forward {
         entry: entry(&dialled, packet),
