@@ -9,14 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
 use crate::desired::{Desired, FamilyCounts, Sync};
 use crate::health::{Health, MAPS, NODE, Problem, Problems};
@@ -25,7 +24,7 @@ use crate::input::Input;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
-use crate::status::{self, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
+use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -37,7 +36,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
-    pub status_requests: UnixListener,
+    pub asks: mpsc::Receiver<Ask>,
     /// What is wrong with the source.
     pub source_health: Health,
 }
@@ -92,7 +91,6 @@ impl Agent {
 
     /// Runs until something fails that a restart may mend; cancelled, it leaves everything in place.
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
-        let mut answers = JoinSet::new();
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             let retry_at = self.retry.map(|(at, _)| at);
@@ -112,20 +110,9 @@ impl Agent {
                 }
                 () = sleep_until(retry_at) => self.sync().await?,
                 swept = self.sweeper.next() => self.note("flows", swept),
-                stream = inbox.status_requests.accept() => {
-                    let answer = stream.context("accept").and_then(|(stream, _)| {
-                        let status = self.status(&inbox.source_health.problems())?;
-                        Ok(status::answer(stream, serde_json::to_vec(&status)?))
-                    });
-                    match answer {
-                        Ok(answer) => drop(answers.spawn(answer)),
-                        Err(error) => debug!(error = format!("{error:#}"), "status"),
-                    }
-                }
-                Some(answered) = answers.join_next() => {
-                    if let Err(error) = answered.context("answer").and_then(|answered| answered) {
-                        debug!(error = format!("{error:#}"), "status");
-                    }
+                ask = inbox.asks.recv() => {
+                    let ask = ask.context("nobody is left to ask")?;
+                    self.answer(ask, &inbox.source_health.problems());
                 }
             }
         }
@@ -196,6 +183,13 @@ impl Agent {
         match result {
             Ok(()) => self.health.end(what),
             Err(error) => self.health.begin(what, format!("{error:#}")),
+        }
+    }
+
+    /// Whoever asked may have gone meanwhile.
+    fn answer(&self, ask: Ask, source_problems: &Problems) {
+        match ask {
+            Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
         }
     }
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
+use axum::Router;
+use axum::body::Body;
 use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Response, StatusCode};
-use http_body_util::Full;
 use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -123,9 +123,10 @@ impl Check {
 
     fn serve(&self, listener: TcpListener, name: &ObjectName, health: &Health) -> JoinSet<()> {
         let (name, health, local_endpoints) = (name.clone(), health.clone(), self.local_endpoints.clone());
-        let answer = move |_| answer(&name, local_endpoints.load(Ordering::Relaxed), health.is_live());
+        let answer = move || async move { answer(&name, local_endpoints.load(Ordering::Relaxed), health.is_live()) };
         let mut task = JoinSet::new();
-        task.spawn(http_server::serve(listener, answer));
+        // Any path, any method: load balancers are set to ask for many.
+        task.spawn(http_server::serve(listener, Router::new().fallback(answer)));
         task
     }
 }
@@ -163,13 +164,13 @@ struct ServiceName<'a> {
     name: &'a str,
 }
 
-fn answer(name: &ObjectName, local_endpoints: usize, is_live: bool) -> Response<Full<Bytes>> {
+fn answer(name: &ObjectName, local_endpoints: usize, is_live: bool) -> Response<Body> {
     let service = ServiceName { namespace: &name.namespace, name: &name.name };
     let answer = Answer { service, local_endpoints, service_proxy_healthy: is_live };
     let mut body = Vec::new();
     let mut json = serde_json::Serializer::with_formatter(&mut body, PrettyFormatter::with_indent(b"\t"));
     answer.serialize(&mut json).expect("names and numbers are JSON, and a vector takes all of it");
-    let mut response = Response::new(Full::new(body.into()));
+    let mut response = Response::new(Body::from(body));
     if local_endpoints == 0 || !is_live {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }

@@ -17,6 +17,7 @@ pub mod net;
 pub mod node;
 
 // What others ask the agent.
+pub mod control;
 pub mod health_check;
 mod http_server;
 
@@ -24,8 +25,10 @@ mod http_server;
 pub mod health;
 pub mod object;
 pub mod run;
+pub mod settings;
 pub mod status;
 pub mod trace;
+pub mod view;
 
 #[cfg(test)]
 mod builders;

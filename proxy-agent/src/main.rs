@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use proxy_agent::control::client::Client;
 use proxy_agent::run::{RUN_DIR, RunArgs, run};
-use proxy_agent::status::{ask, render};
+use proxy_agent::status::render;
 use proxy_agent::trace::{TraceArgs, trace};
 use tracing_subscriber::EnvFilter;
 
@@ -52,7 +53,7 @@ async fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => {
             log_to_stderr();
-            run(*args).await.map(|()| ExitCode::SUCCESS)
+            serve(&args).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Status(args) => status(args).await,
         Command::Trace(args) => trace(*args).await.map(|()| ExitCode::SUCCESS),
@@ -64,6 +65,10 @@ async fn main() -> ExitCode {
     })
 }
 
+async fn serve(args: &RunArgs) -> Result<()> {
+    run(args.settings()?).await
+}
+
 /// kube logs every failure on its own; those that last are in our log once, as problems.
 const LOG_FILTER: &str = "info,kube_client=off,kube_runtime=error";
 
@@ -73,7 +78,7 @@ fn log_to_stderr() {
 }
 
 async fn status(args: StatusArgs) -> Result<ExitCode> {
-    let status = ask(&args.run_dir).await?;
+    let status = Client::new(&args.run_dir).status().await?;
     let text = match args.output {
         Output::Text => render(&status)?,
         Output::Json => serde_json::to_string_pretty(&status)? + "\n",

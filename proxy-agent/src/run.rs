@@ -4,6 +4,7 @@ pub(crate) mod options;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -14,13 +15,15 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use crate::agent::{Agent, Inbox, Kernel};
+use crate::control::Asker;
 use crate::datapath::{Datapath, Mechanism, Options};
 use crate::desired::Desired;
 use crate::health::Health;
 use crate::model::ModelOptions;
 use crate::node::{Node, NodeOptions};
+use crate::settings::{Conntrack, Mode, Settings};
 use crate::source::{Source, kubernetes};
-use crate::{net, object, status};
+use crate::{control, net, object};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
@@ -62,6 +65,30 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// Errors name the flag.
+    pub fn settings(&self) -> Result<Settings> {
+        let (node_ips, service_cidrs) = (self.node_ips.clone(), self.service_cidrs.clone());
+        let node = self.services.apply(NodeOptions { node_ips, service_cidrs, ..NodeOptions::default() })?;
+        Ok(Settings {
+            node_name: self.node_name()?,
+            mode: Mode::Node,
+            source: self.source(),
+            node,
+            model: ModelOptions { algorithm: self.services.algorithm(), node_ips: self.node_ips.clone() },
+            attach: self.attach,
+            run_dir: self.run_dir.clone(),
+            healthz_address: None,
+            metrics_address: None,
+            bind_address_hard_fail: false,
+            ui: false,
+            sync_period: Duration::from_secs(30),
+            min_sync_period: Duration::ZERO,
+            conntrack: Conntrack::default(),
+            oom_score_adj: None,
+            configz: serde_json::Value::Null,
+        })
+    }
+
     fn source(&self) -> Source {
         match &self.manifests {
             Some(dir) => Source::Manifests(dir.clone()),
@@ -71,15 +98,6 @@ impl RunArgs {
                 master: self.master.clone(),
             }),
         }
-    }
-
-    fn node_options(&self) -> Result<NodeOptions> {
-        let (node_ips, service_cidrs) = (self.node_ips.clone(), self.service_cidrs.clone());
-        self.services.apply(NodeOptions { node_ips, service_cidrs, ..NodeOptions::default() })
-    }
-
-    fn model_options(&self) -> ModelOptions {
-        ModelOptions { algorithm: self.services.algorithm(), node_ips: self.node_ips.clone() }
     }
 
     /// As kube-proxy has it: trimmed, in lower case.
@@ -97,29 +115,29 @@ impl RunArgs {
 }
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
-pub async fn run(args: RunArgs) -> Result<()> {
-    let node_name = args.node_name()?;
-    let options = args.node_options()?;
+pub async fn run(settings: Settings) -> Result<()> {
+    let Settings { node_name, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
-    let _lock = status::lock()?;
+    let _lock = control::lock()?;
     raise_file_limit()?;
-    let status_requests = status::listen(&args.run_dir)?;
-    let datapath = Datapath::load(object::embedded()?, Options { mechanism: args.attach, ..Options::default() })?;
+    let socket = control::listen(&settings.run_dir)?;
+    let (asker, asks) = Asker::new();
+    let datapath = Datapath::load(object::embedded()?, Options { mechanism: settings.attach, ..Options::default() })?;
     let (netlink, handle) = net::connect()?;
     let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
-    let mut inbox = Inbox { inputs, links, status_requests, source_health: source_health.clone() };
+    let mut inbox = Inbox { inputs, links, asks, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
-    let source = args.source();
+    let source = settings.source;
     let work = async {
         let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
         let node = match started {
             Ok(node) => node,
             Err(error) => return Node::clean(&handle).await.and(Err(error)),
         };
-        let desired = Desired::with_options(node_name.clone(), args.model_options());
+        let desired = Desired::with_options(node_name.clone(), settings.model);
         let kernel = Kernel {
             tables: datapath.tables,
             flows: datapath.flows,
@@ -132,6 +150,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
             result = agent.run(&mut inbox) => result.context("the loop"),
             result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
+            () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())
@@ -144,7 +163,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         end = work => end,
         () = netlink => bail!("the netlink socket has failed"),
     };
-    end.and(status::unlisten(&args.run_dir))?;
+    end.and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
 }

@@ -1,19 +1,14 @@
-//! What `kpx status` shows, and how it asks the running agent.
+//! What `kpx status` shows.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
 
 use crate::datapath::LoadedProgram;
 
@@ -97,58 +92,6 @@ pub struct TableStatus {
 pub struct FlowStatus {
     pub flows: usize,
     pub entries: usize,
-}
-
-/// Where an agent answers, below its run directory.
-fn socket(run_dir: &Path) -> PathBuf {
-    run_dir.join("kpx.sock")
-}
-
-/// Makes sure that this is the only kpx in its network namespace, for as long as the result lives.
-///
-/// The lock is an abstract socket: it belongs to the namespace, and is gone with its process however that ends.
-pub fn lock() -> Result<StdUnixListener> {
-    let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
-    StdUnixListener::bind_addr(&name).context("another kpx is running on this host (or whoever holds the socket @kpx)")
-}
-
-/// Listens for `kpx status`.
-pub fn listen(run_dir: &Path) -> Result<UnixListener> {
-    std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
-    let path = socket(run_dir);
-    // Whoever left it is dead: see [`lock`].
-    if path.exists() {
-        std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
-    }
-    UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
-}
-
-/// Takes away what [`listen`] made.
-pub fn unlisten(run_dir: &Path) -> Result<()> {
-    let path = socket(run_dir);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Sends a status to whoever asked.
-pub async fn answer(mut stream: UnixStream, status: Vec<u8>) -> Result<()> {
-    stream.write_all(&status).await.context("answer a status request")?;
-    stream.shutdown().await.context("answer a status request")
-}
-
-/// Asks the agent that runs with `run_dir`.
-pub async fn ask(run_dir: &Path) -> Result<Status> {
-    let path = socket(run_dir);
-    let mut stream = UnixStream::connect(&path)
-        .await
-        .with_context(|| format!("no kpx answers at {}: is `kpx run` running?", path.display()))?;
-    let mut json = Vec::new();
-    stream.read_to_end(&mut json).await.with_context(|| format!("read from {}", path.display()))?;
-    serde_json::from_slice(&json).context("the running kpx is of another version: its status has another form")
 }
 
 /// One screen for people.

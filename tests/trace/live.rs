@@ -1,7 +1,7 @@
 //! On a node that kpx serves: what a trace says is what then happens.
 
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -118,7 +118,7 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     let listener = UnixListener::bind(dir.path().join("kpx.sock"))?;
     let from = lab.host("p1a").addrs.v4.to_string();
     let error = thread::scope(|scope| {
-        let answer = scope.spawn(|| listener.accept()?.0.write_all(status.to_string().as_bytes()));
+        let answer = scope.spawn(|| answer(&listener, &status.to_string()));
         let traced = trace(lab, dir.path(), &from, frontend, &[]);
         answer.join().map_err(|_| anyhow!("the status panicked"))??;
         traced.err().context("other programs run")
@@ -126,6 +126,14 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     let error = error.to_string().replace(tag.as_str().context("a tag is text")?, "TAG");
     expect!["kpx: the running kpx 0.1.0 has another kpx_ingress than this one (0123456789abcdef, not TAG): trace with the binary that runs"].assert_eq(&error);
     Ok(())
+}
+
+/// One request, as kpx answers it.
+fn answer(listener: &UnixListener, json: &str) -> std::io::Result<()> {
+    let (mut stream, _) = listener.accept()?;
+    let mut head = [0; 1024];
+    let _ = stream.read(&mut head)?;
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{json}", json.len())
 }
 
 #[test]

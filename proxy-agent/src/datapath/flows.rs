@@ -143,7 +143,7 @@ fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, now_secs: u32) -> bool {
 
 /// As the programs do it: a flow no longer counts once both sides have closed it, or one has reset it.
 fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
-    opener.has(Flow::<A>::COUNTED) && !matches!(opener.state(), State::Closed | State::Reset)
+    opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
 }
 
 /// A packet may have passed since the flow was read.

@@ -18,8 +18,9 @@ use super::programs::LO;
 use super::routes::{Way, way_to};
 use super::scene::{Entry, Family, Net, Scene};
 use super::target::{CLIENT_PORT, Target};
+use crate::control::client::Client;
 use crate::net::anchor;
-use crate::status::{self, Status};
+use crate::status::Status;
 use crate::tables::{FamilyTables, RangeKey};
 
 /// A packet's origin, as the command line says it.
@@ -35,7 +36,7 @@ pub(super) struct Live(Status);
 
 impl Live {
     pub(super) async fn ask(run_dir: &Path) -> Result<Self> {
-        Ok(Self(status::ask(run_dir).await?))
+        Ok(Self(Client::new(run_dir).status().await?))
     }
 
     /// The programs that run must be ours: the copy is to do what they do.

@@ -1,0 +1,106 @@
+//! What others ask the running agent. The loop alone knows, so every question goes to it; from outside by HTTP on a
+//! socket in the run directory, with JSON in return.
+
+pub mod client;
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use http::StatusCode;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::http_server;
+use crate::status::Status;
+
+/// A question to the loop, and where the answer goes.
+#[derive(Debug)]
+pub enum Ask {
+    Status(oneshot::Sender<Result<Status>>),
+}
+
+/// Questions that may wait for the loop.
+const QUEUE: usize = 64;
+
+/// Asks the loop of this process.
+#[derive(Clone, Debug)]
+pub struct Asker(mpsc::Sender<Ask>);
+
+impl Asker {
+    /// And where the loop takes questions from.
+    pub fn new() -> (Self, mpsc::Receiver<Ask>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(sender), receiver)
+    }
+
+    pub async fn status(&self) -> Result<Status> {
+        self.ask(Ask::Status).await?
+    }
+
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {
+        let (sender, answer) = oneshot::channel();
+        self.0.send(question(sender)).await.ok().context("the loop has ended")?;
+        answer.await.context("the loop has ended")
+    }
+}
+
+/// Answers on `listener` until it is dropped.
+pub async fn serve(listener: UnixListener, asker: Asker) {
+    http_server::serve(listener, router().with_state(asker)).await;
+}
+
+fn router() -> Router<Asker> {
+    Router::new().route("/status", get(status))
+}
+
+async fn status(State(asker): State<Asker>) -> Response {
+    answer(asker.status().await)
+}
+
+fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
+    match result {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+    }
+}
+
+/// Where an agent answers, below its run directory.
+fn socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("kpx.sock")
+}
+
+/// Makes sure that this is the only kpx in its network namespace, for as long as the result lives.
+///
+/// The lock is an abstract socket: it belongs to the namespace, and is gone with its process however that ends.
+pub fn lock() -> Result<StdUnixListener> {
+    let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
+    StdUnixListener::bind_addr(&name).context("another kpx is running on this host (or whoever holds the socket @kpx)")
+}
+
+/// Listens in the run directory.
+pub fn listen(run_dir: &Path) -> Result<UnixListener> {
+    std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
+    let path = socket(run_dir);
+    // Whoever left it is dead: see [`lock`].
+    if path.exists() {
+        std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+    }
+    UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
+}
+
+/// Takes away what [`listen`] made.
+pub fn unlisten(run_dir: &Path) -> Result<()> {
+    let path = socket(run_dir);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,70 @@
+//! All that an operator decides, resolved: flags, files and defaults become this, and nothing else reads them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::datapath::Mechanism;
+use crate::model::ModelOptions;
+use crate::node::NodeOptions;
+use crate::source::Source;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// As the API spells it.
+    pub node_name: String,
+    pub mode: Mode,
+    pub source: Source,
+    pub node: NodeOptions,
+    pub model: ModelOptions,
+    /// None: TCX where the kernel takes it, else clsact.
+    pub attach: Option<Mechanism>,
+    /// Where the agent answers those who ask it from the same machine.
+    pub run_dir: PathBuf,
+    /// `/healthz` and `/livez`; None disables them.
+    pub healthz_address: Option<SocketAddr>,
+    /// `/metrics` and its neighbours; None disables them.
+    pub metrics_address: Option<SocketAddr>,
+    /// A listener that cannot be had ends the agent.
+    pub bind_address_hard_fail: bool,
+    /// Serve the web page beside `/metrics`.
+    pub ui: bool,
+    /// What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again.
+    pub sync_period: Duration,
+    /// At most one sync in this time.
+    pub min_sync_period: Duration,
+    pub conntrack: Conntrack,
+    /// Of this process; None leaves it.
+    pub oom_score_adj: Option<i32>,
+    /// What `/configz` answers.
+    pub configz: serde_json::Value,
+}
+
+/// What this host is to the cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// One of its nodes: takes the place of kube-proxy.
+    #[default]
+    Node,
+    /// None of its nodes: ClusterIPs become reachable from it.
+    Host,
+}
+
+/// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    pub max_per_core: Option<u32>,
+    pub min: Option<u32>,
+    pub tcp_established_timeout: Option<Duration>,
+    pub tcp_close_wait_timeout: Option<Duration>,
+    pub tcp_be_liberal: bool,
+    pub udp_timeout: Option<Duration>,
+    pub udp_stream_timeout: Option<Duration>,
+}
+
+impl Settings {
+    /// The primary family is that of `bindAddress`, and it takes the place of the Node object's addresses.
+    pub fn node_ips(&self) -> &[IpAddr] {
+        &self.node.node_ips
+    }
+}
