@@ -22,6 +22,8 @@ pub mod health_check;
 mod http_server;
 
 // The command line.
+pub mod config;
+mod document;
 pub mod health;
 pub mod object;
 pub mod run;

@@ -1,17 +1,17 @@
 //! kpx: reaches Kubernetes Services by eBPF, in place of kube-proxy.
 #![forbid(unsafe_code)]
 
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use proxy_agent::config::{RunArgs, arguments, start};
 use proxy_agent::control::client::Client;
-use proxy_agent::run::{RUN_DIR, RunArgs, run};
+use proxy_agent::run::RUN_DIR;
 use proxy_agent::status::render;
 use proxy_agent::trace::{TraceArgs, trace};
-use tracing_subscriber::EnvFilter;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
 #[derive(Parser)]
@@ -50,11 +50,8 @@ enum Output {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Run(args) => {
-            log_to_stderr();
-            serve(&args).await.map(|()| ExitCode::SUCCESS)
-        }
+    let result = match Cli::parse_from(arguments(std::env::args_os())).command {
+        Command::Run(args) => start(&args).await.map(|()| ExitCode::SUCCESS),
         Command::Status(args) => status(args).await,
         Command::Trace(args) => trace(*args).await.map(|()| ExitCode::SUCCESS),
     };
@@ -63,18 +60,6 @@ async fn main() -> ExitCode {
         let _told = writeln!(stderr(), "kpx: {error:#}");
         ExitCode::FAILURE
     })
-}
-
-async fn serve(args: &RunArgs) -> Result<()> {
-    run(args.settings()?).await
-}
-
-/// kube logs every failure on its own; those that last are in our log once, as problems.
-const LOG_FILTER: &str = "info,kube_client=off,kube_runtime=error";
-
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
 }
 
 async fn status(args: StatusArgs) -> Result<ExitCode> {
