@@ -1,0 +1,92 @@
+use expect_test::expect;
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::builders::{listed, node, service, slice};
+use crate::desired::Desired;
+use crate::input::Input;
+use crate::view::{Names, ServiceView};
+
+fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
+    let mut desired = Desired::new("here");
+    listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
+    let _sync = desired.sync();
+    desired
+}
+
+fn web() -> [Input; 4] {
+    let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00::1").type_("LoadBalancer").created(1);
+    let web = web.port("http", "TCP", 80).node_port(30_080).port("dns", "UDP", 53).vip("192.0.2.1");
+    let pod = |name: &str| ObjectReference {
+        kind: Some("Pod".to_owned()),
+        name: Some(name.to_owned()),
+        ..ObjectReference::default()
+    };
+    let slice4 = slice("web-4", "web").port("http", "TCP", 8080);
+    let slice4 = slice4.ready("10.244.0.5").on("here").edit_last(|last| {
+        last.target_ref = Some(pod("web-0"));
+        last.zone = Some("a".to_owned());
+    });
+    let slice4 = slice4.terminating("10.244.1.6").on("there").unready("10.244.1.7");
+    let slice6 = slice("web-6", "web").address_type("IPv6").port("http", "TCP", 8080).ready("fd00:244::5").on("here");
+    [node("here", None, &[]), web.external_local().affinity(Some(60)).into(), slice4.into(), slice6.into()]
+}
+
+#[test]
+fn a_view_has_all_that_is_known_of_a_service() {
+    let views = desired(web()).snapshot().views();
+    let text = serde_json::to_string_pretty(&views).unwrap();
+    expect![[r#""#]].assert_eq(&text);
+    assert_eq!(serde_json::from_str::<Vec<ServiceView>>(&text).unwrap(), views);
+}
+
+#[test]
+fn a_frontend_that_another_service_holds_is_shown_with_the_reason() {
+    let mut inputs = Vec::from(web());
+    let other = service("other").cluster_ip("10.96.0.2").port("http", "TCP", 80).type_("NodePort").node_port(30_080);
+    inputs.push(other.created(2).into());
+    let headless = service("headless").cluster_ip("None").tcp(80);
+    inputs.push(headless.into());
+    let snapshot = desired(inputs).snapshot();
+    let views = snapshot.views();
+    let rows = views.iter().flat_map(|service| {
+        let frontends = service.ports.iter().flat_map(|port| &port.frontends);
+        let lost = frontends.filter_map(|frontend| Some((&frontend.kind, frontend.conflict.as_ref()?)));
+        lost.map(|(kind, conflict)| format!("{} {kind}: {conflict}\n", service.name))
+    });
+    expect![[r#""#]].assert_eq(&rows.collect::<String>());
+    assert_eq!(views.len(), 2, "nothing is served of a headless Service");
+    let names = Names::new(snapshot.names());
+    let name = |at: &str, protocol| {
+        let name = names.find(at.parse().unwrap(), protocol)?;
+        Some(format!("{}/{}:{}", name.namespace, name.name, name.port_name))
+    };
+    assert_eq!(name("10.96.0.1:80", "tcp").as_deref(), Some("default/web:http"));
+    assert_eq!(name("[fd00::1]:53", "UDP").as_deref(), Some("default/web:dns"));
+    assert_eq!(name("192.0.2.1:53", "udp").as_deref(), Some("default/web:dns"));
+    assert_eq!(name("10.96.0.2:80", "tcp").as_deref(), Some("default/other:http"));
+    assert_eq!(name("203.0.113.9:30080", "tcp").as_deref(), Some("default/web:http"), "a node port, at any address");
+    assert_eq!(name("203.0.113.9:30080", "udp"), None);
+    assert_eq!(name("10.96.0.3:80", "tcp"), None);
+}
+
+#[test]
+fn zz_cost() {
+    let mut inputs = Vec::new();
+    for i in 0..10_000_u32 {
+        let name = format!("namespace-{}/service-{i}", i % 100);
+        inputs.push(service(&name).cluster_ip(&format!("10.{}.{}.{}", 96 + i / 65536, i / 256 % 256, i % 256)).port("http", "TCP", 80).into());
+        let mut s = slice(&format!("{name}-abcde"), &format!("service-{i}")).port("http", "TCP", 8080);
+        for e in 0..5 { s = s.ready(&format!("10.244.{}.{}", i % 250, e + 1)).on("there"); }
+        inputs.push(s.into());
+    }
+    let desired = desired(inputs);
+    let t = std::time::Instant::now();
+    let snapshot = desired.snapshot();
+    let a = t.elapsed();
+    let views = snapshot.views();
+    let b = t.elapsed();
+    let names = snapshot.names();
+    let c = t.elapsed();
+    let json = serde_json::to_vec(&views).unwrap();
+    panic!("snapshot {a:?} views {:?} names {:?} json {:?} of {} bytes, {}", b - a, c - b, t.elapsed() - c, json.len(), names.len());
+}
