@@ -23,7 +23,7 @@ mod policy;
 mod port;
 mod read;
 
-pub(crate) use endpoints::{Slice, join};
+pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};

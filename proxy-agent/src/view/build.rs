@@ -12,7 +12,7 @@ use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 
 use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
 use crate::input::ObjectName;
-use crate::model::{self, FamilyModel, NodeModel, Skipped, Slice};
+use crate::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
 
 /// What the loop knows of all Services that it serves, as of the last sync.
 #[derive(Clone, Debug, Default)]
@@ -147,28 +147,38 @@ impl<A: Addr> FamilyView<'_, A> {
             let mut frontends: Vec<_> =
                 offers.filter_map(|(key, offer)| self.frontend(key, offer.frontend.kind)).collect();
             frontends.sort_by_key(|(kind, _)| *kind);
-            view.frontends.extend(frontends.into_iter().map(|(_, frontend)| frontend));
+            for (_, frontend) in frontends {
+                // A node port is the same in both families.
+                if !view.frontends.contains(&frontend) {
+                    view.frontends.push(frontend);
+                }
+            }
             let joined = model::join(&slices, &view.name, key.proto);
             view.backends.extend(joined.listed().map(|(at, endpoint)| BackendView {
-                address: SocketAddr::new(at.addr.ip(), at.port.get()),
-                pod:
-                    endpoint.object.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod")).and_then(
-                        |pod| {
-                            let namespace =
-                                pod.namespace.as_deref().or(self.service.object.metadata.namespace.as_deref());
-                            Some(format!("{}/{}", namespace?, pod.name.as_deref()?))
-                        },
-                    ),
-                node: endpoint.object.node_name.clone(),
-                zone: endpoint.object.zone.clone(),
-                ready: endpoint.ready,
-                serving: endpoint.serving,
-                terminating: endpoint.terminating,
-                local: endpoint.local,
                 in_cluster_set: holds(port.backends(Set::CLUSTER), at),
                 in_local_set: holds(port.backends(Set::LOCAL), at),
-                flows: 0,
+                ..self.backend(at, endpoint)
             }));
+        }
+    }
+
+    /// Without the sets that it is in.
+    fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
+        let pod = endpoint.object.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
+        let namespace = &self.model.claim.service.namespace;
+        let pod = pod.and_then(|pod| Some((pod.namespace.as_ref().unwrap_or(namespace), pod.name.as_ref()?)));
+        BackendView {
+            address: SocketAddr::new(at.addr.ip(), at.port.get()),
+            pod: pod.map(|(namespace, name)| format!("{namespace}/{name}")),
+            node: endpoint.object.node_name.clone(),
+            zone: endpoint.object.zone.clone(),
+            ready: endpoint.ready,
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+            local: endpoint.local,
+            in_cluster_set: false,
+            in_local_set: false,
+            flows: 0,
         }
     }
 
