@@ -22,6 +22,7 @@ pub mod health_check;
 mod http_server;
 
 // The command line.
+pub mod cli;
 pub mod config;
 mod document;
 pub mod health;

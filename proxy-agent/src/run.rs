@@ -23,7 +23,7 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(settings: Settings) -> Result<()> {
-    let Settings { node_name, node: options, .. } = settings;
+    let Settings { node_name, mode, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
     raise_file_limit()?;
@@ -53,6 +53,7 @@ pub async fn run(settings: Settings) -> Result<()> {
             loaded: datapath.loaded,
         };
         let mut agent = Agent::new(node_name.clone(), desired, kernel, node);
+        agent.mode = mode;
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = agent.run(&mut inbox) => result.context("the loop"),

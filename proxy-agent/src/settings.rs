@@ -1,5 +1,6 @@
 //! All that an operator decides, resolved: flags, files and defaults become this, and nothing else reads them.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -64,6 +65,15 @@ pub enum PodRoutes {
     Off,
     /// By routes of ours through the pods' nodes.
     Nodes,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Node => "node",
+            Self::Host => "host",
+        })
+    }
 }
 
 /// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.

@@ -1,6 +1,5 @@
 //! `kpx trace`: sends a packet through a copy of the kernel programs, and says what they do with it and why.
 
-use std::io::{Write, stdout};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::thread;
@@ -10,6 +9,7 @@ use clap::{Args, ValueEnum};
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
 
+use crate::cli::print;
 use crate::config::NodeArgs;
 use crate::object;
 use crate::run::RUN_DIR;
@@ -87,7 +87,7 @@ pub async fn trace(args: TraceArgs) -> Result<()> {
         Output::Text => trace.to_string(),
         Output::Json => serde_json::to_string_pretty(&trace)? + "\n",
     };
-    stdout().write_all(text.as_bytes()).context("write to standard output")
+    print(&text)
 }
 
 fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
