@@ -60,9 +60,9 @@ fn adjust_oom_score(score: Option<i32>) {
 impl Configuration {
     /// What is in force, and what was not taken as it stands.
     fn log(&self, settings: &Settings) {
-        let remarks = &self.remarks;
+        let (remarks, common) = (&self.remarks, self.checked.common);
         if !remarks.doubtful_fields.is_empty() {
-            warn!(fields = remarks.doubtful_fields.join(", "), "configuration is not as strict as it should be");
+            warn!(fields = remarks.doubtful_fields.join(", "), "fields of the configuration are unknown, or given twice");
         }
         if !remarks.ignored_flags.is_empty() {
             info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy that mean nothing to kpx are ignored");
@@ -73,16 +73,15 @@ impl Configuration {
         if !remarks.unknown_feature_gates.is_empty() {
             warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
         }
-        let min_sync_period_ms = settings.min_sync_period.as_millis();
         info!(
             from = self.files.names(),
-            mode = ?settings.mode,
+            mode = %settings.mode,
             proxy_mode = self.kube_proxy.mode,
             masquerade = %settings.node.masquerade,
             masquerade_all = settings.node.masquerade_all,
             local_pods = %settings.node.detector,
             node_ports = %settings.node.node_ports,
-            min_sync_period_ms,
+            min_sync_period = %common.min_sync_period,
             "configuration"
         );
     }
