@@ -17,12 +17,14 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::http_server;
+use crate::metrics::Readings;
 use crate::status::Status;
 
 /// A question to the loop, and where the answer goes.
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
+    Readings(oneshot::Sender<Result<Readings>>),
 }
 
 /// Questions that may wait for the loop.
@@ -43,6 +45,10 @@ impl Asker {
         self.ask(Ask::Status).await?
     }
 
+    pub async fn readings(&self) -> Result<Readings> {
+        self.ask(Ask::Readings).await?
+    }
+
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {
         let (sender, answer) = oneshot::channel();
         self.0.send(question(sender)).await.ok().context("the loop has ended")?;
@@ -50,9 +56,9 @@ impl Asker {
     }
 }
 
-/// Answers on `listener` until it is dropped.
-pub async fn serve(listener: UnixListener, asker: Asker) {
-    http_server::serve(listener, router().with_state(asker)).await;
+/// Answers on `listener` until it is dropped; `more` beside what it answers itself.
+pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
+    http_server::serve(listener, router().with_state(asker).merge(more)).await;
 }
 
 fn router() -> Router<Asker> {

@@ -25,7 +25,7 @@ mod read;
 use endpoints::Slice;
 pub use external::Range;
 use external::{External, externals, source_ranges};
-pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
+pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 use policy::Policy;
 pub use policy::algorithm;
 pub use port::ServicePort;

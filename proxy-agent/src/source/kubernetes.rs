@@ -9,11 +9,13 @@ use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::mpsc::Sender;
+use tower::service_fn;
 use tracing::info;
 
 use self::watch::{Ended, Watch};
 use crate::health::Health;
 use crate::input::Input;
+use crate::metrics::Requests;
 
 mod watch;
 
@@ -26,6 +28,8 @@ pub struct Options {
     pub context: Option<String>,
     /// URL of the API server, over what the configuration says.
     pub master: Option<String>,
+    /// Where requests are counted.
+    pub requests: Requests,
 }
 
 /// A watch that is silent for this long is taken for dead and resumed: API servers send a bookmark every minute.
@@ -127,7 +131,8 @@ impl Options {
         config.default_retry = false;
         let server = config.cluster_url.clone();
         info!(%server, "API server");
-        Client::try_from(config).with_context(|| format!("client for the API server {server}"))
+        let client = Client::try_from(config).with_context(|| format!("client for the API server {server}"))?;
+        Ok(counted(client, &server, self.requests.clone()))
     }
 
     async fn config(&self) -> anyhow::Result<Config> {
@@ -159,6 +164,22 @@ impl Options {
              KUBECONFIG or ~/.kube/config: {inferred}"
         )
     }
+}
+
+/// A client that counts what it asks of `server`.
+fn counted(client: Client, server: &http::Uri, requests: Requests) -> Client {
+    let host = server.authority().map(ToString::to_string).unwrap_or_default();
+    let (namespace, valid_until) = (client.default_namespace().to_owned(), *client.valid_until());
+    let service = service_fn(move |request: http::Request<kube::client::Body>| {
+        let (client, requests, host, method) =
+            (client.clone(), requests.clone(), host.clone(), request.method().clone());
+        async move {
+            let result = client.send(request).await;
+            requests.count(result.as_ref().ok().map(http::Response::status), &method, &host);
+            result
+        }
+    });
+    Client::new(service, namespace).with_valid_until(valid_until)
 }
 
 fn parse_master(master: &str) -> anyhow::Result<http::Uri> {
