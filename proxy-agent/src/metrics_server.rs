@@ -29,7 +29,7 @@ pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> R
         .route("/healthz", any(healthz).with_state(metrics.clone()))
         .route("/healthz/ping", any(text("ok")))
         .route("/proxyMode", any(text(PROXY_MODE)))
-        .route("/configz", any(move || async move { json(&configz) }))
+        .route("/configz", any(async move || json(&configz)))
         .merge(scrape_router(asker, metrics))
         .merge(more)
         .fallback(not_found)

@@ -109,7 +109,7 @@ impl RunArgs {
             min_sync_period: Duration::ZERO,
             conntrack: Conntrack::default(),
             oom_score_adj: None,
-            configz: serde_json::Value::Null,
+            configz: serde_json::json!({}),
         })
     }
 

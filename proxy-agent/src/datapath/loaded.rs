@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::{Map, MapData};
+use aya::maps::{Map, MapData, MapType};
 use aya::programs::{ProgramInfo, SchedClassifier};
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Loaded {
     /// Ids, by name.
     pub maps: BTreeMap<String, u32>,
-    /// For how many entries a map has room, by name.
+    /// For how many entries a map has room, by name; of arrays all are always there.
     pub max_entries: BTreeMap<String, u32>,
     /// By name.
     pub programs: BTreeMap<String, LoadedProgram>,
@@ -34,7 +34,9 @@ impl Loaded {
         for (name, data) in ebpf.maps().filter_map(|(name, map)| Some((name, data(map)?))) {
             let info = data.info().with_context(|| format!("ask the kernel about map {name}"))?;
             maps.insert(name.to_owned(), info.id());
-            max_entries.insert(name.to_owned(), info.max_entries());
+            if matches!(info.map_type(), Ok(MapType::Hash | MapType::LruHash | MapType::LpmTrie)) {
+                max_entries.insert(name.to_owned(), info.max_entries());
+            }
         }
         let programs = names.iter().map(|&name| {
             let program = ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;

@@ -40,5 +40,48 @@ fn translate(open_metrics: &str) -> String {
 
 /// Go writes the bounds of buckets that are whole numbers without a fraction, and queries name them so.
 fn whole_numbers(sample: &str) -> String {
-    sample.replacen(".0\",", "\",", 1).replacen(".0\"}", "\"}", 1)
+    const BOUND: &str = "_bucket{le=\"";
+    let bound = sample.split_once(BOUND).and_then(|(name, rest)| Some((name, rest.split_once('"')?)));
+    match bound {
+        Some((name, (bound, rest))) => format!("{name}{BOUND}{}\"{rest}", bound.strip_suffix(".0").unwrap_or(bound)),
+        None => sample.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_called_as_their_samples_and_bounds_as_go_writes_them() {
+        let open_metrics = "\
+# HELP sheep Counted.
+# TYPE sheep counter
+sheep_total{version=\"1.0\"} 7
+# HELP hours Slept.
+# TYPE hours histogram
+# UNIT hours hours
+hours_sum 9.0
+hours_count 1
+hours_bucket{le=\"8.0\",who=\"2.0\"} 0
+hours_bucket{le=\"9.5\",who=\"2.0\"} 1
+hours_bucket{le=\"+Inf\",who=\"2.0\"} 1
+";
+        let text = translate(open_metrics);
+        assert_eq!(
+            text,
+            "\
+# HELP sheep_total Counted.
+# TYPE sheep_total counter
+sheep_total{version=\"1.0\"} 7
+# HELP hours Slept.
+# TYPE hours histogram
+hours_sum 9.0
+hours_count 1
+hours_bucket{le=\"8\",who=\"2.0\"} 0
+hours_bucket{le=\"9.5\",who=\"2.0\"} 1
+hours_bucket{le=\"+Inf\",who=\"2.0\"} 1
+"
+        );
+    }
 }

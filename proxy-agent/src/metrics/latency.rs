@@ -77,8 +77,13 @@ mod tests {
             latencies.add(trigger);
         }
         let counts = || {
-            let of = |family: IpFamily| metrics.proxy.programming_latency.get_or_create_owned(&family.into()).count();
-            IpFamily::ALL.map(of)
+            let text = metrics.text(None).unwrap();
+            let count = |family: IpFamily| {
+                let series =
+                    format!("kubeproxy_network_programming_duration_seconds_count{{ip_family=\"{}\"}} ", family.name());
+                text.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse::<u64>().unwrap()
+            };
+            IpFamily::ALL.map(count)
         };
         latencies.observe(IpFamily::V4, &metrics.proxy);
         assert_eq!(counts(), [2, 0]);

@@ -53,8 +53,9 @@ impl Collector for Readings {
         gauges(&mut encoder, "kpx_flows", "Flows that are open, as of the last sweep.", flows)?;
         let devices = self.devices.iter().map(|(role, devices)| ([("role", *role)], *devices));
         gauges(&mut encoder, "kpx_devices", "Network devices that carry the programs, by role.", devices)?;
-        let none: [(&str, &str); 0] = [];
-        gauges(&mut encoder, "kpx_problems", "What is wrong just now: kpx status has it.", [(none, self.problems)])?;
+        let problems = ConstGauge::new(self.problems);
+        let help = "What is wrong just now: kpx status has it.";
+        problems.encode(encoder.encode_descriptor("kpx_problems", help, None, MetricType::Gauge)?)?;
         let counts = self.no_local_endpoints.iter().flat_map(|(family, [internal, external])| {
             let labels = |policy| [("ip_family", family.name()), ("traffic_policy", policy)];
             [(labels("internal"), *internal), (labels("external"), *external)]
