@@ -1,5 +1,6 @@
 //! The loop: takes in what happened, and makes the kernel's maps what they should be. There is no other loop.
 
+mod pace;
 mod readings;
 mod reports;
 mod sweeper;
@@ -11,10 +12,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::names;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+pub use crate::agent::pace::Pace;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
 use crate::agent::sweeper::Sweeper;
@@ -29,7 +32,8 @@ use crate::metrics::Phase;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
-use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
+use crate::settings::Mode;
+use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -57,6 +61,9 @@ pub struct Kernel {
 /// The agent's state.
 pub struct Agent {
     pub node_name: String,
+    pub mode: Mode,
+    pub pace: Pace,
+    started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
     node: Node,
@@ -81,6 +88,9 @@ impl Agent {
     pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node, reports: Reports) -> Self {
         Self {
             node_name,
+            mode: Mode::default(),
+            pace: Pace::default(),
+            started: Timestamp::now(),
             desired,
             writer: Writer::new(kernel.tables),
             node,
@@ -102,7 +112,7 @@ impl Agent {
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).min();
+            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.pace.due()).min();
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
@@ -113,7 +123,10 @@ impl Agent {
                         self.reports.received(&input);
                         self.desired.apply(input);
                     }
-                    self.sync().await?;
+                    self.reports.know(&self.desired);
+                    if self.pace.ask() {
+                        self.sync().await?;
+                    }
                 }
                 event = inbox.links.recv() => {
                     let event = event.context("the watch on devices has ended")?;
@@ -146,7 +159,7 @@ impl Agent {
 
     /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
     async fn sync(&mut self) -> Result<()> {
-        self.reports.know(&self.desired);
+        self.pace.begin();
         if !self.desired.is_complete() {
             return Ok(());
         }
@@ -159,6 +172,7 @@ impl Agent {
         if !self.node.before_sync(&self.desired, &self.health)? {
             return Ok(());
         }
+        self.pace.count();
         let mut pass = Pass::begin(asked, full);
         match self.write(&mut pass) {
             Ok(()) if due => {
@@ -231,6 +245,7 @@ impl Agent {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
             Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
+            Ask::Services(answer) => drop(answer.send(self.desired.snapshot())),
         }
     }
 
@@ -249,6 +264,8 @@ impl Agent {
             });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: self.started,
+            mode: self.mode.to_string(),
             node_name: self.node_name.clone(),
             node_addresses: self.node.addresses(),
             options: self.options_status(),
@@ -277,8 +294,22 @@ impl Agent {
                 .map(|(reason, count)| (reason.name().to_owned(), count))
                 .collect(),
             maps: self.loaded.maps.clone(),
+            map_fill: self.map_fill(),
             programs: self.loaded.programs.clone(),
         })
+    }
+
+    /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
+    fn map_fill(&self) -> BTreeMap<String, MapFill> {
+        let mut entries = self.desired.tables().sizes();
+        for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
+            entries.extend(self.sweeper.last().get(family).map(|swept| (maps.flows, swept.entries)));
+        }
+        let fill = |(name, max_entries): (&String, &u32)| {
+            let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
+            (name.clone(), MapFill { entries, max_entries: u64::from(*max_entries) })
+        };
+        self.loaded.max_entries.iter().map(fill).collect()
     }
 
     fn options_status(&self) -> OptionsStatus {

@@ -26,6 +26,9 @@ pub mod metrics;
 pub mod metrics_server;
 
 // The command line.
+pub mod cli;
+pub mod config;
+mod document;
 pub mod health;
 pub mod ip_family;
 pub mod object;

@@ -29,7 +29,7 @@ pub use exposition::TEXT_FORMAT;
 pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
 pub use latency::{Latencies, Trigger};
 pub use own::{OwnMetrics, Phase};
-pub use readings::{MapReading, ProgramReading, Readings};
+pub use readings::{ProgramReading, Readings};
 pub use requests::Requests;
 pub use slis::Slis;
 
@@ -40,7 +40,6 @@ use crate::ip_family::IpFamily;
 pub struct Metrics {
     pub proxy: ProxyMetrics,
     pub own: OwnMetrics,
-    pub requests: Requests,
     pub slis: Slis,
     registry: Arc<Registry>,
 }
@@ -51,10 +50,10 @@ impl Metrics {
         let mut registry = Registry::default();
         let proxy = ProxyMetrics::register(registry.sub_registry_with_prefix("kubeproxy"));
         let own = OwnMetrics::register(registry.sub_registry_with_prefix("kpx"));
-        let requests = Requests::register(&mut registry);
+        Requests::of_process().register(&mut registry);
         build::register(&mut registry);
         registry.register_collector(Box::new(process::Process::started_now()));
-        Self { proxy, own, requests, slis: Slis::default(), registry: Arc::new(registry) }
+        Self { proxy, own, slis: Slis::default(), registry: Arc::new(registry) }
     }
 
     /// The body of `/metrics`; without `readings` if the loop has no time for them.

@@ -15,7 +15,7 @@ use crate::kpx::{Cluster, DEADLINE, HEALTH, Kpx, service};
 #[test]
 fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> Result<()> {
     let cluster = Cluster::start("full")?;
-    let kpx = cluster.healthy_kpx("--sync-period 100ms")?;
+    let kpx = cluster.healthy_kpx("--iptables-sync-period 100ms")?;
     cluster.api.apply(&service("first", 10, false))?;
     wait_until(DEADLINE, "the first Service is served", || Ok(kpx.status()?.tables["IPv4"].services == 1))?;
 

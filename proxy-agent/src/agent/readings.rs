@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::addr::Addr;
 use proxy_common::frontend::{Service, Set};
-use proxy_common::names::{self, FamilyMaps};
 
 use super::Agent;
 use crate::ip_family::IpFamily;
-use crate::metrics::{MapReading, ProgramReading, Readings};
+use crate::metrics::{ProgramReading, Readings};
 use crate::tables::FamilyTables;
 
 impl Agent {
@@ -25,7 +24,7 @@ impl Agent {
             events: self.counters.events()?,
             reasons: self.counters.reasons()?,
             programs: self.program_readings()?,
-            maps: self.map_readings(),
+            maps: self.map_fill(),
             flows: flows.collect(),
             devices,
             problems: (self.health.problems().len() + source_problems) as u64,
@@ -44,32 +43,6 @@ impl Agent {
         };
         self.loaded.programs.keys().map(reading).collect()
     }
-
-    fn map_readings(&self) -> BTreeMap<String, MapReading> {
-        let maps = self.loaded.max_entries.iter();
-        let maps = maps.map(|(name, max)| (name.clone(), MapReading { entries: None, max_entries: u64::from(*max) }));
-        let mut maps: BTreeMap<_, _> = maps.collect();
-        let tables = self.desired.tables();
-        let counted = entries(&names::IPV4, &tables.v4).into_iter().chain(entries(&names::IPV6, &tables.v6));
-        let swept = [(names::IPV4.flows, Addr4::FAMILY), (names::IPV6.flows, Addr6::FAMILY)];
-        let flows = swept.into_iter().filter_map(|(map, family)| Some((map, self.sweeper.last().get(family)?.entries)));
-        for (name, entries) in counted.chain(flows) {
-            maps.entry(name.to_owned()).or_default().entries = Some(entries as u64);
-        }
-        maps
-    }
-}
-
-/// What the maps should hold, and hold unless there is a problem.
-fn entries<A: Addr>(maps: &FamilyMaps, tables: &FamilyTables<A>) -> [(&'static str, usize); 6] {
-    [
-        (maps.frontends, tables.frontends.len()),
-        (maps.services, tables.services.len()),
-        (maps.slots, tables.slots.len()),
-        (maps.endpoints, tables.endpoints.len()),
-        (maps.maglev, tables.maglev.len()),
-        (maps.source_ranges, tables.source_ranges.len()),
-    ]
 }
 
 /// Of the internal policy and of the external one.

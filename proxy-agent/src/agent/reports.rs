@@ -55,13 +55,16 @@ impl Reports {
         }
     }
 
-    /// What has been received up to now.
+    /// What has been received up to now, and is not in force yet.
     pub(super) fn know(&self, desired: &Desired) {
         let (proxy, pending) = (&self.metrics.proxy, desired.pending());
         let count = |pending: usize| i64::try_from(pending).unwrap_or(i64::MAX);
         proxy.service_changes_pending.set(count(pending.services));
         proxy.endpoint_changes_pending.set(count(pending.slices));
         self.liveness.set_node_eligible(desired.is_node_eligible());
+        if desired.is_complete() && desired.is_dirty() {
+            self.queued();
+        }
     }
 
     /// Something is to be brought into force. Said before the work on it begins, which may hang.

@@ -14,6 +14,7 @@ use tokio::net::UnixStream;
 
 use super::socket;
 use crate::status::Status;
+use crate::view::{Names, ServiceView};
 
 /// How long an agent may take over an answer: its loop may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,6 +30,14 @@ impl Client {
 
     pub async fn status(&self) -> Result<Status> {
         self.get("/status").await
+    }
+
+    pub async fn services(&self) -> Result<Vec<ServiceView>> {
+        self.get("/services").await
+    }
+
+    pub async fn names(&self) -> Result<Names> {
+        Ok(Names::new(self.get::<Vec<_>>("/names").await?))
     }
 
     /// What it answers at `path`, of a form that a kpx of another version may not have.

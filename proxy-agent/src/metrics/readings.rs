@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use proxy_common::counter::{Event, Reason, Verdict};
 
 use crate::ip_family::IpFamily;
+use crate::status::MapFill;
 
 /// Answered by the loop at once: nothing here walks through a map.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +20,7 @@ pub struct Readings {
     pub events: Vec<(Event, u64)>,
     pub reasons: Vec<(Reason, u64)>,
     pub programs: BTreeMap<String, ProgramReading>,
-    pub maps: BTreeMap<String, MapReading>,
+    pub maps: BTreeMap<String, MapFill>,
     /// As of the last sweep.
     pub flows: BTreeMap<IpFamily, u64>,
     /// By role.
@@ -35,13 +36,6 @@ pub struct Readings {
 pub struct ProgramReading {
     pub run_time: Duration,
     pub runs: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MapReading {
-    /// Where somebody keeps count of them.
-    pub entries: Option<u64>,
-    pub max_entries: u64,
 }
 
 impl Collector for Readings {

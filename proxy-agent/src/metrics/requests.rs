@@ -1,14 +1,18 @@
 //! Requests to the API server, counted as client-go does it.
 
+use std::sync::LazyLock;
+
 use http::{Method, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Clones count together.
-#[derive(Clone, Debug, Default)]
+/// Of all clients of this process, whoever made them.
+#[derive(Debug, Default)]
 pub struct Requests(Family<Request, Counter>);
+
+static OF_PROCESS: LazyLock<Requests> = LazyLock::new(Requests::default);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Request {
@@ -18,11 +22,13 @@ struct Request {
 }
 
 impl Requests {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let requests = Self::default();
+    pub fn of_process() -> &'static Self {
+        &OF_PROCESS
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
         let help = "Requests to the API server, by HTTP status code, method, and host";
-        registry.register("rest_client_requests", help, requests.0.clone());
-        requests
+        registry.register("rest_client_requests", help, self.0.clone());
     }
 
     /// `code` is none if there was no answer.
