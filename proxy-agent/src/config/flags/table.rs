@@ -24,7 +24,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("config", File, Deed, "Read the configuration from this file: YAML or JSON, a KubeProxyConfiguration and perhaps a KpxConfiguration. Flags of kube-proxy but a few are ignored then"),
     flag("kpx-config", File, Deed, "Read the KpxConfiguration from this file"),
     flag("write-config-to", File, Deed, "Write the configuration that is in force, defaults and all, to this file, and end"),
-    flag("cleanup", Switch, Deed, "Take off this node what a kpx has left there, and end"),
+    flag("cleanup", Switch, Deed, "Take off this node what a kpx or a kube-proxy has left there, and end"),
     flag("init-only", Switch, Deed, "Do what needs privileges, and end"),
     flag("version", Version, Deed, "Print the version, and end"),
 
