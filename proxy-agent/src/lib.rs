@@ -20,6 +20,7 @@ pub mod node;
 pub mod control;
 pub mod health_check;
 mod http_server;
+pub mod ui;
 
 // The command line.
 pub mod health;

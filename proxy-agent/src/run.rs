@@ -2,7 +2,7 @@
 
 pub(crate) mod options;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
@@ -23,7 +24,7 @@ use crate::model::ModelOptions;
 use crate::node::{Node, NodeOptions};
 use crate::settings::{Conntrack, Mode, Settings};
 use crate::source::{Source, kubernetes};
-use crate::{control, net, object};
+use crate::{control, http_server, net, object, ui};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
@@ -59,6 +60,12 @@ pub struct RunArgs {
     /// How to attach programs; without it TCX where the kernel takes it, else clsact.
     #[arg(long, value_name = "HOW")]
     attach: Option<Mechanism>,
+    /// Where to serve HTTP for operators.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:10249")]
+    metrics_bind_address: SocketAddr,
+    /// Serve a web page there too, below /ui/: what this node does, for everyone who reaches the address.
+    #[arg(long)]
+    ui: bool,
     /// Folder for the socket that `kpx status` asks.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
@@ -78,9 +85,9 @@ impl RunArgs {
             attach: self.attach,
             run_dir: self.run_dir.clone(),
             healthz_address: None,
-            metrics_address: None,
+            metrics_address: Some(self.metrics_bind_address),
             bind_address_hard_fail: false,
-            ui: false,
+            ui: self.ui,
             sync_period: Duration::from_secs(30),
             min_sync_period: Duration::ZERO,
             conntrack: Conntrack::default(),
@@ -116,12 +123,13 @@ impl RunArgs {
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(settings: Settings) -> Result<()> {
-    let Settings { node_name, node: options, .. } = settings;
+    let (node_name, options) = (settings.node_name.clone(), settings.node.clone());
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
     let (asker, asks) = Asker::new();
+    let page = page(&settings, &asker).await?;
     let datapath = Datapath::load(object::embedded()?, Options { mechanism: settings.attach, ..Options::default() })?;
     let (netlink, handle) = net::connect()?;
     let source_health = Health::default();
@@ -151,6 +159,7 @@ pub async fn run(settings: Settings) -> Result<()> {
             result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
+            () = page => bail!("the server of the web page has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())
@@ -166,6 +175,22 @@ pub async fn run(settings: Settings) -> Result<()> {
     end.and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
+}
+
+/// Serves the web page if the operator asks for it.
+async fn page(settings: &Settings, asker: &Asker) -> Result<impl Future<Output = ()> + use<>> {
+    let wanted = settings.metrics_address.filter(|_| settings.ui);
+    let router = ui::router(asker.clone(), &settings.node_name);
+    let listener = match wanted {
+        Some(addr) => Some(TcpListener::bind(addr).await.with_context(|| format!("listen on {addr}"))?),
+        None => None,
+    };
+    Ok(async move {
+        match listener {
+            Some(listener) => http_server::serve(listener, router).await,
+            None => std::future::pending().await,
+        }
+    })
 }
 
 /// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.

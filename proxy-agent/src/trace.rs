@@ -16,7 +16,7 @@ use crate::object;
 use crate::run::RUN_DIR;
 use crate::run::options::ServiceArgs;
 
-mod explain;
+pub(crate) mod explain;
 mod ground;
 mod live;
 mod manifests;
