@@ -52,8 +52,10 @@ mod tests {
 
     #[test]
     fn hosts_are_addresses_localhost_or_the_node() {
-        let known = ["127.0.0.1:10249", "192.0.2.1", "[::1]:10249", "[fd00::1]", "localhost:8080", "LOCALHOST", "n1:10249"];
-        let unknown = ["", "n2:10249", "evil.example", "127.0.0.1.evil.example", "n1.evil.example", "a b", "localhost.evil"];
+        let known =
+            ["127.0.0.1:10249", "192.0.2.1", "[::1]:10249", "[fd00::1]", "localhost:8080", "LOCALHOST", "n1:10249"];
+        let unknown =
+            ["", "n2:10249", "evil.example", "127.0.0.1.evil.example", "n1.evil.example", "a b", "localhost.evil"];
         assert_eq!(known.map(|host| is_known(host, "n1")), [true; 7]);
         assert_eq!(unknown.map(|host| is_known(host, "n1")), [false; 7]);
     }
