@@ -1,12 +1,14 @@
 // Small charts.
 
 import { svg } from "./dom.js";
-import { KEEP } from "./rates.js";
+
+/** As many readings fill the width at least; a few of them would look like a trend. */
+const SPAN = 30;
 
 /** The line of a series, with time from left to right; the number that it ends in stands beside it as text. */
 export function spark(series, colour, { width = 120, height = 28 } = {}) {
   const peak = Math.max(...series.filter((value) => value !== null), 1e-9);
-  const step = width / (KEEP - 1);
+  const step = width / (Math.max(series.length, SPAN) - 1);
   const points = series.flatMap((value, n) => {
     if (value === null) return [];
     return [[width - (series.length - 1 - n) * step, height - 1 - (value / peak) * (height - 4)]];

@@ -14,6 +14,11 @@ export function number(value) {
   return trimmed(value.toFixed(digits)) + PREFIXES[prefix];
 }
 
+/** The same in bytes: 1.23 kB. */
+export function bytes(value) {
+  return number(value).replace(/[a-zA-Z]?$/, (prefix) => ` ${prefix}B`);
+}
+
 /** A rate. Below a hundredth of one it is none. */
 export function rate(value) {
   return value === null ? "–" : number(value < 0.005 ? 0 : value);
@@ -21,7 +26,7 @@ export function rate(value) {
 
 /** Bytes a second. */
 export function byteRate(value) {
-  return value === null ? "–" : `${rate(value)}B`;
+  return value === null ? "–" : bytes(value < 0.005 ? 0 : value);
 }
 
 /** Every digit, in groups. */
