@@ -23,6 +23,9 @@ mod http_server;
 pub mod ui;
 
 // The command line.
+pub mod cli;
+pub mod config;
+mod document;
 pub mod health;
 pub mod object;
 pub mod run;
