@@ -46,9 +46,10 @@ impl<'a> Browser<'a> {
         let driver = Driver::start(ns)?;
         let profile = TempDir::with_prefix("kpx-chromium-")?;
         let profile_flag = format!("--user-data-dir={}", profile.path().display());
+        let args = [&FLAGS, flags, &[profile_flag.as_str()]].concat();
         let allowed = if javascript { 1 } else { 2 };
         let options = json!({
-            "args": [&FLAGS, flags, &[profile_flag.as_str()]].concat(),
+            "args": args,
             "prefs": { "profile.default_content_setting_values.javascript": allowed },
         });
         let capabilities = [("goog:chromeOptions".to_owned(), options)].into_iter().collect();
