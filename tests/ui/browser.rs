@@ -75,9 +75,10 @@ impl<'a> Browser<'a> {
         Ok(serde_json::from_value(self.eval(body)?)?)
     }
 
-    /// Waits until an expression is true.
+    /// Waits until an expression is true; until then it may fail for want of what it looks at.
     pub(crate) fn wait(&self, expression: &str) -> Result<()> {
-        wait_until(DEADLINE, expression, || Ok(self.eval(&format!("return Boolean({expression})"))? == true))
+        let body = format!("try {{ return Boolean({expression}) }} catch {{ return false }}");
+        wait_until(DEADLINE, expression, || Ok(self.eval(&body)? == true))
             .with_context(|| format!("the page shows: {}", self.text("body").unwrap_or_default()))
     }
 

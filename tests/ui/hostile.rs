@@ -31,9 +31,11 @@ fn text_of_objects_stays_text() -> Result<()> {
         ensure!(browser.eval(lives)? == 0 && browser.eval("return window.harmed ?? 0")? == 0, "{place}");
     }
     // Even if the page tried.
-    for attempt in
-        ["document.body.innerHTML = '<b>bold</b>'", "eval('window.harmed = 1')", "document.write('<b>bold</b>')"]
-    {
+    for attempt in [
+        "document.body.innerHTML = '<b>bold</b>'",
+        "const script = document.createElement('script'); script.text = 'window.harmed = 1'; document.head.append(script)",
+        "document.write('<b>bold</b>')",
+    ] {
         let outcome =
             browser.eval(&format!("try {{ {attempt}; return 'done' }} catch (error) {{ return error.name }}"))?;
         ensure!(outcome != "done", "{attempt}: {outcome}");

@@ -27,7 +27,7 @@ fn services_are_listed_filtered_and_sorted() -> Result<()> {
         "return [...document.querySelectorAll('[data-service=\"default/web\"] td')].map((cell) => cell.textContent)",
     )?;
     let web = web();
-    for (cell, text) in [(0, "default"), (1, "web"), (2, "NodePort"), (4, "80→30080/TCP"), (5, "3/3")] {
+    for (cell, text) in [(0, "default"), (1, "web"), (2, "NodePort"), (4, "80→30080/TCP"), (5, "6/6")] {
         ensure!(cells[cell].contains(text), "{text:?} is not in {cells:?}");
     }
     ensure!(cells[3].contains(&address(&web)), "{cells:?}");
@@ -78,7 +78,7 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     let text = browser.text(port)?;
     let [p1a, p2a] = ["p1a", "p2a"].map(|name| format!("{}:{TARGET}", site.lab.host(name).addrs.ip(Family::V4)));
     for text_wanted in
-        [p1a.as_str(), &p2a, "this node", "takes flows", "3 of 3 ready", &format!("{}:80", address(&web()))]
+        [p1a.as_str(), &p2a, "this node", "takes flows", "6 of 6 ready", &format!("{}:80", address(&web()))]
     {
         ensure!(text.contains(text_wanted), "{text_wanted:?} is not in {text}");
     }
@@ -86,7 +86,7 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     site.put(&web().terminating(&["p2a"]))?;
     let state = format!("document.querySelector('[data-backend=\"{p2a}\"] .state').textContent");
     browser.wait(&format!("{state} === 'terminating, serving'"))?;
-    ensure!(browser.text(".title")?.contains("2 of 3"));
+    ensure!(browser.text(".title")?.contains("4 of 6"));
     browser.press_key(Key::Escape)?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     browser.open(&url("#/services/default/nobody"))?;
@@ -154,7 +154,7 @@ fn what_is_wrong_is_said() -> Result<()> {
     site.put(&service.load_balancer(site.lab.x.addrs, "VIP").health_check_node_port(number))?;
     let broken = Object(json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "broken", "namespace": "default" },
-        "spec": { "clusterIP": "10.96.0.300", "ports": [{ "port": 80 }] },
+        "spec": { "clusterIP": "10.96.0.77", "ports": [{ "port": 80 }], "sessionAffinity": "Sticky" },
     }));
     site.cluster.put(&broken)?;
     browser.wait("document.querySelector('[data-health=bad]')?.textContent === 'unhealthy'")?;
