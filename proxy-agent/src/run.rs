@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
-use crate::agent::{Agent, Inbox, Kernel};
+use crate::agent::{Agent, Inbox, Kernel, Pace};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
@@ -56,6 +56,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         };
         let mut agent = Agent::new(node_name.clone(), desired, kernel, node);
         agent.mode = mode;
+        agent.pace = Pace::new(settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = agent.run(&mut inbox) => result.context("the loop"),
