@@ -150,21 +150,17 @@ fn what_is_wrong_is_said() -> Result<()> {
     // Nobody can serve a health check where somebody else listens.
     let taken = site.ns().run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
     let number = taken.local_addr()?.port();
-    let service = Service::new("checked", 14, &["p1a"], TARGET).external_local();
-    site.put(&service.load_balancer(site.lab.x.addrs, "VIP").health_check_node_port(number))?;
-    let broken = Object(json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "broken", "namespace": "default" },
-        "spec": { "clusterIP": "10.96.0.77", "ports": [{ "port": 80 }], "sessionAffinity": "Sticky" },
-    }));
-    site.cluster.put(&broken)?;
+    let checked = Service::new("checked", 14, &["p1a"], TARGET).external_local();
+    let checked = checked.load_balancer(site.lab.x.addrs, "VIP").health_check_node_port(number);
+    site.put(&checked.clone().annotation("kpx.dev/lb-algorithm", "fastest"))?;
     browser.wait("document.querySelector('[data-health=bad]')?.textContent === 'unhealthy'")?;
     ensure!(browser.text("#notices")?.contains(&number.to_string()), "{}", browser.text("#notices")?);
     ensure!(browser.eval("return document.title")?.as_str().is_some_and(|title| title.starts_with('⚠')));
     browser.open(&url("#/node"))?;
-    browser.wait("document.querySelector('#skipped')?.textContent.includes('broken')")?;
+    browser.wait("document.querySelector('#skipped')?.textContent.includes('fastest')")?;
 
     drop(taken);
-    site.cluster.delete(&broken)?;
+    site.put(&checked)?;
     browser.wait("document.querySelector('[data-health=good]') && !document.querySelector('#skipped')")?;
     agent.stop()?;
     browser.wait("document.querySelector('[data-health=unknown]')")?;
