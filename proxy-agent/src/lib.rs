@@ -24,6 +24,7 @@ mod http_server;
 pub mod liveness;
 pub mod metrics;
 pub mod metrics_server;
+pub mod ui;
 
 // The command line.
 pub mod cli;

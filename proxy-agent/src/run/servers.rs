@@ -1,4 +1,4 @@
-//! What the agent answers over the network: health and metrics.
+//! What the agent answers over the network: health, metrics and the web page.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::http_server::keep_serving;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
-use crate::{healthz, metrics_server};
+use crate::{healthz, metrics_server, ui};
 
 pub(super) struct Servers {
     /// Each with the name that its problems have.
@@ -31,7 +31,8 @@ impl Servers {
         health: Health,
     ) -> Self {
         let healthz = healthz::router(liveness, metrics.clone());
-        let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), Router::new());
+        let page = if settings.ui { ui::router(asker.clone(), &settings.node_name) } else { Router::new() };
+        let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), page);
         let servers = [
             ("health server", settings.healthz_address, healthz),
             ("metrics server", settings.metrics_address, metrics),
