@@ -15,12 +15,12 @@ const CLSACT: &str = "clsact";
 /// Of its handle (linux/pkt_sched.h).
 const CLSACT_MAJOR: u16 = 0xffff;
 
-/// A filter with a BPF program.
+/// One filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub hook: Hook,
     pub priority: u16,
-    /// As its maker calls it.
+    /// Of its BPF program; else its kind.
     pub name: String,
     message: TcMessage,
 }
@@ -74,18 +74,26 @@ fn of_device(ifindex: u32) -> Result<TcMessage> {
     Ok(TcMessage::with_index(i32::try_from(ifindex).context("an interface index")?))
 }
 
-/// None if it has no BPF program: the kernel also lists what stands for a whole priority.
+/// None if it stands for a whole priority, which the kernel lists beside its filters.
 fn filter(hook: Hook, message: TcMessage) -> Option<Filter> {
-    let options = message.attributes.iter().find_map(|attribute| match attribute {
-        TcAttribute::Options(options) => Some(options),
-        _ => None,
-    });
-    let name = options?.iter().find_map(|option| match option {
+    let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
+    let (mut kind, mut program) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            TcAttribute::Kind(name) => kind = Some(name.clone()),
+            TcAttribute::Options(options) => program = options.iter().find_map(program_name),
+            _ => {}
+        }
+    }
+    let name = program.or(kind).filter(|_| message.header.handle != TcHandle::UNSPEC)?;
+    Some(Filter { hook, priority, name, message })
+}
+
+fn program_name(option: &TcOption) -> Option<String> {
+    match option {
         TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
         _ => None,
-    })?;
-    let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
-    Some(Filter { hook, priority, name, message })
+    }
 }
 
 /// Takes a filter off its device.
