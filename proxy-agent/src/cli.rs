@@ -12,18 +12,19 @@ mod select;
 mod services;
 mod status;
 
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
+use crate::config::{RunArgs, start};
 use crate::control::client::Client;
-use crate::run::{RUN_DIR, RunArgs, run};
+use crate::run::RUN_DIR;
 use crate::trace::{TraceArgs, trace};
 
+pub(crate) use cleanup::{CleanupArgs, cleanup};
 pub use output::print;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
@@ -50,7 +51,7 @@ enum Command {
     Devices(devices::DevicesArgs),
     Trace(Box<TraceArgs>),
     Check(check::CheckArgs),
-    Cleanup(cleanup::CleanupArgs),
+    Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -74,7 +75,7 @@ impl Cli {
     pub async fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
-            Command::Run(args) => done(serve(&args).await),
+            Command::Run(args) => done(start(&args).await),
             Command::Status(args) => status::status(&args).await,
             Command::Services(args) => done(services::services(&args).await),
             Command::Backends(args) => done(backends::backends(&args).await),
@@ -82,7 +83,7 @@ impl Cli {
             Command::Devices(args) => done(devices::devices(&args).await),
             Command::Trace(args) => done(trace(*args).await),
             Command::Check(args) => check::check(&args).await,
-            Command::Cleanup(args) => done(cleanup::cleanup(&args).await),
+            Command::Cleanup(args) => done(cleanup(&args).await),
             Command::Completions(args) => done(manual::completions(&args)),
             Command::Man(args) => done(manual::man(&args)),
         };
@@ -92,17 +93,4 @@ impl Cli {
             ExitCode::FAILURE
         })
     }
-}
-
-async fn serve(args: &RunArgs) -> Result<()> {
-    log_to_stderr();
-    run(args.settings()?).await
-}
-
-/// kube logs every failure on its own; those that last are in our log once, as problems.
-const LOG_FILTER: &str = "info,kube_client=off,kube_runtime=error";
-
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
 }

@@ -19,11 +19,18 @@ pub mod node;
 // What others ask the agent.
 pub mod control;
 pub mod health_check;
+pub mod healthz;
 mod http_server;
+pub mod liveness;
+pub mod metrics;
+pub mod metrics_server;
 
 // The command line.
 pub mod cli;
+pub mod config;
+mod document;
 pub mod health;
+pub mod ip_family;
 pub mod object;
 pub mod run;
 pub mod settings;

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use proxy_agent::cli::Cli;
+use proxy_agent::config::arguments;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    Cli::parse().execute().await
+    Cli::parse_from(arguments(std::env::args_os())).execute().await
 }

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::config::Files;
 use crate::datapath::Mechanism;
 use crate::model::ModelOptions;
 use crate::node::NodeOptions;
 use crate::source::Source;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// As the API spells it.
     pub node_name: String,
@@ -30,6 +31,8 @@ pub struct Settings {
     pub bind_address_hard_fail: bool,
     /// Serve the web page beside `/metrics`.
     pub ui: bool,
+    /// Let the kernel measure how often and how long the programs run.
+    pub bpf_stats: bool,
     /// What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again.
     pub sync_period: Duration,
     /// At most one sync in this time.
@@ -39,6 +42,11 @@ pub struct Settings {
     pub oom_score_adj: Option<i32>,
     /// What `/configz` answers.
     pub configz: serde_json::Value,
+    /// Room in each family's flow table, in entries; None: as built.
+    pub flow_entries: Option<u32>,
+    pub pod_routes: PodRoutes,
+    /// What all this was read from.
+    pub files: Files,
 }
 
 /// What this host is to the cluster.
@@ -49,6 +57,16 @@ pub enum Mode {
     Node,
     /// None of its nodes: ClusterIPs become reachable from it.
     Host,
+}
+
+/// How a host that is no node finds pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum PodRoutes {
+    /// By the routes that it has.
+    #[default]
+    Off,
+    /// By routes of ours through the pods' nodes.
+    Nodes,
 }
 
 impl fmt::Display for Mode {
