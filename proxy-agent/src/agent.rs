@@ -15,15 +15,19 @@ use tracing::{info, warn};
 
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::conntrack::stale::Frontends;
+use crate::conntrack::{self, Reconciled, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
 use crate::desired::{Desired, FamilyCounts, Sync};
+use crate::events::Events;
 use crate::health::{Health, MAPS, NODE, Problem, Problems};
 use crate::health_check::HealthChecks;
 use crate::input::Input;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
+use crate::node::lifecycle::Lifecycle;
 use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
@@ -60,7 +64,10 @@ pub struct Agent {
     /// What is wrong with our own work.
     health: Health,
     health_checks: HealthChecks,
+    lifecycle: Lifecycle,
+    events: Events,
     sweeper: Sweeper,
+    reconciler: Reconciler,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
     /// The maps may hold what a predecessor left, until the first sync.
@@ -70,7 +77,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node) -> Self {
+    pub fn new(
+        node_name: String,
+        desired: Desired,
+        kernel: Kernel,
+        node: Node,
+        lifecycle: Lifecycle,
+        events: Events,
+    ) -> Self {
         let health = Health::default();
         Self {
             node_name,
@@ -79,9 +93,12 @@ impl Agent {
             node,
             counters: kernel.counters,
             loaded: kernel.loaded,
-            health_checks: HealthChecks::new(health.clone()),
+            health_checks: HealthChecks::new(health.clone(), events.clone()),
             health,
+            lifecycle,
+            events,
             sweeper: Sweeper::new(kernel.flows),
+            reconciler: Reconciler::default(),
             retry: None,
             synced: false,
             syncs: 0,
@@ -110,6 +127,8 @@ impl Agent {
                 }
                 () = sleep_until(retry_at) => self.sync().await?,
                 swept = self.sweeper.next() => self.note("flows", swept),
+                reconciled = self.reconciler.next() => self.on_reconciled(reconciled),
+                error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
                     let ask = ask.context("nobody is left to ask")?;
                     self.answer(ask, &inbox.source_health.problems());
@@ -125,7 +144,7 @@ impl Agent {
 
     /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
     async fn sync(&mut self) -> Result<()> {
-        if !self.desired.is_complete() || !self.node.before_sync(&self.desired, &self.health)? {
+        if !self.desired.is_complete() || !self.may_serve().inspect_err(|error| self.events.node_changed(error))? {
             return Ok(());
         }
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
@@ -156,6 +175,19 @@ impl Agent {
         Ok(())
     }
 
+    /// False if something has to be waited for, an error if the agent must begin anew.
+    fn may_serve(&mut self) -> Result<bool> {
+        let exists = self.lifecycle.learn(&self.desired, &self.health)?;
+        if !exists || !self.node.before_sync(&self.desired, &self.health)? {
+            self.lifecycle.wait();
+            return Ok(false);
+        }
+        if self.lifecycle.serve() {
+            self.events.starting();
+        }
+        Ok(true)
+    }
+
     /// Writes what has changed; if a retry is `due`, against what the maps really hold.
     fn write(&mut self, due: bool) -> Result<()> {
         let started = Instant::now();
@@ -166,7 +198,8 @@ impl Agent {
             self.desired.sync()
         };
         for skipped in skipped {
-            warn!(object = skipped.object, field = skipped.field, why = skipped.why, "skipped");
+            warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
+            self.events.skipped(&skipped, self.desired.uid(&skipped.object));
         }
         let written = if from_maps { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
         let micros = started.elapsed().as_micros();
@@ -175,8 +208,15 @@ impl Agent {
             self.syncs += 1;
             self.last_sync = Some(Timestamp::now());
         }
+        if !self.synced || changes.iter().any(conntrack::concerns) {
+            self.reconciler.set_due(Frontends::of(self.desired.tables(), self.node.own_addresses()));
+        }
         self.synced = true;
         written
+    }
+
+    fn on_reconciled(&mut self, reconciled: Result<Vec<Reconciled>>) {
+        self.note("conntrack", reconciled.map(drop));
     }
 
     fn note(&mut self, what: &str, result: Result<()>) {

@@ -47,6 +47,11 @@ impl Health {
         at_work.into_iter().all(|problem| now.duration_since(problem.since) < PATIENCE)
     }
 
+    /// Whether this is a problem just now.
+    pub fn has(&self, what: &str) -> bool {
+        self.0.borrow().contains_key(what)
+    }
+
     /// Wakes at every change.
     pub fn subscribe(&self) -> watch::Receiver<Problems> {
         self.0.subscribe()

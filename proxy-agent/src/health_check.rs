@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::info;
 
+use crate::events::Events;
 use crate::health::Health;
 use crate::http_server;
 use crate::input::ObjectName;
@@ -30,6 +31,7 @@ const BACKLOG: i32 = 128;
 /// A listener for each Service that asks for one, at each address. They end with this value.
 pub struct HealthChecks {
     health: Health,
+    events: Events,
     want: BTreeMap<ObjectName, HealthCheck>,
     addrs: BTreeSet<IpAddr>,
     open: BTreeMap<ObjectName, Check>,
@@ -45,8 +47,8 @@ struct Check {
 
 impl HealthChecks {
     /// `health` says whether services are being served.
-    pub fn new(health: Health) -> Self {
-        Self { health, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
+    pub fn new(health: Health, events: Events) -> Self {
+        Self { health, events, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
     }
 
     /// Takes in what Services ask for, after a sync.
@@ -89,7 +91,13 @@ impl HealthChecks {
             check.local_endpoints.store(want.local_endpoints, Ordering::Relaxed);
             match check.listen(name, &self.addrs, &self.health) {
                 Ok(()) => self.health.end(&problem(name)),
-                Err(error) => self.health.begin(&problem(name), format!("{error:#}")),
+                Err(error) => {
+                    // Tried again with every sync, and told once.
+                    if !self.health.has(&problem(name)) {
+                        self.events.health_check_failed(name, want.port, &error);
+                    }
+                    self.health.begin(&problem(name), format!("{error:#}"));
+                }
             }
         }
     }

@@ -29,7 +29,7 @@ pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
 use policy::Policy;
 pub use policy::algorithm;
 pub use port::ServicePort;
-pub use read::Skipped;
+pub use read::{ObjectRef, Skipped};
 use read::{Reader, addr, cidr, ip, port_number, protocol};
 
 /// Another proxy serves a Service with this label (any value).

@@ -12,21 +12,27 @@ use ipnet::IpNet;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Mechanism, Options};
 use crate::desired::Desired;
+use crate::events::Events;
 use crate::health::Health;
 use crate::model::ModelOptions;
+use crate::net::ports::ReservedPorts;
+use crate::node::lifecycle::Lifecycle;
 use crate::node::{Node, NodeOptions};
 use crate::settings::{Conntrack, Mode, Settings};
 use crate::source::{Source, kubernetes};
-use crate::{control, net, object};
+use crate::{conntrack, control, net, object};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
+
+/// kube-proxy's.
+const NODE_TIMEOUT_SECS: u64 = 300;
 
 /// Inputs and device events that may wait for the loop.
 const QUEUE: usize = 4_096;
@@ -59,6 +65,9 @@ pub struct RunArgs {
     /// How to attach programs; without it TCX where the kernel takes it, else clsact.
     #[arg(long, value_name = "HOW")]
     attach: Option<Mechanism>,
+    /// How long to wait for this node's object, its addresses and, where needed, its podCIDRs before giving up.
+    #[arg(long, value_name = "SECONDS", default_value_t = NODE_TIMEOUT_SECS)]
+    node_timeout: u64,
     /// Folder for the socket that `kpx status` asks.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
@@ -84,6 +93,7 @@ impl RunArgs {
             sync_period: Duration::from_secs(30),
             min_sync_period: Duration::ZERO,
             conntrack: Conntrack::default(),
+            node_timeout: Duration::from_secs(self.node_timeout),
             oom_score_adj: None,
             configz: serde_json::Value::Null,
         })
@@ -131,6 +141,14 @@ pub async fn run(settings: Settings) -> Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
+    let (events, event_queue) = Events::new(&node_name);
+    let patience = matches!(source, Source::Kubernetes(_)).then_some(settings.node_timeout);
+    let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
+    conntrack::sysctl::apply(&settings.conntrack, &events);
+    let ports = ReservedPorts::reserve();
+    if let Err(error) = &ports {
+        warn!(error = format!("{error:#}"), "source ports are not reserved");
+    }
     let work = async {
         let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
         let node = match started {
@@ -144,11 +162,11 @@ pub async fn run(settings: Settings) -> Result<()> {
             counters: datapath.counters,
             loaded: datapath.loaded,
         };
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node);
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, events.clone());
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
-            result = agent.run(&mut inbox) => result.context("the loop"),
-            result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
+            result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
+            result = source.run(node_name, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
@@ -163,9 +181,17 @@ pub async fn run(settings: Settings) -> Result<()> {
         end = work => end,
         () = netlink => bail!("the netlink socket has failed"),
     };
-    end.and(control::unlisten(&settings.run_dir))?;
+    let released = ports.map_or(Ok(()), ReservedPorts::release);
+    end.and(released).and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
+}
+
+/// An error ends the agent only when the cluster was told.
+async fn tell(work: impl Future<Output = Result<()>>, events: &Events) -> Result<()> {
+    let result = work.await;
+    events.flushed().await;
+    result
 }
 
 /// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.

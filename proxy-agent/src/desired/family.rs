@@ -9,7 +9,7 @@ use super::FamilyCounts;
 use super::ledger::Ledger;
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
-use crate::model::{Claim, FamilyModel, Skipped};
+use crate::model::{Claim, FamilyModel, ObjectRef, Skipped};
 use crate::tables::FamilyTables;
 
 #[derive(Debug)]
@@ -123,7 +123,8 @@ impl<A: Addr> Family<A> {
             let offer = model.frontends.get(key).filter(|offer| offer.frontend.kind != FrontendKind::ADDRESS)?;
             let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
             let why = self.obstacle(key, model).or_else(held)?;
-            Some(Skipped { object: format!("Service {}", model.claim.service), field: offer.field.clone(), why })
+            let object = ObjectRef { kind: "Service", name: model.claim.service.clone() };
+            Some(Skipped { object, field: offer.field.clone(), why, is_conflict: true })
         };
         lost.filter_map(conflict).collect()
     }

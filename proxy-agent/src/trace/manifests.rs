@@ -18,6 +18,7 @@ use super::ground::{self, Ground};
 use super::programs::LO;
 use super::scene::{Entry, Family, Net, PortName, Scene};
 use super::target::{CLIENT_PORT, Target};
+use crate::events::Events;
 use crate::health::Health;
 use crate::input::{Input, ObjectName, Update};
 use crate::model::{self, ModelOptions, NodeModel, ServiceModel, Skipped};
@@ -63,7 +64,7 @@ impl Folder {
         };
         tokio::select! {
             taken = take => taken,
-            ended = source.run(node_name.to_owned(), sender, health.clone()) => ended.and_then(|()| bail!("the folder has ended")),
+            ended = source.run(node_name.to_owned(), sender, health.clone(), Events::new(node_name).1) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
         let mut notes: Vec<_> =
             health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();
