@@ -164,6 +164,11 @@ impl Queue {
         }
     }
 
+    /// How many events wait.
+    pub fn waiting(&self) -> usize {
+        self.receiver.len()
+    }
+
     /// One event was sent, or given up.
     pub(crate) fn done(&self) {
         self.pending.send_modify(|pending| *pending = pending.saturating_sub(1));
