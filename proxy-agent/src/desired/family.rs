@@ -109,7 +109,7 @@ impl<A: Addr> Family<A> {
             return None;
         }
         if let Some(owner) = self.claimants(&FrontendKey::address(key.addr)).next() {
-            return Some(format!("{} is the ClusterIP of Service {}", key.addr.ip(), owner.claim.service));
+            return Some(format!("{key:?} is at the ClusterIP of Service {}", owner.claim.service));
         }
         let holder = self.holder(&frontend.service).filter(|holder| holder.claim != model.claim)?;
         Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))

@@ -171,7 +171,8 @@ mod tests {
         assert!(bed.hears(Input::Node(Update::Refused)).unwrap());
         assert!(bed.source_health.has(NODE_OBJECT));
         bed.lifecycle.serve();
-        assert!(bed.hears(node("here", None, &[V4])).unwrap(), "allowed later");
+        let Input::Node(Update::Put(allowed)) = node("here", None, &[V4]) else { panic!("no node") };
+        assert!(bed.hears(Input::Node(Update::All(vec![*allowed]))).unwrap(), "allowed later");
         assert!(!bed.source_health.has(NODE_OBJECT));
         assert!(bed.hears(node("here", None, &[OTHER4])).is_err());
     }
