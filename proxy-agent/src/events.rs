@@ -155,6 +155,11 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// Nobody tells anything.
+    pub fn none() -> Self {
+        Events::new("").1
+    }
+
     /// The next event, which [`Queue::done`] must follow.
     pub(crate) async fn next(&mut self) -> Event {
         match self.receiver.recv().await {

@@ -61,6 +61,8 @@ impl Bed {
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--kubeconfig"]).arg(self.dir.path().join("kubeconfig"));
         command.arg("--run-dir").arg(self.dir.path().join("run")).args(arguments.split_whitespace());
+        // Its size is the machine's, which a test leaves alone.
+        command.args(["--conntrack-max-per-core", "0"]);
         let child = self.node.spawn(command.stdout(Stdio::null()).stderr(log))?;
         let kpx = Kpx { bed: self, child };
         wait_until(DEADLINE, "kpx answers", || Ok(kpx.status().is_ok())).with_context(|| self.log())?;

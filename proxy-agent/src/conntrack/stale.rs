@@ -139,7 +139,12 @@ mod tests {
     fn only_what_translates_a_frontend_of_udp_is_stale() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
-        let dns = service("dns").cluster_ip("10.96.0.10").cluster_ip("fd00:96::a").type_("NodePort").port("", "UDP", 53).node_port(30053);
+        let dns = service("dns")
+            .cluster_ip("10.96.0.10")
+            .cluster_ip("fd00:96::a")
+            .type_("NodePort")
+            .port("", "UDP", 53)
+            .node_port(30053);
         desired.apply(dns.external_ip("198.51.100.7").into());
         desired.apply(service("web").cluster_ip("10.96.0.11").tcp(53).into());
         desired.sync();
