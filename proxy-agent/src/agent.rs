@@ -1,5 +1,6 @@
 //! The loop: takes in what happened, and makes the kernel's maps what they should be. There is no other loop.
 
+mod pace;
 mod sweeper;
 mod writer;
 
@@ -14,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+pub use crate::agent::pace::Pace;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
 use crate::conntrack::stale::Frontends;
@@ -59,6 +61,7 @@ pub struct Kernel {
 pub struct Agent {
     pub node_name: String,
     pub mode: Mode,
+    pub pace: Pace,
     started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
@@ -93,6 +96,7 @@ impl Agent {
         Self {
             node_name,
             mode: Mode::default(),
+            pace: Pace::default(),
             started: Timestamp::now(),
             desired,
             writer: Writer::new(kernel.tables),
@@ -116,14 +120,16 @@ impl Agent {
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            let retry_at = self.retry.map(|(at, _)| at);
+            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.pace.due()).min();
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
                         bail!("the source has ended");
                     }
                     batch.drain(..).for_each(|input| self.desired.apply(input));
-                    self.sync().await?;
+                    if self.pace.ask() {
+                        self.sync().await?;
+                    }
                 }
                 event = inbox.links.recv() => {
                     let event = event.context("the watch on devices has ended")?;
@@ -150,9 +156,11 @@ impl Agent {
 
     /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
     async fn sync(&mut self) -> Result<()> {
+        self.pace.begin();
         if !self.desired.is_complete() || !self.may_serve().inspect_err(|error| self.events.node_changed(error))? {
             return Ok(());
         }
+        self.pace.count();
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         match self.write(due) {
             Ok(()) if due => {

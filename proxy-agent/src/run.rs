@@ -6,7 +6,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use crate::agent::{Agent, Inbox, Kernel};
+use crate::agent::{Agent, Inbox, Kernel, Pace};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
@@ -69,6 +69,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         };
         let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, events.clone());
         agent.mode = mode;
+        agent.pace = Pace::new(settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),

@@ -34,12 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
 
 /// For those who have set up already.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
-    step("build the kernel programs", || {
-        let target_dir = workspace::target_dir()?;
-        let bpf_dir = target_dir.join("bpf");
-        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
-        install(&bpf_dir.join(TARGET).join("release/kpx"), &target_dir.join("kpx.bpf.o"))
-    })?;
+    kernel(toolchain, options)?;
     if options.verbose {
         step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join("kpx.bpf.o")))?;
     }
@@ -51,6 +46,16 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         shell::run(cargo)
     })?;
     workspace::kpx(options.release)
+}
+
+/// The kernel programs alone.
+pub(crate) fn kernel(toolchain: &Toolchain, options: &Options) -> Result<()> {
+    step("build the kernel programs", || {
+        let target_dir = workspace::target_dir()?;
+        let bpf_dir = target_dir.join("bpf");
+        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
+        install(&bpf_dir.join(TARGET).join("release/kpx"), &target_dir.join("kpx.bpf.o"))
+    })
 }
 
 /// The cargo command, with the toolchain's own cargo. It finds Cargo.lock in order: our own cargo has just seen to that.

@@ -40,7 +40,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("bind-address-hard-fail", Switch, KubeProxy(&["bindAddressHardFail"]), "End if an address to listen on cannot be had"),
     flag("proxy-mode", Text, KubeProxy(&["mode"]), "Whose defaults and periods count: iptables, ipvs, nftables or ebpf. Packets go by eBPF in any case"),
     flag("iptables-sync-period", Duration, KubeProxy(&["iptables.syncPeriod", "nftables.syncPeriod"]), "What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again"),
-    flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0: at once"),
+    flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0 is at once (kube-proxy's own default is 1s)"),
     flag("ipvs-sync-period", Duration, KubeProxy(&["ipvs.syncPeriod"]), "The same in proxy mode ipvs"),
     flag("ipvs-min-sync-period", Duration, KubeProxy(&["ipvs.minSyncPeriod"]), "The same in proxy mode ipvs"),
     flag("masquerade-all", Switch, KubeProxy(&["iptables.masqueradeAll", "nftables.masqueradeAll"]), "Masquerade every client of a ClusterIP"),

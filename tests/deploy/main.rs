@@ -1,0 +1,8 @@
+//! What `deploy/` holds: manifests and chart as their tools render them, and kpx in the pods that they describe.
+
+mod cluster;
+mod drop_in;
+mod manifests;
+mod own;
+mod pod;
+mod render;
