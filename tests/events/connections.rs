@@ -12,7 +12,7 @@ use kpx_tests::netns::NetNs;
 use crate::bed::{Bed, DEADLINE, service, slice};
 
 /// As kube-proxy does it for the host's own packets: two services, and an address that is none of ours. What is in
-/// the table cni has nothing to do with it, and keeps netfilter translating when kube-proxy is gone.
+/// the table cni has nothing to do with it, and keeps netfilter tracking and translating when kube-proxy is gone.
 const RULES: &str = "
 table inet kube-proxy {
     chain output {
@@ -24,7 +24,7 @@ table inet kube-proxy {
 }
 table inet cni {
     chain output { type nat hook output priority 0; }
-    chain post { type nat hook postrouting priority 100; }
+    chain post { type nat hook postrouting priority 100; ct state new oifname none masquerade; }
 }";
 
 #[test]
@@ -42,7 +42,7 @@ fn what_kube_proxy_translated_goes_the_new_way() -> Result<()> {
     let dials = [("10.96.0.10", 4001), ("fd00:96::a", 4002), ("198.51.100.7", 4003)];
     let answers = |(to, port): (&str, u16)| {
         let to = SocketAddr::new(to.parse()?, 53);
-        let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(200));
+        let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(500));
         match dial.exchange(&bed.node, b"hello") {
             Ok(answer) => Ok(answer.backend),
             Err(Fault::TimedOut(_) | Fault::Refused) => Ok(String::new()),

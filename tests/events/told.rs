@@ -68,7 +68,7 @@ fn who_gets_no_frontend_and_who_cannot_be_read_is_told_by_its_uid() -> Result<()
     assert_eq!(event["type"], "Warning");
     assert_eq!(event["regarding"]["uid"], loser["metadata"]["uid"], "{event:#}");
     assert_eq!(event["regarding"]["name"], "b");
-    assert_eq!(event["note"], "spec.externalIPs[0]: 198.51.100.7:53/UDP is held by Service default/a");
+    assert_eq!(event["note"], "spec.externalIPs[0]: 198.51.100.7:53/udp is held by Service default/a");
 
     let mut broken = slice("a", "192.0.2.2");
     broken["ports"][0]["port"] = 0.into();
