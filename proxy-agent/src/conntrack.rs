@@ -22,14 +22,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::diff::{Change, ServiceKey};
+use crate::ip_family::IpFamily;
 use stale::Frontends;
 
 /// What became of the entries of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reconciled {
-    /// As metrics name it.
-    pub ip_family: &'static str,
-    pub deleted: usize,
+    pub ip_family: IpFamily,
+    pub deleted: u64,
     pub duration: Duration,
 }
 

@@ -1,20 +1,27 @@
 //! `kpx run`: wires source, node and loop together, and takes them apart again.
 
+mod servers;
+
 use anyhow::{Context, Result, bail};
+use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use crate::agent::{Agent, Inbox, Kernel, Pace};
+use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
 use crate::events::{Events, Queue};
 use crate::health::Health;
+use crate::liveness::Liveness;
+use crate::metrics::Metrics;
+use crate::metrics_server::scrape_router;
 use crate::net::ports::ReservedPorts;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
+use crate::run::servers::Servers;
 use crate::settings::{Mode, Settings};
 use crate::source::Source;
 use crate::{conntrack, control, net, object};
@@ -27,14 +34,22 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(settings: Settings) -> Result<()> {
+    let (health, metrics) = (Health::default(), Metrics::new());
+    let liveness = Liveness::new(settings.sync_period, settings.mode);
+    let (asker, asks) = Asker::new();
+    let (events, event_queue) = Events::new(&settings.node_name);
+    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), health.clone(), events.clone());
+    let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let Settings { node_name, mode, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
-    let (asker, asks) = Asker::new();
     let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries };
     let datapath = Datapath::load(object::embedded()?, loading)?;
+    // The kernel measures for as long as this is open.
+    let _stats =
+        if settings.bpf_stats { Some(enable_stats(Stats::RunTime).context("measure programs")?) } else { None };
     let (netlink, handle) = net::connect()?;
     let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
@@ -43,7 +58,6 @@ pub async fn run(settings: Settings) -> Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
-    let (events, event_queue) = Events::new(&node_name);
     // A host that is no node has no object, and nobody there looks for what it has to tell.
     let is_node = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
     let event_queue = if is_node { event_queue } else { Queue::none() };
@@ -67,7 +81,7 @@ pub async fn run(settings: Settings) -> Result<()> {
             counters: datapath.counters,
             loaded: datapath.loaded,
         };
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, events.clone());
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, reports);
         agent.mode = mode;
         agent.pace = Pace::new(settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
@@ -76,7 +90,8 @@ pub async fn run(settings: Settings) -> Result<()> {
             result = source.run(node_name, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             changed = settings.files.changed() => changed.and_then(|change| bail!("{change}: to be started anew with it")),
-            () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
+            result = tell(servers.run(), &events) => result.map(|never| match never {}),
+            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics)) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())
@@ -96,7 +111,7 @@ pub async fn run(settings: Settings) -> Result<()> {
 }
 
 /// An error ends the agent only when the cluster was told.
-async fn tell(work: impl Future<Output = Result<()>>, events: &Events) -> Result<()> {
+async fn tell<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
     let result = work.await;
     events.flushed().await;
     result

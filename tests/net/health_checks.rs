@@ -9,7 +9,10 @@ use proxy_agent::events::Events;
 use proxy_agent::health::Health;
 use proxy_agent::health_check::HealthChecks;
 use proxy_agent::input::ObjectName;
+use proxy_agent::ip_family::IpFamily;
+use proxy_agent::liveness::Liveness;
 use proxy_agent::model::HealthCheck;
+use proxy_agent::settings::Mode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -20,7 +23,8 @@ use crate::{in_netns, ip};
 fn answers_are_those_of_kube_proxy() {
     in_netns(async {
         node().await?;
-        let mut checks = HealthChecks::new(Health::default(), Events::new("n1").0);
+        let liveness = Liveness::new(Duration::ZERO, Mode::Node);
+        let mut checks = HealthChecks::new(Health::default(), liveness.clone(), Events::new("n1").0);
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         checks.set(wanted(&[("web", 30100, 2), ("none", 30200, 0)])).await;
         for to in ["127.0.0.1:30100", "192.0.2.1:30100", "[::1]:30100", "[fd00::1]:30100"] {
@@ -45,8 +49,17 @@ fn answers_are_those_of_kube_proxy() {
         let (status, headers, body) = ask("127.0.0.1:30100", "HEAD /healthz").await?;
         ensure!(status == "HTTP/1.1 200 OK" && body.is_empty(), "{status} {body}");
         ensure!(headers.contains(&format!("Content-Length: {}", BODY.len())), "{headers:?}");
+
+        liveness.queued(IpFamily::V6);
+        let (status, _, body) = ask("127.0.0.1:30100", "GET /").await?;
+        ensure!(status == "HTTP/1.1 503 Service Unavailable", "{status}");
+        ensure!(body == BODY.replace("true", "false"), "{body}");
         Ok(())
     });
+}
+
+fn liveness() -> Liveness {
+    Liveness::new(Duration::from_secs(30), Mode::Node)
 }
 
 const BODY: &str = "{
@@ -62,7 +75,7 @@ const BODY: &str = "{
 fn listeners_follow_the_services_and_the_addresses() {
     in_netns(async {
         node().await?;
-        let mut checks = HealthChecks::new(Health::default(), Events::new("n1").0);
+        let mut checks = HealthChecks::new(Health::default(), liveness(), Events::new("n1").0);
         checks.listen_on(addrs(&["192.0.2.1", "fd00::1"])).await;
         checks.set(wanted(&[("web", 30100, 1), ("dns", 30200, 1)])).await;
         ensure!(ask("192.0.2.1:30100", "GET /").await.is_ok() && ask("[fd00::1]:30200", "GET /").await.is_ok());
@@ -99,7 +112,7 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
     in_netns(async {
         node().await?;
         let health = Health::default();
-        let mut checks = HealthChecks::new(health.clone(), Events::new("n1").0);
+        let mut checks = HealthChecks::new(health.clone(), liveness(), Events::new("n1").0);
         let taken = TcpListener::bind("192.0.2.1:30100").await?;
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         let want = wanted(&[("web", 30100, 1), ("dns", 30200, 1)]);

@@ -37,6 +37,8 @@ pub struct KpxConfiguration {
     pub node_timeout: GoDuration,
     pub run_dir: String,
     pub ui: bool,
+    /// The kernel measures the programs.
+    pub bpf_stats: bool,
 }
 
 impl KpxConfiguration {
@@ -64,6 +66,7 @@ impl Default for KpxConfiguration {
             node_timeout: GoDuration::secs(300),
             run_dir: RUN_DIR.to_owned(),
             ui: false,
+            bpf_stats: false,
         }
     }
 }

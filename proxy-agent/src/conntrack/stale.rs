@@ -12,12 +12,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use netlink_packet_netfilter::NetfilterProtoFamily;
-use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::FrontendKey;
 use tracing::{debug, info};
 
 use super::netlink::{self, Handle};
 use super::{Reconciled, Tuple};
+use crate::ip_family::IpFamily;
 use crate::net::sysctl;
 use crate::tables::{FamilyTables, Tables};
 
@@ -75,12 +76,15 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     };
     let remove_all = async {
         let mut done = Vec::new();
-        for (name, family) in [(Addr4::FAMILY, NetfilterProtoFamily::IPv4), (Addr6::FAMILY, NetfilterProtoFamily::IPv6)]
-        {
+        for ip_family in IpFamily::ALL {
+            let family = match ip_family {
+                IpFamily::V4 => NetfilterProtoFamily::IPv4,
+                IpFamily::V6 => NetfilterProtoFamily::IPv6,
+            };
             if frontends.has_any_of(family) {
                 let started = Instant::now();
-                let deleted = remove_family(&handle, family, frontends).await.with_context(|| name)?;
-                done.push(Reconciled { ip_family: name, deleted, duration: started.elapsed() });
+                let deleted = remove_family(&handle, family, frontends).await.with_context(|| ip_family.name())?;
+                done.push(Reconciled { ip_family, deleted, duration: started.elapsed() });
             }
         }
         Ok(done)
@@ -98,7 +102,7 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     }
 }
 
-async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends: &Frontends) -> Result<usize> {
+async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends: &Frontends) -> Result<u64> {
     let mut stale = Vec::new();
     let listed = handle.list(family, |entry| {
         if frontends.are_translated(&entry.original, &entry.reply) {
@@ -110,7 +114,7 @@ async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends:
     for entry in &stale {
         debug!(original = ?entry.original, reply = ?entry.reply, "stale connection");
         let was_there = handle.delete(family, entry).await;
-        deleted += usize::from(was_there.with_context(|| format!("delete the connection {:?}", entry.original))?);
+        deleted += u64::from(was_there.with_context(|| format!("delete the connection {:?}", entry.original))?);
     }
     if deleted > 0 {
         info!(deleted, ?family, "deleted stale UDP connections of the kernel");
