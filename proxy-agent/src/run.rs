@@ -1,20 +1,26 @@
 //! `kpx run`: wires source, node and loop together, and takes them apart again.
 
+mod servers;
+
 use anyhow::{Context, Result, bail};
+use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
-use crate::agent::{Agent, Inbox, Kernel, Pace};
+use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
 use crate::health::Health;
+use crate::liveness::Liveness;
+use crate::metrics::Metrics;
+use crate::metrics_server::scrape_router;
 use crate::node::Node;
+use crate::run::servers::Servers;
 use crate::settings::Settings;
-use crate::{control, http_server, net, object, ui};
+use crate::{control, net, object};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
@@ -24,8 +30,11 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(settings: Settings) -> Result<()> {
+    let (health, metrics) = (Health::default(), Metrics::new());
+    let liveness = Liveness::new(settings.sync_period, settings.mode);
     let (asker, asks) = Asker::new();
-    let page = page(&settings, &asker).await?;
+    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), health.clone());
+    let reports = Reports::new(health, liveness, metrics.clone());
     let Settings { node_name, mode, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
@@ -33,6 +42,9 @@ pub async fn run(settings: Settings) -> Result<()> {
     let socket = control::listen(&settings.run_dir)?;
     let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries };
     let datapath = Datapath::load(object::embedded()?, loading)?;
+    // The kernel measures for as long as this is open.
+    let _stats =
+        if settings.bpf_stats { Some(enable_stats(Stats::RunTime).context("measure programs")?) } else { None };
     let (netlink, handle) = net::connect()?;
     let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
@@ -54,7 +66,7 @@ pub async fn run(settings: Settings) -> Result<()> {
             counters: datapath.counters,
             loaded: datapath.loaded,
         };
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node);
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, reports);
         agent.mode = mode;
         agent.pace = Pace::new(settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
@@ -63,8 +75,8 @@ pub async fn run(settings: Settings) -> Result<()> {
             result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             changed = settings.files.changed() => changed.and_then(|change| bail!("{change}: to be started anew with it")),
-            () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
-            () = page => bail!("the server of the web page has ended"),
+            result = servers.run() => result.map(|never| match never {}),
+            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics)) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())
@@ -80,22 +92,6 @@ pub async fn run(settings: Settings) -> Result<()> {
     end.and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
-}
-
-/// Serves the web page if the operator asks for it.
-async fn page(settings: &Settings, asker: &Asker) -> Result<impl Future<Output = ()> + use<>> {
-    let wanted = settings.metrics_address.filter(|_| settings.ui);
-    let router = ui::router(asker.clone(), &settings.node_name);
-    let listener = match wanted {
-        Some(addr) => Some(TcpListener::bind(addr).await.with_context(|| format!("listen on {addr}"))?),
-        None => None,
-    };
-    Ok(async move {
-        match listener {
-            Some(listener) => http_server::serve(listener, router).await,
-            None => std::future::pending().await,
-        }
-    })
 }
 
 /// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.

@@ -19,7 +19,7 @@ use crate::node::Node;
 /// A kpx that ends regularly takes everything with it, and one that starts takes over what it finds: this is for a host
 /// that kpx is to leave for good.
 #[derive(Args, Debug)]
-pub(super) struct CleanupArgs {
+pub(crate) struct CleanupArgs {
     /// Also if a kpx runs: it makes anew what it misses, so stop it soon.
     #[arg(long)]
     force: bool,
@@ -28,8 +28,13 @@ pub(super) struct CleanupArgs {
     kube_proxy: bool,
 }
 
+impl CleanupArgs {
+    /// What kube-proxy's `--cleanup` means: everything of everyone, unless a kpx runs.
+    pub(crate) const AS_KUBE_PROXY: Self = Self { force: false, kube_proxy: true };
+}
+
 /// Says each thing that was removed, also if the next one fails.
-pub(super) async fn cleanup(args: &CleanupArgs) -> Result<()> {
+pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     let lock = control::lock();
     if !args.force {
         lock.as_ref().map_err(|error| anyhow::anyhow!("{error:#}: stop it first, or say --force"))?;
