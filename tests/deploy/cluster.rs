@@ -15,7 +15,8 @@ use kpx_tests::lab::{Family, Lab, Layout, SERVICE_CIDR};
 
 use crate::pod::Supplies;
 
-const PORT: u16 = 8080;
+/// Of every server of the lab.
+pub(crate) const PORT: u16 = 8080;
 /// The name by which the kind overlay knows the control plane.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
 const PROMPT: Duration = Duration::from_secs(5);
@@ -67,12 +68,18 @@ impl Cluster {
         }
     }
 
-    /// A pod, and the node itself, reach a Service that is made now, by either protocol and family.
-    pub(crate) fn serves(&self, node: &str) -> Result<()> {
+    /// A Service that p2a backs.
+    pub(crate) fn web(&self) -> Result<Service> {
         let web = Service::new("web", 10, &["p2a"], PORT);
         for object in web.objects(&self.lab) {
             self.api.apply(&object.0)?;
         }
+        Ok(web)
+    }
+
+    /// A pod, and the node itself, reach that Service, which is made if it is missing, by either protocol and family.
+    pub(crate) fn serves(&self, node: &str) -> Result<()> {
+        let web = self.web()?;
         let pod = self.lab.host(node).name.replacen('n', "p", 1) + "a";
         self.everywhere(&web, &[&pod, node], |result| match result {
             Ok(backend) if backend == "p2a" => Ok(true),

@@ -31,7 +31,8 @@ fn a_role_that_knows_no_service_cidrs_is_enough() -> Result<()> {
     kpx.stop()
 }
 
-fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
+/// What a kubeadm cluster has for kube-proxy.
+pub(crate) fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
     let objects = Objects::read(include_str!("kube-proxy.yaml"))?;
     Ok((objects.daemon_set.context("a DaemonSet")?, objects.config_map.context("a ConfigMap")?))
 }

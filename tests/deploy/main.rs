@@ -3,6 +3,7 @@
 mod cluster;
 mod drop_in;
 mod manifests;
+mod migration;
 mod own;
 mod pod;
 mod render;

@@ -13,7 +13,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::setup::{self, Need};
 use crate::step::{quiet, step};
 use crate::{build, shell, workspace};
 use pack::{Entry, Files};
@@ -28,10 +27,9 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let toolchain = setup::ensure(Need::Build)?;
-    let options = build::Options { release: !options.debug, ..Default::default() };
-    build::kernel(&toolchain, &options)?;
-    let kpx = step("build kpx, static", || static_kpx(&options))?;
+    let kpx = build::run(&build::Options { release: !options.debug, static_: true, ..Default::default() })?;
+    let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
+    ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
     let release = Release::of(kpx)?;
     let files = step("pack", || release.pack())?;
     step("try the image", || image::try_out(&release.folder.join(release.file("oci.tar"))))?;
@@ -42,19 +40,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!("{}  {:.1} MB", release.folder.join(name).display(), size as f64 / 1e6);
     }
     Ok(())
-}
-
-/// Only the last step is told to link statically: everything before it is what `cargo build` has made already.
-fn static_kpx(options: &build::Options) -> Result<PathBuf> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["rustc", "--package", "proxy-agent", "--bin", "kpx"]);
-    cargo.args(options.release.then_some("--release"));
-    cargo.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"]);
-    shell::run(cargo)?;
-    let kpx = workspace::kpx(options.release)?;
-    let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
-    ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
-    Ok(kpx)
 }
 
 /// Whether an ELF file (64 bit, little-endian) asks for a dynamic loader.

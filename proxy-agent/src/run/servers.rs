@@ -1,4 +1,4 @@
-//! What the agent answers over the network: health and metrics.
+//! What the agent answers over the network: health, metrics and the web page.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
