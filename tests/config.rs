@@ -120,6 +120,19 @@ fn cleaning_up_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn what_needs_privileges_can_be_done_apart() -> Result<()> {
+    let place = Place::new("init")?;
+    place.write_config("conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 30m}")?;
+    let key = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
+    let timeout = || place.node.exec(Command::new("cat").arg(key));
+    ensure!(timeout()?.trim() != "1800", "it would say nothing");
+    let done = place.run("--init-only")?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    ensure!(timeout()?.trim() == "1800", "{}: {}", timeout()?, String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
 /// A node, and what a DaemonSet would mount for kube-proxy.
 struct Place {
     node: NetNs,

@@ -7,9 +7,10 @@ use tracing::{info, warn};
 
 use super::{Configuration, RunArgs, logging};
 use crate::cli::{CleanupArgs, cleanup};
-use crate::control;
+use crate::events::Events;
 use crate::run::run;
 use crate::settings::Settings;
+use crate::{conntrack, control};
 
 /// Serves this node until stopped, or does what else `args` ask for.
 pub async fn start(args: &RunArgs) -> Result<()> {
@@ -31,6 +32,7 @@ pub async fn start(args: &RunArgs) -> Result<()> {
     }
     adjust_oom_score(settings.oom_score_adj);
     if given.is_set("init-only") {
+        conntrack::sysctl::apply(&settings.conntrack, &Events::new(&settings.node_name).0);
         return Ok(());
     }
     run(settings).await
