@@ -22,6 +22,8 @@ use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::conntrack::stale::Frontends;
+use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
 use crate::desired::{Desired, FamilyCounts, Sync};
@@ -32,14 +34,14 @@ use crate::metrics::Phase;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
+use crate::node::lifecycle::Lifecycle;
 use crate::settings::Mode;
 use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
-/// Waits between attempts to write what the kernel refused.
+/// First wait between attempts to write what the kernel refused; the longest is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// What reaches the loop from outside.
 pub struct Inbox {
@@ -73,7 +75,9 @@ pub struct Agent {
     health: Health,
     reports: Reports,
     health_checks: HealthChecks,
+    lifecycle: Lifecycle,
     sweeper: Sweeper,
+    reconciler: Reconciler,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
     /// When to bring the node up to date again, if that failed.
@@ -85,7 +89,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node, reports: Reports) -> Self {
+    pub fn new(
+        node_name: String,
+        desired: Desired,
+        kernel: Kernel,
+        node: Node,
+        lifecycle: Lifecycle,
+        reports: Reports,
+    ) -> Self {
         Self {
             node_name,
             mode: Mode::default(),
@@ -96,10 +107,12 @@ impl Agent {
             node,
             counters: kernel.counters,
             loaded: kernel.loaded,
-            health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone()),
+            health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone(), reports.events.clone()),
             health: reports.health.clone(),
             reports,
+            lifecycle,
             sweeper: Sweeper::new(kernel.flows),
+            reconciler: Reconciler::default(),
             retry: None,
             node_retry: None,
             synced: false,
@@ -143,6 +156,11 @@ impl Agent {
                     let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
                     self.note("flows", swept);
                 }
+                reconciled = self.reconciler.next() => {
+                    let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
+                    self.note("conntrack", reconciled);
+                }
+                error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
                     let ask = ask.context("nobody is left to ask")?;
                     let _work = self.reports.liveness.work();
@@ -169,7 +187,7 @@ impl Agent {
         if asked {
             self.reports.queued();
         }
-        if !self.node.before_sync(&self.desired, &self.health)? {
+        if !self.may_serve().inspect_err(|error| self.reports.events.node_changed(error))? {
             return Ok(());
         }
         self.pace.count();
@@ -184,7 +202,7 @@ impl Agent {
             Err(error) => {
                 self.health.begin(MAPS, format!("{error:#}"));
                 if due {
-                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
+                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(self.pace.sync_period));
                     self.retry = Some((Instant::now() + wait, wait));
                 }
             }
@@ -194,7 +212,7 @@ impl Agent {
         let started = Instant::now();
         let result = self.node.on_sync(&self.desired, written, &self.health).await;
         pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result.is_err().then(|| Instant::now() + RETRY_MAX);
+        self.node_retry = result.is_err().then(|| Instant::now() + self.pace.sync_period);
         self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
         self.note(NODE, result);
         // The cluster says which of the node's addresses are its own.
@@ -203,6 +221,19 @@ impl Agent {
             self.health_checks.set(self.desired.health_checks().clone()).await;
         }
         Ok(())
+    }
+
+    /// False if something has to be waited for, an error if the agent must begin anew.
+    fn may_serve(&mut self) -> Result<bool> {
+        let exists = self.lifecycle.learn(&self.desired, &self.health)?;
+        if !exists || !self.node.before_sync(&self.desired, &self.health)? {
+            self.lifecycle.wait();
+            return Ok(false);
+        }
+        if self.lifecycle.serve() {
+            self.reports.events.starting();
+        }
+        Ok(true)
     }
 
     /// Writes what has changed; if the pass is `full`, against what the maps really hold.
@@ -218,7 +249,8 @@ impl Agent {
         pass.passed(Phase::Model, model_time);
         pass.passed(Phase::Diff, started.elapsed().saturating_sub(model_time));
         for skipped in skipped {
-            warn!(object = skipped.object, field = skipped.field, why = skipped.why, "skipped");
+            warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
+            self.reports.events.skipped(&skipped, self.desired.uid(&skipped.object));
         }
         let write_started = Instant::now();
         let written = if pass.full { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
@@ -228,6 +260,9 @@ impl Agent {
             info!(changes = changes.len(), micros, "synced");
             self.syncs += 1;
             self.last_sync = Some(Timestamp::now());
+        }
+        if !self.synced || changes.iter().any(conntrack::concerns) {
+            self.reconciler.set_due(Frontends::of(self.desired.tables(), self.node.own_addresses()));
         }
         self.synced = true;
         written

@@ -30,7 +30,7 @@ pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_ci
 use policy::Policy;
 pub use policy::{algorithm, algorithm_name};
 pub use port::ServicePort;
-pub use read::Skipped;
+pub use read::{ObjectRef, Skipped};
 use read::{Reader, addr, cidr, ip, port_number, protocol};
 
 /// Another proxy serves a Service with this label (any value).

@@ -53,6 +53,7 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     let mode = own.one_of::<Mode>("mode", &kpx.mode);
     let pod_routes = own.one_of::<PodRoutes>("podRoutes", &kpx.pod_routes);
     let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
+    own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
     if !kpx.manifests.is_empty() {
         let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";

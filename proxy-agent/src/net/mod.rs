@@ -5,6 +5,7 @@ pub mod addr;
 pub mod anchor;
 pub mod filter;
 pub mod link;
+pub mod ports;
 pub mod role;
 pub mod route;
 pub mod rule;
