@@ -24,7 +24,11 @@ fn run(ns: &NetNs, program: &str, arguments: &str) -> Result<String> {
 fn what_a_killed_kpx_left_is_removed() -> Result<()> {
     let mut node = Node::start("killed", "--attach clsact")?;
     // Somebody else's filter beside ours keeps the qdisc.
-    run(&node.ns, "tc", "filter add dev wire ingress prio 7 protocol all bpf bytecode 1,6\u{a0}0\u{a0}0\u{a0}0, flowid 1:1")?;
+    run(
+        &node.ns,
+        "tc",
+        "filter add dev wire ingress prio 7 protocol all bpf bytecode 1,6\u{a0}0\u{a0}0\u{a0}0, flowid 1:1",
+    )?;
     node.kill()?;
     ensure!(run(&node.ns, "ip", "link")?.contains("kpx0"), "it left something");
     let mut said = String::new();
@@ -67,12 +71,14 @@ fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
         removed the nftables table ip kube-proxy
         removed the nftables table ip6 kube-proxy
         removed the device kube-ipvs0
-    "#]].assert_eq(&String::from_utf8(output.stdout)?);
+    "#]]
+    .assert_eq(&String::from_utf8(output.stdout)?);
     expect![[r#"
         fail   kube-proxy              runs, process 13998 — stop it: kubectl -n kube-system delete daemonset kube-proxy
         ok     kube-proxy's rules      none
         ok     kube-ipvs0              not there
-    "#]].assert_eq(&found(&ns)?);
+    "#]]
+    .assert_eq(&found(&ns)?);
     assert_eq!(run(&ns, "nft", "list tables")?, "table ip other\n", "what is not kube-proxy's stays");
     Ok(())
 }
