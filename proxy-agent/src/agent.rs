@@ -239,15 +239,17 @@ impl Agent {
     /// Writes what has changed; if the pass is `full`, against what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        let Sync { changes, skipped, triggers, model_time } = if pass.full {
+        self.desired.read();
+        let diff_started = Instant::now();
+        pass.passed(Phase::Model, diff_started.duration_since(started));
+        let Sync { changes, skipped, triggers } = if pass.full {
             self.desired.sync_from(&self.writer.read().context("read the maps")?)
         } else {
             self.desired.sync()
         };
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
-        pass.passed(Phase::Model, model_time);
-        pass.passed(Phase::Diff, started.elapsed().saturating_sub(model_time));
+        pass.passed(Phase::Diff, diff_started.elapsed());
         for skipped in skipped {
             warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
             self.reports.events.skipped(&skipped, self.desired.uid(&skipped.object));

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
@@ -62,8 +61,6 @@ pub struct Sync {
     pub skipped: Vec<Skipped>,
     /// What made it necessary, in the order in which it came.
     pub triggers: Vec<Trigger>,
-    /// Time taken to read the objects, of all the time that the pass took.
-    pub model_time: Duration,
 }
 
 /// How much is in force, for `status` and metrics.
@@ -150,13 +147,11 @@ impl Desired {
         self.pending
     }
 
-    /// Takes in what was applied since the last sync, and says what that changes in the tables.
-    pub fn sync(&mut self) -> Sync {
+    /// Reads the objects that were applied since the last sync: the first part of [`Self::sync`], for those who measure it.
+    pub fn read(&mut self) {
         if !self.is_complete() {
-            return Sync::default();
+            return;
         }
-        self.pending = Pending::default();
-        let started = Instant::now();
         for name in std::mem::take(&mut self.dirty) {
             let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);
@@ -167,16 +162,19 @@ impl Desired {
             };
             self.unreadable.replace(name, skipped, &mut self.news);
         }
-        let model_time = started.elapsed();
+    }
+
+    /// Takes in what was applied since the last sync, and says what that changes in the tables.
+    pub fn sync(&mut self) -> Sync {
+        if !self.is_complete() {
+            return Sync::default();
+        }
+        self.read();
+        self.pending = Pending::default();
         let mut changes = Vec::new();
         changes.extend(self.v4.settle(&mut self.tables.v4, &mut self.news).into_iter().map(Change::V4));
         changes.extend(self.v6.settle(&mut self.tables.v6, &mut self.news).into_iter().map(Change::V6));
-        Sync {
-            changes,
-            skipped: std::mem::take(&mut self.news),
-            triggers: std::mem::take(&mut self.triggers),
-            model_time,
-        }
+        Sync { changes, skipped: std::mem::take(&mut self.news), triggers: std::mem::take(&mut self.triggers) }
     }
 
     /// Like [`Self::sync`], but what changes against what the maps really hold: at the start, and after a failed write.

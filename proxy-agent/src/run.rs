@@ -2,6 +2,8 @@
 
 mod servers;
 
+use std::os::fd::OwnedFd;
+
 use anyhow::{Context, Result, anyhow, bail};
 use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -34,7 +36,7 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(settings: Settings) -> Result<()> {
-    let (health, metrics) = (Health::default(), Metrics::new());
+    let (health, source_health, metrics) = (Health::default(), Health::default(), Metrics::new());
     let liveness = Liveness::new(settings.sync_period, settings.mode);
     let (asker, asks) = Asker::new();
     let (events, event_queue) = Events::new(&settings.node_name);
@@ -47,11 +49,8 @@ pub async fn run(settings: Settings) -> Result<()> {
     let socket = control::listen(&settings.run_dir)?;
     let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries };
     let datapath = Datapath::load(object::embedded()?, loading)?;
-    // The kernel measures for as long as this is open.
-    let _stats =
-        if settings.bpf_stats { Some(enable_stats(Stats::RunTime).context("measure programs")?) } else { None };
+    let _stats = settings.bpf_stats.then(measure_programs).transpose()?;
     let (netlink, handle) = net::connect()?;
-    let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
     let mut inbox = Inbox { inputs, links, asks, source_health: source_health.clone() };
@@ -64,10 +63,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     let patience = is_node.then_some(settings.node_timeout);
     let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
     conntrack::sysctl::apply(&settings.conntrack, &events);
-    let ports = ReservedPorts::reserve();
-    if let Err(error) = &ports {
-        warn!(error = format!("{error:#}"), "source ports are not reserved");
-    }
+    let ports = reserve_ports();
     let work = async {
         let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
         let node = match started {
@@ -136,6 +132,17 @@ impl Signals {
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
+}
+
+/// A node without them is served all the same.
+fn reserve_ports() -> Result<ReservedPorts> {
+    let ports = ReservedPorts::reserve();
+    ports.inspect_err(|error| warn!(error = format!("{error:#}"), "source ports are not reserved"))
+}
+
+/// The kernel measures how often and how long programs run, for as long as the result is open.
+fn measure_programs() -> Result<OwnedFd> {
+    enable_stats(Stats::RunTime).context("have the kernel measure programs")
 }
 
 /// Two links a device are two open files, and the usual limit is 1,024.

@@ -1,9 +1,11 @@
 //! A scrape configuration for kube-proxy keeps its series.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use expect_test::expect_file;
 use jiff::Timestamp;
 use kpx_tests::agent::wait_until;
 use kpx_tests::exposition::{Exposition, Metric, lint, parse};
@@ -87,6 +89,7 @@ fn every_series_of_kube_proxy_is_there() -> Result<()> {
     let unlisted: Vec<_> = found.keys().filter(|name| !listed.contains(*name)).collect();
     ensure!(unlisted.is_empty(), "not listed here: {unlisted:?}");
 
+    document(&metrics);
     let faults = lint(&metrics, MISNAMED);
     ensure!(faults.is_empty(), "{faults:#?}");
     cluster.get(METRICS, "/healthz")?;
@@ -96,6 +99,21 @@ fn every_series_of_kube_proxy_is_there() -> Result<()> {
     let ok = [("method", "GET"), ("code", "200"), ("host", "127.0.0.1:6443")];
     ensure!(total(&metrics, "rest_client_requests_total", &ok) >= 8.0, "four lists and four watches");
     kpx.stop()
+}
+
+/// Its table is what kpx says of itself. `UPDATE_EXPECT=1` writes it anew.
+fn document(metrics: &Exposition) {
+    const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    const BEGIN: &str = "UPDATE_EXPECT=1. -->\n";
+    let text = fs::read_to_string(DOCUMENT).expect("the document");
+    let (before, _) = text.split_once(BEGIN).expect("the place of the table");
+    let rows = metrics.iter().map(|(name, metric)| {
+        let labels: BTreeSet<&str> = metric.samples.iter().flat_map(|s| s.labels.keys()).map(String::as_str).collect();
+        let labels: Vec<_> = labels.into_iter().filter(|label| *label != "le").map(|l| format!("`{l}`")).collect();
+        format!("| `{name}` | {} | {} | {} |\n", metric.kind, labels.join(", "), metric.help.trim_end_matches('.'))
+    });
+    let table = format!("\n| metric | type | labels | what it says |\n|---|---|---|---|\n{}", rows.collect::<String>());
+    expect_file![DOCUMENT].assert_eq(&format!("{before}{BEGIN}{table}"));
 }
 
 /// As the lists above have it.
