@@ -40,9 +40,8 @@ use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemSta
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
-/// Waits between attempts to write what the kernel refused.
+/// First wait between attempts to write what the kernel refused; the longest is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// What reaches the loop from outside.
 pub struct Inbox {
@@ -203,7 +202,7 @@ impl Agent {
             Err(error) => {
                 self.health.begin(MAPS, format!("{error:#}"));
                 if due {
-                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
+                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(self.pace.sync_period));
                     self.retry = Some((Instant::now() + wait, wait));
                 }
             }
@@ -213,7 +212,7 @@ impl Agent {
         let started = Instant::now();
         let result = self.node.on_sync(&self.desired, written, &self.health).await;
         pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result.is_err().then(|| Instant::now() + RETRY_MAX);
+        self.node_retry = result.is_err().then(|| Instant::now() + self.pace.sync_period);
         self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
         self.note(NODE, result);
         // The cluster says which of the node's addresses are its own.

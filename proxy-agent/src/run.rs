@@ -2,7 +2,7 @@
 
 mod servers;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -83,13 +83,13 @@ pub async fn run(settings: Settings) -> Result<()> {
         };
         let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, reports);
         agent.mode = mode;
-        agent.pace = Pace::new(settings.min_sync_period);
+        agent.pace = Pace::new(settings.sync_period, settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
             result = source.run(node_name, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
-            changed = settings.files.changed() => changed.and_then(|change| bail!("{change}: to be started anew with it")),
+            change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             () = control::serve(socket, asker.clone(), scrape_router(asker, metrics)) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {

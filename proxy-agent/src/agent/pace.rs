@@ -5,8 +5,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How often passes may come, and whether one waits.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Pace {
+    /// What could not be done is tried again so often at least.
+    pub(super) sync_period: Duration,
     /// At most one pass in this time.
     min_period: Duration,
     last: Option<Instant>,
@@ -14,8 +16,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub fn new(min_period: Duration) -> Self {
-        Self { min_period, ..Self::default() }
+    pub fn new(sync_period: Duration, min_period: Duration) -> Self {
+        Self { sync_period, min_period, last: None, is_waiting: false }
     }
 
     /// Something has changed. Whether a pass may come at once; if not, it waits.
@@ -40,6 +42,13 @@ impl Pace {
     }
 }
 
+/// kube-proxy's period, and no wait.
+impl Default for Pace {
+    fn default() -> Self {
+        Self::new(Duration::from_secs(30), Duration::ZERO)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
@@ -50,7 +59,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_comes_too_early_waits_for_its_time() {
-        let mut pace = Pace::new(SECOND);
+        let mut pace = Pace::new(30 * SECOND, SECOND);
         assert!(pace.ask(), "the first comes at once");
         pass(&mut pace);
         let first = Instant::now();
@@ -73,7 +82,7 @@ mod tests {
         pass(&mut pace);
         assert!(pace.ask());
         assert_eq!(pace.due(), None);
-        let mut early = Pace::new(SECOND);
+        let mut early = Pace::new(30 * SECOND, SECOND);
         assert!(early.ask());
         early.begin();
         assert!(early.ask(), "what came to nothing does not count");
