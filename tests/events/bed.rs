@@ -1,7 +1,8 @@
 //! A node in a namespace of its own, its API server, and kpx on it.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -57,6 +58,13 @@ impl Bed {
 
     /// Starts kpx, and waits until it answers.
     pub(crate) fn start(&self, arguments: &str) -> Result<Kpx<'_>> {
+        let kpx = self.spawn(arguments)?;
+        wait_until(DEADLINE, "kpx answers", || Ok(kpx.status().is_ok())).with_context(|| self.log())?;
+        Ok(kpx)
+    }
+
+    /// Starts kpx, which may end at once.
+    pub(crate) fn spawn(&self, arguments: &str) -> Result<Kpx<'_>> {
         let log = fs::File::options().create(true).append(true).open(self.dir.path().join("log"))?;
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--kubeconfig"]).arg(self.dir.path().join("kubeconfig"));
@@ -64,9 +72,7 @@ impl Bed {
         // Its size is the machine's, which a test leaves alone.
         command.args(["--conntrack-max-per-core", "0"]);
         let child = self.node.spawn(command.stdout(Stdio::null()).stderr(log))?;
-        let kpx = Kpx { bed: self, child };
-        wait_until(DEADLINE, "kpx answers", || Ok(kpx.status().is_ok())).with_context(|| self.log())?;
-        Ok(kpx)
+        Ok(Kpx { bed: self, child })
     }
 
     /// Starts kpx, and waits until all is well.
@@ -113,6 +119,18 @@ impl Kpx<'_> {
     pub(crate) fn wait(&self, what: &str, holds: impl Fn(&Status) -> bool) -> Result<()> {
         wait_until(DEADLINE, what, || Ok(holds(&self.status()?)))
             .with_context(|| format!("{:?}\n{}", self.status(), self.bed.log()))
+    }
+
+    /// What it answers at `/metrics`.
+    pub(crate) fn metrics(&self) -> Result<String> {
+        let ask = || {
+            let mut stream = TcpStream::connect(("127.0.0.1", 10249))?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: kpx\r\nConnection: close\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        self.bed.node.run(ask)
     }
 
     pub(crate) fn wait_problem(&self, what: &str, why: &str) -> Result<()> {

@@ -53,6 +53,21 @@ fn a_health_check_port_that_is_taken_is_told_of_its_service() -> Result<()> {
 }
 
 #[test]
+fn servers_that_must_be_had_and_cannot_are_told_of_the_node() -> Result<()> {
+    let cases = [(10256, "FailedToStartProxierHealthcheck"), (10249, "FailedToStartMetricServer")];
+    for (port, reason) in cases {
+        let bed = Bed::with_node()?;
+        let _taken = bed.node.run(|| TcpListener::bind(("127.0.0.1", port)))?;
+        let addresses = "--healthz-bind-address 127.0.0.1:10256 --metrics-bind-address 127.0.0.1:10249";
+        bed.spawn(&format!("--bind-address-hard-fail {addresses}"))?.fails("Address already in use")?;
+        let event = bed.told(reason, |_| true)?;
+        assert_eq!((&event["type"], &event["action"]), (&json!("Warning"), &json!("StartKubeProxy")));
+        assert_eq!(event["regarding"]["uid"], "n1");
+    }
+    Ok(())
+}
+
+#[test]
 fn who_gets_no_frontend_and_who_cannot_be_read_is_told_by_its_uid() -> Result<()> {
     let bed = Bed::with_node()?;
     let shares = |name, nth| {
