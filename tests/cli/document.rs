@@ -56,7 +56,7 @@ fn check() -> Result<String> {
 }
 
 /// What differs from run to run stands as `N`, a port that the kernel or kpx chose as `:ppppp`.
-fn masked(text: &str) -> String {
+pub(crate) fn masked(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let mut masked = String::new();
         for (index, word) in line.split(' ').enumerate() {

@@ -4,6 +4,8 @@
 mod cleanup;
 mod document;
 mod ends;
+mod flows;
 mod help;
 mod node;
 mod schema;
+mod wide;

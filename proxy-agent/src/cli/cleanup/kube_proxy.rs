@@ -11,6 +11,7 @@ use crate::net::Handle;
 
 pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()> {
     let rules = KubeProxyRules::find()?;
+    ensure!(!rules.unknown, "neither nft nor iptables is installed to look for kube-proxy's rules");
     for family in &rules.tables {
         run("nft", &["delete", "table", family, "kube-proxy"])?;
         removed.add(format!("the nftables table {family} kube-proxy"));
