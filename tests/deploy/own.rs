@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
+use caps::{CapSet, Capability};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, ContainerPort};
 use k8s_openapi::api::rbac::v1::ClusterRole;
@@ -27,7 +28,12 @@ fn what_the_manifests_grant_is_enough() -> Result<()> {
     ensure!(!asked.is_empty(), "nothing was asked of the API server");
     let refused: Vec<_> = asked.iter().filter(|asked| !granted.contains(*asked)).collect();
     ensure!(refused.is_empty(), "the ClusterRole does not grant {refused:?}");
-    ensure!(!kpx.log().contains(" WARN "), "kpx lacks something:\n{}", kpx.log());
+    let log = kpx.log();
+    // A container that is this machine may lack what it should grant to those in it.
+    let excused =
+        if caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE)? { "\n" } else { "oom score" };
+    let warned: Vec<_> = log.lines().filter(|line| line.contains(" WARN ") && !line.contains(excused)).collect();
+    ensure!(warned.is_empty(), "kpx lacks something: {warned:?}");
     kpx.stop()?;
     cluster.serves_no_more("n1")
 }
