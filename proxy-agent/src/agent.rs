@@ -24,7 +24,7 @@ use crate::input::Input;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
-use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
+use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -36,6 +36,8 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
+    /// Routes have changed. Silent on a node, which asks for none.
+    pub routes: mpsc::Receiver<()>,
     pub asks: mpsc::Receiver<Ask>,
     /// What is wrong with the source.
     pub source_health: Health,
@@ -107,6 +109,13 @@ impl Agent {
                     let result = self.node.on_link(event, &self.health).await;
                     self.note("devices", result);
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
+                    if self.node.is_outside() {
+                        self.sync().await?;
+                    }
+                }
+                Some(()) = inbox.routes.recv() => {
+                    self.node.on_routes();
+                    self.sync().await?;
                 }
                 () = sleep_until(retry_at) => self.sync().await?,
                 swept = self.sweeper.next() => self.note("flows", swept),
@@ -128,6 +137,8 @@ impl Agent {
         if !self.desired.is_complete() || !self.node.before_sync(&self.desired, &self.health)? {
             return Ok(());
         }
+        let scouted = self.node.scout(&mut self.desired, &self.health).await;
+        self.note("routes to backends", scouted);
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         match self.write(due) {
             Ok(()) if due => {
@@ -217,6 +228,7 @@ impl Agent {
             syncs: self.syncs,
             problems: problems.iter().chain(source_problems).map(problem_status).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
+            unreachable: self.unreachable(),
             devices: devices.collect(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
@@ -238,6 +250,18 @@ impl Agent {
             maps: self.loaded.maps.clone(),
             programs: self.loaded.programs.clone(),
         })
+    }
+
+    fn unreachable(&self) -> Vec<UnreachableStatus> {
+        let by_service = self.desired.unreachable().into_iter();
+        let all = by_service.flat_map(|(service, all)| all.into_iter().map(move |one| (service, one)));
+        let status = all.map(|(service, one)| UnreachableStatus {
+            service: service.to_string(),
+            port: format!("{}/{:?}", one.port, one.proto),
+            backend: one.backend,
+            why: one.to_string(),
+        });
+        status.collect()
     }
 
     fn options_status(&self) -> OptionsStatus {

@@ -16,6 +16,7 @@ use crate::tables::{FamilyTables, Tables};
 
 mod family;
 mod ledger;
+mod outside;
 
 use family::Family;
 use ledger::Ledger;

@@ -3,6 +3,7 @@
 pub mod detect;
 pub mod node_ports;
 mod options;
+mod outside;
 mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,11 +21,13 @@ use crate::health::Health;
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
 use crate::net::role::{Role, role};
-use crate::net::{Handle, LinkEvent, addr, rule, sysctl};
+use crate::net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
 use detect::Detection;
+use outside::Outside;
 use ways::{Surroundings, Want, Ways};
 
 pub use options::{Masquerade, NodeOptions};
+pub use outside::PodRouting;
 
 /// This node's devices, anchor, and ways to it.
 pub struct Node {
@@ -47,6 +50,10 @@ pub struct Node {
     node_addrs: (Addr4, Addr6),
     /// What [`Health`] was told of devices that could not be attached.
     failing: BTreeSet<String>,
+    /// This is no node.
+    outside: Option<Outside>,
+    /// lo carries a program: on a host outside only if a backend is one of its own sockets.
+    hooks_lo: bool,
 }
 
 /// What the cluster's objects say that concerns addresses and ways.
@@ -70,8 +77,13 @@ impl Node {
         let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
         attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
         let ways = Ways::open(&handle, anchor.ifindex).await?;
+        if options.outside != Some(PodRouting::Nodes) {
+            pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
+        }
         let mut node = Self {
             detection: Detection::new(options.detector.clone()),
+            outside: options.outside.map(|routing| Outside::new(handle.clone(), routing)),
+            hooks_lo: options.outside.is_none(),
             options,
             handle,
             attachments,
@@ -99,7 +111,8 @@ impl Node {
     /// Removes what outlives a process, whichever left it.
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
-        rules.and(anchor::remove(handle).await.context("remove the anchor"))
+        let pod_routes = pod_route::remove(handle).await.context("remove the routes to pods");
+        rules.and(pod_routes).and(anchor::remove(handle).await.context("remove the anchor"))
     }
 
     pub fn attachments(&self) -> &Attachments {
@@ -112,7 +125,7 @@ impl Node {
     }
 
     pub fn role(&self, ifindex: u32) -> Option<Role> {
-        self.links.get(&ifindex).map(|link| role(link, &self.links))
+        self.links.get(&ifindex).map(|link| self.role_of(link))
     }
 
     /// The addresses in force, as far as there are any.
@@ -139,6 +152,7 @@ impl Node {
     /// Takes in what the kernel says of devices.
     pub async fn on_link(&mut self, event: LinkEvent, health: &Health) -> Result<()> {
         let addrs_before = self.addrs_up();
+        self.on_routes(); // With a device or an address the kernel drops routes, and says nothing.
         let listed = matches!(event, LinkEvent::All(_));
         match event {
             LinkEvent::All(links) => self.links = links.into_iter().map(|link| (link.index, link)).collect(),
@@ -155,6 +169,28 @@ impl Node {
         let fresh = *fitted.as_ref().unwrap_or(&false);
         let led = self.update_ways(listed || lost || fresh, health).await;
         written.and(fitted.map(drop)).and(updated).and(led)
+    }
+
+    /// Whether this is no node.
+    pub fn is_outside(&self) -> bool {
+        self.outside.is_some()
+    }
+
+    /// Takes in that routes have changed, whoever did it.
+    pub fn on_routes(&mut self) {
+        self.outside.iter_mut().for_each(Outside::routes_changed);
+    }
+
+    /// Finds out what this host reaches, if it is no node.
+    pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
+        let Some(outside) = &mut self.outside else { return Ok(()) };
+        outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
+        let hooks_lo = desired.has_own_backend();
+        if self.hooks_lo != hooks_lo {
+            self.hooks_lo = hooks_lo;
+            self.attach(health);
+        }
+        Ok(())
     }
 
     /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
@@ -183,6 +219,9 @@ impl Node {
         let followed = self.follow(desired, health).await;
         // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
         let told = if written { self.write_service_cidrs(desired) } else { Ok(()) };
+        if let Some(outside) = &mut self.outside {
+            outside.report(desired, health);
+        }
         followed.and(told)
     }
 
@@ -215,6 +254,20 @@ impl Node {
         result
     }
 
+    /// Outside of the cluster nobody's pods are told from other clients.
+    fn role_of(&self, link: &Link) -> Role {
+        match role(link, &self.links) {
+            Role::Device { pod: true } if self.outside.is_some() => {
+                if link.master.is_some() {
+                    Role::Ignored("its bridge is served")
+                } else {
+                    Role::Device { pod: false }
+                }
+            }
+            role => role,
+        }
+    }
+
     /// The addresses of devices that are up.
     fn addrs_up(&self) -> BTreeSet<IpAddr> {
         let up = self.links.values().filter(|link| link.up);
@@ -226,10 +279,10 @@ impl Node {
         let mut carried = BTreeSet::from([self.anchor.ifindex]);
         let mut failing = BTreeSet::new();
         for link in self.links.values() {
-            let hooks = match role(link, &self.links) {
-                Role::Loopback => Hooks::Loopback,
+            let hooks = match self.role_of(link) {
+                Role::Loopback if self.hooks_lo => Hooks::Loopback,
                 Role::Device { .. } => Hooks::Both,
-                Role::Anchor | Role::Ignored(_) => continue,
+                Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };
             let what = format!("device {}", link.name);
             carried.insert(link.index);
@@ -254,7 +307,7 @@ impl Node {
 
     fn write_devices(&mut self) -> Result<()> {
         let devices = self.links.values().filter_map(|link| {
-            let Role::Device { pod } = role(link, &self.links) else { return None };
+            let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = self.detection.finds(link, &self.links);
             let flags = if pod { Device::POD } else { 0 } | if detected { Device::DETECTED } else { 0 };
             let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);

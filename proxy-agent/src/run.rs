@@ -4,6 +4,7 @@ pub(crate) mod options;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -19,8 +20,8 @@ use crate::control::Asker;
 use crate::datapath::{Datapath, Mechanism, Options};
 use crate::desired::Desired;
 use crate::health::Health;
-use crate::model::ModelOptions;
-use crate::node::{Node, NodeOptions};
+use crate::model::{ModelOptions, Reach};
+use crate::node::{Node, NodeOptions, PodRouting};
 use crate::settings::{Conntrack, Mode, Settings};
 use crate::source::{Source, kubernetes};
 use crate::{control, net, object};
@@ -33,6 +34,12 @@ const QUEUE: usize = 4_096;
 
 #[derive(Args, Debug)]
 pub struct RunArgs {
+    /// What this host is to the cluster.
+    #[arg(long, value_name = "MODE", default_value = "node")]
+    mode: Mode,
+    /// In mode host: on what to rely to reach pods, beside routes that are for them (default: off).
+    #[arg(long, value_name = "WHAT")]
+    pod_routes: Option<PodRouting>,
     /// Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "context", "master"])]
     manifests: Option<PathBuf>,
@@ -68,13 +75,18 @@ impl RunArgs {
     /// Errors name the flag.
     pub fn settings(&self) -> Result<Settings> {
         let (node_ips, service_cidrs) = (self.node_ips.clone(), self.service_cidrs.clone());
-        let node = self.services.apply(NodeOptions { node_ips, service_cidrs, ..NodeOptions::default() })?;
+        let outside = self.outside()?;
+        let node = self.services.apply(NodeOptions { node_ips, service_cidrs, outside, ..NodeOptions::default() })?;
         Ok(Settings {
             node_name: self.node_name()?,
-            mode: Mode::Node,
+            mode: self.mode,
             source: self.source(),
             node,
-            model: ModelOptions { algorithm: self.services.algorithm(), node_ips: self.node_ips.clone() },
+            model: ModelOptions {
+                algorithm: self.services.algorithm(),
+                node_ips: self.node_ips.clone(),
+                reach: self.reach(),
+            },
             attach: self.attach,
             run_dir: self.run_dir.clone(),
             healthz_address: None,
@@ -87,6 +99,19 @@ impl RunArgs {
             oom_score_adj: None,
             configz: serde_json::Value::Null,
         })
+    }
+
+    fn outside(&self) -> Result<Option<PodRouting>> {
+        match (self.mode, self.pod_routes) {
+            (Mode::Host, routing) => Ok(Some(routing.unwrap_or_default())),
+            (Mode::Node, None) => Ok(None),
+            (Mode::Node, Some(_)) => bail!("--pod-routes is for --mode host: a node's pod network has its routes"),
+        }
+    }
+
+    fn reach(&self) -> Option<Arc<Reach>> {
+        let default_leads_to_pods = self.pod_routes == Some(PodRouting::Default);
+        (self.mode == Mode::Host).then(|| Arc::new(Reach { default_leads_to_pods, ..Reach::default() }))
     }
 
     fn source(&self) -> Source {
@@ -127,7 +152,8 @@ pub async fn run(settings: Settings) -> Result<()> {
     let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
-    let mut inbox = Inbox { inputs, links, asks, source_health: source_health.clone() };
+    let (route_sender, routes) = mpsc::channel(1);
+    let mut inbox = Inbox { inputs, links, routes, asks, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
@@ -137,7 +163,9 @@ pub async fn run(settings: Settings) -> Result<()> {
             Ok(node) => node,
             Err(error) => return Node::clean(&handle).await.and(Err(error)),
         };
-        let desired = Desired::with_options(node_name.clone(), settings.model);
+        // Outside of the cluster no Node is this host's, whatever its name.
+        let node_of_ours = (settings.mode == Mode::Node).then(|| node_name.clone());
+        let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
         let kernel = Kernel {
             tables: datapath.tables,
             flows: datapath.flows,
@@ -148,8 +176,9 @@ pub async fn run(settings: Settings) -> Result<()> {
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = agent.run(&mut inbox) => result.context("the loop"),
-            result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
+            result = source.run(node_of_ours, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
+            result = watch_routes(settings.mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
@@ -166,6 +195,14 @@ pub async fn run(settings: Settings) -> Result<()> {
     end.and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
+}
+
+/// On a node nobody asks for routes.
+async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
+    match mode {
+        Mode::Host => net::watch_routes(changes).await,
+        Mode::Node => std::future::pending().await,
+    }
 }
 
 /// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use comfy_table::Table;
@@ -30,6 +30,9 @@ pub struct Status {
     pub problems: Vec<ProblemStatus>,
     /// Objects, or parts of them, that could not be used.
     pub skipped: Vec<String>,
+    /// Backends that are left out because this host, which is no node, does not reach them.
+    #[serde(default)]
+    pub unreachable: Vec<UnreachableStatus>,
     pub devices: Vec<DeviceStatus>,
     /// By family.
     pub tables: BTreeMap<String, TableStatus>,
@@ -64,6 +67,17 @@ pub struct ProblemStatus {
     pub what: String,
     pub why: String,
     pub since: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreachableStatus {
+    /// `namespace/name`.
+    pub service: String,
+    /// Number and protocol: `80/TCP`.
+    pub port: String,
+    pub backend: SocketAddr,
+    pub why: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -115,6 +129,10 @@ pub fn render(status: &Status) -> Result<String> {
         status.problems.iter().map(|p| vec![p.what.clone(), p.why.clone(), format!("since {:.0}", p.since)]),
     )?;
     section(&mut text, "skipped", status.skipped.iter().map(|skipped| vec![skipped.clone()]))?;
+    let unreachable = status.unreachable.iter();
+    let unreachable =
+        unreachable.map(|u| vec![u.service.clone(), u.port.clone(), u.backend.to_string(), u.why.clone()]);
+    section(&mut text, "unreachable backends", unreachable)?;
     section(
         &mut text,
         "services",

@@ -103,6 +103,11 @@ impl Store {
         self.nodes.objects.get(&ObjectName::new("", &self.node_name))
     }
 
+    /// All that a source delivers.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.objects.values()
+    }
+
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
         self.services.objects.get(name)
     }
@@ -115,6 +120,10 @@ impl Store {
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> {
         let names = self.slices_of.get(service).into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
+    }
+
+    pub fn slices(&self) -> impl Iterator<Item = &EndpointSlice> {
+        self.slices.objects.values()
     }
 
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {

@@ -31,6 +31,8 @@ impl Node {
     pub const DETECTS6: u32 = 1 << 3;
     /// `--cluster-ip-external`: ClusterIPs serve clients outside, too.
     pub const CLUSTER_IP_EXTERNAL: u32 = 1 << 4;
+    /// `--mode host`: no node. Only the host's own sockets open flows, and its own addresses are nobody's frontends.
+    pub const HOST: u32 = 1 << 5;
 
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }

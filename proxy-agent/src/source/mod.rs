@@ -21,11 +21,11 @@ pub enum Source {
 impl Source {
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is `Update::All`.
     ///
-    /// `node_name` selects the Node that is sent. An error is one that waiting does not cure;
+    /// `node_name` selects the Node that is sent; without it all are. An error is one that waiting does not cure;
     /// all others are in `health` while the source keeps trying.
-    pub async fn run(self, node_name: String, inputs: Sender<Input>, health: Health) -> anyhow::Result<()> {
+    pub async fn run(self, node_name: Option<String>, inputs: Sender<Input>, health: Health) -> anyhow::Result<()> {
         match self {
-            Self::Kubernetes(options) => kubernetes::run(&options, &node_name, &inputs, &health).await,
+            Self::Kubernetes(options) => kubernetes::run(&options, node_name.as_deref(), &inputs, &health).await,
             Self::Manifests(folder) => manifests::run(folder, node_name, inputs, health).await,
         }
     }
