@@ -66,8 +66,20 @@ impl Bed {
         backends: &[&str],
         sees: Option<Dual>,
     ) -> Result<()> {
+        self.served_over(&Protocol::ALL, host, at, backends, sees)
+    }
+
+    /// The same over some protocols.
+    pub(crate) fn served_over(
+        &self,
+        protocols: &[Protocol],
+        host: &Host,
+        at: impl Fn(Family) -> SocketAddr,
+        backends: &[&str],
+        sees: Option<Dual>,
+    ) -> Result<()> {
         let want: BTreeSet<String> = backends.iter().map(|&name| name.to_owned()).collect();
-        each(|protocol, family| {
+        each(protocols, |protocol, family| {
             let mut last = String::new();
             let what = format!("{} reaches {want:?}", host.name);
             let served = wait_until(DEADLINE, &what, || {
@@ -84,7 +96,7 @@ impl Bed {
 
     /// Within [`DEADLINE`] everybody is refused, at once.
     pub(crate) fn refused(&self, host: &Host, at: impl Fn(Family) -> SocketAddr) -> Result<()> {
-        each(|protocol, family| {
+        each(&Protocol::ALL, |protocol, family| {
             wait_until(DEADLINE, &format!("{} is refused", host.name), || {
                 match Dial::new(protocol, at(family)).deadline(ANSWER).exchange(&host.ns, b"hello") {
                     Err(Fault::Refused) => Ok(true),
@@ -96,10 +108,10 @@ impl Bed {
     }
 }
 
-fn each(holds: impl Fn(Protocol, Family) -> Result<()>) -> Result<()> {
-    for protocol in Protocol::ALL {
+fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) -> Result<()> {
+    for protocol in protocols {
         for family in Family::ALL {
-            holds(protocol, family).with_context(|| format!("by {protocol} over {family}"))?;
+            holds(*protocol, family).with_context(|| format!("by {protocol} over {family}"))?;
         }
     }
     Ok(())
@@ -116,6 +128,12 @@ pub(crate) fn route(host: &Host, verb: &str, node: &Node) -> Result<()> {
     let routes = Family::ALL
         .map(|family| format!("route {verb} {} via {}", node.pod_net.cidr(family), node.host.addrs.ip(family)));
     host.ns.ip(&routes.join("\n"))
+}
+
+/// Gives a host on the nodes' segment a default route, through the fabric.
+pub(crate) fn default_route(lab: &Lab, host: &Host, verb: &str) -> Result<()> {
+    let route = |family| format!("route {verb} default via {}", lab.fabric.addrs.ip(family));
+    host.ns.ip(&Family::ALL.map(route).join("\n"))
 }
 
 /// The networks to which kpx has made routes through their nodes.
@@ -171,7 +189,8 @@ pub(crate) fn state(host: &Host) -> Result<String> {
         state += &host.ns.exec(Command::new(command).args(args))?;
         state += "\n";
     }
-    let settings = host.ns.exec(Command::new("sysctl").args(["-a", "--pattern", "^net\\.ipv[46]\\.(conf|ip_forward)"]))?;
+    let settings =
+        host.ns.exec(Command::new("sysctl").args(["-a", "--pattern", "^net\\.ipv[46]\\.(conf|ip_forward)"]))?;
     // One is of the moment when the interface got its address.
     state.extend(settings.lines().filter(|line| !line.contains("stable_secret")).map(|line| format!("{line}\n")));
     for device in ["lo", "eth0", "eth1"] {

@@ -5,9 +5,11 @@ mod changes;
 
 use anyhow::{Context, Result, ensure};
 use kpx_tests::agent::{Agent, Service, wait_until};
-use kpx_tests::lab::{Family, Layout};
+use kpx_tests::lab::{Dual, Family, Layout};
 
-use crate::bed::{Bed, DEADLINE, PORT, is_as_before, pod_routes, problem, route, routes_of, state, unreachable};
+use crate::bed::{
+    Bed, DEADLINE, PORT, default_route, is_as_before, pod_routes, problem, route, routes_of, state, unreachable,
+};
 
 const NODE_PORT: u16 = 30080;
 
@@ -44,16 +46,13 @@ fn whatever_rp_filter_says_with_and_without_a_default_route() -> Result<()> {
         let kpx = bed.outside(c, &[])?;
         for default in ["without", "with"] {
             let at = || format!("rp_filter {rp_filter}, {default} a default route");
-            let verb = if default == "with" { "add" } else { "replace" };
-            let lines = Family::ALL.map(|family| format!("default via {}", bed.lab.fabric.addrs.ip(family)));
-            c.ns.ip(&lines.each_ref().map(|line| format!("route {verb} {line}")).join("\n"))?;
-            if default == "without" {
-                c.ns.ip(&lines.each_ref().map(|line| format!("route del {line}")).join("\n"))?;
+            if default == "with" {
+                default_route(&bed.lab, c, "add")?;
             }
             bed.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs)).with_context(at)?;
         }
         kpx.stop()?;
-        c.ns.ip("route del default\n-6 route del default").ok();
+        default_route(&bed.lab, c, "del")?;
     }
     Ok(())
 }
@@ -171,7 +170,8 @@ fn through_the_default_route_if_the_operator_says_so() -> Result<()> {
     bed.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs))?;
     ensure!(pod_routes(c)?.is_empty());
     // No route at all is none of the operator's.
-    c.ns.ip("route del default\n-6 route del default")?;
+    let gateway = Dual { v4: "198.51.100.1".parse()?, v6: "fd00:198:51::1".parse()? };
+    c.ns.ip(&Family::ALL.map(|family| format!("route del default via {}", gateway.ip(family))).join("\n"))?;
     wait_until(DEADLINE, "both are out of reach", || {
         Ok(problem(&kpx, "Service default/web")?.is_some_and(|why| why.contains("no route leads to it")))
     })?;
