@@ -22,12 +22,12 @@ use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
 use crate::net::role::{Role, role};
 use crate::net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
+use crate::settings::PodRoutes;
 use detect::Detection;
 use outside::Outside;
 use ways::{Surroundings, Want, Ways};
 
 pub use options::{Masquerade, NodeOptions};
-pub use outside::PodRouting;
 
 /// This node's devices, anchor, and ways to it.
 pub struct Node {
@@ -77,7 +77,7 @@ impl Node {
         let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
         attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
         let ways = Ways::open(&handle, anchor.ifindex).await?;
-        if options.outside != Some(PodRouting::Nodes) {
+        if options.outside != Some(PodRoutes::Nodes) {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
         let mut node = Self {

@@ -27,7 +27,7 @@ impl Desired {
     pub fn addresses_to_ask_for(&self) -> BTreeSet<IpAddr> {
         let Some(reach) = &self.options.reach else { return BTreeSet::new() };
         let slices = self.dirty.iter().flat_map(|name| self.store.slices_of(name));
-        let addresses = slices.flat_map(endpoint_addresses).chain(node_addresses(&self.store));
+        let addresses = slices.flat_map(|slice| endpoint_addresses(slice)).chain(node_addresses(&self.store));
         addresses.filter(|ip| !reach.leads.contains_key(ip)).collect()
     }
 

@@ -11,6 +11,7 @@ use k8s_openapi::api::discovery::v1::Endpoint;
 use proxy_common::addr::{Addr, Proto};
 
 use super::node::{node_addresses, pod_cidrs};
+use crate::settings::PodRoutes;
 use crate::store::Store;
 
 /// What the host's routes say of the addresses that somebody asked for.
@@ -19,6 +20,13 @@ pub struct Reach {
     /// The default route leads to pods, says the operator.
     pub default_leads_to_pods: bool,
     pub leads: BTreeMap<IpAddr, Lead>,
+}
+
+impl Reach {
+    /// Before anything was asked.
+    pub fn unknown(pod_routes: PodRoutes) -> Self {
+        Self { default_leads_to_pods: pod_routes == PodRoutes::Default, leads: BTreeMap::new() }
+    }
 }
 
 /// What the host's routes say of one address.

@@ -8,7 +8,7 @@ use proxy_common::device::Node;
 
 use super::detect::Detector;
 use super::node_ports::NodePortAddresses;
-use super::outside::PodRouting;
+use crate::settings::PodRoutes;
 
 /// What an operator says about this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct NodeOptions {
     /// ClusterIPs serve clients outside the cluster, too.
     pub cluster_ip_external: bool,
     /// Of a host that is no node.
-    pub outside: Option<PodRouting>,
+    pub outside: Option<PodRoutes>,
 }
 
 /// Which clients' addresses are replaced by the node's.

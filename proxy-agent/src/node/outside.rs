@@ -11,18 +11,7 @@ use crate::model::{Lead, Peer, Unreachable};
 use crate::net::link::Link;
 use crate::net::pod_route::{Hop, PodRoutes};
 use crate::net::{Handle, fib};
-
-/// `--pod-routes`: on what this host may rely to reach pods, beside routes that are for them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum PodRouting {
-    /// On nothing: the default route does not count.
-    #[default]
-    Off,
-    /// On the default route: its gateway knows where pods are.
-    Default,
-    /// On the nodes: kpx makes routes to the pods of every node that is this host's neighbour, where there are none.
-    Nodes,
-}
+use crate::settings;
 
 pub(super) struct Outside {
     handle: Handle,
@@ -37,8 +26,8 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    pub(super) fn new(handle: Handle, routing: PodRouting) -> Self {
-        let pod_routes = (routing == PodRouting::Nodes).then(|| PodRoutes::new(handle.clone()));
+    pub(super) fn new(handle: Handle, routing: settings::PodRoutes) -> Self {
+        let pod_routes = (routing == settings::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
         Self { handle, pod_routes, peers: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
     }
 
