@@ -29,7 +29,7 @@ pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
-pub use outside::{Lead, Obstacle, Peer, Reach, Unreachable, endpoint_addresses, peers};
+pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
 pub use policy::{algorithm, algorithm_name};
 pub use port::ServicePort;

@@ -81,7 +81,12 @@ impl Node {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
         let mut node = Self {
-            detection: Detection::new(options.detector.clone()),
+            // Outside nobody's pods are told apart, nor is there a Node to learn from.
+            detection: if options.outside.is_none() {
+                Detection::new(options.detector.clone())
+            } else {
+                Detection::default()
+            },
             outside: options.outside.map(|routing| Outside::new(handle.clone(), routing)),
             hooks_lo: options.outside.is_none(),
             options,

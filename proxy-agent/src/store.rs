@@ -58,8 +58,9 @@ impl Store {
             }
             Input::EndpointSlice(update) => Dirty::Services(self.apply_slices(update)),
             Input::Node(update) => {
-                self.nodes.apply(update, |_, _, _| {});
-                Dirty::Node
+                let mut changed = false;
+                self.nodes.apply(update, |_, _, _| changed = true);
+                if changed { Dirty::Node } else { Dirty::Services(BTreeSet::new()) }
             }
             Input::ServiceCidr(update) => {
                 self.service_cidrs.apply(update, |_, _, _| {});

@@ -103,6 +103,8 @@ fn policies_external_addresses_and_backends_of_the_hosts_own() -> Result<()> {
     let here = Service::new("here", 13, &["xl"], PORT);
     [&internal, &shop, &taken, &here].into_iter().try_for_each(|service| bed.put(service))?;
     c.add_addrs("eth0", own)?;
+    c.ns.sysctl("ipv4/ip_forward", "1")?;
+    c.ns.sysctl("ipv6/conf/all/forwarding", "1")?;
     let servers = Servers::start()?;
     for family in Family::ALL {
         servers.serve_at(c, "own", (own.ip(family), 80).into())?;

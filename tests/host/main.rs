@@ -2,6 +2,7 @@
 
 mod bed;
 mod changes;
+mod unit;
 
 use anyhow::{Context, Result, ensure};
 use kpx_tests::agent::{Agent, Service, wait_until};

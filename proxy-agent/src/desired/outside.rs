@@ -2,49 +2,40 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use proxy_common::addr::Addr;
 
 use super::Desired;
 use super::family::Family;
 use crate::input::ObjectName;
-use crate::model::{Lead, NodeModel, Peer, Unreachable, endpoint_addresses, peers};
-use crate::store::Store;
+use crate::model::{Lead, Outside, Unreachable, endpoint_addresses};
 
 impl Desired {
-    /// All nodes of the cluster that the source delivers, by name.
-    pub fn peers(&self) -> BTreeMap<String, Peer> {
-        peers(&self.store)
+    /// What is known of a cluster of which this host is no node.
+    pub fn outside(&self) -> Option<&Outside> {
+        self.node.outside.as_ref()
     }
 
     /// All addresses on whose routes the state depends.
     pub fn addresses_to_reach(&self) -> BTreeSet<IpAddr> {
-        self.store.slices().flat_map(endpoint_addresses).chain(node_addresses(&self.store)).collect()
+        let nodes = self.outside().into_iter().flat_map(Outside::node_addresses);
+        self.store.slices().flat_map(endpoint_addresses).chain(nodes).collect()
     }
 
     /// Those of them of whose routes nothing is known.
     pub fn addresses_to_ask_for(&self) -> BTreeSet<IpAddr> {
-        let Some(reach) = &self.options.reach else { return BTreeSet::new() };
+        let Some(outside) = self.outside() else { return BTreeSet::new() };
         let slices = self.dirty.iter().flat_map(|name| self.store.slices_of(name));
-        let addresses = slices.flat_map(|slice| endpoint_addresses(slice)).chain(node_addresses(&self.store));
-        addresses.filter(|ip| !reach.leads.contains_key(ip)).collect()
+        let addresses = slices.flat_map(|slice| endpoint_addresses(slice)).chain(outside.node_addresses());
+        addresses.filter(|ip| outside.lead(ip).is_none()).collect()
     }
 
     /// Takes in where the routes lead: more than was known, or `all` that is known from now on.
     pub fn learn_leads(&mut self, leads: BTreeMap<IpAddr, Lead>, all: bool) {
-        let Some(mut reach) = self.options.reach.take() else { return };
-        // So that it is ours alone, and need not be copied.
-        self.node.outside = None;
-        let known = &mut Arc::make_mut(&mut reach).leads;
-        let before = if all { std::mem::take(known) } else { BTreeMap::new() };
-        known.extend(leads);
-        let changed: BTreeSet<IpAddr> =
-            before.iter().filter(|(ip, lead)| known.get(ip) != Some(lead)).map(|(ip, _)| *ip).collect();
-        self.options.reach = Some(reach);
-        self.node = NodeModel::of(&self.store, &self.options);
+        let (Some(reach), Some(outside)) = (&mut self.options.reach, &mut self.node.outside) else { return };
+        let changed = outside.learn(reach, leads, all);
         // What was not known before is of Services that are dirty anyway.
-        if node_addresses(&self.store).any(|ip| changed.contains(&ip)) {
+        if outside.node_addresses().any(|ip| changed.contains(&ip)) {
             self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
         } else if !changed.is_empty() {
             let touched = |name: &ObjectName| {
@@ -86,8 +77,4 @@ impl<A: Addr> Family<A> {
     fn is_served(&self, service: &ObjectName) -> bool {
         self.models.get(service).is_some_and(|model| model.ports.values().any(|port| !port.cluster.is_empty()))
     }
-}
-
-fn node_addresses(store: &Store) -> impl Iterator<Item = IpAddr> {
-    store.nodes().flat_map(crate::model::node_addresses)
 }

@@ -105,6 +105,33 @@ impl Outside {
         Self { reach, nodes: peers(store) }
     }
 
+    /// All nodes of the cluster, by name.
+    pub fn nodes(&self) -> &BTreeMap<String, Peer> {
+        &self.nodes
+    }
+
+    pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.nodes.values().flat_map(|peer| peer.addresses.iter().copied())
+    }
+
+    /// Where the routes lead, if that is known of an address.
+    pub fn lead(&self, addr: &IpAddr) -> Option<&Lead> {
+        self.reach.leads.get(addr)
+    }
+
+    /// Takes in where the routes lead: more than was known, or `all` that is known from now on. Of which addresses that
+    /// was known otherwise.
+    pub fn learn(&mut self, reach: &mut Arc<Reach>, leads: BTreeMap<IpAddr, Lead>, all: bool) -> BTreeSet<IpAddr> {
+        // So that it is the other's alone, and need not be copied.
+        self.reach = Arc::default();
+        let known = &mut Arc::make_mut(reach).leads;
+        let before = if all { std::mem::take(known) } else { BTreeMap::new() };
+        known.extend(leads);
+        let changed = before.iter().filter(|(ip, lead)| known.get(ip) != Some(lead)).map(|(ip, _)| *ip).collect();
+        self.reach = Arc::clone(reach);
+        changed
+    }
+
     /// The node addresses at which a node port may be dialled: of each ready node one.
     pub(super) fn ready_nodes<A: Addr>(&self) -> impl Iterator<Item = A> {
         self.nodes.values().filter_map(|peer| self.entrance(peer))
@@ -139,8 +166,7 @@ impl Outside {
     }
 }
 
-/// All nodes of the cluster, by name.
-pub fn peers(store: &Store) -> BTreeMap<String, Peer> {
+fn peers(store: &Store) -> BTreeMap<String, Peer> {
     let peer = |node: &Node| {
         let name = node.metadata.name.clone().unwrap_or_default();
         (name, Peer { addresses: node_addresses(node), pod_cidrs: pod_cidrs(node), ready: is_ready(node) })

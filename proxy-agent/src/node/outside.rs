@@ -44,33 +44,27 @@ impl Outside {
         anchor: u32,
         health: &Health,
     ) -> Result<()> {
-        let peers = desired.peers();
-        let all = self.stale || peers != self.peers;
+        let Some(outside) = desired.outside() else { return Ok(()) };
+        let all = self.stale || *outside.nodes() != self.peers;
         if all {
             // So that a failure below lets the next attempt begin anew.
             self.stale = true;
-            self.make_routes(&peers, links, anchor, health).await?;
+            self.peers = outside.nodes().clone();
+            self.make_routes(links, anchor, health).await?;
         }
         let addrs = if all { desired.addresses_to_reach() } else { desired.addresses_to_ask_for() };
         if all || !addrs.is_empty() {
             desired.learn_leads(fib::leads(&self.handle, &addrs, anchor).await?, all);
         }
-        self.peers = peers;
         self.stale = false;
         Ok(())
     }
 
-    async fn make_routes(
-        &mut self,
-        peers: &BTreeMap<String, Peer>,
-        links: &BTreeMap<u32, Link>,
-        anchor: u32,
-        health: &Health,
-    ) -> Result<()> {
-        let Some(pod_routes) = &mut self.pod_routes else { return Ok(()) };
-        let addrs = peers.values().flat_map(|peer| peer.addresses.iter().copied()).collect();
+    async fn make_routes(&self, links: &BTreeMap<u32, Link>, anchor: u32, health: &Health) -> Result<()> {
+        let Some(pod_routes) = &self.pod_routes else { return Ok(()) };
+        let addrs = self.peers.values().flat_map(|peer| peer.addresses.iter().copied()).collect();
         let leads = fib::leads(&self.handle, &addrs, anchor).await?;
-        let refused = pod_routes.reconcile(&hops(peers, &leads, links)).await?;
+        let refused = pod_routes.reconcile(&hops(&self.peers, &leads, links)).await?;
         match refused.first() {
             None => health.end(POD_ROUTES),
             Some(first) => health.begin(POD_ROUTES, format!("{} refused, first {first}", refused.len())),

@@ -1,6 +1,7 @@
 //! A host that is no node: what its routes make of the backends.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use expect_test::{Expect, expect};
@@ -47,7 +48,7 @@ fn peer(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
 
 /// As the node does it: asks for what is not known, then syncs.
 fn settle(desired: &mut Desired, leads: &[(&str, Lead)]) -> String {
-    let known: BTreeMap<_, _> = leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
+    let known: BTreeMap<IpAddr, _> = leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
     let asked = desired.addresses_to_ask_for();
     let answers = asked.into_iter().filter_map(|ip| Some((ip, known.get(&ip)?.clone()))).collect();
     desired.learn_leads(answers, false);
@@ -165,12 +166,12 @@ fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
         PodRoutes::Off,
         [web(30_080).external_local().into(), gone().into()],
         expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=0 local=0
-        unreachable default/web 10.244.2.5:80: only the default route leads to it, and no ready node is reached that takes the node port for it
-        unreachable default/web 10.244.2.6:80: only the default route leads to it, and no ready node is reached that takes the node port for it
-        cut off default/web
-    "#]],
+            10.96.0.1 address
+            10.96.0.1:80/tcp cluster-ip cluster=0 local=0 external-local
+            unreachable default/web 10.244.2.5:80: only the default route leads to it, and no ready node is reached that takes the node port for it
+            unreachable default/web 10.244.2.6:80: only the default route leads to it, and no ready node is reached that takes the node port for it
+            cut off default/web
+        "#]],
     );
 }
 
@@ -182,10 +183,10 @@ fn a_node_is_as_good_as_its_best_endpoint() {
         PodRoutes::Off,
         [web.clone().into(), slice.into()],
         expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 192.0.2.12:30080
-    "#]],
+            10.96.0.1 address
+            10.96.0.1:80/tcp cluster-ip cluster=1 local=0 external-local has-endpoints
+              cluster[0] -> 192.0.2.12:30080
+        "#]],
     );
 }
 
@@ -197,9 +198,9 @@ fn nobody_is_local() {
         PodRoutes::Off,
         [two.into(), pods.into()],
         expect![[r#"
-        10.96.0.2 address
-        10.96.0.2:80/tcp cluster-ip cluster=0 local=0
-    "#]],
+            10.96.0.2 address
+            10.96.0.2:80/tcp cluster-ip cluster=0 local=0 internal-local
+        "#]],
     );
 }
 
