@@ -24,6 +24,7 @@ use crate::control::client::Client;
 use crate::run::RUN_DIR;
 use crate::trace::{TraceArgs, trace};
 
+pub(crate) use cleanup::{CleanupArgs, cleanup};
 pub use output::print;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
@@ -50,7 +51,7 @@ enum Command {
     Devices(devices::DevicesArgs),
     Trace(Box<TraceArgs>),
     Check(check::CheckArgs),
-    Cleanup(cleanup::CleanupArgs),
+    Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -82,7 +83,7 @@ impl Cli {
             Command::Devices(args) => done(devices::devices(&args).await),
             Command::Trace(args) => done(trace(*args).await),
             Command::Check(args) => check::check(&args).await,
-            Command::Cleanup(args) => done(cleanup::cleanup(&args).await),
+            Command::Cleanup(args) => done(cleanup(&args).await),
             Command::Completions(args) => done(manual::completions(&args)),
             Command::Man(args) => done(manual::man(&args)),
         };

@@ -17,6 +17,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::http_server;
+use crate::metrics::Readings;
 use crate::status::Status;
 use crate::view::{NameView, ServiceView, Snapshot};
 
@@ -26,6 +27,8 @@ pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
     /// All Services that are served.
     Services(oneshot::Sender<Snapshot>),
+    /// What a scrape needs of the loop.
+    Readings(oneshot::Sender<Result<Readings>>),
 }
 
 /// Questions that may wait for the loop.
@@ -56,6 +59,10 @@ impl Asker {
         self.of_snapshot(Snapshot::names).await
     }
 
+    pub async fn readings(&self) -> Result<Readings> {
+        self.ask(Ask::Readings).await?
+    }
+
     async fn of_snapshot<T: Send + 'static>(&self, make: fn(&Snapshot) -> T) -> Result<T> {
         let snapshot = self.ask(Ask::Services).await?;
         tokio::task::spawn_blocking(move || make(&snapshot)).await.context("look at the Services")
@@ -68,9 +75,9 @@ impl Asker {
     }
 }
 
-/// Answers on `listener` until it is dropped.
-pub async fn serve(listener: UnixListener, asker: Asker) {
-    http_server::serve(listener, router().with_state(asker)).await;
+/// Answers on `listener` until it is dropped; `more` beside what it answers itself.
+pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
+    http_server::serve(listener, router().with_state(asker).merge(more)).await;
 }
 
 fn router() -> Router<Asker> {

@@ -28,7 +28,7 @@ use endpoints::{Detour, Joined};
 pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
-pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
+pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
 pub use policy::{algorithm, algorithm_name};

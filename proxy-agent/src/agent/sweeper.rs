@@ -1,7 +1,7 @@
 //! Looks through the flow tables now and then.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
@@ -17,7 +17,7 @@ pub(super) struct Sweeper {
     period: Interval,
     /// The tables, while no sweep is under way.
     flows: Option<FlowMaps>,
-    sweep: Option<JoinHandle<(FlowMaps, Result<SweptFamilies>)>>,
+    sweep: Option<JoinHandle<(FlowMaps, Result<SweptFamilies>, Duration)>>,
     last: SweptFamilies,
 }
 
@@ -35,22 +35,29 @@ impl Sweeper {
         &self.last
     }
 
-    /// Waits for the end of the next sweep. May be cancelled: the sweep goes on and is waited for the next time.
-    pub(super) async fn next(&mut self) -> Result<()> {
+    /// How many flows the last sweep removed.
+    pub(super) fn expired(&self) -> u64 {
+        self.last.values().map(|swept| swept.expired as u64).sum()
+    }
+
+    /// Waits for the end of the next sweep, and says how long it took. May be cancelled: the sweep goes on and is waited
+    /// for the next time.
+    pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
             self.period.tick().await;
             let mut flows = self.flows.take().context("the flow tables were lost in a sweep that failed")?;
             self.sweep = Some(tokio::task::spawn_blocking(move || {
+                let started = Instant::now();
                 let swept = flows.sweep();
-                (flows, swept)
+                (flows, swept, started.elapsed())
             }));
         }
-        let Some(sweep) = &mut self.sweep else { return Ok(()) };
+        let sweep = self.sweep.as_mut().context("no sweep is under way")?;
         let ended = sweep.await;
         self.sweep = None;
-        let (flows, swept) = ended.context("sweep flows")?;
+        let (flows, swept, duration) = ended.context("sweep flows")?;
         self.flows = Some(flows);
         self.last = swept?;
-        Ok(())
+        Ok(duration)
     }
 }

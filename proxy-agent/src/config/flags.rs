@@ -1,16 +1,14 @@
 //! The flags of `kpx run`: kube-proxy's and kpx's own, each with the field that it stands for.
 
+mod arg;
 pub(super) mod table;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _, ValueParser};
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::duration::GoDuration;
 use super::kube_proxy::with_port;
 use super::tree;
 use table::FLAGS;
@@ -168,159 +166,6 @@ impl StandsFor {
             Self::Kpx(field) => (super::KpxConfiguration::KIND, vec![field]),
             Self::Deed | Self::Nothing => ("", Vec::new()),
         }
-    }
-}
-
-impl Args for RunArgs {
-    fn augment_args(command: Command) -> Command {
-        command.args(FLAGS.iter().map(Flag::arg))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for RunArgs {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(given(matches, FLAGS.iter())))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Args for NodeArgs {
-    fn augment_args(command: Command) -> Command {
-        command
-            .args(node_flags().map(Flag::arg).map(|arg| arg.help_heading("Of the node of --manifests, as of kpx run")))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for NodeArgs {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(given(matches, node_flags())))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-fn node_flags() -> impl Iterator<Item = &'static Flag> {
-    FLAGS.iter().filter(|flag| table::OF_A_NODE.contains(&flag.name))
-}
-
-fn given(matches: &ArgMatches, flags: impl Iterator<Item = &'static Flag>) -> Given {
-    let one = |flag: &'static Flag| {
-        let mut values = matches.get_many::<Value>(flag.name)?.cloned();
-        let first = values.next()?;
-        Some((flag.name, values.fold(first, tree::join)))
-    };
-    Given(flags.filter_map(one).collect())
-}
-
-impl Flag {
-    fn arg(&self) -> Arg {
-        let arg = Arg::new(self.name).long(self.name).value_parser(self.kind.parser()).help(self.help);
-        let arg = self.aliases.iter().fold(arg, |arg, alias| match alias.as_bytes() {
-            [letter] => arg.short(char::from(*letter)),
-            _ => arg.visible_alias(*alias),
-        });
-        let arg = arg.value_name(self.kind.value_name()).value_hint(self.kind.hint());
-        let arg = match self.kind {
-            Kind::Switch | Kind::Version => {
-                arg.num_args(0..=1).require_equals(true).default_missing_value("true").hide_possible_values(true)
-            }
-            _ => arg.num_args(1).allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
-        };
-        // Given again, lists go on and all else begins anew.
-        let arg = match self.kind {
-            Kind::List | Kind::Gates => arg.action(ArgAction::Append),
-            _ => arg.action(ArgAction::Set).overrides_with(self.name),
-        };
-        let heading = match self.stands_for {
-            _ if !self.is_obeyed => "Taken from kube-proxy and ignored",
-            StandsFor::Kpx(_) => "Of kpx alone",
-            StandsFor::Deed => "Deeds and files",
-            _ => "As of kube-proxy",
-        };
-        arg.help_heading(heading).hide_short_help(!self.is_obeyed)
-    }
-}
-
-impl Kind {
-    pub(super) fn value_name(self) -> &'static str {
-        match self {
-            Self::Switch => "BOOL",
-            Self::Integer => "N",
-            Self::Number => "NUMBER",
-            Self::Text => "TEXT",
-            Self::File => "FILE",
-            Self::Dir => "DIR",
-            Self::List => "A,B,…",
-            Self::Gates => "A=BOOL,…",
-            Self::Duration => "DURATION",
-            Self::OneOf(_) => "HOW",
-            Self::Version => "HOW",
-        }
-    }
-
-    fn hint(self) -> ValueHint {
-        match self {
-            Self::File => ValueHint::FilePath,
-            Self::Dir => ValueHint::DirPath,
-            _ => ValueHint::Unknown,
-        }
-    }
-
-    fn parser(self) -> ValueParser {
-        match self {
-            Self::OneOf(values) => {
-                let empty = PossibleValue::new("").hide(true);
-                PossibleValuesParser::new(values.iter().map(PossibleValue::new).chain([empty])).map(Value::from).into()
-            }
-            Self::Version => {
-                PossibleValuesParser::new(["true", "false", "raw"]).map(|text| Value::from(text != "false")).into()
-            }
-            _ => ValueParser::new(move |text: &str| self.parse(text)),
-        }
-    }
-
-    fn parse(self, text: &str) -> Result<Value, String> {
-        let items = || text.split(',').map(str::trim).filter(|item| !item.is_empty());
-        match self {
-            Self::Switch => switch(text).map(Value::from),
-            Self::Integer => text.parse::<i64>().map(Value::from).map_err(|_| "must be an integer".to_owned()),
-            Self::Number => text.parse::<f64>().map(Value::from).map_err(|_| "must be a number".to_owned()),
-            Self::List => Ok(items().map(Value::from).collect()),
-            Self::Gates => {
-                let gate = |item: &str| {
-                    let (name, value) =
-                        item.split_once('=').ok_or_else(|| format!("{item:?} is not NAME=true|false"))?;
-                    Ok((name.trim().to_owned(), Value::from(switch(value.trim())?)))
-                };
-                items().map(gate).collect::<Result<Map<_, _>, String>>().map(Value::Object)
-            }
-            Self::Duration => text.parse::<GoDuration>().map(|_| Value::from(text)).map_err(|error| error.to_string()),
-            Self::Text | Self::File | Self::Dir | Self::OneOf(_) | Self::Version => Ok(Value::from(text)),
-        }
-    }
-}
-
-/// As Go's `strconv.ParseBool`.
-fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("must be true or false".to_owned()),
     }
 }
 

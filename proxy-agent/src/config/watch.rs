@@ -3,10 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use notify::{EventKind, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::warn;
+
+/// How often to look without having been woken: a node may have too few inotify instances left, and inotify does not see
+/// what lies behind more than one link.
+const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Files as they were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,14 +34,21 @@ impl Files {
 
     /// Waits until one of them says something else, or cannot be read any more; then says which. What has been written
     /// without a change is no change, and neither is a ConfigMap that is mounted anew with the same content.
-    pub async fn changed(&self) -> Result<String> {
+    pub async fn changed(&self) -> String {
+        if self.0.is_empty() {
+            return std::future::pending().await;
+        }
         let woken = Arc::new(Notify::new());
-        let _watcher = self.watch(&woken)?;
+        let watcher = self.watch(&woken);
+        if let Err(error) = &watcher {
+            warn!(error = format!("{error:#}"), "the configuration is polled, as it cannot be watched");
+        }
         loop {
             if let Some(change) = self.0.iter().find_map(change) {
-                return Ok(change);
+                return change;
             }
-            woken.notified().await;
+            // Woken or not: it is time to look.
+            let _ = timeout(INTERVAL, woken.notified()).await;
         }
     }
 

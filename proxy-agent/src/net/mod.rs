@@ -4,6 +4,7 @@
 pub mod addr;
 pub mod anchor;
 pub mod fib;
+pub mod filter;
 pub mod link;
 pub mod pod_route;
 pub mod role;
