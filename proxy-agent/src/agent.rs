@@ -137,13 +137,15 @@ impl Agent {
                     let result = self.node.on_link(event, &self.health).await;
                     self.note("devices", result);
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
-                    if self.node.is_outside() {
+                    if self.node.is_outside() && self.pace.ask() {
                         self.sync().await?;
                     }
                 }
                 Some(()) = inbox.routes.recv() => {
                     self.node.on_routes();
-                    self.sync().await?;
+                    if self.pace.ask() {
+                        self.sync().await?;
+                    }
                 }
                 () = sleep_until(retry_at) => {
                     let _work = self.reports.liveness.work();

@@ -20,7 +20,7 @@ use crate::desired::Desired;
 use crate::health::Health;
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
-use crate::net::role::{Role, role};
+use crate::net::role::Role;
 use crate::net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
 use crate::settings::PodRoutes;
 use detect::Detection;
@@ -176,28 +176,6 @@ impl Node {
         written.and(fitted.map(drop)).and(updated).and(led)
     }
 
-    /// Whether this is no node.
-    pub fn is_outside(&self) -> bool {
-        self.outside.is_some()
-    }
-
-    /// Takes in that routes have changed, whoever did it.
-    pub fn on_routes(&mut self) {
-        self.outside.iter_mut().for_each(Outside::routes_changed);
-    }
-
-    /// Finds out what this host reaches, if it is no node.
-    pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
-        let Some(outside) = &mut self.outside else { return Ok(()) };
-        outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
-        let hooks_lo = desired.has_own_backend();
-        if self.hooks_lo != hooks_lo {
-            self.hooks_lo = hooks_lo;
-            self.attach(health);
-        }
-        Ok(())
-    }
-
     /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
     /// must begin anew.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
@@ -257,20 +235,6 @@ impl Node {
             self.wanted = before; // So that the next sync tries again.
         }
         result
-    }
-
-    /// Outside of the cluster nobody's pods are told from other clients.
-    fn role_of(&self, link: &Link) -> Role {
-        match role(link, &self.links) {
-            Role::Device { pod: true } if self.outside.is_some() => {
-                if link.master.is_some() {
-                    Role::Ignored("its bridge is served")
-                } else {
-                    Role::Device { pod: false }
-                }
-            }
-            role => role,
-        }
     }
 
     /// The addresses of devices that are up.

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 use ipnet::IpNet;
 
+use super::Node;
 use crate::desired::Desired;
 use crate::health::Health;
 use crate::model::{Lead, Peer, Unreachable};
 use crate::net::link::Link;
 use crate::net::pod_route::{Hop, PodRoutes};
+use crate::net::role::{Role, role};
 use crate::net::{Handle, fib};
 use crate::settings;
 
@@ -82,6 +84,44 @@ impl Outside {
         }
         self.reported.difference(&cut_off).for_each(|what| health.end(what));
         self.reported = cut_off;
+    }
+}
+
+impl Node {
+    /// Whether this is no node.
+    pub fn is_outside(&self) -> bool {
+        self.outside.is_some()
+    }
+
+    /// Takes in that routes have changed, whoever did it.
+    pub fn on_routes(&mut self) {
+        self.outside.iter_mut().for_each(Outside::routes_changed);
+    }
+
+    /// Finds out what this host reaches, if it is no node.
+    pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
+        let Some(outside) = &mut self.outside else { return Ok(()) };
+        outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
+        let hooks_lo = desired.has_own_backend();
+        if self.hooks_lo != hooks_lo {
+            self.hooks_lo = hooks_lo;
+            self.attach(health);
+        }
+        Ok(())
+    }
+
+    /// Outside of the cluster nobody's pods are told from other clients.
+    pub(super) fn role_of(&self, link: &Link) -> Role {
+        match role(link, &self.links) {
+            Role::Device { pod: true } if self.outside.is_some() => {
+                if link.master.is_some() {
+                    Role::Ignored("its bridge is served")
+                } else {
+                    Role::Device { pod: false }
+                }
+            }
+            role => role,
+        }
     }
 }
 
