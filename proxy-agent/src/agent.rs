@@ -22,6 +22,8 @@ use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::conntrack::stale::Frontends;
+use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
 use crate::desired::{Desired, FamilyCounts, Sync};
@@ -32,6 +34,7 @@ use crate::metrics::Phase;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
+use crate::node::lifecycle::Lifecycle;
 use crate::settings::Mode;
 use crate::status::{
     DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
@@ -76,7 +79,9 @@ pub struct Agent {
     health: Health,
     reports: Reports,
     health_checks: HealthChecks,
+    lifecycle: Lifecycle,
     sweeper: Sweeper,
+    reconciler: Reconciler,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
     /// When to bring the node up to date again, if that failed.
@@ -88,7 +93,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node, reports: Reports) -> Self {
+    pub fn new(
+        node_name: String,
+        desired: Desired,
+        kernel: Kernel,
+        node: Node,
+        lifecycle: Lifecycle,
+        reports: Reports,
+    ) -> Self {
         Self {
             node_name,
             mode: Mode::default(),
@@ -99,10 +111,12 @@ impl Agent {
             node,
             counters: kernel.counters,
             loaded: kernel.loaded,
-            health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone()),
+            health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone(), reports.events.clone()),
             health: reports.health.clone(),
             reports,
+            lifecycle,
             sweeper: Sweeper::new(kernel.flows),
+            reconciler: Reconciler::default(),
             retry: None,
             node_retry: None,
             synced: false,
@@ -155,6 +169,11 @@ impl Agent {
                     let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
                     self.note("flows", swept);
                 }
+                reconciled = self.reconciler.next() => {
+                    let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
+                    self.note("conntrack", reconciled);
+                }
+                error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
                     let ask = ask.context("nobody is left to ask")?;
                     let _work = self.reports.liveness.work();
@@ -183,7 +202,7 @@ impl Agent {
         if asked {
             self.reports.queued();
         }
-        if !self.node.before_sync(&self.desired, &self.health)? {
+        if !self.may_serve().inspect_err(|error| self.reports.events.node_changed(error))? {
             return Ok(());
         }
         self.pace.count();
@@ -219,6 +238,19 @@ impl Agent {
         Ok(())
     }
 
+    /// False if something has to be waited for, an error if the agent must begin anew.
+    fn may_serve(&mut self) -> Result<bool> {
+        let exists = self.lifecycle.learn(&self.desired, &self.health)?;
+        if !exists || !self.node.before_sync(&self.desired, &self.health)? {
+            self.lifecycle.wait();
+            return Ok(false);
+        }
+        if self.lifecycle.serve() {
+            self.reports.events.starting();
+        }
+        Ok(true)
+    }
+
     /// Writes what has changed; if the pass is `full`, against what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
@@ -232,7 +264,8 @@ impl Agent {
         pass.passed(Phase::Model, model_time);
         pass.passed(Phase::Diff, started.elapsed().saturating_sub(model_time));
         for skipped in skipped {
-            warn!(object = skipped.object, field = skipped.field, why = skipped.why, "skipped");
+            warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
+            self.reports.events.skipped(&skipped, self.desired.uid(&skipped.object));
         }
         let write_started = Instant::now();
         let written = if pass.full { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
@@ -242,6 +275,9 @@ impl Agent {
             info!(changes = changes.len(), micros, "synced");
             self.syncs += 1;
             self.last_sync = Some(Timestamp::now());
+        }
+        if !self.synced || changes.iter().any(conntrack::concerns) {
+            self.reconciler.set_due(Frontends::of(self.desired.tables(), self.node.own_addresses()));
         }
         self.synced = true;
         written

@@ -125,6 +125,7 @@ impl Configuration {
             sync_period: period(checked.common.sync_period),
             min_sync_period: period(checked.common.min_sync_period),
             conntrack: checked.conntrack.clone(),
+            node_timeout: period(kpx.node_timeout),
             oom_score_adj: Some(kube_proxy.oom_score_adj),
             configz: configz::configz(kube_proxy, kpx),
             flow_entries: (kpx.flow_table_size > 0).then_some(kpx.flow_table_size),

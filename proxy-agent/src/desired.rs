@@ -13,7 +13,7 @@ use proxy_common::frontend::FrontendKind;
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName};
 use crate::metrics::Trigger;
-use crate::model::{self, HealthCheck, ModelOptions, NodeModel, ServiceModel, Skipped};
+use crate::model::{self, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
 use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
 use crate::view::{ServiceSnapshot, Snapshot};
@@ -227,6 +227,16 @@ impl Desired {
     /// The ranges from which this node's pods have their addresses, if its object says so.
     pub fn pod_cidrs(&self) -> Vec<IpNet> {
         self.store.node().map(model::pod_cidrs).unwrap_or_default()
+    }
+
+    /// Whether this node has an object, as far as anybody says.
+    pub fn has_node(&self) -> Option<bool> {
+        (!self.store.is_node_refused()).then(|| self.store.node().is_some())
+    }
+
+    /// See [`Store::uid`].
+    pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
+        self.store.uid(object)
     }
 
     /// All that is skipped, as of the last sync.

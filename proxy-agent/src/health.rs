@@ -32,6 +32,11 @@ impl Health {
         self.0.borrow().clone()
     }
 
+    /// Whether this is a problem just now.
+    pub fn has(&self, what: &str) -> bool {
+        self.0.borrow().contains_key(what)
+    }
+
     /// Wakes at every change.
     pub fn subscribe(&self) -> watch::Receiver<Problems> {
         self.0.subscribe()

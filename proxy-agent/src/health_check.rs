@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::info;
 
+use crate::events::Events;
 use crate::health::Health;
 use crate::http_server;
 use crate::input::ObjectName;
@@ -32,6 +33,7 @@ const BACKLOG: i32 = 128;
 pub struct HealthChecks {
     health: Health,
     liveness: Liveness,
+    events: Events,
     want: BTreeMap<ObjectName, HealthCheck>,
     addrs: BTreeSet<IpAddr>,
     open: BTreeMap<ObjectName, Check>,
@@ -46,9 +48,9 @@ struct Check {
 }
 
 impl HealthChecks {
-    /// What is wrong goes to `health`; `liveness` says whether services are being served.
-    pub fn new(health: Health, liveness: Liveness) -> Self {
-        Self { health, liveness, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
+    /// What is wrong goes to `health` and is told; `liveness` says whether services are being served.
+    pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
+        Self { health, liveness, events, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
     }
 
     /// Takes in what Services ask for, after a sync.
@@ -91,7 +93,13 @@ impl HealthChecks {
             check.local_endpoints.store(want.local_endpoints, Ordering::Relaxed);
             match check.listen(name, &self.addrs, &self.liveness) {
                 Ok(()) => self.health.end(&problem(name)),
-                Err(error) => self.health.begin(&problem(name), format!("{error:#}")),
+                Err(error) => {
+                    // Tried again with every sync, and told once.
+                    if !self.health.has(&problem(name)) {
+                        self.events.health_check_failed(name, want.port, &error);
+                    }
+                    self.health.begin(&problem(name), format!("{error:#}"));
+                }
             }
         }
     }

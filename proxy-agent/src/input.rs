@@ -23,6 +23,8 @@ pub enum Input {
 pub enum Update<K> {
     /// All there are: what is not among them is gone. Every source starts with this, for every kind.
     All(Vec<K>),
+    /// Nobody says which there are, in place of the first list: the API server does not serve this kind, or not to us.
+    Refused,
     /// A new object, or a new version of one.
     Put(Box<K>),
     Del(ObjectName),

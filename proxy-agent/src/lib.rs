@@ -12,12 +12,14 @@ pub mod store;
 pub mod tables;
 
 // The node.
+pub mod conntrack;
 pub mod datapath;
 pub mod net;
 pub mod node;
 
 // What others ask the agent.
 pub mod control;
+pub mod events;
 pub mod health_check;
 pub mod healthz;
 mod http_server;

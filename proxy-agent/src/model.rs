@@ -33,7 +33,7 @@ pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_ad
 use policy::Policy;
 pub use policy::{algorithm, algorithm_name};
 pub use port::ServicePort;
-pub use read::Skipped;
+pub use read::{ObjectRef, Skipped};
 use read::{Reader, addr, cidr, ip, port_number, protocol};
 
 /// Another proxy serves a Service with this label (any value).

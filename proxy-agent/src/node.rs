@@ -1,6 +1,7 @@
 //! This node: which devices carry programs, the anchor and the ways to it, and what the programs know of all that.
 
 pub mod detect;
+pub mod lifecycle;
 pub mod node_ports;
 mod options;
 mod outside;
@@ -298,7 +299,8 @@ impl Node {
         self.maps.set_addrs(&addrs)
     }
 
-    fn own_addresses(&self) -> BTreeSet<IpAddr> {
+    /// Those of all devices.
+    pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
 pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
     fn name<K: kube::Resource>(update: &Update<K>) -> ObjectName {
         match update {
-            Update::All(_) => panic!("a list is about many"),
+            Update::All(_) | Update::Refused => panic!("a list is about many"),
             Update::Put(object) => ObjectName::from(&**object),
             Update::Del(name) => name.clone(),
         }

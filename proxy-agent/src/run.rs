@@ -7,20 +7,24 @@ use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
+use crate::events::{Events, Queue};
 use crate::health::Health;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
+use crate::net::ports::ReservedPorts;
 use crate::node::Node;
+use crate::node::lifecycle::Lifecycle;
 use crate::run::servers::Servers;
 use crate::settings::{Mode, Settings};
-use crate::{control, net, object};
+use crate::source::Source;
+use crate::{conntrack, control, net, object};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
@@ -33,8 +37,9 @@ pub async fn run(settings: Settings) -> Result<()> {
     let (health, metrics) = (Health::default(), Metrics::new());
     let liveness = Liveness::new(settings.sync_period, settings.mode);
     let (asker, asks) = Asker::new();
-    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), health.clone());
-    let reports = Reports::new(health, liveness, metrics.clone());
+    let (events, event_queue) = Events::new(&settings.node_name);
+    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), health.clone(), events.clone());
+    let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let Settings { node_name, mode, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
@@ -54,6 +59,16 @@ pub async fn run(settings: Settings) -> Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
+    // A host that is no node has no object, and nobody there looks for what it has to tell.
+    let is_node = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
+    let event_queue = if is_node { event_queue } else { Queue::none() };
+    let patience = is_node.then_some(settings.node_timeout);
+    let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
+    conntrack::sysctl::apply(&settings.conntrack, &events);
+    let ports = ReservedPorts::reserve();
+    if let Err(error) = &ports {
+        warn!(error = format!("{error:#}"), "source ports are not reserved");
+    }
     let work = async {
         let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
         let node = match started {
@@ -69,17 +84,17 @@ pub async fn run(settings: Settings) -> Result<()> {
             counters: datapath.counters,
             loaded: datapath.loaded,
         };
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, reports);
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, reports);
         agent.mode = mode;
         agent.pace = Pace::new(settings.sync_period, settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
-            result = agent.run(&mut inbox) => result.context("the loop"),
-            result = source.run(node_of_ours, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
+            result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
+            result = source.run(node_of_ours, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
-            result = servers.run() => result.map(|never| match never {}),
+            result = tell(servers.run(), &events) => result.map(|never| match never {}),
             () = control::serve(socket, asker.clone(), scrape_router(asker, metrics)) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
@@ -93,7 +108,8 @@ pub async fn run(settings: Settings) -> Result<()> {
         end = work => end,
         () = netlink => bail!("the netlink socket has failed"),
     };
-    end.and(control::unlisten(&settings.run_dir))?;
+    let released = ports.map_or(Ok(()), ReservedPorts::release);
+    end.and(released).and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
 }
@@ -104,6 +120,13 @@ async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
         Mode::Host => net::watch_routes(changes).await,
         Mode::Node => std::future::pending().await,
     }
+}
+
+/// An error ends the agent only when the cluster was told.
+async fn tell<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
+    let result = work.await;
+    events.flushed().await;
+    result
 }
 
 /// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.

@@ -38,6 +38,8 @@ pub struct Settings {
     /// At most one sync in this time.
     pub min_sync_period: Duration,
     pub conntrack: Conntrack,
+    /// How long to wait for this node's object before giving up.
+    pub node_timeout: Duration,
     /// Of this process; None leaves it.
     pub oom_score_adj: Option<i32>,
     /// What `/configz` answers.

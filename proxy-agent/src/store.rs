@@ -10,6 +10,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use crate::input::{Input, ObjectName, Update};
 use crate::ip_family::IpFamily;
 use crate::metrics::Trigger;
+use crate::model::ObjectRef;
 
 /// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -122,6 +123,11 @@ impl Store {
         self.nodes.objects.values().map(Arc::as_ref)
     }
 
+    /// Whether nobody says if this node has an object.
+    pub fn is_node_refused(&self) -> bool {
+        self.nodes.refused
+    }
+
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
         self.services.objects.get(name).map(Arc::as_ref)
     }
@@ -138,6 +144,17 @@ impl Store {
 
     pub fn slices(&self) -> impl Iterator<Item = &EndpointSlice> {
         self.slices.objects.values().map(Arc::as_ref)
+    }
+
+    /// What the API server calls an object, whatever becomes of its name.
+    pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
+        let uid = match object.kind {
+            "Service" => self.services.uid(&object.name),
+            "EndpointSlice" => self.slices.uid(&object.name),
+            "ServiceCIDR" => self.service_cidrs.uid(&object.name),
+            _ => None,
+        };
+        uid.filter(|uid| !uid.is_empty())
     }
 
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {
@@ -165,20 +182,25 @@ fn service_of(slice: &EndpointSlice) -> Option<ObjectName> {
 struct Kind<K> {
     objects: BTreeMap<ObjectName, Arc<K>>,
     listed: bool,
+    refused: bool,
 }
 
 impl<K> Default for Kind<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), listed: false }
+        Self { objects: BTreeMap::new(), listed: false, refused: false }
     }
 }
 
 impl<K: kube::Resource + PartialEq> Kind<K> {
+    fn uid(&self, name: &ObjectName) -> Option<&str> {
+        self.objects.get(name)?.meta().uid.as_deref()
+    }
+
     /// Calls `changed(name, old, new)` for every object of which `update` really changes something.
     fn apply(&mut self, update: Update<K>, mut changed: impl FnMut(&ObjectName, Option<&K>, Option<&K>)) {
         match update {
             Update::All(objects) => {
-                self.listed = true;
+                (self.listed, self.refused) = (true, false);
                 let objects = objects.into_iter().map(|object| (ObjectName::from(&object), Arc::new(object))).collect();
                 let before = std::mem::replace(&mut self.objects, objects);
                 for (name, old) in &before {
@@ -194,6 +216,7 @@ impl<K: kube::Resource + PartialEq> Kind<K> {
                     }
                 }
             }
+            Update::Refused => (self.listed, self.refused) = (true, true),
             Update::Put(object) => {
                 let name = ObjectName::from(&*object);
                 let old = self.objects.get(&name).map(Arc::as_ref);

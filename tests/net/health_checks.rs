@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use proxy_agent::events::Events;
 use proxy_agent::health::Health;
 use proxy_agent::health_check::HealthChecks;
 use proxy_agent::input::ObjectName;
@@ -23,7 +24,7 @@ fn answers_are_those_of_kube_proxy() {
     in_netns(async {
         node().await?;
         let liveness = Liveness::new(Duration::ZERO, Mode::Node);
-        let mut checks = HealthChecks::new(Health::default(), liveness.clone());
+        let mut checks = HealthChecks::new(Health::default(), liveness.clone(), Events::new("n1").0);
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         checks.set(wanted(&[("web", 30100, 2), ("none", 30200, 0)])).await;
         for to in ["127.0.0.1:30100", "192.0.2.1:30100", "[::1]:30100", "[fd00::1]:30100"] {
@@ -74,7 +75,7 @@ const BODY: &str = "{
 fn listeners_follow_the_services_and_the_addresses() {
     in_netns(async {
         node().await?;
-        let mut checks = HealthChecks::new(Health::default(), liveness());
+        let mut checks = HealthChecks::new(Health::default(), liveness(), Events::new("n1").0);
         checks.listen_on(addrs(&["192.0.2.1", "fd00::1"])).await;
         checks.set(wanted(&[("web", 30100, 1), ("dns", 30200, 1)])).await;
         ensure!(ask("192.0.2.1:30100", "GET /").await.is_ok() && ask("[fd00::1]:30200", "GET /").await.is_ok());
@@ -111,7 +112,7 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
     in_netns(async {
         node().await?;
         let health = Health::default();
-        let mut checks = HealthChecks::new(health.clone(), liveness());
+        let mut checks = HealthChecks::new(health.clone(), liveness(), Events::new("n1").0);
         let taken = TcpListener::bind("192.0.2.1:30100").await?;
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         let want = wanted(&[("web", 30100, 1), ("dns", 30200, 1)]);

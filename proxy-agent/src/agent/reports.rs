@@ -5,7 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use crate::conntrack::Reconciled;
 use crate::desired::Desired;
+use crate::events::Events;
 use crate::health::Health;
 use crate::input::{Input, Update};
 use crate::ip_family::IpFamily;
@@ -17,6 +19,8 @@ pub struct Reports {
     /// What is wrong with the agent's own work.
     pub(super) health: Health,
     pub(super) liveness: Liveness,
+    /// What the cluster is told.
+    pub(super) events: Events,
     metrics: Metrics,
     latencies: Latencies,
 }
@@ -42,8 +46,8 @@ impl Pass {
 }
 
 impl Reports {
-    pub fn new(health: Health, liveness: Liveness, metrics: Metrics) -> Self {
-        Self { health, liveness, metrics, latencies: Latencies::since(Timestamp::now()) }
+    pub fn new(health: Health, liveness: Liveness, metrics: Metrics, events: Events) -> Self {
+        Self { health, liveness, events, metrics, latencies: Latencies::since(Timestamp::now()) }
     }
 
     pub(super) fn received(&self, input: &Input) {
@@ -102,6 +106,12 @@ impl Reports {
         }
     }
 
+    pub(super) fn reconciled(&self, reconciled: &[Reconciled]) {
+        for Reconciled { ip_family, duration, deleted } in reconciled {
+            self.metrics.proxy.conntrack.reconciled(*ip_family, *duration, *deleted);
+        }
+    }
+
     pub(super) fn swept(&self, duration: Duration, expired: u64) {
         self.metrics.own.swept(duration, expired);
     }
@@ -111,5 +121,6 @@ fn objects<K>(update: &Update<K>) -> u64 {
     match update {
         Update::All(objects) => objects.len() as u64,
         Update::Put(_) | Update::Del(_) => 1,
+        Update::Refused => 0,
     }
 }

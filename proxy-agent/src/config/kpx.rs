@@ -3,6 +3,7 @@
 use proxy_common::frontend::Algorithm;
 use serde::{Deserialize, Serialize};
 
+use super::duration::GoDuration;
 use crate::run::RUN_DIR;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +33,8 @@ pub struct KpxConfiguration {
     pub attach: String,
     /// Entries of each family's flow table; 0: as built.
     pub flow_table_size: u32,
+    /// How long to wait for this node's object before giving up.
+    pub node_timeout: GoDuration,
     pub run_dir: String,
     pub ui: bool,
     /// The kernel measures the programs.
@@ -60,6 +63,7 @@ impl Default for KpxConfiguration {
             pod_routes: "off".to_owned(),
             attach: String::new(),
             flow_table_size: 0,
+            node_timeout: GoDuration::secs(300),
             run_dir: RUN_DIR.to_owned(),
             ui: false,
             bpf_stats: false,

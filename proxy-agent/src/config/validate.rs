@@ -56,6 +56,7 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     let is_host = mode == Some(Mode::Host);
     own.check(is_host || pod_routes == Some(PodRoutes::Off), "podRoutes", &kpx.pod_routes, "is for mode host");
     let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
+    own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
     if !kpx.manifests.is_empty() {
         let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";

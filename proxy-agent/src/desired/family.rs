@@ -10,7 +10,7 @@ use super::FamilyCounts;
 use super::ledger::Ledger;
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
-use crate::model::{Claim, FamilyModel, Skipped};
+use crate::model::{Claim, FamilyModel, ObjectRef, Skipped};
 use crate::tables::FamilyTables;
 
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl<A: Addr> Family<A> {
             return None;
         }
         if let Some(owner) = self.claimants(&FrontendKey::address(key.addr)).next() {
-            return Some(format!("{} is the ClusterIP of Service {}", key.addr.ip(), owner.claim.service));
+            return Some(format!("{key:?} is at the ClusterIP of Service {}", owner.claim.service));
         }
         let holder = self.holder(&frontend.service).filter(|holder| holder.claim != model.claim)?;
         Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))
@@ -124,7 +124,8 @@ impl<A: Addr> Family<A> {
             let offer = model.frontends.get(key).filter(|offer| offer.frontend.kind != FrontendKind::ADDRESS)?;
             let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
             let why = self.obstacle(key, model).or_else(held)?;
-            Some(Skipped { object: format!("Service {}", model.claim.service), field: offer.field.clone(), why })
+            let object = ObjectRef { kind: "Service", name: model.claim.service.clone() };
+            Some(Skipped { object, field: offer.field.clone(), why, is_conflict: true })
         };
         lost.filter_map(conflict).collect()
     }

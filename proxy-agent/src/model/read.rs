@@ -11,11 +11,25 @@ use crate::input::ObjectName;
 /// A part of an object that has no effect, and why.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skipped {
-    /// Kind and name: `Service default/web`.
-    pub object: String,
+    pub object: ObjectRef,
     /// Path in the object: `spec.ports[1].port`.
     pub field: String,
     pub why: String,
+    /// It could be read, but another object has what it asks for.
+    pub is_conflict: bool,
+}
+
+/// An object of the cluster: `Service default/web`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectRef {
+    pub kind: &'static str,
+    pub name: ObjectName,
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
 }
 
 impl fmt::Display for Skipped {
@@ -37,8 +51,8 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn skip(&mut self, field: fmt::Arguments<'_>, why: impl Into<String>) {
-        let object = format!("{} {}", self.kind, self.name);
-        self.skipped.push(Skipped { object, field: field.to_string(), why: why.into() });
+        let object = ObjectRef { kind: self.kind, name: self.name.clone() };
+        self.skipped.push(Skipped { object, field: field.to_string(), why: why.into(), is_conflict: false });
     }
 
     /// The value, if it could be read.

@@ -1,23 +1,26 @@
 //! The filters of devices' clsact qdiscs: ours, that a dead kpx left, and others'.
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
-use rtnetlink::Handle;
+
+use super::{Handle, dump};
 
 /// Our place among a device's filters: "KP".
 pub const PRIORITY: u16 = 0x4b50;
 
 const CLSACT: &str = "clsact";
+/// Of its handle (linux/pkt_sched.h).
+const CLSACT_MAJOR: u16 = 0xffff;
 
-/// A filter with a BPF program.
+/// One filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub hook: Hook,
     pub priority: u16,
-    /// As its maker calls it.
+    /// Of its BPF program; else its kind.
     pub name: String,
     message: TcMessage,
 }
@@ -30,6 +33,13 @@ pub enum Hook {
 
 impl Hook {
     pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
+
+    const fn minor(self) -> u16 {
+        match self {
+            Self::Ingress => TcHandle::MIN_INGRESS,
+            Self::Egress => TcHandle::MIN_EGRESS,
+        }
+    }
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -49,32 +59,41 @@ impl Filter {
 pub async fn list(handle: &Handle, ifindex: u32) -> Result<Vec<Filter>> {
     let mut filters = Vec::new();
     for hook in Hook::ALL {
-        let index = i32::try_from(ifindex).context("an interface index")?;
-        let request = handle.traffic_filter(index).get();
-        let request = if hook == Hook::Ingress { request.ingress() } else { request.egress() };
-        let messages: Vec<TcMessage> = match request.execute().try_collect().await {
-            Ok(messages) => messages,
-            // Without a qdisc there is nothing to list.
-            Err(rtnetlink::Error::NetlinkError(_)) => continue,
-            Err(error) => return Err(error).with_context(|| format!("list the filters of device {ifindex}")),
-        };
-        filters.extend(messages.into_iter().filter_map(|message| filter(hook, message)));
+        let mut request = of_device(ifindex)?;
+        request.header.parent = TcHandle { major: CLSACT_MAJOR, minor: hook.minor() };
+        let found = dump(handle, RouteNetlinkMessage::GetTrafficFilter(request), |message| match message {
+            RouteNetlinkMessage::NewTrafficFilter(message) => filter(hook, message),
+            _ => None,
+        });
+        filters.extend(found.await.with_context(|| format!("list the filters of device {ifindex}"))?);
     }
     Ok(filters)
 }
 
-/// None if it has no BPF program: the kernel also lists what stands for a whole priority.
+fn of_device(ifindex: u32) -> Result<TcMessage> {
+    Ok(TcMessage::with_index(i32::try_from(ifindex).context("an interface index")?))
+}
+
+/// None if it stands for a whole priority, which the kernel lists beside its filters.
 fn filter(hook: Hook, message: TcMessage) -> Option<Filter> {
-    let options = message.attributes.iter().find_map(|attribute| match attribute {
-        TcAttribute::Options(options) => Some(options),
-        _ => None,
-    });
-    let name = options?.iter().find_map(|option| match option {
+    let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
+    let (mut kind, mut program) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            TcAttribute::Kind(name) => kind = Some(name.clone()),
+            TcAttribute::Options(options) => program = options.iter().find_map(program_name),
+            _ => {}
+        }
+    }
+    let name = program.or(kind).filter(|_| message.header.handle != TcHandle::UNSPEC)?;
+    Some(Filter { hook, priority, name, message })
+}
+
+fn program_name(option: &TcOption) -> Option<String> {
+    match option {
         TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
         _ => None,
-    })?;
-    let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
-    Some(Filter { hook, priority, name, message })
+    }
 }
 
 /// Takes a filter off its device.
@@ -93,13 +112,14 @@ pub async fn remove(handle: &Handle, filter: &Filter) -> Result<()> {
 
 /// Takes off a device's clsact qdisc, if it has one. False if it has none.
 pub async fn remove_qdisc(handle: &Handle, ifindex: u32) -> Result<bool> {
-    let index = i32::try_from(ifindex).context("an interface index")?;
-    let qdiscs: Vec<TcMessage> =
-        handle.qdisc().get().index(index).execute().try_collect().await.context("list qdiscs")?;
-    let is_clsact = |qdisc: &&TcMessage| {
-        qdisc.header.index == index && qdisc.attributes.contains(&TcAttribute::Kind(CLSACT.to_owned()))
-    };
-    if !qdiscs.iter().any(|qdisc| is_clsact(&qdisc)) {
+    let request = of_device(ifindex)?;
+    let index = request.header.index;
+    let qdiscs = dump(handle, RouteNetlinkMessage::GetQueueDiscipline(request), |message| match message {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc) if qdisc.header.index == index => Some(qdisc),
+        _ => None,
+    });
+    let kind = TcAttribute::Kind(CLSACT.to_owned());
+    if !qdiscs.await.context("list qdiscs")?.iter().any(|qdisc| qdisc.attributes.contains(&kind)) {
         return Ok(false);
     }
     let mut request = handle.qdisc().del(index);

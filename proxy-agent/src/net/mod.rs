@@ -7,6 +7,7 @@ pub mod fib;
 pub mod filter;
 pub mod link;
 pub mod pod_route;
+pub mod ports;
 pub mod role;
 pub mod route;
 mod route_watch;

@@ -25,7 +25,9 @@ pub fn read(key: &str) -> anyhow::Result<Option<String>> {
 pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
     if old != value {
-        fs::write(path(key), value).with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
+        // The end of the line stands for an empty value, too.
+        fs::write(path(key), format!("{value}\n"))
+            .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
         info!(key, old, value, "sysctl set");
     }
     Ok(())

@@ -3,11 +3,12 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use axum::Router;
 use tokio::task::JoinSet;
 
 use crate::control::Asker;
+use crate::events::Events;
 use crate::health::Health;
 use crate::http_server::keep_serving;
 use crate::liveness::Liveness;
@@ -15,11 +16,15 @@ use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{healthz, metrics_server, ui};
 
+/// Tells the cluster that a server cannot be had.
+type Failed = fn(&Events, &Error);
+
 pub(super) struct Servers {
     /// Each with the name that its problems have.
-    servers: Vec<(&'static str, SocketAddr, Router)>,
+    servers: Vec<(&'static str, SocketAddr, Router, Failed)>,
     hard_fail: bool,
     health: Health,
+    events: Events,
 }
 
 impl Servers {
@@ -29,18 +34,23 @@ impl Servers {
         metrics: &Metrics,
         liveness: Liveness,
         health: Health,
+        events: Events,
     ) -> Self {
         let healthz = healthz::router(liveness, metrics.clone());
         let page = if settings.ui { ui::router(asker.clone(), &settings.node_name) } else { Router::new() };
         let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), page);
         let servers = [
-            ("health server", settings.healthz_address, healthz),
-            ("metrics server", settings.metrics_address, metrics),
+            ("health server", settings.healthz_address, healthz, Events::healthz_failed as Failed),
+            ("metrics server", settings.metrics_address, metrics, Events::metrics_failed),
         ];
         Self {
-            servers: servers.into_iter().filter_map(|(what, address, router)| Some((what, address?, router))).collect(),
+            servers: servers
+                .into_iter()
+                .filter_map(|(what, address, router, failed)| Some((what, address?, router, failed)))
+                .collect(),
             hard_fail: settings.bind_address_hard_fail,
             health,
+            events,
         }
     }
 
@@ -48,9 +58,12 @@ impl Servers {
     /// when the loop hangs.
     pub(super) async fn run(self) -> Result<Infallible> {
         let mut tasks = JoinSet::new();
-        for (what, address, router) in self.servers {
-            let (hard_fail, health) = (self.hard_fail, self.health.clone());
-            tasks.spawn(async move { keep_serving(what, address, router, hard_fail, &health).await });
+        for (what, address, router, failed) in self.servers {
+            let (hard_fail, health, events) = (self.hard_fail, self.health.clone(), self.events.clone());
+            tasks.spawn(async move {
+                let ended = keep_serving(what, address, router, hard_fail, &health).await;
+                ended.inspect_err(|error| failed(&events, error))
+            });
         }
         match tasks.join_next().await {
             Some(ended) => ended.context("a server has failed")?,

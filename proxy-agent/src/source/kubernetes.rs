@@ -15,11 +15,14 @@ use tower::service_fn;
 use tower::util::option_layer;
 use tracing::info;
 
+use self::recorder::Recorder;
 use self::watch::{Ended, Watch};
+use crate::events;
 use crate::health::Health;
 use crate::input::Input;
 use crate::metrics::Requests;
 
+mod recorder;
 mod watch;
 
 /// How the API server is reached. Without a kubeconfig: the service account of the pod that kpx runs in,
@@ -62,7 +65,9 @@ pub(super) async fn run(
     node_name: Option<&str>,
     inputs: &Sender<Input>,
     health: &Health,
+    events: events::Queue,
 ) -> anyhow::Result<()> {
+    let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     // What cannot be read at the start is a mistake of whoever started us.
     let mut client = options.client().await?;
     loop {
@@ -73,6 +78,7 @@ pub(super) async fn run(
                 Ended::ReceiverGone => return Ok(()),
                 Ended::Unauthorized => info!("credentials are refused, reading them again"),
             },
+            never = recorder.run(&client) => never,
             () = passed(until) => info!("credentials expire, asking for new ones"),
         }
         client = tokio::select! {

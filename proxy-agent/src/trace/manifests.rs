@@ -19,6 +19,7 @@ use super::programs::LO;
 use super::scene::{Entry, Family, Net, PortName, Scene};
 use super::target::{CLIENT_PORT, Target};
 use crate::config::NodeArgs;
+use crate::events::Queue;
 use crate::health::Health;
 use crate::input::{Input, ObjectName, Update};
 use crate::model::{self, NodeModel, ServiceModel, Skipped};
@@ -63,7 +64,7 @@ impl Folder {
         };
         tokio::select! {
             taken = take => taken,
-            ended = source.run(Some(node_name.to_owned()), sender, health.clone()) => ended.and_then(|()| bail!("the folder has ended")),
+            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none()) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
         let mut notes: Vec<_> =
             health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();

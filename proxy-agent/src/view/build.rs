@@ -231,8 +231,7 @@ fn conflict<'a, A: Addr>(
     service: &ObjectName,
 ) -> Option<&'a Skipped> {
     let lost = conflicts.get(key)?;
-    let object = format!("Service {service}");
-    lost.iter().find(|skipped| skipped.object == object)
+    lost.iter().find(|skipped| skipped.object.name == *service)
 }
 
 fn kind_name(kind: FrontendKind) -> Option<&'static str> {

@@ -8,6 +8,7 @@ use rand::Rng;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::event;
 use super::failure::{Cause, Failure, Outcome};
 use super::kinds::Kind;
 use super::objects::Target;
@@ -95,6 +96,7 @@ pub(crate) fn validate(kind: &Kind, new: &Value, old: Option<&Value>, addresses:
     match kind.kind {
         "Service" => service::validate(&typed(new)?, old.map(typed).transpose()?.as_ref(), addresses),
         "EndpointSlice" => validate_slice(kind, new, old),
+        "Event" if kind.group == "events.k8s.io" => event::validate(kind, new, old),
         _ => Ok(()),
     }
 }

@@ -7,6 +7,7 @@
 
 mod admit;
 mod discovery;
+mod event;
 mod failure;
 mod faults;
 mod http;
@@ -145,6 +146,13 @@ impl ApiServer {
     pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         let key = store::Key::new(Kind::named(kind)?, namespace, name);
         self.shared.read(|state| state.objects.store.get(&key).map(|object| Value::clone(object)))
+    }
+
+    /// All objects of a resource with its group: `services`, `events.events.k8s.io`.
+    pub fn list(&self, resource: &str) -> Vec<Value> {
+        let Some(kind) = kinds::KINDS.iter().find(|kind| kind.resource() == resource) else { return Vec::new() };
+        self.shared
+            .read(|state| state.objects.store.objects(kind, "").map(|(_, object)| Value::clone(object)).collect())
     }
 
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {

@@ -73,6 +73,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("lb-algorithm", OneOf(&["random", "maglev", "round-robin", "least-connections"]), Kpx("lbAlgorithm"), "How new flows are spread over the backends of Services that do not say it by the annotation `kpx.dev/lb-algorithm`"),
     flag("attach", OneOf(&["tcx", "clsact"]), Kpx("attach"), "How to attach programs; without it TCX where the kernel takes it, else clsact"),
     flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table, of which a flow takes two or four; 0: as built"),
+    flag("node-timeout", Duration, Kpx("nodeTimeout"), "How long to wait for this node's Node object, its addresses and, where they matter, its podCIDRs, before giving up"),
     flag("run-dir", Dir, Kpx("runDir"), "Folder for the socket on which the agent is asked"),
     flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
     flag("bpf-stats", Switch, Kpx("bpfStats"), "Have the kernel measure how often and how long the programs run, for /metrics: it costs each run some tens of nanoseconds"),

@@ -87,7 +87,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
             put service 10.96.0.9:81/tcp cluster=0 local=0
             put frontend 10.96.0.9 address
             put frontend 10.96.0.9:81/tcp cluster-ip
-            skipped Service default/old spec.externalIPs[0]: 10.96.0.9 is the ClusterIP of Service default/young
+            skipped Service default/old spec.externalIPs[0]: 10.96.0.9:80/tcp is at the ClusterIP of Service default/young
         "#]],
     );
     expect_sync(

@@ -169,7 +169,7 @@ impl<K: Resource<DynamicType = ()>> Fold<K> {
 
     /// Takes the place of a first list that will not come. What was once listed stays.
     fn nothing(&mut self) -> Option<Update<K>> {
-        (!mem::replace(&mut self.delivered, true)).then(|| Update::All(Vec::new()))
+        (!mem::replace(&mut self.delivered, true)).then_some(Update::Refused)
     }
 }
 

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { state } from "./model.js";
 import { spark } from "./spark.js";
-import { count, plural, rate } from "./text.js";
+import { age, count, number, plural, rate } from "./text.js";
 
 const ROLES = {
   pod: "leads to a pod",
@@ -74,13 +74,16 @@ export function node() {
     card("agent", "Agent", [
       ["Version", status.version],
       ["Mode", status.mode],
+      ["Runs for", age(status.started)],
       ["Addresses", status.nodeAddresses.join(", ") || "none"],
       ["Last sync", status.lastSync ?? "none yet"],
       ["Syncs that changed a map", count(status.syncs)],
     ]),
     h("h3", { "data-key": "tables heading" }, "Tables"),
     table("tables", "What the maps hold", ["Family", "#Services", "#Ports", "#Frontends", "#Backends", "#Flows"], families(status)),
-    fold("programs", "Programs and maps", programs(status)),
+    h("h3", { "data-key": "maps heading" }, "Maps"),
+    table("maps", "How full the maps are", ["Map", "#Entries", "#Room", "#Full"], maps(status.mapFill)),
+    fold("programs", "Programs", programs(status)),
   ];
 }
 
@@ -91,9 +94,31 @@ function families(status) {
   });
 }
 
-function programs(status) {
-  const of = (objects, text) => Object.entries(objects).map(([name, value]) => h("li", {}, h("span", { class: "mono" }, name), h("span", { class: "faint" }, ` ${text(value)}`)));
-  return h("div", { class: "columns" }, h("ul", {}, of(status.programs, (program) => program.tag ?? "")), h("ul", {}, of(status.maps, (id) => `map ${id}`)));
+/** Those that keep count, the fullest first. */
+function maps(fill) {
+  const counted = Object.entries(fill).filter(([, { entries }]) => entries !== null);
+  const part = ({ entries, maxEntries }) => (maxEntries > 0 ? entries / maxEntries : 0);
+  counted.sort(([a, as], [b, bs]) => part(bs) - part(as) || a.localeCompare(b));
+  return counted.map(([name, map]) =>
+    h(
+      "tr",
+      { "data-key": name, "data-map": name },
+      h("th", { scope: "row", class: "mono" }, name),
+      h("td", { class: "number" }, count(map.entries)),
+      h("td", { class: "number" }, count(map.maxEntries)),
+      h(
+        "td",
+        { class: "number" },
+        h("span", { class: `meter ${part(map) > 0.9 ? "high" : ""}`, style: `--ready: ${part(map)}`, "aria-hidden": "true" }),
+        `${number(100 * part(map))} %`,
+      ),
+    ),
+  );
+}
+
+function programs({ programs }) {
+  const items = Object.entries(programs).map(([name, { tag }]) => h("li", {}, h("span", { class: "mono" }, name), " ", h("span", { class: "faint" }, tag)));
+  return h("ul", { class: "columns" }, items);
 }
 
 function skipped(objects) {
@@ -111,7 +136,7 @@ function reasonTable(id, caption, reasons) {
     h(
       "tr",
       { "data-key": reason.name, "data-reason": reason.name },
-      h("th", { scope: "row", class: "mono" }, reason.name),
+      h("th", { scope: "row" }, h("span", { class: "mono" }, reason.name), h("span", { class: "faint narrow" }, reason.meaning)),
       h("td", { class: "meaning" }, reason.meaning),
       h("td", {}, h("span", { class: `verdict ${reason.verdict}` }, reason.verdict)),
       h("td", { class: "number" }, count(reason.total)),

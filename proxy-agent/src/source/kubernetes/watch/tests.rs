@@ -162,7 +162,7 @@ async fn what_is_refused_and_dispensable_is_empty_once() {
     ]);
     let health = Health::default();
     let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).dispensable(), &health);
-    assert_eq!(running.next().await, "all");
+    assert_eq!(running.next().await, "refused");
     assert_eq!(health.problems()["ServiceCIDR watch"].why, "403 Failed: no such luck");
     assert_eq!(running.next().await, "all kubernetes");
     let mut problems = health.subscribe();
@@ -176,7 +176,7 @@ async fn a_kind_that_is_not_served_is_empty_no_problem_and_asked_for_again() {
     let server = Server::new([Answer::Json(404, failure(404)), Answer::Json(404, failure(404))]);
     let health = Health::default();
     let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).dispensable(), &health);
-    assert_eq!(running.next().await, "all");
+    assert_eq!(running.next().await, "refused");
     assert!(timeout(UNSERVED_RETRY.mul_f32(2.5), running.inputs.recv()).await.is_err());
     assert!(health.problems().is_empty());
     assert_eq!(server.asked().len(), 3);
@@ -255,6 +255,7 @@ fn show<K: Resource<DynamicType = ()>>(update: &Update<K>) -> String {
     let name = |object: &K| object.meta().name.clone().unwrap_or_default();
     match update {
         Update::All(all) => std::iter::once("all".to_owned()).chain(all.iter().map(name)).collect::<Vec<_>>().join(" "),
+        Update::Refused => "refused".to_owned(),
         Update::Put(object) => format!("put {}", name(object)),
         Update::Del(name) => format!("del {name}"),
     }

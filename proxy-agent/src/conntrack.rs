@@ -1,0 +1,88 @@
+//! The kernel's own connection tracking, on which kpx does not depend, but beside which it works.
+//!
+//! Between kpx's hooks netfilter sees every flow from a pod or from outside translated, client to backend, and the host's
+//! own untranslated, client to frontend, on their way into the anchor. So connections count against
+//! `nf_conntrack_max`, are subject to its timeouts, and NetworkPolicies may go by their state: kube-proxy's settings of
+//! all that ([`sysctl`]) mean what they meant. Only `tcp_be_liberal` has lost the reason that it had with kube-proxy,
+//! whose rules drop what conntrack takes for invalid; kpx has no such rule, but others may.
+//!
+//! What kube-proxy has translated it goes on to translate after its end ([`stale`]): for UDP, whose flows have no end of
+//! their own, those entries have to go.
+
+mod netlink;
+pub mod stale;
+pub mod sysctl;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use proxy_common::addr::Proto;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use crate::diff::{Change, ServiceKey};
+use crate::ip_family::IpFamily;
+use stale::Frontends;
+
+/// What became of the entries of one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reconciled {
+    pub ip_family: IpFamily,
+    pub deleted: u64,
+    pub duration: Duration,
+}
+
+/// The two ends of one direction of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tuple {
+    src: SocketAddr,
+    dst: SocketAddr,
+}
+
+/// At most one look through the table in this time.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Removes stale entries on a task of its own: the table may be large.
+#[derive(Debug, Default)]
+pub struct Reconciler {
+    /// What is to be looked for next.
+    due: Option<Frontends>,
+    /// When the last look began.
+    last: Option<Instant>,
+    work: Option<JoinHandle<Result<Vec<Reconciled>>>>,
+}
+
+impl Reconciler {
+    /// Looks soon for entries of these frontends.
+    pub fn set_due(&mut self, frontends: Frontends) {
+        self.due = Some(frontends);
+    }
+
+    /// Waits for the end of the next look. May be cancelled: it goes on and is waited for the next time.
+    pub async fn next(&mut self) -> Result<Vec<Reconciled>> {
+        if self.work.is_none() {
+            if self.due.is_none() {
+                std::future::pending::<()>().await;
+            }
+            if let Some(last) = self.last {
+                sleep_until(last + PAUSE).await;
+            }
+            let frontends = self.due.take().unwrap_or_default();
+            self.last = Some(Instant::now());
+            self.work = Some(tokio::spawn(async move { stale::remove(&frontends).await }));
+        }
+        let Some(work) = &mut self.work else { return Ok(Vec::new()) };
+        let ended = work.await;
+        self.work = None;
+        ended.context("look through the kernel's connections")?
+    }
+}
+
+/// Whether a change may make entries stale.
+pub fn concerns(change: &Change) -> bool {
+    change.services().any(|service| match service {
+        ServiceKey::V4(key) => key.proto == Proto::UDP,
+        ServiceKey::V6(key) => key.proto == Proto::UDP,
+    })
+}

@@ -1,0 +1,131 @@
+//! Connections that the kernel tracks, over netlink: those whose destination was translated are listed and deleted.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use futures::StreamExt;
+use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, Nla};
+use netlink_packet_netfilter::conntrack::{
+    ConntrackAttribute, ConntrackMessage, IPTuple, ProtoTuple, Protocol, Status, Tuple as Part,
+};
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily};
+use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
+
+use super::Tuple;
+
+/// Attributes of an entry that make it this one and no other (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+
+/// An entry for UDP whose destination was translated.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) original: Tuple,
+    pub(super) reply: Tuple,
+    /// By which the kernel finds it: the original tuple, the zone, the entry's number.
+    name: Vec<ConntrackAttribute>,
+}
+
+/// Asks about the connections of this network namespace.
+#[derive(Clone)]
+pub(super) struct Handle(ConnectionHandle<NetfilterMessage>);
+
+/// The future must be polled for requests to be answered.
+pub(super) fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
+    let (mut connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
+    // The end of a dump carries its error.
+    connection.set_forward_done(true);
+    Ok((connection, Handle(handle)))
+}
+
+impl Handle {
+    /// Calls `take` with each entry of a family as the kernel lists it. What changes meanwhile may be missing.
+    pub(super) async fn list(&self, family: NetfilterProtoFamily, mut take: impl FnMut(Entry)) -> io::Result<()> {
+        // Older kernels than 5.14 send all the others, too.
+        let translated = ConntrackAttribute::CtaStatus(Status::DstNat);
+        let request = message(family, ConntrackMessage::Get(vec![translated]), NLM_F_REQUEST | NLM_F_DUMP);
+        let mut answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
+        while let Some(answer) = answers.next().await {
+            match answer.payload {
+                NetlinkPayload::InnerMessage(message) => entry(message).into_iter().for_each(&mut take),
+                NetlinkPayload::Done(done) if done.code == 0 => return Ok(()),
+                NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(-done.code)),
+                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                _ => {}
+            }
+        }
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Whether it was still there.
+    pub(super) async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
+        let request = message(family, ConntrackMessage::Delete(entry.name.clone()), NLM_F_REQUEST | NLM_F_ACK);
+        let mut answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
+        while let Some(answer) = answers.next().await {
+            if let NetlinkPayload::Error(error) = answer.payload
+                && error.code.is_some()
+            {
+                let error = error.to_io();
+                return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
+            }
+        }
+        // The acknowledgement ends the answers.
+        Ok(true)
+    }
+}
+
+fn kernel() -> rtnetlink::sys::SocketAddr {
+    rtnetlink::sys::SocketAddr::new(0, 0)
+}
+
+fn message(family: NetfilterProtoFamily, message: ConntrackMessage, flags: u16) -> NetlinkMessage<NetfilterMessage> {
+    let header = NetfilterHeader::new(family, 0, 0);
+    let mut message = NetlinkMessage::from(NetfilterMessage::new(header, message));
+    message.header.flags = flags;
+    message
+}
+
+/// None if it is not for UDP.
+fn entry(message: NetfilterMessage) -> Option<Entry> {
+    let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = message.inner else { return None };
+    let tuples = |attribute: &ConntrackAttribute| match attribute {
+        ConntrackAttribute::CtaTupleOrig(parts) => Some((true, tuple(parts)?)),
+        ConntrackAttribute::CtaTupleReply(parts) => Some((false, tuple(parts)?)),
+        _ => None,
+    };
+    let known: Vec<_> = attributes.iter().filter_map(tuples).collect();
+    let of = |original| known.iter().find(|(is_original, _)| *is_original == original).map(|(_, tuple)| *tuple);
+    let (original, reply) = (of(true)?, of(false)?);
+    let names = |attribute: &ConntrackAttribute| match attribute {
+        ConntrackAttribute::CtaTupleOrig(_) => true,
+        ConntrackAttribute::Other(other) => matches!(DefaultNla::kind(other), CTA_ID | CTA_ZONE),
+        _ => false,
+    };
+    let name = attributes.into_iter().filter(names).collect();
+    Some(Entry { original, reply, name })
+}
+
+/// None if it is not UDP's.
+fn tuple(parts: &[Part]) -> Option<Tuple> {
+    let (mut src, mut dst): (Option<IpAddr>, Option<IpAddr>) = (None, None);
+    let (mut sport, mut dport, mut is_udp) = (None, None, false);
+    for part in parts {
+        match part {
+            Part::Ip(parts) => parts.iter().for_each(|part| match part {
+                IPTuple::SourceAddress(addr) => src = Some(*addr),
+                IPTuple::DestinationAddress(addr) => dst = Some(*addr),
+                _ => {}
+            }),
+            Part::Proto(parts) => parts.iter().for_each(|part| match part {
+                ProtoTuple::Protocol(protocol) => is_udp = *protocol == Protocol::Udp,
+                ProtoTuple::SourcePort(port) => sport = Some(*port),
+                ProtoTuple::DestinationPort(port) => dport = Some(*port),
+                _ => {}
+            }),
+            _ => {}
+        }
+    }
+    is_udp.then_some(())?;
+    Some(Tuple { src: SocketAddr::new(src?, sport?), dst: SocketAddr::new(dst?, dport?) })
+}

@@ -1,0 +1,177 @@
+//! Kernel entries that translate what is ours to translate: kube-proxy made them, and while packets come they stay.
+//!
+//! With kpx no rule of netfilter has to do with frontends. Packets from pods and from outside are translated before it,
+//! and such an entry stands in their way: its replies look like theirs. The host's own packets do pass netfilter untranslated
+//! on their way into the anchor, where such an entry sends them to a backend that may long be gone. Entries that
+//! netfilter made by itself of the host's packets to frontends translate nothing, and are left alone.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use netlink_packet_netfilter::NetfilterProtoFamily;
+use proxy_common::addr::{Addr, Proto};
+use proxy_common::frontend::FrontendKey;
+use tracing::{debug, info};
+
+use super::netlink::{self, Handle};
+use super::{Reconciled, Tuple};
+use crate::ip_family::IpFamily;
+use crate::net::sysctl;
+use crate::tables::{FamilyTables, Tables};
+
+/// How many entries there are in this network namespace.
+const COUNT: &str = "netfilter/nf_conntrack_count";
+
+/// What clients dial by UDP.
+#[derive(Clone, Debug, Default)]
+pub struct Frontends {
+    /// A node port has the unspecified address.
+    dialled: BTreeSet<SocketAddr>,
+    /// Where node ports are dialled.
+    own: BTreeSet<IpAddr>,
+}
+
+impl Frontends {
+    /// `own` are this node's addresses.
+    pub fn of(tables: &Tables, own: BTreeSet<IpAddr>) -> Self {
+        Self { dialled: dialled(&tables.v4).chain(dialled(&tables.v6)).collect(), own }
+    }
+
+    fn has_any_of(&self, family: NetfilterProtoFamily) -> bool {
+        self.dialled.iter().any(|at| at.is_ipv4() == (family == NetfilterProtoFamily::IPv4))
+    }
+
+    fn has(&self, at: SocketAddr) -> bool {
+        let any: IpAddr = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let is_node_port = || self.dialled.contains(&SocketAddr::new(any, at.port()));
+        self.dialled.contains(&at) || self.own.contains(&at.ip()) && is_node_port()
+    }
+
+    /// Whether an entry of these two tuples translates a frontend's address or port.
+    fn are_translated(&self, original: &Tuple, reply: &Tuple) -> bool {
+        reply.src != original.dst && self.has(original.dst)
+    }
+}
+
+fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
+    let udp = tables.frontends.keys().filter(|key: &&FrontendKey<A>| key.proto == Proto::UDP);
+    udp.map(|key| SocketAddr::new(key.addr.ip(), key.port.get()))
+}
+
+/// Deletes the entries that translate frontends, and says what it did in the families in which there are frontends.
+/// Where the kernel tracks nothing, or not for us, there is nothing to do.
+pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
+    if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
+        return Ok(Vec::new());
+    }
+    let (connection, handle) = match netlink::connect() {
+        Ok(connected) => connected,
+        Err(error) => {
+            debug!(%error, "the kernel tells nothing of its connections");
+            return Ok(Vec::new());
+        }
+    };
+    let remove_all = async {
+        let mut done = Vec::new();
+        for ip_family in IpFamily::ALL {
+            let family = match ip_family {
+                IpFamily::V4 => NetfilterProtoFamily::IPv4,
+                IpFamily::V6 => NetfilterProtoFamily::IPv6,
+            };
+            if frontends.has_any_of(family) {
+                let started = Instant::now();
+                let deleted = remove_family(&handle, family, frontends).await.with_context(|| ip_family.name())?;
+                done.push(Reconciled { ip_family, deleted, duration: started.elapsed() });
+            }
+        }
+        Ok(done)
+    };
+    let done = tokio::select! {
+        done = remove_all => done,
+        () = connection => Err(anyhow::anyhow!("the netlink socket has failed")),
+    };
+    match done {
+        Err(error) if is_denied(&error) => {
+            debug!(error = format!("{error:#}"), "the kernel tells nothing of its connections");
+            Ok(Vec::new())
+        }
+        done => done,
+    }
+}
+
+async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends: &Frontends) -> Result<u64> {
+    let mut stale = Vec::new();
+    let listed = handle.list(family, |entry| {
+        if frontends.are_translated(&entry.original, &entry.reply) {
+            stale.push(entry);
+        }
+    });
+    listed.await.context("list connections")?;
+    let mut deleted = 0;
+    for entry in &stale {
+        debug!(original = ?entry.original, reply = ?entry.reply, "stale connection");
+        let was_there = handle.delete(family, entry).await;
+        deleted += u64::from(was_there.with_context(|| format!("delete the connection {:?}", entry.original))?);
+    }
+    if deleted > 0 {
+        info!(deleted, ?family, "deleted stale UDP connections of the kernel");
+    }
+    Ok(deleted)
+}
+
+/// Without the right, or without the kernel's module.
+fn is_denied(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::{listed, service};
+    use crate::desired::Desired;
+
+    #[test]
+    fn only_what_translates_a_frontend_of_udp_is_stale() {
+        let mut desired = Desired::new("here");
+        listed().into_iter().for_each(|input| desired.apply(input));
+        let dns = service("dns")
+            .cluster_ip("10.96.0.10")
+            .cluster_ip("fd00:96::a")
+            .type_("NodePort")
+            .port("", "UDP", 53)
+            .node_port(30053);
+        desired.apply(dns.external_ip("198.51.100.7").into());
+        desired.apply(service("web").cluster_ip("10.96.0.11").tcp(53).into());
+        desired.sync();
+        let own = ["192.0.2.1", "fd00::1"].map(|ip| ip.parse().unwrap());
+        let frontends = Frontends::of(desired.tables(), own.into());
+        let (pod, backend) = ("10.244.0.5:4444", "10.244.1.7:5353");
+        let cases = [
+            ("a ClusterIP", pod, "10.96.0.10:53", backend, true),
+            ("the same of IPv6", "[fd00::5]:4444", "[fd00:96::a]:53", "[fd00::7]:5353", true),
+            ("an external IP", pod, "198.51.100.7:53", backend, true),
+            ("a node port", pod, "192.0.2.1:30053", backend, true),
+            ("a node port by IPv6", "[fd00::5]:4444", "[fd00::1]:30053", "[fd00::7]:5353", true),
+            ("only the port is translated", pod, "10.96.0.10:53", "10.96.0.10:5353", true),
+            ("nothing is translated", pod, "10.96.0.10:53", "10.96.0.10:53", false),
+            ("another port", pod, "10.96.0.10:54", backend, false),
+            ("a service port of TCP", pod, "10.96.0.11:53", backend, false),
+            ("a node port elsewhere", pod, "192.0.2.2:30053", backend, false),
+            ("a backend", pod, backend, "10.244.1.8:5353", false),
+        ];
+        for (name, client, dialled, answers, want) in cases {
+            let [client, dialled, answers] = [client, dialled, answers].map(|text| text.parse().unwrap());
+            let (original, reply) = (Tuple { src: client, dst: dialled }, Tuple { src: answers, dst: client });
+            assert_eq!(frontends.are_translated(&original, &reply), want, "{name}");
+        }
+    }
+}

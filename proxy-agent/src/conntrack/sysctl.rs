@@ -1,0 +1,138 @@
+//! kube-proxy's settings of connection tracking (`KubeProxyConfiguration.conntrack`).
+//!
+//! The size of the table is the whole machine's and can be set from the initial network namespace only; all else belongs
+//! to this network namespace.
+
+use std::time::Duration;
+use std::{fs, io};
+
+use anyhow::{Context, Error, Result};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use tracing::{debug, info, warn};
+
+use crate::events::Events;
+use crate::net::sysctl;
+use crate::settings::Conntrack;
+
+const MAX: &str = "netfilter/nf_conntrack_max";
+/// Buckets of the hash table. The kernel takes it here only, and for all namespaces.
+const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
+
+/// Makes the kernel's settings what the operator asks for. A setting that cannot be written is told, and is no reason
+/// not to serve: connections are tracked all the same, as the kernel sees fit.
+pub fn apply(settings: &Conntrack, events: &Events) {
+    if let Some(max) = max(settings, processors())
+        && let Err(error) = set_max(max)
+    {
+        warn!(error = format!("{error:#}"), "the limits of conntrack stay as they are");
+        if is_read_only(&error) {
+            events.sysctls_read_only(&error);
+        }
+    }
+    for (key, value) in timeouts(settings) {
+        match write(key, value) {
+            Ok(()) => {}
+            Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack stays as it is"),
+        }
+    }
+}
+
+/// Entries, for all families together: so many for each processor, and at least so many.
+fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
+    let per_core = settings.max_per_core.filter(|per_core| *per_core > 0)?;
+    Some(per_core.saturating_mul(processors).max(settings.min.unwrap_or_default()))
+}
+
+/// Timeouts in seconds, and whether TCP is followed strictly. What is 0 is left as it is.
+fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
+    let secs = |time: Option<Duration>| time.map_or(0, |time| time.as_secs());
+    let values = [
+        ("netfilter/nf_conntrack_tcp_timeout_established", secs(settings.tcp_established_timeout)),
+        ("netfilter/nf_conntrack_tcp_timeout_close_wait", secs(settings.tcp_close_wait_timeout)),
+        ("netfilter/nf_conntrack_tcp_be_liberal", u64::from(settings.tcp_be_liberal)),
+        ("netfilter/nf_conntrack_udp_timeout", secs(settings.udp_timeout)),
+        ("netfilter/nf_conntrack_udp_timeout_stream", secs(settings.udp_stream_timeout)),
+    ];
+    values.into_iter().filter(|(_, value)| *value > 0)
+}
+
+/// The table grows with the entries: four to a bucket.
+fn set_max(max: u32) -> Result<()> {
+    write(MAX, u64::from(max))?;
+    let size = match fs::read_to_string(HASH_SIZE) {
+        Ok(size) => size,
+        // Built into the kernel, or not there at all.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("read {HASH_SIZE}")),
+    };
+    let (now, want) = (size.trim().parse::<u32>().unwrap_or_default(), max / 4);
+    if now >= want {
+        return Ok(());
+    }
+    fs::write(HASH_SIZE, want.to_string()).with_context(|| format!("set {HASH_SIZE} to {want}, it is {now}"))?;
+    info!(old = now, value = want, "conntrack hash size set");
+    Ok(())
+}
+
+/// Where nothing is tracked there is nothing to set.
+fn write(key: &str, value: u64) -> Result<()> {
+    if sysctl::read(key)?.is_none() {
+        debug!(key, "the kernel tracks no connections");
+        return Ok(());
+    }
+    sysctl::write(key, &value.to_string())
+}
+
+/// Those that this process may use, as Go counts them for kube-proxy.
+fn processors() -> u32 {
+    let usable = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    let count = (0..CpuSet::count()).filter(|cpu| usable.is_set(*cpu).unwrap_or_default()).count();
+    u32::try_from(count).unwrap_or(u32::MAX).max(1)
+}
+
+fn is_read_only(error: &Error) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_entries_grow_with_the_processors() {
+        let cases = [
+            ("nothing is asked for", None, Some(131_072), None),
+            ("0 leaves it", Some(0), Some(131_072), None),
+            ("the least", Some(32_768), Some(131_072), Some(131_072)),
+            ("more than the least", Some(65_536), Some(131_072), Some(196_608)),
+            ("no least", Some(10), None, Some(30)),
+            ("too many", Some(u32::MAX), None, Some(u32::MAX)),
+        ];
+        for (name, max_per_core, min, want) in cases {
+            assert_eq!(max(&Conntrack { max_per_core, min, ..Conntrack::default() }, 3), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_written() {
+        assert_eq!(timeouts(&Conntrack::default()).count(), 0);
+        let settings = Conntrack {
+            tcp_established_timeout: Some(Duration::from_secs(86_400)),
+            tcp_close_wait_timeout: Some(Duration::from_secs(3_600)),
+            tcp_be_liberal: true,
+            udp_timeout: Some(Duration::ZERO),
+            udp_stream_timeout: Some(Duration::from_secs(120)),
+            ..Conntrack::default()
+        };
+        let values: Vec<_> = timeouts(&settings).map(|(key, value)| format!("{key}={value}")).collect();
+        let want = [
+            "netfilter/nf_conntrack_tcp_timeout_established=86400",
+            "netfilter/nf_conntrack_tcp_timeout_close_wait=3600",
+            "netfilter/nf_conntrack_tcp_be_liberal=1",
+            "netfilter/nf_conntrack_udp_timeout_stream=120",
+        ];
+        assert_eq!(values, want);
+    }
+}

@@ -1,0 +1,90 @@
+//! Keeps the kernel from giving local sockets the source ports that the programs draw.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use anyhow::{Context, Result};
+use proxy_common::flow::SOURCE_PORT_FIRST;
+
+use super::sysctl;
+
+/// What the kernel gives to sockets that do not say, for both families...
+const RANGE: &str = "ipv4/ip_local_port_range";
+/// ...except for these.
+const RESERVED: &str = "ipv4/ip_local_reserved_ports";
+
+/// Ports that were reserved here, and were not before.
+#[derive(Debug)]
+pub struct ReservedPorts(BTreeSet<u16>);
+
+impl ReservedPorts {
+    /// Reserves what the kernel would give of our ports. What a predecessor left that could not clean up stays reserved.
+    pub fn reserve() -> Result<Self> {
+        let range = sysctl::read(RANGE)?.unwrap_or_default();
+        let Some(last) = range.split_whitespace().nth(1).and_then(|last| last.parse::<u16>().ok()) else {
+            return Ok(Self(BTreeSet::new()));
+        };
+        let before = reserved()?;
+        let ours = (SOURCE_PORT_FIRST..=last).filter(|port| !before.contains(port)).collect();
+        let this = Self(ours);
+        if !this.0.is_empty() {
+            sysctl::write(RESERVED, &text(&before.union(&this.0).copied().collect()))?;
+        }
+        Ok(this)
+    }
+
+    /// Gives back what was reserved here, whatever others have reserved since.
+    pub fn release(self) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let rest = reserved()?.difference(&self.0).copied().collect();
+        sysctl::write(RESERVED, &text(&rest))
+    }
+}
+
+fn reserved() -> Result<BTreeSet<u16>> {
+    let ranges = sysctl::read(RESERVED)?.unwrap_or_default();
+    parse(&ranges).with_context(|| format!("read sysctl net/{RESERVED}: {ranges}"))
+}
+
+/// As `8080,30000-30010`.
+fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
+    let mut ports = BTreeSet::new();
+    for range in ranges.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        ports.extend(first.trim().parse::<u16>()?..=last.trim().parse()?);
+    }
+    Ok(ports)
+}
+
+/// As the kernel writes it: an empty line for none.
+fn text(ports: &BTreeSet<u16>) -> String {
+    let mut text = String::new();
+    let mut ports = ports.iter().copied().peekable();
+    while let Some(first) = ports.next() {
+        let mut last = first;
+        while let Some(next) = ports.next_if(|next| Some(*next) == last.checked_add(1)) {
+            last = next;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        let written =
+            if first == last { write!(text, "{comma}{first}") } else { write!(text, "{comma}{first}-{last}") };
+        written.expect("a string takes all of it");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_and_written_as_the_kernel_does() {
+        for ranges in ["", "8080", "8080,30000-30010", "1-3,5-6,65535", "0-65535"] {
+            assert_eq!(text(&parse(ranges).unwrap()), ranges);
+        }
+        assert_eq!(text(&parse("5,1-3,4,6").unwrap()), "1-6");
+        assert!(parse("1-x").is_err());
+    }
+}

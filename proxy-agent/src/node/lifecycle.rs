@@ -1,0 +1,221 @@
+//! How this node's object decides over the agent: nothing is served before it is there, and what the agent has built on
+//! must not change. kube-proxy does the same (`pkg/proxy/node.go`): whoever starts us starts us anew.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use tokio::time::{Instant, sleep_until};
+
+use crate::desired::Desired;
+use crate::health::Health;
+
+/// What [`Health`] calls the Node object.
+const NODE_OBJECT: &str = "Node object";
+
+/// What is known of the Node object, and for how long more the rest is waited for.
+#[derive(Debug)]
+pub struct Lifecycle {
+    node_name: String,
+    /// None where there need be no Node object: manifests are what somebody wrote by hand.
+    patience: Option<Duration>,
+    /// The operator's, which take the place of the object's in their family.
+    given: Vec<IpAddr>,
+    /// What is wrong with the source.
+    source_health: Health,
+    deadline: Option<Instant>,
+    /// The agent serves: what it has built on must stay.
+    serves: bool,
+    /// The object's, one of each family for which the operator gave none; not before there is an object.
+    addresses: Option<Vec<IpAddr>>,
+}
+
+impl Lifecycle {
+    pub fn new(node_name: String, patience: Option<Duration>, given: &[IpAddr], source_health: Health) -> Self {
+        let given = given.to_vec();
+        Self { node_name, patience, given, source_health, deadline: None, serves: false, addresses: None }
+    }
+
+    /// Takes in what the cluster says, once it has said all. False if something has to be waited for; an error if the
+    /// agent must begin anew.
+    pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
+        if self.patience.is_none() {
+            return Ok(true);
+        }
+        let Some(exists) = desired.has_node() else {
+            let why = "the API server serves no Nodes, or not to kpx: nothing tells of their end or new addresses";
+            self.source_health.begin(NODE_OBJECT, why);
+            return Ok(true);
+        };
+        self.source_health.end(NODE_OBJECT);
+        let name = &self.node_name;
+        let known = desired.node_addresses();
+        match (self.serves, exists) {
+            (true, false) => bail!("the Node object {name} was deleted"),
+            (false, false) => {
+                health.begin(NODE_OBJECT, format!("there is none of the name {name} yet"));
+                return Ok(false);
+            }
+            // It had some once, and there is no sense in doing without.
+            (true, true) if known.is_empty() => return Ok(true),
+            (false, true) if known.is_empty() && self.given.is_empty() => {
+                health.begin(NODE_OBJECT, format!("{name} has no addresses yet"));
+                return Ok(false);
+            }
+            (_, true) => health.end(NODE_OBJECT),
+        }
+        let addresses = self.missing(&known);
+        if let Some(before) = self.addresses.replace(addresses.clone())
+            && self.serves
+            && before != addresses
+        {
+            bail!("the addresses of the Node object {name} have changed from {before:?} to {addresses:?}");
+        }
+        Ok(true)
+    }
+
+    /// Something is missing without which nothing can be served. Waited for since the first time.
+    pub fn wait(&mut self) {
+        if let Some(patience) = self.patience
+            && !self.serves
+        {
+            self.deadline.get_or_insert_with(|| Instant::now() + patience);
+        }
+    }
+
+    /// Nothing is missing: the agent serves. Whether it does so for the first time.
+    pub fn serve(&mut self) -> bool {
+        self.deadline = None;
+        !std::mem::replace(&mut self.serves, true)
+    }
+
+    /// Ends when there is no more patience, with what is missing.
+    pub async fn give_up(&self, health: &Health) -> anyhow::Error {
+        match self.deadline {
+            Some(deadline) => sleep_until(deadline).await,
+            None => std::future::pending().await,
+        }
+        let problems = health.problems();
+        let problems = problems.iter().map(|(what, problem)| format!("{what}: {}", problem.why));
+        let patience = self.patience.unwrap_or_default();
+        anyhow!("waited {patience:?} in vain: {}", problems.collect::<Vec<_>>().join("; "))
+    }
+
+    /// The first address of each family for which the operator gave none.
+    fn missing(&self, known: &[IpAddr]) -> Vec<IpAddr> {
+        let is_given = |is_of_family: fn(&IpAddr) -> bool| self.given.iter().any(is_of_family);
+        let families = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6];
+        let missing = families.into_iter().filter(|family| !is_given(*family));
+        missing.filter_map(|family| known.iter().copied().find(family)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::{listed, node};
+    use crate::input::{Input, ObjectName, Update};
+
+    const V4: (&str, &str) = ("InternalIP", "192.0.2.1");
+    const V6: (&str, &str) = ("InternalIP", "fd00::1");
+    const OTHER4: (&str, &str) = ("InternalIP", "192.0.2.2");
+    const OUTSIDE: (&str, &str) = ("ExternalIP", "198.51.100.1");
+
+    #[test]
+    fn a_node_is_waited_for_and_then_must_stay_as_it_is() {
+        let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
+        assert!(!bed.learn().unwrap());
+        assert_eq!(bed.problem(), "there is none of the name here yet");
+        assert!(!bed.hears(node("here", None, &[("Hostname", "here")])).unwrap());
+        assert_eq!(bed.problem(), "here has no addresses yet");
+        assert!(bed.hears(node("here", None, &[OTHER4])).unwrap());
+        assert!(bed.hears(node("here", None, &[V4, OUTSIDE])).unwrap(), "may change as long as nothing is served");
+        assert!(bed.health.problems().is_empty());
+        assert!(bed.lifecycle.serve());
+        assert!(!bed.lifecycle.serve());
+
+        assert!(bed.hears(node("here", Some("a"), &[V4])).unwrap(), "what is not its primary address may change");
+        assert!(bed.hears(node("here", None, &[])).unwrap(), "it has none for a while");
+        let error = bed.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
+        let want = "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";
+        assert_eq!(error, want);
+    }
+
+    #[test]
+    fn an_address_of_a_new_family_is_a_change_and_so_is_the_end() {
+        let ends = [node("here", None, &[V4, V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
+        for end in ends {
+            let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
+            assert!(bed.hears(node("here", None, &[V4])).unwrap());
+            bed.lifecycle.serve();
+            assert!(bed.hears(end).is_err());
+        }
+    }
+
+    #[test]
+    fn addresses_that_the_operator_gave_do_not_change() {
+        let mut bed = Bed::new(Some(Duration::from_secs(300)), &["192.0.2.9".parse().unwrap()]);
+        assert!(bed.hears(node("here", None, &[])).unwrap());
+        assert!(bed.hears(node("here", None, &[V4, V6])).unwrap());
+        bed.lifecycle.serve();
+        assert!(bed.hears(node("here", None, &[OTHER4, V6])).unwrap());
+        assert!(bed.hears(node("here", None, &[V4])).is_err(), "but those of the other family do");
+    }
+
+    #[test]
+    fn without_an_object_somebody_has_to_forbid_it() {
+        let mut manifests = Bed::new(None, &[]);
+        assert!(manifests.learn().unwrap());
+
+        let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
+        assert!(bed.hears(Input::Node(Update::Refused)).unwrap());
+        assert!(bed.source_health.has(NODE_OBJECT));
+        bed.lifecycle.serve();
+        let Input::Node(Update::Put(allowed)) = node("here", None, &[V4]) else { panic!("no node") };
+        assert!(bed.hears(Input::Node(Update::All(vec![*allowed]))).unwrap(), "allowed later");
+        assert!(!bed.source_health.has(NODE_OBJECT));
+        assert!(bed.hears(node("here", None, &[OTHER4])).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_ends_with_what_is_missing() {
+        let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
+        assert!(!bed.learn().unwrap());
+        bed.lifecycle.wait();
+        let began = Instant::now();
+        tokio::time::advance(Duration::from_secs(100)).await;
+        bed.lifecycle.wait();
+        let error = bed.lifecycle.give_up(&bed.health).await.to_string();
+        assert_eq!(error, "waited 300s in vain: Node object: there is none of the name here yet");
+        assert_eq!(began.elapsed().as_secs(), 300, "since the first time");
+    }
+
+    struct Bed {
+        lifecycle: Lifecycle,
+        desired: Desired,
+        health: Health,
+        source_health: Health,
+    }
+
+    impl Bed {
+        fn new(patience: Option<Duration>, given: &[IpAddr]) -> Self {
+            let (mut desired, source_health) = (Desired::new("here"), Health::default());
+            listed().into_iter().for_each(|input| desired.apply(input));
+            let lifecycle = Lifecycle::new("here".to_owned(), patience, given, source_health.clone());
+            Self { lifecycle, desired, health: Health::default(), source_health }
+        }
+
+        fn hears(&mut self, input: Input) -> Result<bool> {
+            self.desired.apply(input);
+            self.learn()
+        }
+
+        fn learn(&mut self) -> Result<bool> {
+            self.lifecycle.learn(&self.desired, &self.health)
+        }
+
+        fn problem(&self) -> String {
+            self.health.problems()[NODE_OBJECT].why.clone()
+        }
+    }
+}

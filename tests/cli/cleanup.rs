@@ -1,0 +1,84 @@
+//! `kpx cleanup` after a kpx that was killed, and after a kube-proxy.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use expect_test::expect;
+use kpx_tests::agent::wait_until;
+use kpx_tests::netns::NetNs;
+
+use crate::node::{Node, kpx, namespace};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+fn run(ns: &NetNs, program: &str, arguments: &str) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(arguments.split_whitespace());
+    let output = ns.run(|| command.output()).with_context(|| format!("run {command:?}"))?;
+    ensure!(output.status.success(), "{command:?}: {output:?}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn what_a_killed_kpx_left_is_removed() -> Result<()> {
+    let mut node = Node::start("killed", "--attach clsact")?;
+    // Somebody else's filter beside ours keeps the qdisc.
+    run(
+        &node.ns,
+        "tc",
+        "filter add dev wire ingress prio 7 protocol all bpf bytecode 1,6\u{a0}0\u{a0}0\u{a0}0, flowid 1:1",
+    )?;
+    node.kill()?;
+    ensure!(run(&node.ns, "ip", "link")?.contains("kpx0"), "it left something");
+    let mut said = String::new();
+    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
+        let output = kpx(&node.ns, "cleanup")?;
+        said = String::from_utf8(output.stdout)?;
+        Ok(output.status.success())
+    })?;
+    expect![[r#""#]].assert_eq(&said);
+    let left = [run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?, run(&node.ns, "tc", "qdisc")?].concat();
+    ensure!(!left.contains("kpx") && !left.contains("75:"), "{left}");
+    let again = kpx(&node.ns, "cleanup")?;
+    ensure!(again.status.success() && again.stdout == b"nothing to remove\n", "{again:?}");
+    Ok(())
+}
+
+#[test]
+fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
+    let ns = namespace("proxy")?;
+    for family in ["ip", "ip6"] {
+        run(&ns, "nft", &format!("add table {family} kube-proxy"))?;
+        run(&ns, "nft", &format!("add chain {family} kube-proxy services"))?;
+    }
+    run(&ns, "nft", "add table ip other")?;
+    ns.ip("link add kube-ipvs0 type bridge")?;
+    let found = |ns: &NetNs| -> Result<String> {
+        let text = String::from_utf8(kpx(ns, "check --no-headers")?.stdout)?;
+        Ok(text.lines().filter(|line| line.contains("kube-")).map(|line| format!("{line}\n")).collect())
+    };
+    expect![[r#"
+        ok     kube-proxy              does not run
+        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — kpx cleanup --kube-proxy
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — kpx cleanup --kube-proxy
+    "#]].assert_eq(&found(&ns)?);
+    let untouched = kpx(&ns, "cleanup")?;
+    ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
+    let output = kpx(&ns, "cleanup --kube-proxy")?;
+    ensure!(output.status.success(), "{output:?}");
+    expect![[r#"
+        removed the nftables table ip kube-proxy
+        removed the nftables table ip6 kube-proxy
+        removed the device kube-ipvs0
+    "#]]
+    .assert_eq(&String::from_utf8(output.stdout)?);
+    expect![[r#"
+        fail   kube-proxy              runs, process 13998 — stop it: kubectl -n kube-system delete daemonset kube-proxy
+        ok     kube-proxy's rules      none
+        ok     kube-ipvs0              not there
+    "#]]
+    .assert_eq(&found(&ns)?);
+    assert_eq!(run(&ns, "nft", "list tables")?, "table ip other\n", "what is not kube-proxy's stays");
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! `docs/cli.md` is made of what the commands really print; it is compared with them.
+
+use std::fmt::Write as _;
+use std::net::TcpStream;
+
+use anyhow::{Context, Result, ensure};
+use expect_test::expect_file;
+use serde_json::Value;
+
+use crate::node::{Node, kpx, namespace};
+use crate::schema::schema;
+
+/// A section: its heading, what there is to say, what is run, and whether its data has a form to keep.
+struct Section {
+    heading: &'static str,
+    about: &'static str,
+    example: &'static str,
+    data: Option<&'static str>,
+}
+
+#[test]
+fn the_document_shows_what_the_commands_print() -> Result<()> {
+    let node = Node::start("doc", "")?;
+    let refused = node.ns.run(|| TcpStream::connect("10.96.0.11:80"));
+    ensure!(refused.is_err(), "nobody serves web-old");
+    let _connection = node.connect()?;
+    let mut text = HEAD.to_owned();
+    for section in &SECTIONS {
+        let Section { heading, about, example, data } = section;
+        write!(text, "\n## {heading}\n\n{about}")?;
+        write!(text, "\n```console\n$ kpx {example}\n{}```\n", masked(&node.text(example)?))?;
+        if let Some(command) = data {
+            let json: Value = serde_json::from_str(&node.text(&format!("{command} -o json"))?)?;
+            write!(text, "\n`kpx {command} -o json`:\n\n```text\n{}```\n", schema(&json))?;
+        }
+    }
+    text += &check()?;
+    text += TAIL;
+    expect_file!["../../docs/cli.md"].assert_eq(&text);
+    Ok(())
+}
+
+/// What is about the host and not about this node is left out: it differs from machine to machine.
+fn check() -> Result<String> {
+    let ns = namespace("check")?;
+    ns.ip("link add kube-ipvs0 type bridge")?;
+    let text = String::from_utf8(kpx(&ns, "check")?.stdout)?;
+    let lines =
+        text.lines().filter(|line| ["LEVEL", "ip_forward", "kube-ipvs0"].iter().any(|what| line.contains(what)));
+    let lines: String = lines.map(|line| format!("{line}\n")).collect();
+    let json: Value = serde_json::from_slice(&kpx(&ns, "check -o json")?.stdout).context("the report")?;
+    Ok(format!(
+        "{CHECK}\n```console\n$ kpx check\n{lines}…\n```\n\n`kpx check -o json`:\n\n```text\n{}```\n",
+        schema(&json)
+    ))
+}
+
+/// What differs from run to run stands as `N`, a port that the kernel or kpx chose as `:ppppp`.
+fn masked(text: &str) -> String {
+    let lines = text.lines().map(|line| {
+        let mut masked = String::new();
+        for (index, word) in line.split(' ').enumerate() {
+            masked += if index > 0 { " " } else { "" };
+            masked += &mask_word(word);
+        }
+        let counts = ["flow_opened", "forwarded", "returned"].iter().any(|event| line.starts_with(event));
+        let end = masked.rfind(' ').filter(|_| counts).map_or(masked.len(), |last| last + 1);
+        if counts { masked[..end].to_owned() + "N\n" } else { masked + "\n" }
+    });
+    lines.collect()
+}
+
+fn mask_word(word: &str) -> String {
+    let is_span = word.len() > 1 && word.ends_with('s') && word[..word.len() - 1].chars().all(|c| c.is_ascii_digit());
+    if is_span {
+        return "Ns".to_owned();
+    }
+    match word.rsplit_once(':') {
+        Some((address, port)) if port.parse::<u16>().is_ok_and(|port| port >= 32_768) => format!("{address}:ppppp"),
+        _ => word.to_owned(),
+    }
+}
+
+const HEAD: &str = "\
+# The command line
+
+This document is made of what the commands print, and a test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests
+--test cli the_document` writes it anew). `kpx COMMAND --help` says what else a command takes. `kpx run` has
+[a document of its own](configuration.md).
+
+- **Output.** `-o text` (the default) and `-o wide` are tables for people. `-o json` and `-o yaml` are data whose form is
+  kept: fields are added, none is renamed, taken away or given another type. Below stands each field with its type, as
+  a test finds it in the example; `NAME` stands for the name of a map, a program, a reason.
+- **Which agent.** Commands ask the agent that runs on this machine, by the socket in its run directory: `--run-dir`,
+  `/run/kpx` if nothing else is said.
+- **Which Services.** `-n NAMESPACE`, and `NAME` or `NAMESPACE/NAME`; without them all.
+- **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
+- **Exit codes.** 0: all is well. 1: something failed, or is not well: the agent is unhealthy or does not answer, `check`
+  found what is in kpx's way, there is no Service of that name. 2: the command was called wrongly. A reader that has
+  seen enough (`| head`) is no error.
+";
+
+const SECTIONS: [Section; 5] = [
+    Section {
+        heading: "kpx status",
+        about: "\
+How the agent does, on one screen: health and what is in its way, how full maps are, and packets that were translated,
+dropped or rejected. With `-o wide` also those that merely passed, and all devices, programs and maps. Ends with 1 if
+the agent is not healthy.
+",
+        example: "status",
+        data: Some("status"),
+    },
+    Section {
+        heading: "kpx services",
+        about: "\
+What is served, and what of it is in force. `BACKENDS` are those that take traffic, of all that are listed. An
+exclamation mark behind a port: another Service holds one of its frontends, and `-o wide` says which.
+",
+        example: "services",
+        data: Some("services"),
+    },
+    Section {
+        heading: "kpx backends",
+        about: "\
+The endpoints of Services, whether they take traffic or not. `SETS` are those of which new flows are given a backend:
+`cluster` for clients of the whole cluster, `local` under a traffic policy `Local`.
+",
+        example: "backends",
+        data: Some("backends"),
+    },
+    Section {
+        heading: "kpx flows",
+        about: "\
+The flows that pass this node, read from the kernel's tables. `SOURCE` is what the backend sees if that is not what the
+client has: another address if it was masqueraded, or another port. `--service`, `--client` and `--backend` select.
+",
+        example: "flows",
+        data: Some("flows"),
+    },
+    Section {
+        heading: "kpx devices",
+        about: "The devices that carry programs, and what kpx takes them for.\n",
+        example: "devices",
+        data: Some("devices"),
+    },
+];
+
+const CHECK: &str = "
+## kpx check
+
+Whether this host is fit for kpx, and how to mend it: the kernel by loading the programs and attaching them in a network
+namespace of its own, capabilities, sysctls, CNI, other programs on the devices, what a kube-proxy left, ports, MTU.
+Ends with 1 if a line says `fail`.
+";
+
+const TAIL: &str = "
+## Others
+
+- `kpx trace` says what the programs do with a packet, and why.
+- `kpx cleanup` removes what a kpx left that was killed, and says each thing; with `--kube-proxy` also what kube-proxy
+  left. It refuses while a kpx runs.
+- `kpx completions bash|zsh|fish` prints a script for a shell; `kpx man [--dir DIR]` the manual pages.
+";

@@ -1,0 +1,82 @@
+//! How commands end: exit codes, a reader that has seen enough, colours.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use kpx_tests::agent::binary;
+
+use crate::node::{Node, kpx, namespace};
+
+#[test]
+fn exit_codes_say_how_it_went() -> Result<()> {
+    let ns = namespace("codes")?;
+    let cases = [
+        ("--version", 0, ""),
+        ("status --run-dir /nonexistent", 1, "kpx: no kpx answers at /nonexistent/kpx.sock"),
+        ("services --run-dir /nonexistent", 1, "is `kpx run` running?"),
+        ("flows --service web --run-dir /nonexistent", 1, "kpx: "),
+        ("services --namespace a --all-namespaces", 2, "cannot be used with"),
+        ("services --output xml", 2, "invalid value 'xml'"),
+        ("statsu", 2, "similar subcommand exists: 'status'"),
+        ("completions tcsh", 2, "invalid value 'tcsh'"),
+        ("cleanup", 0, ""),
+        ("man", 0, ""),
+    ];
+    for (arguments, code, error) in cases {
+        let output = kpx(&ns, arguments)?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(code) && told.contains(error), "kpx {arguments}: {output:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_that_forwards_nothing_is_not_fit() -> Result<()> {
+    let ns = namespace("unfit")?;
+    ns.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "0"))?;
+    let output = kpx(&ns, "check --output json")?;
+    ensure!(output.status.code() == Some(1), "{output:?}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let findings = report["findings"].as_array().context("findings")?;
+    let of = |what: &str| findings.iter().find(|finding| finding["what"] == what).context("a finding");
+    ensure!(report["fit"] == false && of("ip_forward")?["level"] == "fail", "{report:#}");
+    ensure!(of("ip_forward")?["fix"] == "sysctl -w net.ipv4.ip_forward=1", "{report:#}");
+    for what in ["programs", "attach", "capabilities", "kube-ipvs0"] {
+        ensure!(of(what)?["level"] == "ok", "{report:#}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() -> Result<()> {
+    let mut command = Command::new(binary()?);
+    let mut child = command.args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    drop(child.stdout.take());
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn services_are_selected_by_name_and_namespace() -> Result<()> {
+    let node = Node::start("select", "")?;
+    let names = |arguments: &str| -> Result<Vec<String>> {
+        let text = node.text(&format!("services --no-headers {arguments}"))?;
+        Ok(text.lines().filter_map(|line| line.split_whitespace().nth(1)).map(str::to_owned).collect())
+    };
+    assert_eq!(names("")?, ["kube-dns", "web", "web-old"]);
+    assert_eq!(names("-A")?, ["kube-dns", "web", "web-old"]);
+    assert_eq!(names("-n shop")?, ["web", "web-old"]);
+    assert_eq!(names("web")?, ["web"]);
+    assert_eq!(names("shop/web")?, ["web"]);
+    assert_eq!(names("-n none")?, [""; 0]);
+    let output = node.kpx("services -n kube-system web")?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1), "{output:?}");
+    assert_eq!(told, "kpx: kpx serves no Service web in namespace kube-system\n");
+    let output = node.kpx("services")?;
+    ensure!(!output.stdout.contains(&0x1b), "no colours where nobody sees them: {output:?}");
+    let refused = kpx(&node.ns, "cleanup")?;
+    ensure!(refused.status.code() == Some(1), "kpx runs: {refused:?}");
+    Ok(())
+}

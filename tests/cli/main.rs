@@ -1,0 +1,9 @@
+//! Every command of kpx as an operator meets it. What it prints is compared letter by letter with docs/cli.md, which is
+//! made of it: `UPDATE_EXPECT=1` writes it anew.
+
+mod cleanup;
+mod document;
+mod ends;
+mod help;
+mod node;
+mod schema;

@@ -1,0 +1,167 @@
+//! A node of its own with a kpx, and a small cluster.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use kpx_tests::agent::{binary, wait_until};
+use kpx_tests::netns::NetNs;
+use tempfile::TempDir;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A network namespace with eth0 (192.0.2.1/24) and a default route, that forwards.
+pub(crate) fn namespace(name: &str) -> Result<NetNs> {
+    let ns = NetNs::create(format!("kpx-cli-{}-{name}", std::process::id()))?;
+    ns.ip("link add eth0 type veth peer name wire
+         link set lo up
+         link set wire up
+         link set eth0 up
+         addr add 192.0.2.1/24 dev eth0
+         route add default via 192.0.2.254")?;
+    ns.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))?;
+    Ok(ns)
+}
+
+/// Runs kpx there.
+pub(crate) fn kpx(ns: &NetNs, arguments: &str) -> Result<Output> {
+    let mut command = Command::new(binary()?);
+    command.args(arguments.split_whitespace()).env_remove("RUST_LOG");
+    ns.run(|| command.output()).with_context(|| format!("run {command:?}"))
+}
+
+/// A node that kpx serves.
+pub(crate) struct Node {
+    pub(crate) ns: NetNs,
+    dir: TempDir,
+    agent: Child,
+}
+
+impl Node {
+    /// Starts kpx with the cluster's manifests, and waits until it is healthy.
+    pub(crate) fn start(name: &str, arguments: &str) -> Result<Self> {
+        let ns = namespace(name)?;
+        let dir = TempDir::with_prefix("kpx-cli-")?;
+        fs::create_dir(dir.path().join("manifests"))?;
+        fs::write(dir.path().join("manifests/cluster.yaml"), CLUSTER)?;
+        fs::write(dir.path().join("manifests/typo.yaml"), "apiVersion: v1\nkind: Service\nmetadata: {nam: typo}\n")?;
+        let log = fs::File::create(dir.path().join("log"))?;
+        let mut command = Command::new(binary()?);
+        command.args(["run", "--node-name", "n1", "--manifests"]).arg(dir.path().join("manifests"));
+        command.arg("--run-dir").arg(dir.path()).args(arguments.split_whitespace());
+        let agent = ns.spawn(command.stdout(Stdio::null()).stderr(log))?;
+        let node = Self { ns, dir, agent };
+        let log = || fs::read_to_string(node.dir.path().join("log")).unwrap_or_default();
+        wait_until(DEADLINE, "kpx is healthy", || Ok(node.kpx("status")?.status.success())).with_context(log)?;
+        Ok(node)
+    }
+
+    /// Runs a command that asks this node's agent.
+    pub(crate) fn kpx(&self, arguments: &str) -> Result<Output> {
+        kpx(&self.ns, &format!("{arguments} --run-dir {}", self.dir.path().display()))
+    }
+
+    /// What a command prints; an error if it fails.
+    pub(crate) fn text(&self, arguments: &str) -> Result<String> {
+        let output = self.kpx(arguments)?;
+        ensure!(output.status.success(), "kpx {arguments}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// A connection to the cluster's web, held open as long as the result lives.
+    pub(crate) fn connect(&self) -> Result<(TcpStream, TcpStream)> {
+        self.ns.run(|| {
+            let listener = TcpListener::bind("192.0.2.1:8080")?;
+            let mut client = TcpStream::connect("10.96.0.10:80")?;
+            let (mut server, _) = listener.accept()?;
+            client.write_all(b"?")?;
+            server.read_exact(&mut [0])?;
+            server.write_all(b"!")?;
+            client.read_exact(&mut [0])?;
+            Ok((client, server))
+        })
+    }
+
+    /// Ends kpx as a crash would.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.agent.kill()?;
+        self.agent.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.kill(); // It may have been killed already.
+    }
+}
+
+const CLUSTER: &str = r#"
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/zone: a}}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, creationTimestamp: "2126-01-01T00:00:00Z"}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  externalIPs: [198.51.100.7]
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 31080
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80, nodePort: 30080}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.7}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints:
+- addresses: [192.0.2.1]
+  nodeName: n1
+  zone: a
+  targetRef: {kind: Pod, name: web-0, namespace: shop}
+- addresses: [10.244.2.5]
+  nodeName: n2
+  zone: b
+  conditions: {ready: false, serving: true, terminating: true}
+  targetRef: {kind: Pod, name: web-1, namespace: shop}
+- addresses: [10.244.2.6]
+  conditions: {ready: false, serving: false, terminating: false}
+ports: [{name: http, port: 8080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web-old, namespace: shop}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.11
+  clusterIPs: [10.96.0.11]
+  ipFamilies: [IPv4]
+  ports: [{port: 80, nodePort: 30080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kube-dns, namespace: kube-system}
+spec:
+  clusterIP: 10.96.0.53
+  clusterIPs: [10.96.0.53]
+  ipFamilies: [IPv4]
+  ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: kube-dns-1, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}
+addressType: IPv4
+endpoints:
+- {addresses: [10.244.2.9], nodeName: n2, zone: b, targetRef: {kind: Pod, name: dns-0, namespace: kube-system}}
+ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53}]
+"#;
