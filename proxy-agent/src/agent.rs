@@ -36,9 +36,7 @@ use crate::net::role::Role;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use crate::settings::Mode;
-use crate::status::{
-    DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
-};
+use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -325,7 +323,7 @@ impl Agent {
             syncs: self.syncs,
             problems: problems.iter().chain(source_problems).map(problem_status).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
-            unreachable: self.unreachable(),
+            unreachable: self.desired.unreachable_status(),
             devices: devices.collect(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
@@ -348,18 +346,6 @@ impl Agent {
             map_fill: self.map_fill(),
             programs: self.loaded.programs.clone(),
         })
-    }
-
-    fn unreachable(&self) -> Vec<UnreachableStatus> {
-        let by_service = self.desired.unreachable().into_iter();
-        let all = by_service.flat_map(|(service, all)| all.into_iter().map(move |one| (service, one)));
-        let status = all.map(|(service, one)| UnreachableStatus {
-            service: service.to_string(),
-            port: format!("{}/{:?}", one.port, one.proto),
-            backend: one.backend,
-            why: one.to_string(),
-        });
-        status.collect()
     }
 
     /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
