@@ -47,6 +47,8 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
+    /// Routes have changed. Silent on a node, which asks for none.
+    pub routes: mpsc::Receiver<()>,
     pub asks: mpsc::Receiver<Ask>,
     /// What is wrong with the source.
     pub source_health: Health,
@@ -147,6 +149,15 @@ impl Agent {
                     let result = self.node.on_link(event, &self.health).await;
                     self.note("devices", result);
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
+                    if self.node.is_outside() && self.pace.ask() {
+                        self.sync().await?;
+                    }
+                }
+                Some(()) = inbox.routes.recv() => {
+                    self.node.on_routes();
+                    if self.pace.ask() {
+                        self.sync().await?;
+                    }
                 }
                 () = sleep_until(retry_at) => {
                     let _work = self.reports.liveness.work();
@@ -181,6 +192,8 @@ impl Agent {
         if !self.desired.is_complete() {
             return Ok(());
         }
+        let scouted = self.node.scout(&mut self.desired, &self.health).await;
+        self.note("routes to backends", scouted);
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         let full = due && (!self.synced || self.retry.is_some());
         let asked = self.desired.is_dirty() || full || self.node_retry.is_some();
@@ -312,6 +325,7 @@ impl Agent {
             syncs: self.syncs,
             problems: problems.iter().chain(source_problems).map(problem_status).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
+            unreachable: self.desired.unreachable_status(),
             devices: devices.collect(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),

@@ -91,7 +91,7 @@ impl Configuration {
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
         if kpx.mode == "host" {
-            kube_proxy = tree::merge(leave_the_kernel_alone(), kube_proxy);
+            kube_proxy = tree::merge(of_a_host_outside(), kube_proxy);
         }
         let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete();
@@ -197,9 +197,13 @@ fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &Given) 
     })
 }
 
-/// A host that is no node has its connection tracking for itself.
-fn leave_the_kernel_alone() -> Value {
-    json!({"conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}})
+/// A host that is no node has its connection tracking for itself, and nobody asks it for health or metrics.
+fn of_a_host_outside() -> Value {
+    json!({
+        "healthzBindAddress": "0.0.0.0:0",
+        "metricsBindAddress": "127.0.0.1:0",
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    })
 }
 
 impl Remarks {

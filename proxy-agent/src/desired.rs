@@ -19,6 +19,7 @@ use crate::view::{ServiceSnapshot, Snapshot};
 
 mod family;
 mod ledger;
+mod outside;
 
 use family::Family;
 use ledger::Ledger;

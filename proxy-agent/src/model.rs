@@ -19,14 +19,17 @@ mod endpoints;
 mod external;
 mod maglev;
 mod node;
+mod outside;
 mod policy;
 mod port;
 mod read;
 
+use endpoints::{Detour, Joined};
 pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
+pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
 pub use policy::{algorithm, algorithm_name};
 pub use port::ServicePort;
@@ -57,6 +60,8 @@ pub struct FamilyModel<A: Addr> {
     pub source_ranges: BTreeSet<Range<A>>,
     /// Addresses that are on this node and ready, over all ports.
     pub local_ready: usize,
+    /// Backends that are left out because this host, which is no node, does not reach them.
+    pub unreachable: Vec<Unreachable>,
 }
 
 /// A frontend that a Service would have.
@@ -117,7 +122,8 @@ impl ServiceModel {
         // A pod of both families is one endpoint to a load balancer.
         let local_endpoints =
             v4.as_ref().map_or(0, |v4| v4.local_ready).max(v6.as_ref().map_or(0, |v6| v6.local_ready));
-        let health_check = parts.policy.health_check_port.filter(|_| v4.is_some() || v6.is_some());
+        let health_check =
+            parts.policy.health_check_port.filter(|_| (v4.is_some() || v6.is_some()) && node.outside.is_none());
         let health_check = health_check.map(|port| HealthCheck { port, local_endpoints });
         // Both families read the same fields.
         skipped.sort_unstable();
@@ -161,7 +167,7 @@ impl<A: Addr> FamilyModel<A> {
         let source_ranges = source_ranges(&mut reader, parts.spec, &externals, parts.node);
         let mut frontends = Offers::at(cluster_ip);
         let mut ports = BTreeMap::new();
-        let mut local_ready = BTreeSet::new();
+        let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
         for (index, port) in parts.spec.ports.iter().flatten().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
             let key = FrontendKey::new(cluster_ip, number, proto);
@@ -170,15 +176,45 @@ impl<A: Addr> FamilyModel<A> {
                 continue;
             }
             let node_port = parts.policy.node_port(&mut reader, index, port);
-            frontends.add_port(&mut reader, index, key, node_port, &externals);
+            let own_node_port = node_port.filter(|_| parts.node.outside.is_none());
+            let is_external = own_node_port.is_some() || !externals.is_empty();
+            frontends.add_port(&mut reader, index, key, own_node_port, &externals);
             let endpoints = join(&slices, port.name.as_deref().unwrap_or_default(), proto);
+            let (endpoints, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
+            unreachable.extend(left_out);
             local_ready.extend(endpoints.local_ready());
-            let is_external = node_port.is_some() || !externals.is_empty();
             let terms = parts.policy.terms(proto, is_external, !source_ranges.is_empty());
             ports.insert(key, ServicePort::new(&mut reader, index, terms, &endpoints));
         }
         let Offers(frontends) = frontends;
-        Some(Self { claim: parts.claim.clone(), frontends, ports, source_ranges, local_ready: local_ready.len() })
+        let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
+        Some(Self { claim, frontends, ports, source_ranges, local_ready, unreachable })
+    }
+}
+
+impl Parts<'_> {
+    /// The endpoints of a port as this host reaches them, and those that it does not reach.
+    fn within_reach<'a, A: Addr>(
+        &self,
+        key: FrontendKey<A>,
+        node_port: Option<Port>,
+        is_external: bool,
+        endpoints: Joined<'a, A>,
+    ) -> (Joined<'a, A>, Vec<Unreachable>) {
+        let Some(outside) = &self.node.outside else { return (endpoints, Vec::new()) };
+        if self.policy.internal_local && !is_external {
+            return (Joined::none(), Vec::new()); // None is ever local, so there is nothing to wait for.
+        }
+        let external_local = self.policy.external_local;
+        let (endpoints, left_out) = endpoints.around(Detour { outside, node_port, external_local });
+        let unreachable = left_out.into_iter().map(|(at, obstacle)| Unreachable {
+            port: key.port.get(),
+            proto: key.proto,
+            backend: (at.addr.ip(), at.port.get()).into(),
+            obstacle,
+            has_node_port: node_port.is_some(),
+        });
+        (endpoints, unreachable.collect())
     }
 }
 

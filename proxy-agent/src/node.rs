@@ -4,6 +4,7 @@ pub mod detect;
 pub mod lifecycle;
 pub mod node_ports;
 mod options;
+mod outside;
 mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,9 +21,11 @@ use crate::desired::Desired;
 use crate::health::Health;
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
-use crate::net::role::{Role, role};
-use crate::net::{Handle, LinkEvent, addr, rule, sysctl};
+use crate::net::role::Role;
+use crate::net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
+use crate::settings::PodRoutes;
 use detect::Detection;
+use outside::Outside;
 use ways::{Surroundings, Want, Ways};
 
 pub use options::{Masquerade, NodeOptions};
@@ -48,6 +51,10 @@ pub struct Node {
     node_addrs: (Addr4, Addr6),
     /// What [`Health`] was told of devices that could not be attached.
     failing: BTreeSet<String>,
+    /// This is no node.
+    outside: Option<Outside>,
+    /// lo carries a program: on a host outside only if a backend is one of its own sockets.
+    hooks_lo: bool,
 }
 
 /// What the cluster's objects say that concerns addresses and ways.
@@ -71,8 +78,18 @@ impl Node {
         let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
         attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
         let ways = Ways::open(&handle, anchor.ifindex).await?;
+        if options.outside != Some(PodRoutes::Nodes) {
+            pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
+        }
         let mut node = Self {
-            detection: Detection::new(options.detector.clone()),
+            // Outside nobody's pods are told apart, nor is there a Node to learn from.
+            detection: if options.outside.is_none() {
+                Detection::new(options.detector.clone())
+            } else {
+                Detection::default()
+            },
+            outside: options.outside.map(|routing| Outside::new(handle.clone(), routing)),
+            hooks_lo: options.outside.is_none(),
             options,
             handle,
             attachments,
@@ -100,7 +117,8 @@ impl Node {
     /// Removes what outlives a process, whichever left it.
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
-        rules.and(anchor::remove(handle).await.context("remove the anchor"))
+        let pod_routes = pod_route::remove(handle).await.context("remove the routes to pods");
+        rules.and(pod_routes).and(anchor::remove(handle).await.context("remove the anchor"))
     }
 
     pub fn attachments(&self) -> &Attachments {
@@ -113,7 +131,7 @@ impl Node {
     }
 
     pub fn role(&self, ifindex: u32) -> Option<Role> {
-        self.links.get(&ifindex).map(|link| role(link, &self.links))
+        self.links.get(&ifindex).map(|link| self.role_of(link))
     }
 
     /// The addresses in force, as far as there are any.
@@ -140,6 +158,7 @@ impl Node {
     /// Takes in what the kernel says of devices.
     pub async fn on_link(&mut self, event: LinkEvent, health: &Health) -> Result<()> {
         let addrs_before = self.addrs_up();
+        self.on_routes(); // With a device or an address the kernel drops routes, and says nothing.
         let listed = matches!(event, LinkEvent::All(_));
         match event {
             LinkEvent::All(links) => self.links = links.into_iter().map(|link| (link.index, link)).collect(),
@@ -184,6 +203,9 @@ impl Node {
         let followed = self.follow(desired, health).await;
         // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
         let told = if written { self.write_service_cidrs(desired) } else { Ok(()) };
+        if let Some(outside) = &mut self.outside {
+            outside.report(desired, health);
+        }
         followed.and(told)
     }
 
@@ -227,10 +249,10 @@ impl Node {
         let mut carried = BTreeSet::from([self.anchor.ifindex]);
         let mut failing = BTreeSet::new();
         for link in self.links.values() {
-            let hooks = match role(link, &self.links) {
-                Role::Loopback => Hooks::Loopback,
+            let hooks = match self.role_of(link) {
+                Role::Loopback if self.hooks_lo => Hooks::Loopback,
                 Role::Device { .. } => Hooks::Both,
-                Role::Anchor | Role::Ignored(_) => continue,
+                Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };
             let what = format!("device {}", link.name);
             carried.insert(link.index);
@@ -255,7 +277,7 @@ impl Node {
 
     fn write_devices(&mut self) -> Result<()> {
         let devices = self.links.values().filter_map(|link| {
-            let Role::Device { pod } = role(link, &self.links) else { return None };
+            let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = self.detection.finds(link, &self.links);
             let flags = if pod { Device::POD } else { 0 } | if detected { Device::DETECTED } else { 0 };
             let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);

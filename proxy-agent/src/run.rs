@@ -53,7 +53,8 @@ pub async fn run(settings: Settings) -> Result<()> {
     let (netlink, handle) = net::connect()?;
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
-    let mut inbox = Inbox { inputs, links, asks, source_health: source_health.clone() };
+    let (route_sender, routes) = mpsc::channel(1);
+    let mut inbox = Inbox { inputs, links, routes, asks, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
@@ -70,7 +71,9 @@ pub async fn run(settings: Settings) -> Result<()> {
             Ok(node) => node,
             Err(error) => return Node::clean(&handle).await.and(Err(error)),
         };
-        let desired = Desired::with_options(node_name.clone(), settings.model);
+        // Outside of the cluster no Node is this host's, whatever its name.
+        let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
+        let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
         let kernel = Kernel {
             tables: datapath.tables,
             flows: datapath.flows,
@@ -83,8 +86,9 @@ pub async fn run(settings: Settings) -> Result<()> {
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
-            result = source.run(node_name, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
+            result = source.run(node_of_ours, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
+            result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             () = control::serve(socket, asker.clone(), scrape_router(asker, metrics)) => bail!("the server of the run directory's socket has ended"),
@@ -104,6 +108,14 @@ pub async fn run(settings: Settings) -> Result<()> {
     end.and(released).and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
+}
+
+/// On a node nobody asks for routes.
+async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
+    match mode {
+        Mode::Host => net::watch_routes(changes).await,
+        Mode::Node => std::future::pending().await,
+    }
 }
 
 /// An error ends the agent only when the cluster was told.

@@ -61,13 +61,15 @@ pub enum Mode {
     Host,
 }
 
-/// How a host that is no node finds pods.
+/// How a host that is no node finds pods, beside the routes that it has for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PodRoutes {
-    /// By the routes that it has.
+    /// Not at all: the default route does not count.
     #[default]
     Off,
-    /// By routes of ours through the pods' nodes.
+    /// By the default route: its gateway knows where pods are.
+    Default,
+    /// By routes of ours through the pods' nodes, as far as these are the host's neighbours.
     Nodes,
 }
 

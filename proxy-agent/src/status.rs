@@ -1,7 +1,7 @@
 //! What `kpx status` shows. The form is kept: fields may be added, none is renamed or taken away.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,9 @@ pub struct Status {
     pub problems: Vec<ProblemStatus>,
     /// Objects, or parts of them, that could not be used.
     pub skipped: Vec<String>,
+    /// Backends that are left out because this host, which is no node, does not reach them.
+    #[serde(default)]
+    pub unreachable: Vec<UnreachableStatus>,
     pub devices: Vec<DeviceStatus>,
     /// By family.
     pub tables: BTreeMap<String, TableStatus>,
@@ -74,6 +77,17 @@ pub struct ProblemStatus {
     pub what: String,
     pub why: String,
     pub since: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreachableStatus {
+    /// `namespace/name`.
+    pub service: String,
+    /// Number and protocol: `80/TCP`.
+    pub port: String,
+    pub backend: SocketAddr,
+    pub why: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -69,8 +69,9 @@ impl Store {
             }
             Input::EndpointSlice(update) => self.apply_slices(update),
             Input::Node(update) => {
-                self.nodes.apply(update, |_, _, _| {});
-                Dirty::Node
+                let mut changed = false;
+                self.nodes.apply(update, |_, _, _| changed = true);
+                if changed { Dirty::Node } else { Dirty::Services(BTreeSet::new()) }
             }
             Input::ServiceCidr(update) => {
                 self.service_cidrs.apply(update, |_, _, _| {});
@@ -117,6 +118,11 @@ impl Store {
         self.nodes.objects.get(&ObjectName::new("", &self.node_name)).map(Arc::as_ref)
     }
 
+    /// All that a source delivers.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.objects.values().map(Arc::as_ref)
+    }
+
     /// Whether nobody says if this node has an object.
     pub fn is_node_refused(&self) -> bool {
         self.nodes.refused
@@ -134,6 +140,10 @@ impl Store {
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let names = self.slices_of.get(service).into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
+    }
+
+    pub fn slices(&self) -> impl Iterator<Item = &EndpointSlice> {
+        self.slices.objects.values().map(Arc::as_ref)
     }
 
     /// What the API server calls an object, whatever becomes of its name.

@@ -31,6 +31,9 @@ impl Node {
     pub const DETECTS6: u32 = 1 << 3;
     /// `--cluster-ip-external`: ClusterIPs serve clients outside, too.
     pub const CLUSTER_IP_EXTERNAL: u32 = 1 << 4;
+    /// `--mode host`: no node. What arrives at its devices opens no flows, and what its sockets send to its own addresses
+    /// does not either.
+    pub const HOST: u32 = 1 << 5;
 
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }

@@ -47,6 +47,9 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
         return Err(Reason::NoFlow);
     }
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
+    if node.has(Node::HOST) {
+        return Err(Reason::NotOurs);
+    }
     let generation = maps::generation();
     let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
     let decision = match decide::run(scratch, origin, node) {

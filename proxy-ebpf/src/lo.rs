@@ -3,6 +3,7 @@
 //! to deliver.
 
 use proxy_common::counter::Reason;
+use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
 
 use crate::net::Net;
@@ -17,6 +18,9 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     scratch.packet.parse(skb, Hook::EGRESS)?;
     if flow::follow(&scratch.packet, Hook::EGRESS, forward, &mut scratch.flow) {
         return host::give_back(skb, &scratch.packet, &scratch.flow);
+    }
+    if maps::node().is_some_and(|node| node.has(Node::HOST)) {
+        return Err(Reason::NotOurs);
     }
     host::send(skb, scratch, Flow::<A>::HOST_FRONTEND)
 }

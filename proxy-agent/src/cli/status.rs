@@ -10,7 +10,7 @@ use proxy_common::counter::{Event, Reason, Verdict};
 
 use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use super::{AgentArgs, age, devices};
-use crate::status::{MapFill, OptionsStatus, Status};
+use crate::status::{MapFill, OptionsStatus, Status, UnreachableStatus};
 
 /// Show how the running agent does. Ends with 1 if it is not healthy or does not answer.
 ///
@@ -84,7 +84,11 @@ fn problems(status: &Status, form: Form) -> String {
         vec![red(&problem.what), cell(&problem.why), cell(format!("for {}", age::since(problem.since)))]
     });
     let skipped = status.skipped.iter().map(|skipped| vec![yellow("skipped"), cell(skipped)]);
-    Form { headers: false, ..form }.table(&[], problems.chain(skipped))
+    let unreachable = status.unreachable.iter().map(|unreachable| {
+        let UnreachableStatus { service, port, backend, why } = unreachable;
+        vec![yellow("unreachable"), cell(format!("{backend} of {service} {port}: {why}"))]
+    });
+    Form { headers: false, ..form }.table(&[], problems.chain(skipped).chain(unreachable))
 }
 
 fn families(status: &Status, form: Form) -> String {

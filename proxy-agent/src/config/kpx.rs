@@ -27,7 +27,7 @@ pub struct KpxConfiguration {
     #[serde(rename = "clusterIPExternal")]
     pub cluster_ip_external: bool,
     pub lb_algorithm: String,
-    /// `off` or `nodes`.
+    /// `off`, `default` or `nodes`.
     pub pod_routes: String,
     /// `tcx` or `clsact`; empty: what the kernel takes.
     pub attach: String,

@@ -1,6 +1,7 @@
 //! Whether a configuration can be, and what it comes to. Nothing is left half checked: every wrong field is named.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use proxy_common::frontend::Algorithm;
@@ -10,7 +11,7 @@ use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::{ALGORITHMS, KpxConfiguration};
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
 use crate::datapath::Mechanism;
-use crate::model::ModelOptions;
+use crate::model::{ModelOptions, Reach};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::node::{Masquerade, NodeOptions};
@@ -52,6 +53,8 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     let algorithm = algorithm(&mut own, &kpx.lb_algorithm);
     let mode = own.one_of::<Mode>("mode", &kpx.mode);
     let pod_routes = own.one_of::<PodRoutes>("podRoutes", &kpx.pod_routes);
+    let is_host = mode == Some(Mode::Host);
+    own.check(is_host || pod_routes == Some(PodRoutes::Off), "podRoutes", &kpx.pod_routes, "is for mode host");
     let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
@@ -66,7 +69,9 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     else {
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
-    let model = ModelOptions { algorithm, node_ips: node_ips.clone() };
+    let outside = is_host.then_some(pod_routes);
+    let model =
+        ModelOptions { algorithm, node_ips: node_ips.clone(), reach: outside.map(Reach::unknown).map(Arc::new) };
     let node = NodeOptions {
         node_ips,
         service_cidrs,
@@ -75,6 +80,7 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
         masquerade,
         masquerade_all: common.masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
+        outside,
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach, pod_routes })
 }

@@ -15,7 +15,7 @@ use crate::tables::FamilyTables;
 
 #[derive(Debug)]
 pub(super) struct Family<A: Addr> {
-    models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
+    pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
     /// The first claim holds the frontend.
     claims: BTreeMap<FrontendKey<A>, BTreeSet<Claim>>,
     /// Frontends whose rows may be out of date.

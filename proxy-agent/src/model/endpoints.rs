@@ -7,8 +7,13 @@ use k8s_openapi::api::discovery::v1::{self as discovery, EndpointSlice};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::Backend;
 
+use super::outside::Way;
 use super::read::{Reader, Skipped, addr, port_number, protocol};
 use super::{NodeModel, ObjectName};
+
+mod detour;
+
+pub(super) use detour::Detour;
 
 /// One EndpointSlice as far as it could be read.
 pub(crate) struct Slice<'a, A: Addr> {
@@ -35,6 +40,7 @@ pub(crate) struct Endpoint<'a, A: Addr> {
     pub(crate) local: bool,
     for_node: Hint,
     for_zone: Hint,
+    way: Way<A>,
 }
 
 /// For whom an endpoint is meant, among nodes or among zones.
@@ -109,6 +115,7 @@ impl<'a, A: Addr> Endpoint<'a, A> {
             local: !node.name.is_empty() && endpoint.node_name.as_ref() == Some(&node.name),
             for_node: Hint::of(nodes.map(|hint| &hint.name), Some(&node.name)),
             for_zone: Hint::of(zones.map(|hint| &hint.name), node.zone.as_ref()),
+            way: node.outside.as_ref().map_or(Way::Direct, |outside| outside.way(addr, endpoint)),
         })
     }
 

@@ -1,11 +1,13 @@
 //! What of this node matters to Services.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use proxy_common::frontend::Algorithm;
 
+use super::outside::{Outside, Reach};
 use super::read::{cidr, ip};
 use crate::store::Store;
 
@@ -20,6 +22,8 @@ pub struct ModelOptions {
     pub algorithm: Algorithm,
     /// The first of a family is the node's primary address, whatever its object says.
     pub node_ips: Vec<IpAddr>,
+    /// Of a host that is no node, its routes. To a node everything is within reach.
+    pub reach: Option<Arc<Reach>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub struct NodeModel {
     /// One of each family in which the node has any.
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
+    /// This is no node.
+    pub outside: Option<Outside>,
 }
 
 impl NodeModel {
@@ -43,6 +49,7 @@ impl NodeModel {
             zone: zone.cloned(),
             primary: [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)].into_iter().flatten().copied().collect(),
             algorithm: options.algorithm,
+            outside: options.reach.clone().map(|reach| Outside::of(store, reach)),
         }
     }
 }

@@ -18,9 +18,9 @@ const AFFINITY_SECS_MAX: u32 = 86_400;
 
 pub(super) struct Policy {
     /// `internalTrafficPolicy: Local`.
-    internal_local: bool,
+    pub(super) internal_local: bool,
     /// `externalTrafficPolicy: Local`, where it counts.
-    external_local: bool,
+    pub(super) external_local: bool,
     /// Whether the type has node ports.
     node_ports: bool,
     affinity_secs: u32,

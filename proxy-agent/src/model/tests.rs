@@ -7,6 +7,7 @@ use crate::input::Input;
 mod balancing;
 mod endpoints;
 mod external;
+mod outside;
 mod selection;
 
 /// The tables that a node called `here` gets from these objects, and below them what was skipped.

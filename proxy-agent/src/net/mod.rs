@@ -3,11 +3,14 @@
 
 pub mod addr;
 pub mod anchor;
+pub mod fib;
 pub mod filter;
 pub mod link;
+pub mod pod_route;
 pub mod ports;
 pub mod role;
 pub mod route;
+mod route_watch;
 pub mod rule;
 pub mod sysctl;
 mod watch;
@@ -20,6 +23,7 @@ use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMes
 use netlink_packet_route::RouteNetlinkMessage;
 pub use rtnetlink::Handle;
 
+pub use route_watch::watch_routes;
 pub use watch::{LinkEvent, watch};
 
 /// How often a dump is repeated when the kernel says that something changed meanwhile.

@@ -137,14 +137,18 @@ fn message(dst: IpNet, src: Option<IpAddr>, table: u32, anchor: u32) -> RouteMes
         .protocol(RouteProtocol::Other(PROTOCOL))
         .scope(scope)
         .build();
-    message.header.address_family = if dst.addr().is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    message.header.address_family = family(dst.addr());
     message.header.destination_prefix_length = dst.prefix_len();
     message.attributes.push(RouteAttribute::Destination(address(dst.addr())));
     message.attributes.extend(src.map(|src| RouteAttribute::PrefSource(address(src))));
     message
 }
 
-fn address(ip: IpAddr) -> RouteAddress {
+pub(super) fn family(ip: IpAddr) -> AddressFamily {
+    if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+pub(super) fn address(ip: IpAddr) -> RouteAddress {
     match ip {
         IpAddr::V4(ip) => RouteAddress::Inet(ip),
         IpAddr::V6(ip) => RouteAddress::Inet6(ip),
@@ -193,7 +197,7 @@ fn parse(route: &RouteMessage, table: u32, anchor: u32) -> Option<(IpNet, Option
     (ours && in_table == table).then_some((IpNet::new(dst, header.destination_prefix_length).ok()?, src))
 }
 
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
+pub(super) fn ip(address: &RouteAddress) -> Option<IpAddr> {
     match address {
         RouteAddress::Inet(ip) => Some((*ip).into()),
         RouteAddress::Inet6(ip) => Some((*ip).into()),

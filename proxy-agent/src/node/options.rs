@@ -8,6 +8,7 @@ use proxy_common::device::Node;
 
 use super::detect::Detector;
 use super::node_ports::NodePortAddresses;
+use crate::settings::PodRoutes;
 
 /// What an operator says about this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct NodeOptions {
     pub masquerade_all: bool,
     /// ClusterIPs serve clients outside the cluster, too.
     pub cluster_ip_external: bool,
+    /// Of a host that is no node.
+    pub outside: Option<PodRoutes>,
 }
 
 /// Which clients' addresses are replaced by the node's.
@@ -51,6 +54,7 @@ impl NodeOptions {
             (self.masquerade == Masquerade::Compat, Node::COMPAT),
             (self.masquerade_all, Node::MASQUERADE_ALL),
             (self.cluster_ip_external, Node::CLUSTER_IP_EXTERNAL),
+            (self.outside.is_some(), Node::HOST),
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }

@@ -62,12 +62,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(
     options: &Options,
-    node_name: &str,
+    node_name: Option<&str>,
     inputs: &Sender<Input>,
     health: &Health,
     events: events::Queue,
 ) -> anyhow::Result<()> {
-    let mut recorder = Recorder::new(node_name, events);
+    let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     // What cannot be read at the start is a mistake of whoever started us.
     let mut client = options.client().await?;
     loop {
@@ -111,12 +111,15 @@ impl Options {
 const CREDENTIALS: &str = "credentials";
 
 /// Runs until one of the watches ends. The selectors are kube-proxy's.
-async fn watch_all(client: &Client, node_name: &str, inputs: &Sender<Input>, health: &Health) -> Ended {
+async fn watch_all(client: &Client, node_name: Option<&str>, inputs: &Sender<Input>, health: &Health) -> Ended {
     let services =
         Watch::new(Input::Service).labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None");
     let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
-    let node =
-        Watch::new(Input::Node).fields(&format!("metadata.name={node_name}")).dispensable().slimmed_by(slim_node);
+    let node = Watch::new(Input::Node).dispensable().slimmed_by(slim_node);
+    let node = match node_name {
+        Some(name) => node.fields(&format!("metadata.name={name}")),
+        None => node,
+    };
     let service_cidrs = Watch::new(Input::ServiceCidr).dispensable();
     tokio::select! {
         ended = services.run(client, inputs, health) => ended,
@@ -130,9 +133,13 @@ async fn watch_all(client: &Client, node_name: &str, inputs: &Sender<Input>, hea
 fn slim_node(node: &mut Node) {
     if let Some(status) = &mut node.status {
         status.images = None;
-        status.conditions = None;
         status.volumes_attached = None;
         status.volumes_in_use = None;
+        // Whether it is ready, but not when that was last looked at.
+        status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ == "Ready"));
+        for ready in status.conditions.iter_mut().flatten() {
+            ready.last_heartbeat_time = None;
+        }
     }
 }
 

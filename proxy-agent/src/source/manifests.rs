@@ -28,7 +28,12 @@ mod validate;
 /// The objects in force; in the order in which new ones are sent.
 type Objects = BTreeMap<Key, Arc<Object>>;
 
-pub(super) async fn run(path: PathBuf, node_name: String, inputs: Sender<Input>, health: Health) -> anyhow::Result<()> {
+pub(super) async fn run(
+    path: PathBuf,
+    node_name: Option<String>,
+    inputs: Sender<Input>,
+    health: Health,
+) -> anyhow::Result<()> {
     let mut folder = Folder::new(path.clone());
     let mut listing = folder.list().with_context(|| format!("read folder {}", path.display()))?;
     let mut manifests = Manifests { path, node_name, ..Manifests::default() };
@@ -62,7 +67,8 @@ pub(super) async fn run(path: PathBuf, node_name: String, inputs: Sender<Input>,
 #[derive(Debug, Default)]
 struct Manifests {
     path: PathBuf,
-    node_name: String,
+    /// Without it all Nodes count.
+    node_name: Option<String>,
     listing: Listing,
     files: BTreeMap<OsString, File>,
 }
@@ -112,8 +118,10 @@ impl Manifests {
                 placed.entry(&object.key).or_insert_with(|| (place(name, Some(object.line)), object));
             }
         }
-        let objects =
-            placed.into_values().map(|(_, placed)| placed).filter(|placed| placed.object.is_watched(&self.node_name));
+        let objects = placed
+            .into_values()
+            .map(|(_, placed)| placed)
+            .filter(|placed| placed.object.is_watched(self.node_name.as_deref()));
         (objects.map(|placed| (placed.key.clone(), Arc::clone(&placed.object))).collect(), problems)
     }
 }

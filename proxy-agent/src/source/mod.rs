@@ -23,17 +23,19 @@ impl Source {
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is `Update::All`, or
     /// `Update::Refused`.
     ///
-    /// `node_name` selects the Node that is sent. `events` go where the objects come from, if that is an API server. An
+    /// `node_name` selects the Node that is sent; without it all are. `events` go where the objects come from, if that is an API server. An
     /// error is one that waiting does not cure; all others are in `health` while the source keeps trying.
     pub async fn run(
         self,
-        node_name: String,
+        node_name: Option<String>,
         inputs: Sender<Input>,
         health: Health,
         events: events::Queue,
     ) -> anyhow::Result<()> {
         match self {
-            Self::Kubernetes(options) => kubernetes::run(&options, &node_name, &inputs, &health, events).await,
+            Self::Kubernetes(options) => {
+                kubernetes::run(&options, node_name.as_deref(), &inputs, &health, events).await
+            }
             Self::Manifests(folder) => {
                 drop(events);
                 manifests::run(folder, node_name, inputs, health).await

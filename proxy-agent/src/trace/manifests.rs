@@ -64,7 +64,7 @@ impl Folder {
         };
         tokio::select! {
             taken = take => taken,
-            ended = source.run(node_name.to_owned(), sender, health.clone(), Queue::none()) => ended.and_then(|()| bail!("the folder has ended")),
+            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none()) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
         let mut notes: Vec<_> =
             health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();

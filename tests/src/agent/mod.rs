@@ -16,15 +16,15 @@ use serde_json::Value;
 
 pub use self::cluster::{Cluster, Source};
 pub use self::objects::{Hint, Object, SERVICE_PORT, Service, node};
-use crate::lab::{Family, Lab, Node, SERVICE_CIDR};
+use crate::lab::{Family, Host, Lab, Node, SERVICE_CIDR};
 
 /// How long an agent may take to become healthy, and to end.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A `kpx` that runs on a node. Killed with this value; see [`Agent::stop`] for its regular end.
+/// A `kpx` that runs on a node, or on a host outside of the cluster. Killed with this value; see [`Agent::stop`] for its regular end.
 #[derive(Debug)]
 pub struct Agent<'a> {
-    node: &'a Node,
+    host: &'a Host,
     child: Child,
     run_dir: PathBuf,
     log: PathBuf,
@@ -38,7 +38,23 @@ impl<'a> Agent<'a> {
 
     /// As [`Agent::start`], with more arguments.
     pub fn start_with(lab: &'a Lab, node: &'a Node, source: Source, args: &[String]) -> Result<Self> {
+        let mut agent = Self::launch(lab, &node.host, source, args)?;
         let name = node.host.name;
+        agent.wait_for("healthy").with_context(|| format!("start kpx on {name}; its log:\n{}", agent.log()))?;
+        Ok(agent)
+    }
+
+    /// Starts kpx in mode host and waits until it knows the cluster, whether it reaches all of it or not.
+    pub fn start_outside(lab: &'a Lab, host: &'a Host, source: Source, args: &[&str]) -> Result<Self> {
+        let args: Vec<String> = ["--mode", "host"].iter().chain(args).map(|&arg| arg.to_owned()).collect();
+        let mut agent = Self::launch(lab, host, source, &args)?;
+        let name = host.name;
+        agent.wait_for("complete").with_context(|| format!("start kpx on {name}; its log:\n{}", agent.log()))?;
+        Ok(agent)
+    }
+
+    fn launch(lab: &Lab, host: &'a Host, source: Source, args: &[String]) -> Result<Self> {
+        let name = host.name;
         let run_dir = lab.dir().join(format!("{name}-run"));
         let log = lab.dir().join(format!("{name}.log"));
         fs::create_dir_all(&run_dir).with_context(|| format!("create {}", run_dir.display()))?;
@@ -54,10 +70,8 @@ impl<'a> Agent<'a> {
             command.arg("--service-cidr").arg(SERVICE_CIDR.cidr(family));
         }
         command.args(args);
-        let child = node.host.ns.spawn(command.stdout(output.try_clone()?).stderr(output))?;
-        let mut agent = Self { node, child, run_dir, log };
-        agent.wait_healthy().with_context(|| format!("start kpx on {name}; its log:\n{}", agent.log()))?;
-        Ok(agent)
+        let child = host.ns.spawn(command.stdout(output.try_clone()?).stderr(output))?;
+        Ok(Self { host, child, run_dir, log })
     }
 
     /// What `kpx status` says.
@@ -65,7 +79,7 @@ impl<'a> Agent<'a> {
         let mut command = Command::new(binary()?);
         command.arg("status").arg("--run-dir").arg(&self.run_dir).args(["--output", "json"]);
         // It fails when kpx is not healthy, and says why all the same.
-        let output = self.node.host.ns.run(|| command.output()).with_context(|| format!("run {command:?}"))?;
+        let output = self.host.ns.run(|| command.output()).with_context(|| format!("run {command:?}"))?;
         serde_json::from_slice(&output.stdout).with_context(|| format!("{command:?}: {output:?}"))
     }
 
@@ -78,7 +92,7 @@ impl<'a> Agent<'a> {
             Ok(ended.is_some())
         })?;
         let status = ended.context("kpx has ended")?;
-        ensure!(status.success(), "kpx on {}: {status}; its log:\n{}", self.node.host.name, self.log());
+        ensure!(status.success(), "kpx on {}: {status}; its log:\n{}", self.host.name, self.log());
         Ok(())
     }
 
@@ -95,18 +109,19 @@ impl<'a> Agent<'a> {
         &self.run_dir
     }
 
-    fn wait_healthy(&mut self) -> Result<()> {
+    /// Until the status has `what`.
+    fn wait_for(&mut self, what: &str) -> Result<()> {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
                 bail!("it ended: {status}");
             }
             let status = self.status();
-            if matches!(&status, Ok(status) if status["healthy"] == true) {
+            if matches!(&status, Ok(status) if status[what] == true) {
                 return Ok(());
             }
             if started.elapsed() > DEADLINE {
-                bail!("not healthy within {DEADLINE:?}: {status:?}");
+                bail!("not {what} within {DEADLINE:?}: {status:?}");
             }
             thread::sleep(POLL);
         }
@@ -118,7 +133,7 @@ impl Drop for Agent<'_> {
         let _ = self.child.kill(); // It may have been stopped already.
         let _ = self.child.wait();
         if thread::panicking() {
-            eprintln!("--- log of kpx on {}:\n{}", self.node.host.name, self.log());
+            eprintln!("--- log of kpx on {}:\n{}", self.host.name, self.log());
         }
     }
 }

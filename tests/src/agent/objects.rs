@@ -56,6 +56,11 @@ impl Service {
         }
     }
 
+    /// The same with other backends.
+    pub fn backed_by(&self, backends: &[&'static str]) -> Self {
+        Self { backends: backends.to_vec(), ..self.clone() }
+    }
+
     /// `internalTrafficPolicy: Local`.
     pub fn local(self) -> Self {
         self.spec("internalTrafficPolicy", "Local")

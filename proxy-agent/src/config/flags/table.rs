@@ -65,7 +65,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("context", Text, Kpx("context"), "Context of the kubeconfig, instead of its current one"),
     flag("manifests", Dir, Kpx("manifests"), "Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server"),
     flag("mode", OneOf(&["node", "host"]), Kpx("mode"), "What this host is to the cluster: one of its nodes, or none of them, which ClusterIPs become reachable from"),
-    flag("pod-routes", OneOf(&["off", "nodes"]), Kpx("podRoutes"), "In mode host: routes to pods through their nodes"),
+    flag("pod-routes", OneOf(&["off", "default", "nodes"]), Kpx("podRoutes"), "In mode host: how to reach pods beside by routes that are for them: by the default route, or by routes of kpx's own through their nodes"),
     flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one a family, instead of the Node object's"),
     flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
     flag("masquerade", OneOf(&["default", "compat"]), Kpx("masquerade"), "Whose addresses are replaced by the node's: those of clients to whom replies would not find back otherwise, or those that kube-proxy would replace"),

@@ -241,11 +241,11 @@ impl Object {
     }
 
     /// Whether the selectors of a watch on an API server would let it through.
-    pub(super) fn is_watched(&self, node_name: &str) -> bool {
+    pub(super) fn is_watched(&self, node_name: Option<&str>) -> bool {
         let labelled = |meta: &ObjectMeta, label| meta.labels.as_ref().is_some_and(|labels| labels.contains_key(label));
         match self {
             Self::ServiceCidr(_) => true,
-            Self::Node(node) => node.metadata.name.as_deref() == Some(node_name),
+            Self::Node(node) => node_name.is_none() || node.metadata.name.as_deref() == node_name,
             Self::EndpointSlice(slice) => !labelled(&slice.metadata, "service.kubernetes.io/headless"),
             Self::Service(service) => {
                 let cluster_ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref());

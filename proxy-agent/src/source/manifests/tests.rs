@@ -215,7 +215,7 @@ async fn it_ends_with_its_receiver_and_does_not_begin_without_a_folder() {
     timeout(DEADLINE, running.task).await.unwrap().unwrap().unwrap();
 
     let (inputs, _receiver) = mpsc::channel(8);
-    let error = run("/nowhere/manifests".into(), String::new(), inputs, Health::default()).await.unwrap_err();
+    let error = run("/nowhere/manifests".into(), None, inputs, Health::default()).await.unwrap_err();
     assert_eq!(error.to_string(), "read folder /nowhere/manifests");
 }
 
@@ -236,7 +236,7 @@ fn write(dir: &TempDir, name: &str, text: &str) {
 }
 
 fn read(dir: &TempDir, before: Manifests) -> Manifests {
-    let mut manifests = Manifests { path: dir.path().to_owned(), node_name: "node-a".into(), ..before };
+    let mut manifests = Manifests { path: dir.path().to_owned(), node_name: Some("node-a".into()), ..before };
     manifests.read(Folder::new(dir.path().to_owned()).list().unwrap());
     manifests
 }
@@ -274,7 +274,7 @@ impl Running {
     fn start_at(path: PathBuf) -> Self {
         let (sender, inputs) = mpsc::channel(1);
         let health = Health::default();
-        let task = tokio::spawn(run(path, "node-a".into(), sender, health.clone()));
+        let task = tokio::spawn(run(path, Some("node-a".into()), sender, health.clone()));
         Self { inputs, health, task }
     }
 

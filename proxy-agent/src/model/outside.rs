@@ -1,0 +1,188 @@
+//! A host that is no node: which backends it reaches, and how. All that is known of its routes is an input.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::discovery::v1::Endpoint;
+use proxy_common::addr::{Addr, Proto};
+
+use super::node::{node_addresses, pod_cidrs};
+use crate::settings::PodRoutes;
+use crate::store::Store;
+
+/// What the host's routes say of the addresses that somebody asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// The default route leads to pods, says the operator.
+    pub default_leads_to_pods: bool,
+    pub leads: BTreeMap<IpAddr, Lead>,
+}
+
+impl Reach {
+    /// Before anything was asked.
+    pub fn unknown(pod_routes: PodRoutes) -> Self {
+        Self { default_leads_to_pods: pod_routes == PodRoutes::Default, leads: BTreeMap::new() }
+    }
+}
+
+/// What the host's routes say of one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lead {
+    /// It is the host's own.
+    Own,
+    /// Its neighbours are the host's, through this device (interface index).
+    OnLink(u32),
+    /// There is a route to its network.
+    Routed,
+    /// Only a route to everything.
+    Default,
+    /// None, in the kernel's words.
+    Nowhere(String),
+}
+
+/// How an endpoint is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way<A> {
+    Direct,
+    /// By a port of its node, if the Service has one: its address, if it takes node ports.
+    Around(Option<A>, Obstacle),
+}
+
+/// Why an endpoint's own address is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    NoRoute,
+    OnlyDefault,
+}
+
+/// A backend that takes no packets from this host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unreachable {
+    /// Number and protocol of the service port.
+    pub port: u16,
+    pub proto: Proto,
+    pub backend: SocketAddr,
+    pub obstacle: Obstacle,
+    pub has_node_port: bool,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.obstacle {
+            Obstacle::NoRoute => "no route leads to it",
+            Obstacle::OnlyDefault => "only the default route leads to it",
+        })?;
+        f.write_str(if self.has_node_port {
+            ", and no ready node is reached that takes the node port for it"
+        } else {
+            ", and the Service has no node port"
+        })
+    }
+}
+
+/// What such a host knows of the cluster beside its Services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outside {
+    reach: Arc<Reach>,
+    nodes: BTreeMap<String, Peer>,
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Those inside the cluster first.
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<IpNet>,
+    pub ready: bool,
+}
+
+impl Outside {
+    pub(super) fn of(store: &Store, reach: Arc<Reach>) -> Self {
+        Self { reach, nodes: peers(store) }
+    }
+
+    /// All nodes of the cluster, by name.
+    pub fn nodes(&self) -> &BTreeMap<String, Peer> {
+        &self.nodes
+    }
+
+    pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.nodes.values().flat_map(|peer| peer.addresses.iter().copied())
+    }
+
+    /// Where the routes lead, if that is known of an address.
+    pub fn lead(&self, addr: &IpAddr) -> Option<&Lead> {
+        self.reach.leads.get(addr)
+    }
+
+    /// Takes in where the routes lead: more than was known, or `all` that is known from now on. Of which addresses that
+    /// was known otherwise.
+    pub fn learn(&mut self, reach: &mut Arc<Reach>, leads: BTreeMap<IpAddr, Lead>, all: bool) -> BTreeSet<IpAddr> {
+        // So that it is the other's alone, and need not be copied.
+        self.reach = Arc::default();
+        let known = &mut Arc::make_mut(reach).leads;
+        let before = if all { std::mem::take(known) } else { BTreeMap::new() };
+        known.extend(leads);
+        let changed = before.iter().filter(|(ip, lead)| known.get(ip) != Some(lead)).map(|(ip, _)| *ip).collect();
+        self.reach = Arc::clone(reach);
+        changed
+    }
+
+    /// The node addresses at which a node port may be dialled: of each ready node one.
+    pub(super) fn ready_nodes<A: Addr>(&self) -> impl Iterator<Item = A> {
+        self.nodes.values().filter_map(|peer| self.entrance(peer))
+    }
+
+    pub(super) fn way<A: Addr>(&self, addr: A, endpoint: &Endpoint) -> Way<A> {
+        let obstacle = match self.reach.leads.get(&addr.ip()) {
+            Some(Lead::Own | Lead::OnLink(_) | Lead::Routed) => return Way::Direct,
+            Some(Lead::Default) if self.reach.default_leads_to_pods || !self.is_pod(addr.ip(), endpoint) => {
+                return Way::Direct;
+            }
+            Some(Lead::Default) => Obstacle::OnlyDefault,
+            Some(Lead::Nowhere(_)) | None => Obstacle::NoRoute,
+        };
+        let node = endpoint.node_name.as_ref().and_then(|name| self.nodes.get(name));
+        Way::Around(node.and_then(|peer| self.entrance(peer)), obstacle)
+    }
+
+    /// What the world's routers know nothing of: they know nodes, and whatever else is no pod.
+    fn is_pod(&self, ip: IpAddr, endpoint: &Endpoint) -> bool {
+        let is_pod = endpoint.target_ref.as_ref().is_some_and(|target| target.kind.as_deref() == Some("Pod"));
+        let mut peers = self.nodes.values();
+        (is_pod || endpoint.node_name.is_some() || peers.any(|peer| peer.pod_cidrs.iter().any(|net| net.contains(&ip))))
+            && !self.nodes.values().any(|peer| peer.addresses.contains(&ip))
+    }
+
+    /// Where a node takes node ports: its first address to which any route leads.
+    fn entrance<A: Addr>(&self, peer: &Peer) -> Option<A> {
+        let leads_there = |ip: &IpAddr| !matches!(self.reach.leads.get(ip), None | Some(Lead::Nowhere(_)));
+        let addrs = peer.addresses.iter().filter(|ip| peer.ready && leads_there(ip));
+        addrs.copied().filter_map(A::from_ip).next()
+    }
+}
+
+fn peers(store: &Store) -> BTreeMap<String, Peer> {
+    let peer = |node: &Node| {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        (name, Peer { addresses: node_addresses(node), pod_cidrs: pod_cidrs(node), ready: is_ready(node) })
+    };
+    store.nodes().map(peer).collect()
+}
+
+/// A node of which nobody says anything (one in a manifest) is taken for ready.
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    node.metadata.deletion_timestamp.is_none() && ready.next().is_none_or(|condition| condition.status == "True")
+}
+
+/// The addresses of a slice's endpoints, as far as they count.
+pub fn endpoint_addresses(slice: &k8s_openapi::api::discovery::v1::EndpointSlice) -> BTreeSet<IpAddr> {
+    let firsts = slice.endpoints.iter().flatten().filter_map(|endpoint| endpoint.addresses.first());
+    firsts.filter_map(|text| super::ip(text).ok()).collect()
+}

@@ -1,0 +1,152 @@
+//! Where the kernel would send a packet: its own answer, with the route that it goes by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use anyhow::{Context, bail};
+use futures::StreamExt;
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteType};
+
+use super::Handle;
+use super::route::{address, family, ip};
+use crate::model::Lead;
+
+/// A route for a wider network than this leads everywhere: the default route, and the halves in which VPNs put it.
+/// Nobody gives pods more than the widest private networks, 10.0.0.0/8 and fc00::/7.
+const WIDEST4: u8 = 8;
+const WIDEST6: u8 = 7;
+
+/// Where packets to these addresses go. What goes into the anchor, whose interface index is given, goes nowhere.
+pub async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> anyhow::Result<BTreeMap<IpAddr, Lead>> {
+    let mut leads = BTreeMap::new();
+    for addr in addrs {
+        let lead = lead(handle, *addr, anchor).await.with_context(|| format!("ask for the route to {addr}"))?;
+        leads.insert(*addr, lead);
+    }
+    Ok(leads)
+}
+
+/// Whether a route to a network is one to everything.
+pub(super) fn is_default(ipv4: bool, prefix_len: u8) -> bool {
+    prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
+}
+
+async fn lead(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Result<Lead> {
+    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(question(addr)));
+    message.header.flags = NLM_F_REQUEST;
+    let mut answers = handle.clone().request(message)?;
+    let answer = answers.next().await.context("the netlink socket closed")?;
+    match answer.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => Ok(parse(&route, anchor)),
+        NetlinkPayload::Error(error) => Ok(Lead::Nowhere(error.to_io().to_string())),
+        other => bail!("unexpected answer {other:?}"),
+    }
+}
+
+fn question(addr: IpAddr) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(addr);
+    message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
+    // The route that matches, not what it comes to.
+    message.header.flags = RouteFlags::FibMatch;
+    message.attributes.push(RouteAttribute::Destination(address(addr)));
+    message
+}
+
+fn parse(route: &RouteMessage, anchor: u32) -> Lead {
+    let header = &route.header;
+    match header.kind {
+        RouteType::Local => return Lead::Own,
+        RouteType::Unicast => {}
+        kind => return Lead::Nowhere(format!("the route is of type {kind:?}")),
+    }
+    let (mut device, mut gateway) = (None, false);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => device = Some(*index),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) | RouteAttribute::MultiPath(_) => gateway = true,
+            _ => {}
+        }
+    }
+    if device == Some(anchor) {
+        return Lead::Nowhere("it is a service's address".to_owned());
+    }
+    let ipv4 = header.address_family == netlink_packet_route::AddressFamily::Inet;
+    match device {
+        _ if is_default(ipv4, header.destination_prefix_length) => Lead::Default,
+        Some(device) if !gateway => Lead::OnLink(device),
+        _ => Lead::Routed,
+    }
+}
+
+/// The network of a route by which packets go somewhere, unless that is everything.
+pub(super) fn specific(route: &RouteMessage) -> Option<ipnet::IpNet> {
+    let header = &route.header;
+    let to = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(addr) => ip(addr),
+        _ => None,
+    })?;
+    let is_specific = header.kind == RouteType::Unicast && !is_default(to.is_ipv4(), header.destination_prefix_length);
+    if is_specific { ipnet::IpNet::new(to, header.destination_prefix_length).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::AddressFamily;
+
+    use super::*;
+
+    const ANCHOR: u32 = 9;
+
+    #[test]
+    fn what_a_route_says_of_an_address() {
+        let via = || vec![RouteAttribute::Oif(2), RouteAttribute::Gateway(address("192.0.2.1".parse().unwrap()))];
+        let dev = |index| vec![RouteAttribute::Oif(index)];
+        let cases: [(&str, RouteMessage, Lead); 10] = [
+            ("a static route", route(16, RouteType::Unicast, via()), Lead::Routed),
+            ("several ways", route(16, RouteType::Unicast, vec![RouteAttribute::MultiPath(vec![])]), Lead::Routed),
+            ("a neighbour", route(24, RouteType::Unicast, dev(2)), Lead::OnLink(2)),
+            ("the widest private network", route(8, RouteType::Unicast, via()), Lead::Routed),
+            ("the default route", route(0, RouteType::Unicast, via()), Lead::Default),
+            ("a default route without a gateway", route(0, RouteType::Unicast, dev(2)), Lead::Default),
+            ("half of everything, as VPNs have it", route(1, RouteType::Unicast, via()), Lead::Default),
+            ("its own", route(32, RouteType::Local, dev(1)), Lead::Own),
+            ("nothing", route(8, RouteType::BlackHole, vec![]), nowhere("the route is of type BlackHole")),
+            ("the anchor", route(12, RouteType::Unicast, dev(ANCHOR)), nowhere("it is a service's address")),
+        ];
+        for (name, route, lead) in cases {
+            assert_eq!(parse(&route, ANCHOR), lead, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_specific() {
+        for (net, kind, is_specific) in [
+            ("10.0.0.0/8", RouteType::Unicast, true),
+            ("fc00::/7", RouteType::Unicast, true),
+            ("2000::/3", RouteType::Unicast, false),
+            ("128.0.0.0/1", RouteType::Unicast, false),
+            ("10.244.0.0/16", RouteType::Unreachable, false),
+        ] {
+            let net: ipnet::IpNet = net.parse().unwrap();
+            let mut message = route(net.prefix_len(), kind, vec![RouteAttribute::Destination(address(net.addr()))]);
+            message.header.address_family = family(net.addr());
+            assert_eq!(specific(&message), is_specific.then_some(net));
+        }
+    }
+
+    fn route(prefix_len: u8, kind: RouteType, attributes: Vec<RouteAttribute>) -> RouteMessage {
+        let mut route = RouteMessage::default();
+        route.header.address_family = AddressFamily::Inet;
+        route.header.destination_prefix_length = prefix_len;
+        route.header.kind = kind;
+        route.attributes = attributes;
+        route
+    }
+
+    fn nowhere(why: &str) -> Lead {
+        Lead::Nowhere(why.to_owned())
+    }
+}

@@ -1,0 +1,69 @@
+//! Tells when routes or rules of this network namespace change, whoever changes them but us.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use futures::{Stream, StreamExt};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::{RouteMessage, RouteProtocol};
+use rtnetlink::MulticastGroup;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use super::route::PROTOCOL;
+
+/// At most one report in this time: routing daemons change routes by the thousand.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Messages that are worked through at once.
+const BATCH: usize = 1_024;
+
+/// Reports changes until nobody listens any more.
+pub async fn watch_routes(changes: mpsc::Sender<()>) -> anyhow::Result<()> {
+    let groups =
+        [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route, MulticastGroup::Ipv4Rule, MulticastGroup::Ipv6Rule];
+    let (socket, _, messages) =
+        rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of routes")?;
+    tokio::select! {
+        () = socket => bail!("the netlink socket for changes of routes failed"),
+        result = follow(messages.map(|(message, _)| message), changes) => result,
+    }
+}
+
+async fn follow(
+    messages: impl Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin,
+    changes: mpsc::Sender<()>,
+) -> anyhow::Result<()> {
+    let mut messages = messages.ready_chunks(BATCH);
+    loop {
+        let batch = tokio::select! {
+            () = changes.closed() => return Ok(()),
+            batch = messages.next() => batch.context("the netlink socket for changes of routes closed")?,
+        };
+        if !batch.iter().any(is_news) {
+            continue;
+        }
+        if changes.send(()).await.is_err() {
+            return Ok(());
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// What was lost may have been anything.
+fn is_news(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    match &message.payload {
+        NetlinkPayload::InnerMessage(message) => match message {
+            RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => !is_ours(route),
+            RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => true,
+            _ => false,
+        },
+        NetlinkPayload::Overrun(_) => true,
+        _ => false,
+    }
+}
+
+fn is_ours(route: &RouteMessage) -> bool {
+    route.header.protocol == RouteProtocol::Other(PROTOCOL)
+}
