@@ -15,6 +15,9 @@ pub const NODE: &str = "NODE";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
+/// Not 0, what hooks note on a packet is kept in its `mark` as well as in its `tc_index` (`u32`, set before loading).
+pub const NOTES_IN_MARK: &str = "NOTES_IN_MARK";
+
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyMaps {

@@ -9,11 +9,14 @@ use crate::decide;
 use crate::maps::{self, Entry};
 use crate::net::Net;
 use crate::packet::Packet;
+use crate::skb::Note;
 
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
-/// on its way `forward` to a backend is nobody's reply, even if it looks like one.
+/// on its way forward to a backend is nobody's reply, even if it looks like one. And between the hooks of a masqueraded
+/// flow the client has a port of ours, which on its own machine may be another conversation's: only what the first hook
+/// has noted belongs to such a flow at the second, and what the host answers in a backend's name (netfilter's REJECT).
 #[inline(never)]
-pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, forward: bool, flow: &mut Flow<A>) -> bool {
+pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flow<A>) -> bool {
     let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return false };
     match flow.kind {
         Kind::DNAT => {
@@ -29,7 +32,9 @@ pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, forward: bool, flow: &mut 
             }
             there(&entry, flow, packet, now_secs);
         }
-        Kind::UNDNAT if forward => return false,
+        Kind::UNDNAT if note.is_forward() => return false,
+        Kind::UNDNAT if flow.is_snat_on_devices() && note.is_strange() => return false,
+        Kind::SNAT if !note.is_forward() => return false,
         Kind::UNDNAT => back(&entry, flow, packet),
         // Both directions pass one of the above as well.
         _ => {}

@@ -13,7 +13,7 @@ use crate::maps::Scratch;
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
 use crate::packet::Packet;
-use crate::skb::Skb;
+use crate::skb::{Note, Skb};
 use crate::{Answer, decide, flow, maps};
 
 /// Interface index of lo, in every network namespace.
@@ -23,7 +23,7 @@ const LO: u32 = 1;
 #[inline(always)]
 pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Answer, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(&scratch.packet, Hook::ANCHOR, false, &mut scratch.flow) {
+    if !flow::follow(&scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow) {
         open(skb, scratch, node, flags)?;
     }
     let Scratch { packet, flow, .. } = scratch;

@@ -10,7 +10,7 @@ use crate::maps::Scratch;
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
 use crate::packet::Packet;
-use crate::skb::Skb;
+use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, flow, host, maps};
 
 #[inline(always)]
@@ -20,7 +20,7 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     if skb.note().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    if !flow::follow(&scratch.packet, Hook::INGRESS, false, &mut scratch.flow) {
+    if !flow::follow(&scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow) {
         open(skb, scratch)?;
     }
     let Scratch { packet, flow, .. } = scratch;

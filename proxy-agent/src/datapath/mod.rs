@@ -41,6 +41,8 @@ pub struct Options {
     pub mechanism: Option<Mechanism>,
     /// Room in each family's flow table, in entries: two or four a flow.
     pub flow_entries: Option<u32>,
+    /// Keep the hooks' notes where BPF_PROG_TEST_RUN shows them: for tests of more than one hook.
+    pub notes_in_mark: bool,
 }
 
 impl Datapath {
@@ -49,6 +51,9 @@ impl Datapath {
         let mut loader = EbpfLoader::new();
         if let Some(flow_entries) = options.flow_entries {
             loader.map_max_entries(names::IPV4.flows, flow_entries).map_max_entries(names::IPV6.flows, flow_entries);
+        }
+        if options.notes_in_mark {
+            loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
         }
         let mut ebpf = loader.load(object).context("load the BPF object")?;
         for name in PROGRAMS {
