@@ -18,11 +18,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::http_server;
 use crate::status::Status;
+use crate::view::{NameView, ServiceView, Snapshot};
 
 /// A question to the loop, and where the answer goes.
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
+    /// All Services that are served.
+    Services(oneshot::Sender<Snapshot>),
 }
 
 /// Questions that may wait for the loop.
@@ -43,6 +46,21 @@ impl Asker {
         self.ask(Ask::Status).await?
     }
 
+    /// Made here, outside of the loop.
+    pub async fn services(&self) -> Result<Vec<ServiceView>> {
+        self.of_snapshot(Snapshot::views).await
+    }
+
+    /// What the frontends in force are called.
+    pub async fn names(&self) -> Result<Vec<NameView>> {
+        self.of_snapshot(Snapshot::names).await
+    }
+
+    async fn of_snapshot<T: Send + 'static>(&self, make: fn(&Snapshot) -> T) -> Result<T> {
+        let snapshot = self.ask(Ask::Services).await?;
+        tokio::task::spawn_blocking(move || make(&snapshot)).await.context("look at the Services")
+    }
+
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {
         let (sender, answer) = oneshot::channel();
         self.0.send(question(sender)).await.ok().context("the loop has ended")?;
@@ -56,11 +74,19 @@ pub async fn serve(listener: UnixListener, asker: Asker) {
 }
 
 fn router() -> Router<Asker> {
-    Router::new().route("/status", get(status))
+    Router::new().route("/status", get(status)).route("/services", get(services)).route("/names", get(names))
 }
 
 async fn status(State(asker): State<Asker>) -> Response {
     answer(asker.status().await)
+}
+
+async fn services(State(asker): State<Asker>) -> Response {
+    answer(asker.services().await)
+}
+
+async fn names(State(asker): State<Asker>) -> Response {
+    answer(asker.names().await)
 }
 
 fn answer<T: serde::Serialize>(result: Result<T>) -> Response {

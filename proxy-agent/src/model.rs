@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{self as core, LoadBalancerIngress, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -22,12 +23,12 @@ mod policy;
 mod port;
 mod read;
 
-use endpoints::Slice;
+pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
 use policy::Policy;
-pub use policy::algorithm;
+pub use policy::{algorithm, algorithm_name};
 pub use port::ServicePort;
 pub use read::Skipped;
 use read::{Reader, addr, cidr, ip, port_number, protocol};
@@ -108,7 +109,7 @@ impl ServiceModel {
             spec,
             ingress: status.and_then(|status| status.ingress.as_deref()).unwrap_or_default(),
             policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, spec, node),
-            slices: slices.filter(|slice| !has_label(*slice, HEADLESS)).collect(),
+            slices: slices.filter(|slice| !is_headless(slice)).collect(),
             node,
         };
         let v4 = FamilyModel::new(&parts, &mut skipped);
@@ -127,7 +128,7 @@ impl ServiceModel {
     /// As the store has it now; nothing if it has no such Service.
     pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
         match store.service(name) {
-            Some(service) => Self::new(name, service, store.slices_of(name), node),
+            Some(service) => Self::new(name, service, store.slices_of(name).map(Arc::as_ref), node),
             None => Default::default(),
         }
     }
@@ -139,6 +140,10 @@ fn is_proxied(service: &core::Service, spec: &ServiceSpec) -> bool {
     !has_label(service, SERVICE_PROXY_NAME)
         && !matches!(cluster_ip, "" | "None")
         && spec.type_.as_deref() != Some("ExternalName")
+}
+
+pub(crate) fn is_headless(slice: &EndpointSlice) -> bool {
+    has_label(slice, HEADLESS)
 }
 
 fn has_label(object: &impl kube::Resource, label: &str) -> bool {
@@ -166,7 +171,7 @@ impl<A: Addr> FamilyModel<A> {
             }
             let node_port = parts.policy.node_port(&mut reader, index, port);
             frontends.add_port(&mut reader, index, key, node_port, &externals);
-            let endpoints = endpoints::join(&slices, port.name.as_deref().unwrap_or_default(), proto);
+            let endpoints = join(&slices, port.name.as_deref().unwrap_or_default(), proto);
             local_ready.extend(endpoints.local_ready());
             let is_external = node_port.is_some() || !externals.is_empty();
             let terms = parts.policy.terms(proto, is_external, !source_ranges.is_empty());

@@ -1,6 +1,7 @@
 //! The objects as last seen. Nothing is interpreted here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -100,25 +101,25 @@ impl Store {
 
     /// The object of this node, whatever others a source delivers.
     pub fn node(&self) -> Option<&Node> {
-        self.nodes.objects.get(&ObjectName::new("", &self.node_name))
+        self.nodes.objects.get(&ObjectName::new("", &self.node_name)).map(Arc::as_ref)
     }
 
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
-        self.services.objects.get(name)
+        self.services.objects.get(name).map(Arc::as_ref)
     }
 
-    pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Service)> {
+    pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
         self.services.objects.iter()
     }
 
     /// The slices that name `service`, by name.
-    pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> {
+    pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let names = self.slices_of.get(service).into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
     }
 
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {
-        self.service_cidrs.objects.values()
+        self.service_cidrs.objects.values().map(Arc::as_ref)
     }
 }
 
@@ -128,10 +129,10 @@ fn service_of(slice: &EndpointSlice) -> Option<ObjectName> {
     (!service.is_empty()).then(|| ObjectName::new(namespace, service))
 }
 
-/// The objects of one kind.
+/// The objects of one kind; shared with those who look at them while the next input is taken in.
 #[derive(Clone, Debug)]
 struct Kind<K> {
-    objects: BTreeMap<ObjectName, K>,
+    objects: BTreeMap<ObjectName, Arc<K>>,
     listed: bool,
 }
 
@@ -147,7 +148,7 @@ impl<K: kube::Resource + PartialEq> Kind<K> {
         match update {
             Update::All(objects) => {
                 self.listed = true;
-                let objects = objects.into_iter().map(|object| (ObjectName::from(&object), object)).collect();
+                let objects = objects.into_iter().map(|object| (ObjectName::from(&object), Arc::new(object))).collect();
                 let before = std::mem::replace(&mut self.objects, objects);
                 for (name, old) in &before {
                     if !self.objects.contains_key(name) {
@@ -156,6 +157,7 @@ impl<K: kube::Resource + PartialEq> Kind<K> {
                 }
                 for (name, new) in &self.objects {
                     let old = before.get(name);
+                    let old = old.map(Arc::as_ref);
                     if old != Some(new) {
                         changed(name, old, Some(new));
                     }
@@ -163,10 +165,10 @@ impl<K: kube::Resource + PartialEq> Kind<K> {
             }
             Update::Put(object) => {
                 let name = ObjectName::from(&*object);
-                let old = self.objects.get(&name);
+                let old = self.objects.get(&name).map(Arc::as_ref);
                 if old != Some(&*object) {
                     changed(&name, old, Some(&object));
-                    self.objects.insert(name, *object);
+                    self.objects.insert(name, Arc::new(*object));
                 }
             }
             Update::Del(name) => {
@@ -183,7 +185,7 @@ impl Store {
     /// What a source says that starts now.
     pub(crate) fn lists(&self) -> [Input; 4] {
         fn all<K: Clone>(kind: &Kind<K>) -> Update<K> {
-            Update::All(kind.objects.values().cloned().collect())
+            Update::All(kind.objects.values().map(|object| K::clone(object)).collect())
         }
         [
             Input::Service(all(&self.services)),

@@ -1,10 +1,15 @@
 //! What others are shown of Services and their backends: the form of `kpx services`, `kpx backends`, of the web page and of
 //! all who read `--output json`. The form is kept: fields may be added, none is renamed or taken away.
 
+mod build;
+
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+pub use build::{ServiceSnapshot, Snapshot};
 
 /// A Service, as it was last seen, and what of it is in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,4 +100,36 @@ pub struct PortCounts {
     pub bytes_returned: u64,
     /// Packets that would have opened a flow and were dropped or rejected.
     pub refused: u64,
+}
+
+/// What a frontend in force is called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NameView {
+    /// Unspecified (`0.0.0.0`, `::`) for a node port: it is served at the node's addresses.
+    pub address: IpAddr,
+    pub port: u16,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    pub namespace: String,
+    pub name: String,
+    /// Empty if it has none.
+    pub port_name: String,
+}
+
+/// Names by what clients dial.
+#[derive(Clone, Debug, Default)]
+pub struct Names(BTreeMap<(String, u16, IpAddr), NameView>);
+
+impl Names {
+    pub fn new(names: impl IntoIterator<Item = NameView>) -> Self {
+        Self(names.into_iter().map(|name| ((name.protocol.clone(), name.port, name.address), name)).collect())
+    }
+
+    /// `protocol` in upper or lower case. An address without a frontend of its own may be a node's.
+    pub fn find(&self, at: SocketAddr, protocol: &str) -> Option<&NameView> {
+        let any = if at.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+        let name = |address| self.0.get(&(protocol.to_uppercase(), at.port(), address));
+        name(at.ip()).or_else(|| name(any))
+    }
 }

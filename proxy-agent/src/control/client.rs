@@ -14,6 +14,7 @@ use tokio::net::UnixStream;
 
 use super::socket;
 use crate::status::Status;
+use crate::view::{Names, ServiceView};
 
 /// How long an agent may take over an answer: its loop may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +32,14 @@ impl Client {
         self.get("/status").await
     }
 
+    pub async fn services(&self) -> Result<Vec<ServiceView>> {
+        self.get("/services").await
+    }
+
+    pub async fn names(&self) -> Result<Names> {
+        Ok(Names::new(self.get::<Vec<_>>("/names").await?))
+    }
+
     /// What it answers at `path`, of a form that a kpx of another version may not have.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let asked = tokio::time::timeout(TIMEOUT, self.bytes(path)).await;
@@ -46,18 +55,14 @@ impl Client {
             stream.with_context(|| format!("no kpx answers at {}: is `kpx run` running?", self.0.display()))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("speak HTTP with kpx")?;
         let request = Request::get(path).header("host", "kpx").body(Empty::<Bytes>::new())?;
-        let answer = async {
+        // The connection ends once the sender is dropped, whichever side hangs up first.
+        let answer = async move {
             let response = sender.send_request(request).await?;
             let status = response.status();
             hyper::Result::Ok((status, response.into_body().collect().await?.to_bytes()))
         };
-        let (status, body) = tokio::select! {
-            answer = answer => answer.with_context(|| format!("read from {}", self.0.display()))?,
-            ended = connection => {
-                ended.with_context(|| format!("read from {}", self.0.display()))?;
-                anyhow::bail!("kpx at {} hung up", self.0.display())
-            }
-        };
+        let (answer, _ended) = tokio::join!(answer, connection);
+        let (status, body) = answer.with_context(|| format!("read from {}", self.0.display()))?;
         ensure!(status.is_success(), "kpx at {} says {status}: {}", self.0.display(), String::from_utf8_lossy(&body));
         Ok(body)
     }

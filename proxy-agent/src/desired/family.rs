@@ -1,6 +1,7 @@
 //! The models of one family, and which of them holds a frontend that several claim.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{FrontendKey, FrontendKind};
@@ -14,7 +15,7 @@ use crate::tables::FamilyTables;
 
 #[derive(Debug)]
 pub(super) struct Family<A: Addr> {
-    models: BTreeMap<ObjectName, FamilyModel<A>>,
+    models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
     /// The first claim holds the frontend.
     claims: BTreeMap<FrontendKey<A>, BTreeSet<Claim>>,
     /// Frontends whose rows may be out of date.
@@ -35,7 +36,7 @@ impl<A: Addr> Default for Family<A> {
 
 impl<A: Addr> Family<A> {
     pub(super) fn replace(&mut self, service: &ObjectName, model: Option<FamilyModel<A>>) {
-        if self.models.get(service) == model.as_ref() {
+        if self.models.get(service).map(Arc::as_ref) == model.as_ref() {
             return;
         }
         if let Some(old) = self.models.remove(service) {
@@ -54,7 +55,7 @@ impl<A: Addr> Family<A> {
                 self.claims.entry(*key).or_default().insert(new.claim.clone());
                 self.touched.insert(*key);
             }
-            self.models.insert(service.clone(), new);
+            self.models.insert(service.clone(), Arc::new(new));
         }
     }
 
@@ -99,7 +100,7 @@ impl<A: Addr> Family<A> {
     /// The oldest first.
     fn claimants(&self, key: &FrontendKey<A>) -> impl Iterator<Item = &FamilyModel<A>> {
         let claims = self.claims.get(key).into_iter().flatten();
-        claims.filter_map(|claim| self.models.get(&claim.service))
+        claims.filter_map(|claim| self.models.get(&claim.service).map(Arc::as_ref))
     }
 
     /// Why a model may not have a frontend that it offers, whoever else claims it.
@@ -126,6 +127,15 @@ impl<A: Addr> Family<A> {
             Some(Skipped { object: format!("Service {}", model.claim.service), field: offer.field.clone(), why })
         };
         lost.filter_map(conflict).collect()
+    }
+
+    pub(super) fn model(&self, service: &ObjectName) -> Option<&Arc<FamilyModel<A>>> {
+        self.models.get(service)
+    }
+
+    /// By the frontends that are in conflict.
+    pub(super) fn conflicts_by_frontend(&self) -> BTreeMap<FrontendKey<A>, Vec<Skipped>> {
+        self.conflicts.all().clone()
     }
 
     pub(super) fn conflicts(&self) -> impl Iterator<Item = &Skipped> {

@@ -23,6 +23,10 @@ impl<K: Ord> Ledger<K> {
         }
     }
 
+    pub(super) fn all(&self) -> &BTreeMap<K, Vec<Skipped>> {
+        &self.0
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Skipped> {
         self.0.values().flatten()
     }

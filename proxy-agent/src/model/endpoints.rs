@@ -11,9 +11,9 @@ use super::read::{Reader, Skipped, addr, port_number, protocol};
 use super::{NodeModel, ObjectName};
 
 /// One EndpointSlice as far as it could be read.
-pub(super) struct Slice<'a, A: Addr> {
+pub(crate) struct Slice<'a, A: Addr> {
     ports: Vec<SlicePort<'a>>,
-    endpoints: Vec<Endpoint<A>>,
+    endpoints: Vec<Endpoint<'a, A>>,
 }
 
 struct SlicePort<'a> {
@@ -24,12 +24,15 @@ struct SlicePort<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Endpoint<A: Addr> {
+pub(crate) struct Endpoint<'a, A: Addr> {
+    /// As the slice lists it.
+    pub(crate) object: &'a discovery::Endpoint,
     addr: A,
-    ready: bool,
-    serving: bool,
-    terminating: bool,
-    local: bool,
+    pub(crate) ready: bool,
+    pub(crate) serving: bool,
+    pub(crate) terminating: bool,
+    /// On this node.
+    pub(crate) local: bool,
     for_node: Hint,
     for_zone: Hint,
 }
@@ -43,7 +46,7 @@ enum Hint {
 }
 
 /// The endpoints of one service port by where they listen.
-pub(super) struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<A>>);
+pub(crate) struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<'a, A>>);
 
 /// Which sets a service port's frontends choose from.
 #[derive(Clone, Copy)]
@@ -62,7 +65,7 @@ pub(super) struct Sets<A: Addr> {
 
 impl<'a, A: Addr> Slice<'a, A> {
     /// `None` if the slice is of another family, or of none (`FQDN`).
-    pub(super) fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
+    pub(crate) fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
         if slice.address_type != A::FAMILY {
             return None;
         }
@@ -88,9 +91,9 @@ impl<'a> SlicePort<'a> {
     }
 }
 
-impl<A: Addr> Endpoint<A> {
+impl<'a, A: Addr> Endpoint<'a, A> {
     /// Only the first address counts; each condition has its own default.
-    fn new(reader: &mut Reader<'_>, index: usize, endpoint: &discovery::Endpoint, node: &NodeModel) -> Option<Self> {
+    fn new(reader: &mut Reader<'_>, index: usize, endpoint: &'a discovery::Endpoint, node: &NodeModel) -> Option<Self> {
         let text = endpoint.addresses.first().ok_or_else(|| "missing".to_owned());
         let addr = reader.take(format_args!("endpoints[{index}].addresses[0]"), text.and_then(|text| addr(text)))?;
         let conditions = endpoint.conditions.clone().unwrap_or_default();
@@ -98,6 +101,7 @@ impl<A: Addr> Endpoint<A> {
         let nodes = hints.and_then(|hints| hints.for_nodes.as_ref()).into_iter().flatten();
         let zones = hints.and_then(|hints| hints.for_zones.as_ref()).into_iter().flatten();
         Some(Self {
+            object: endpoint,
             addr,
             ready: conditions.ready.unwrap_or(true),
             serving: conditions.serving.unwrap_or(true),
@@ -115,7 +119,7 @@ impl<A: Addr> Endpoint<A> {
 
     /// Of two records of one listener the greater is believed: an address that was given to a new pod while the old
     /// one still terminates belongs to the new one. The rest makes the choice independent of the slices' order.
-    fn rank(&self) -> impl Ord + use<A> {
+    fn rank(&self) -> impl Ord + use<'a, A> {
         (!self.terminating, self.ready, self.serving, self.local, self.for_node, self.for_zone)
     }
 }
@@ -129,7 +133,7 @@ impl Hint {
 }
 
 /// Joins by port name and protocol. Each slice may give the name another number: pods can disagree on a named port.
-pub(super) fn join<'a, A: Addr>(slices: &'a [Slice<'_, A>], name: &str, proto: Proto) -> Joined<'a, A> {
+pub(crate) fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -> Joined<'a, A> {
     let mut joined = BTreeMap::new();
     for slice in slices {
         for port in slice.ports.iter().filter(|port| port.name == name && port.proto == proto) {
@@ -161,9 +165,9 @@ impl<A: Addr> Joined<'_, A> {
     /// Which ready endpoints are near enough to make do with them. Hints count only if all ready endpoints have them and
     /// leave one for this node; those that name nodes count before those that name zones. With nothing ready everything
     /// is near enough.
-    fn topology(&self) -> fn(&Endpoint<A>) -> bool {
+    fn topology(&self) -> fn(&Endpoint<'_, A>) -> bool {
         let ready = || self.0.values().filter(|endpoint| endpoint.ready);
-        let is_hinted = |hint: fn(&Endpoint<A>) -> Hint| {
+        let is_hinted = |hint: fn(&Endpoint<'_, A>) -> Hint| {
             ready().all(|endpoint| hint(endpoint) != Hint::None) && ready().any(|endpoint| hint(endpoint) == Hint::Here)
         };
         if is_hinted(|endpoint| endpoint.for_node) {
@@ -176,7 +180,7 @@ impl<A: Addr> Joined<'_, A> {
     }
 
     /// The ready ones among those that are `wanted`, or if none is, those that still serve while they terminate.
-    fn usable(&self, wanted: impl Fn(&Endpoint<A>) -> bool) -> Vec<Backend<A>> {
+    fn usable(&self, wanted: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
         let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.ready);
         if ready.is_empty() { self.backends(|endpoint| wanted(endpoint) && endpoint.is_fallback()) } else { ready }
     }
@@ -187,14 +191,19 @@ impl<A: Addr> Joined<'_, A> {
         serving.map(|(at, endpoint)| (*at, endpoint.local))
     }
 
+    /// All that are listed, whether they may serve or not.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = (SockAddr<A>, &Endpoint<'_, A>)> {
+        self.0.iter().map(|(at, endpoint)| (*at, *endpoint))
+    }
+
     /// Addresses, as several ports of one pod are one to a load balancer.
     pub(super) fn local_ready(&self) -> impl Iterator<Item = A> {
         self.0.values().filter(|endpoint| endpoint.local && endpoint.ready).map(|endpoint| endpoint.addr)
     }
 
-    fn backends(&self, chosen: impl Fn(&Endpoint<A>) -> bool) -> Vec<Backend<A>> {
+    fn backends(&self, chosen: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
         let chosen = self.0.iter().filter(|(_, endpoint)| chosen(endpoint));
-        let flags = |endpoint: &Endpoint<A>| if endpoint.local { Backend::<A>::LOCAL } else { 0 };
+        let flags = |endpoint: &Endpoint<'_, A>| if endpoint.local { Backend::<A>::LOCAL } else { 0 };
         chosen.map(|(at, endpoint)| Backend::new(at.addr, at.port, flags(endpoint))).collect()
     }
 }

@@ -97,14 +97,23 @@ fn algorithm_of(reader: &mut Reader<'_>, service: &core::Service) -> Option<Algo
 
 /// An algorithm by its name, as `--lb-algorithm` and the annotation have it.
 pub fn algorithm(name: &str) -> Result<Algorithm, String> {
-    match name {
-        "random" => Ok(Algorithm::RANDOM),
-        "maglev" => Ok(Algorithm::MAGLEV),
-        "round-robin" => Ok(Algorithm::ROUND_ROBIN),
-        "least-connections" => Ok(Algorithm::LEAST_CONNECTIONS),
-        other => Err(format!("{other:?} is none of random, maglev, round-robin, least-connections")),
-    }
+    let named = ALGORITHMS.iter().find(|(known, _)| *known == name);
+    named
+        .map(|(_, algorithm)| *algorithm)
+        .ok_or_else(|| format!("{name:?} is none of {}", ALGORITHMS.map(|(name, _)| name).join(", ")))
 }
+
+/// As [`algorithm`] reads it.
+pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
+    ALGORITHMS.iter().find(|(_, known)| *known == algorithm).map_or("unknown", |(name, _)| name)
+}
+
+const ALGORITHMS: [(&str, Algorithm); 4] = [
+    ("random", Algorithm::RANDOM),
+    ("maglev", Algorithm::MAGLEV),
+    ("round-robin", Algorithm::ROUND_ROBIN),
+    ("least-connections", Algorithm::LEAST_CONNECTIONS),
+];
 
 fn health_check_port(reader: &mut Reader<'_>, spec: &ServiceSpec) -> Option<u16> {
     let number = spec.health_check_node_port.unwrap_or_default();

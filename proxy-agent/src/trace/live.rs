@@ -16,12 +16,13 @@ use proxy_common::names;
 
 use super::programs::LO;
 use super::routes::{Way, way_to};
-use super::scene::{Entry, Family, Net, Scene};
+use super::scene::{Entry, Family, Net, PortName, Scene};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
 use crate::net::anchor;
 use crate::status::Status;
 use crate::tables::{FamilyTables, RangeKey};
+use crate::view::Names;
 
 /// A packet's origin, as the command line says it.
 pub(super) struct Origin<'a> {
@@ -32,22 +33,26 @@ pub(super) struct Origin<'a> {
 }
 
 /// A running agent.
-pub(super) struct Live(Status);
+pub(super) struct Live {
+    status: Status,
+    names: Names,
+}
 
 impl Live {
     pub(super) async fn ask(run_dir: &Path) -> Result<Self> {
-        Ok(Self(Client::new(run_dir).status().await?))
+        let client = Client::new(run_dir);
+        Ok(Self { status: client.status().await?, names: client.names().await? })
     }
 
     /// The programs that run must be ours: the copy is to do what they do.
     pub(super) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
-        let running = self.0.programs.get(program);
+        let running = self.status.programs.get(program);
         let running =
-            running.with_context(|| format!("the running kpx {} has no program {program}", self.0.version))?;
+            running.with_context(|| format!("the running kpx {} has no program {program}", self.status.version))?;
         ensure!(
             running.tag == tag,
             "the running kpx {} has another {program} than this one ({}, not {tag}): trace with the binary that runs",
-            self.0.version,
+            self.status.version,
             running.tag,
         );
         Ok(())
@@ -63,9 +68,11 @@ impl Live {
         let mut affinity: BTreeMap<AffinityKey<A>, Affinity<A>> = self.rows(maps.affinity)?;
         affinity.retain(|key, _| key.client.ip() == from.ip());
         let nowhere = Entry { program: names::INGRESS, device: String::new(), ifindex: 0 };
+        let tables = self.tables()?;
         let mut scene = Scene {
-            node_name: self.0.node_name.clone(),
-            tables: self.tables()?,
+            node_name: self.status.node_name.clone(),
+            names: self.names(&tables),
+            tables,
             node: self.single(names::NODE)?,
             devices: self.rows(names::DEVICES)?,
             addrs: self.rows(maps.addrs)?,
@@ -74,15 +81,24 @@ impl Live {
             generation: self.single(names::GENERATION)?,
             affinity,
             connections: self.rows(maps.connections)?,
-            names: BTreeMap::new(),
             entry: nowhere,
             notes: Vec::new(),
         };
-        if !self.0.healthy {
+        if !self.status.healthy {
             scene.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
         }
         scene.entry = entry(&scene, from.ip(), origin, to).await?;
         Ok((scene, from))
+    }
+
+    /// Of the service ports, by their keys: their ClusterIP frontends.
+    fn names<A: Family>(&self, tables: &FamilyTables<A>) -> BTreeMap<FrontendKey<A>, PortName> {
+        let named = tables.services.keys().filter_map(|key| {
+            let name = self.names.find(SocketAddr::new(key.addr.ip(), key.port.get()), &key.proto.to_string())?;
+            let (namespace, service) = (name.namespace.clone(), name.name.clone());
+            Some((*key, PortName { namespace, service, port: name.port_name.clone() }))
+        });
+        named.collect()
     }
 
     /// Read anew if the agent wrote meanwhile and the parts do not fit each other.
@@ -109,8 +125,11 @@ impl Live {
     }
 
     fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
-        let id =
-            *self.0.maps.get(name).with_context(|| format!("the running kpx {} has no map {name}", self.0.version))?;
+        let id = *self
+            .status
+            .maps
+            .get(name)
+            .with_context(|| format!("the running kpx {} has no map {name}", self.status.version))?;
         let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}"))?;
         Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
     }

@@ -1,0 +1,253 @@
+//! Makes the views from what the loop knows. The loop only hands out what it shares; the rest is done elsewhere, so that
+//! ten thousand Services do not hold it up.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
+use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
+
+use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
+use crate::input::ObjectName;
+use crate::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
+
+/// What the loop knows of all Services that it serves, as of the last sync.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub node: NodeModel,
+    pub services: Vec<ServiceSnapshot>,
+    pub conflicts4: BTreeMap<FrontendKey<Addr4>, Vec<Skipped>>,
+    pub conflicts6: BTreeMap<FrontendKey<Addr6>, Vec<Skipped>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ServiceSnapshot {
+    pub object: Arc<Service>,
+    pub slices: Vec<Arc<EndpointSlice>>,
+    pub v4: Option<Arc<FamilyModel<Addr4>>>,
+    pub v6: Option<Arc<FamilyModel<Addr6>>>,
+    pub health_check_node_port: Option<u16>,
+}
+
+impl Snapshot {
+    /// By namespace and name.
+    pub fn views(&self) -> Vec<ServiceView> {
+        self.services.iter().map(|service| self.view(service)).collect()
+    }
+
+    /// Of all frontends in force.
+    pub fn names(&self) -> Vec<NameView> {
+        let names = self.services.iter().flat_map(|service| {
+            let v4 = service.v4.iter().flat_map(|v4| names(service, v4, &self.conflicts4));
+            let v6 = service.v6.iter().flat_map(|v6| names(service, v6, &self.conflicts6));
+            v4.chain(v6)
+        });
+        names.collect()
+    }
+
+    fn view(&self, service: &ServiceSnapshot) -> ServiceView {
+        let no_spec = ServiceSpec::default();
+        let (object, spec) = (&service.object, service.object.spec.as_ref().unwrap_or(&no_spec));
+        let ObjectName { namespace, name } = ObjectName::from(&**object);
+        let mut ports: Vec<_> = spec.ports.iter().flatten().map(port_view).collect();
+        let mut addresses = Addresses::default();
+        if let Some(v4) = &service.v4 {
+            FamilyView { service, model: v4, conflicts: &self.conflicts4 }.add_to(
+                &mut ports,
+                &mut addresses,
+                &self.node,
+            );
+        }
+        if let Some(v6) = &service.v6 {
+            FamilyView { service, model: v6, conflicts: &self.conflicts6 }.add_to(
+                &mut ports,
+                &mut addresses,
+                &self.node,
+            );
+        }
+        ports.retain(|port| !port.frontends.is_empty());
+        let v4 = service.v4.iter().flat_map(|v4| v4.ports.values().map(|port| port.service));
+        let v6 = service.v6.iter().flat_map(|v6| v6.ports.values().map(|port| port.service));
+        let terms = v4.chain(v6).next().unwrap_or_default();
+        let policy = |policy: &Option<String>| policy.clone().unwrap_or_else(|| "Cluster".to_owned());
+        ServiceView {
+            namespace,
+            name,
+            r#type: spec.type_.clone().unwrap_or_else(|| "ClusterIP".to_owned()),
+            created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            cluster_ips: addresses.cluster_ips,
+            external_ips: addresses.external_ips,
+            load_balancer_ips: addresses.load_balancer_ips,
+            internal_traffic_policy: policy(&spec.internal_traffic_policy),
+            external_traffic_policy: policy(&spec.external_traffic_policy),
+            affinity_secs: (terms.affinity_secs > 0).then_some(terms.affinity_secs),
+            health_check_node_port: service.health_check_node_port,
+            algorithm: model::algorithm_name(terms.algorithm).to_owned(),
+            ports,
+        }
+    }
+}
+
+/// Those of one kind in the order of their families.
+#[derive(Default)]
+struct Addresses {
+    cluster_ips: Vec<IpAddr>,
+    external_ips: Vec<IpAddr>,
+    load_balancer_ips: Vec<IpAddr>,
+}
+
+impl Addresses {
+    fn add(&mut self, kind: FrontendKind, address: IpAddr) {
+        let addresses = match kind {
+            FrontendKind::ADDRESS => &mut self.cluster_ips,
+            FrontendKind::EXTERNAL_IP => &mut self.external_ips,
+            FrontendKind::LOAD_BALANCER => &mut self.load_balancer_ips,
+            _ => return,
+        };
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+}
+
+/// As the Service lists it, without what a family adds.
+fn port_view(port: &ServicePort) -> PortView {
+    PortView {
+        name: port.name.clone().unwrap_or_default(),
+        protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+        port: u16::try_from(port.port).unwrap_or_default(),
+        node_port: port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
+        frontends: Vec::new(),
+        backends: Vec::new(),
+        counts: PortCounts::default(),
+    }
+}
+
+struct FamilyView<'a, A: Addr> {
+    service: &'a ServiceSnapshot,
+    model: &'a FamilyModel<A>,
+    conflicts: &'a BTreeMap<FrontendKey<A>, Vec<Skipped>>,
+}
+
+impl<A: Addr> FamilyView<'_, A> {
+    fn add_to(&self, ports: &mut [PortView], addresses: &mut Addresses, node: &NodeModel) {
+        let slices = self.service.slices.iter().filter(|slice| !model::is_headless(slice));
+        let slices: Vec<_> = slices.filter_map(|slice| Slice::<A>::new(slice, node, &mut Vec::new())).collect();
+        for (key, offer) in &self.model.frontends {
+            addresses.add(offer.frontend.kind, key.addr.ip());
+        }
+        for (key, port) in &self.model.ports {
+            // The first listing of a port counts.
+            let is_of_key = |view: &&mut PortView| view.port == key.port.get() && view.protocol == protocol(key.proto);
+            let Some(view) = ports.iter_mut().find(is_of_key) else { continue };
+            let offers = self.model.frontends.iter().filter(|(_, offer)| offer.frontend.service == *key);
+            let mut frontends: Vec<_> =
+                offers.filter_map(|(key, offer)| self.frontend(key, offer.frontend.kind)).collect();
+            frontends.sort_by_key(|(kind, _)| *kind);
+            for (_, frontend) in frontends {
+                // A node port is the same in both families.
+                if !view.frontends.contains(&frontend) {
+                    view.frontends.push(frontend);
+                }
+            }
+            let joined = model::join(&slices, &view.name, key.proto);
+            view.backends.extend(joined.listed().map(|(at, endpoint)| BackendView {
+                in_cluster_set: holds(port.backends(Set::CLUSTER), at),
+                in_local_set: holds(port.backends(Set::LOCAL), at),
+                ..self.backend(at, endpoint)
+            }));
+        }
+    }
+
+    /// Without the sets that it is in.
+    fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
+        let pod = endpoint.object.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
+        let namespace = &self.model.claim.service.namespace;
+        let pod = pod.and_then(|pod| Some((pod.namespace.as_ref().unwrap_or(namespace), pod.name.as_ref()?)));
+        BackendView {
+            address: SocketAddr::new(at.addr.ip(), at.port.get()),
+            pod: pod.map(|(namespace, name)| format!("{namespace}/{name}")),
+            node: endpoint.object.node_name.clone(),
+            zone: endpoint.object.zone.clone(),
+            ready: endpoint.ready,
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+            local: endpoint.local,
+            in_cluster_set: false,
+            in_local_set: false,
+            flows: 0,
+        }
+    }
+
+    /// None for the row that stands for a whole address.
+    fn frontend(&self, key: &FrontendKey<A>, kind: FrontendKind) -> Option<(FrontendKind, FrontendView)> {
+        let view = FrontendView {
+            kind: kind_name(kind)?.to_owned(),
+            address: (kind != FrontendKind::NODE_PORT).then(|| key.addr.ip()),
+            port: key.port.get(),
+            conflict: conflict(self.conflicts, key, &self.model.claim.service).map(|skipped| skipped.why.clone()),
+        };
+        Some((kind, view))
+    }
+}
+
+/// By address and port, as the model sorts them.
+fn holds<A: Addr>(set: &[Backend<A>], at: SockAddr<A>) -> bool {
+    set.binary_search_by_key(&at, |backend| SockAddr::new(backend.addr, backend.port)).is_ok()
+}
+
+fn names<A: Addr>(
+    service: &ServiceSnapshot,
+    model: &FamilyModel<A>,
+    conflicts: &BTreeMap<FrontendKey<A>, Vec<Skipped>>,
+) -> impl Iterator<Item = NameView> {
+    let ObjectName { namespace, name } = &model.claim.service;
+    let ports = || service.object.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).map(port_view);
+    let offers = model.frontends.iter().filter(|(key, offer)| {
+        offer.frontend.kind != FrontendKind::ADDRESS && conflict(conflicts, key, &model.claim.service).is_none()
+    });
+    let named = offers.map(move |(key, offer)| {
+        let port = offer.frontend.service;
+        let mut named = ports().filter(|view| view.port == port.port.get() && view.protocol == protocol(port.proto));
+        NameView {
+            address: key.addr.ip(),
+            port: key.port.get(),
+            protocol: protocol(key.proto),
+            namespace: namespace.clone(),
+            name: name.clone(),
+            port_name: named.next().map(|port| port.name).unwrap_or_default(),
+        }
+    });
+    named.collect::<Vec<_>>().into_iter()
+}
+
+/// Why the Service does not have a frontend that it claims.
+fn conflict<'a, A: Addr>(
+    conflicts: &'a BTreeMap<FrontendKey<A>, Vec<Skipped>>,
+    key: &FrontendKey<A>,
+    service: &ObjectName,
+) -> Option<&'a Skipped> {
+    let lost = conflicts.get(key)?;
+    let object = format!("Service {service}");
+    lost.iter().find(|skipped| skipped.object == object)
+}
+
+fn kind_name(kind: FrontendKind) -> Option<&'static str> {
+    match kind {
+        FrontendKind::CLUSTER_IP => Some("ClusterIP"),
+        FrontendKind::NODE_PORT => Some("NodePort"),
+        FrontendKind::EXTERNAL_IP => Some("ExternalIP"),
+        FrontendKind::LOAD_BALANCER => Some("LoadBalancer"),
+        _ => None,
+    }
+}
+
+fn protocol(proto: Proto) -> String {
+    proto.to_string().to_uppercase()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+use expect_test::expect;
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::builders::{listed, node, service, slice};
+use crate::desired::Desired;
+use crate::input::Input;
+use crate::view::{Names, ServiceView};
+
+fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
+    let mut desired = Desired::new("here");
+    listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
+    let _sync = desired.sync();
+    desired
+}
+
+fn web() -> [Input; 4] {
+    let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00::1").type_("LoadBalancer").created(1);
+    let web = web.port("http", "TCP", 80).node_port(30_080).port("dns", "UDP", 53).vip("192.0.2.1");
+    let pod = |name: &str| ObjectReference {
+        kind: Some("Pod".to_owned()),
+        name: Some(name.to_owned()),
+        ..ObjectReference::default()
+    };
+    let slice4 = slice("web-4", "web").port("http", "TCP", 8080);
+    let slice4 = slice4.ready("10.244.0.5").on("here").edit_last(|last| {
+        last.target_ref = Some(pod("web-0"));
+        last.zone = Some("a".to_owned());
+    });
+    let slice4 = slice4.terminating("10.244.1.6").on("there").unready("10.244.1.7");
+    let slice6 = slice("web-6", "web").address_type("IPv6").port("http", "TCP", 8080).ready("fd00:244::5").on("here");
+    [node("here", None, &[]), web.external_local().affinity(Some(60)).into(), slice4.into(), slice6.into()]
+}
+
+#[test]
+fn a_view_has_all_that_is_known_of_a_service() {
+    let views = desired(web()).snapshot().views();
+    let text = serde_json::to_string_pretty(&views).unwrap();
+    expect![[r#"
+        [
+          {
+            "namespace": "default",
+            "name": "web",
+            "type": "LoadBalancer",
+            "created": "1970-01-01T00:00:01Z",
+            "clusterIps": [
+              "10.96.0.1",
+              "fd00::1"
+            ],
+            "externalIps": [],
+            "loadBalancerIps": [
+              "192.0.2.1"
+            ],
+            "internalTrafficPolicy": "Cluster",
+            "externalTrafficPolicy": "Local",
+            "affinitySecs": 60,
+            "healthCheckNodePort": null,
+            "algorithm": "random",
+            "ports": [
+              {
+                "name": "http",
+                "protocol": "TCP",
+                "port": 80,
+                "nodePort": 30080,
+                "frontends": [
+                  {
+                    "kind": "ClusterIP",
+                    "address": "10.96.0.1",
+                    "port": 80,
+                    "conflict": null
+                  },
+                  {
+                    "kind": "NodePort",
+                    "address": null,
+                    "port": 30080,
+                    "conflict": null
+                  },
+                  {
+                    "kind": "LoadBalancer",
+                    "address": "192.0.2.1",
+                    "port": 80,
+                    "conflict": null
+                  },
+                  {
+                    "kind": "ClusterIP",
+                    "address": "fd00::1",
+                    "port": 80,
+                    "conflict": null
+                  }
+                ],
+                "backends": [
+                  {
+                    "address": "10.244.0.5:8080",
+                    "pod": "default/web-0",
+                    "node": "here",
+                    "zone": "a",
+                    "ready": true,
+                    "serving": true,
+                    "terminating": false,
+                    "local": true,
+                    "inClusterSet": true,
+                    "inLocalSet": true,
+                    "flows": 0
+                  },
+                  {
+                    "address": "10.244.1.6:8080",
+                    "pod": null,
+                    "node": "there",
+                    "zone": null,
+                    "ready": false,
+                    "serving": true,
+                    "terminating": true,
+                    "local": false,
+                    "inClusterSet": false,
+                    "inLocalSet": false,
+                    "flows": 0
+                  },
+                  {
+                    "address": "10.244.1.7:8080",
+                    "pod": null,
+                    "node": null,
+                    "zone": null,
+                    "ready": false,
+                    "serving": false,
+                    "terminating": false,
+                    "local": false,
+                    "inClusterSet": false,
+                    "inLocalSet": false,
+                    "flows": 0
+                  },
+                  {
+                    "address": "[fd00:244::5]:8080",
+                    "pod": null,
+                    "node": "here",
+                    "zone": null,
+                    "ready": true,
+                    "serving": true,
+                    "terminating": false,
+                    "local": true,
+                    "inClusterSet": true,
+                    "inLocalSet": true,
+                    "flows": 0
+                  }
+                ],
+                "counts": {
+                  "flowsOpened": 0,
+                  "flows": 0,
+                  "packets": 0,
+                  "bytes": 0,
+                  "packetsReturned": 0,
+                  "bytesReturned": 0,
+                  "refused": 0
+                }
+              },
+              {
+                "name": "dns",
+                "protocol": "UDP",
+                "port": 53,
+                "nodePort": null,
+                "frontends": [
+                  {
+                    "kind": "ClusterIP",
+                    "address": "10.96.0.1",
+                    "port": 53,
+                    "conflict": null
+                  },
+                  {
+                    "kind": "LoadBalancer",
+                    "address": "192.0.2.1",
+                    "port": 53,
+                    "conflict": null
+                  },
+                  {
+                    "kind": "ClusterIP",
+                    "address": "fd00::1",
+                    "port": 53,
+                    "conflict": null
+                  }
+                ],
+                "backends": [],
+                "counts": {
+                  "flowsOpened": 0,
+                  "flows": 0,
+                  "packets": 0,
+                  "bytes": 0,
+                  "packetsReturned": 0,
+                  "bytesReturned": 0,
+                  "refused": 0
+                }
+              }
+            ]
+          }
+        ]"#]]
+    .assert_eq(&text);
+    assert_eq!(serde_json::from_str::<Vec<ServiceView>>(&text).unwrap(), views);
+}
+
+#[test]
+fn a_frontend_that_another_service_holds_is_shown_with_the_reason() {
+    let mut inputs = Vec::from(web());
+    let other = service("other").cluster_ip("10.96.0.2").port("http", "TCP", 80).type_("NodePort").node_port(30_080);
+    inputs.push(other.created(2).into());
+    let headless = service("headless").cluster_ip("None").tcp(80);
+    inputs.push(headless.into());
+    let snapshot = desired(inputs).snapshot();
+    let views = snapshot.views();
+    let rows = views.iter().flat_map(|service| {
+        let frontends = service.ports.iter().flat_map(|port| &port.frontends);
+        let lost = frontends.filter_map(|frontend| Some((&frontend.kind, frontend.conflict.as_ref()?)));
+        lost.map(|(kind, conflict)| format!("{} {kind}: {conflict}\n", service.name))
+    });
+    expect![[r#"
+        other NodePort: IPv4 *:30080/tcp is held by Service default/web
+    "#]]
+    .assert_eq(&rows.collect::<String>());
+    assert_eq!(views.len(), 2, "nothing is served of a headless Service");
+    let names = Names::new(snapshot.names());
+    let name = |at: &str, protocol| {
+        let name = names.find(at.parse().unwrap(), protocol)?;
+        Some(format!("{}/{}:{}", name.namespace, name.name, name.port_name))
+    };
+    assert_eq!(name("10.96.0.1:80", "tcp").as_deref(), Some("default/web:http"));
+    assert_eq!(name("[fd00::1]:53", "UDP").as_deref(), Some("default/web:dns"));
+    assert_eq!(name("192.0.2.1:53", "udp").as_deref(), Some("default/web:dns"));
+    assert_eq!(name("10.96.0.2:80", "tcp").as_deref(), Some("default/other:http"));
+    assert_eq!(name("203.0.113.9:30080", "tcp").as_deref(), Some("default/web:http"), "a node port, at any address");
+    assert_eq!(name("203.0.113.9:30080", "udp"), None);
+    assert_eq!(name("10.96.0.3:80", "tcp"), None);
+}
