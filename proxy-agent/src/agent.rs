@@ -190,7 +190,7 @@ impl Agent {
     fn answer(&self, ask: Ask, source_problems: &Problems) {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
-            Ask::Services(answer) => drop(answer.send(self.desired.snapshot())),
+            Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }
     }
 

@@ -16,6 +16,7 @@ use http::StatusCode;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::datapath::FlowMaps;
 use crate::http_server;
 use crate::status::Status;
 use crate::view::{NameView, ServiceView, Snapshot};
@@ -24,8 +25,8 @@ use crate::view::{NameView, ServiceView, Snapshot};
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
-    /// All Services that are served.
-    Services(oneshot::Sender<Snapshot>),
+    /// All Services that are served, and who knows what passed for them.
+    Services(oneshot::Sender<(Snapshot, FlowMaps)>),
 }
 
 /// Questions that may wait for the loop.
@@ -48,17 +49,18 @@ impl Asker {
 
     /// Made here, outside of the loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
-        self.of_snapshot(Snapshot::views).await
+        let (mut snapshot, flows) = self.ask(Ask::Services).await?;
+        let views = tokio::task::spawn_blocking(move || {
+            snapshot.counts = flows.counts().context("count what passed")?;
+            Ok(snapshot.views())
+        });
+        views.await.context("look at the Services")?
     }
 
     /// What the frontends in force are called.
     pub async fn names(&self) -> Result<Vec<NameView>> {
-        self.of_snapshot(Snapshot::names).await
-    }
-
-    async fn of_snapshot<T: Send + 'static>(&self, make: fn(&Snapshot) -> T) -> Result<T> {
-        let snapshot = self.ask(Ask::Services).await?;
-        tokio::task::spawn_blocking(move || make(&snapshot)).await.context("look at the Services")
+        let (snapshot, _) = self.ask(Ask::Services).await?;
+        tokio::task::spawn_blocking(move || snapshot.names()).await.context("look at the Services")
     }
 
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {

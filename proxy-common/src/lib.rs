@@ -17,6 +17,7 @@ pub mod fragment;
 pub mod frontend;
 pub mod names;
 pub mod policy;
+pub mod service_counts;
 
 #[cfg(feature = "user")]
 mod pod;

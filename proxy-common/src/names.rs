@@ -41,6 +41,8 @@ pub struct FamilyMaps {
     pub pods: &'static str,
     pub service_cidrs: &'static str,
     pub decisions: &'static str,
+    /// What passed for each service port.
+    pub service_counts: &'static str,
 }
 
 macro_rules! family_maps {
@@ -61,6 +63,7 @@ macro_rules! family_maps {
             pods: concat!("PODS", $digit),
             service_cidrs: concat!("SERVICE_CIDRS", $digit),
             decisions: concat!("DECISIONS", $digit),
+            service_counts: concat!("SVC_COUNTS", $digit),
         }
     };
 }

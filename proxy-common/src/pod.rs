@@ -11,6 +11,7 @@ use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
 use crate::policy::Decision;
+use crate::service_counts::ServiceCounts;
 
 /// Every type here is `repr(C)` or transparent, `Copy`, made of integers only, and its size is asserted beside its
 /// definition to be the sum of its fields, so it has no padding: what `Pod` asks for.
@@ -21,7 +22,7 @@ macro_rules! pod {
     };
 }
 
-pod!(Addr4, Addr6, Device, Endpoint, Maglev, Node, OwnAddr, Ports, Service);
+pod!(Addr4, Addr6, Device, Endpoint, Maglev, Node, OwnAddr, Ports, Service, ServiceCounts);
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}

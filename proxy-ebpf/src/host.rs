@@ -61,6 +61,16 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
+    let opened = choose(skb, scratch, node, flags);
+    if let Err(reason) = opened {
+        let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
+        decide::refused::<A>(if on_lo { reason.verdict() } else { reason.verdict_at_anchor() });
+    }
+    opened
+}
+
+#[inline(always)]
+fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
     let generation = maps::generation();
     let origin = decide::origin_inside(skb, &scratch.packet, node);
     let decision = decide::run(scratch, origin, node)?;
@@ -79,7 +89,8 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
         }
         NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
     };
-    open::flow(scratch, decision.backend_at(), Source { addr, port_taken: true, generation }, flags)
+    let source = Source { addr, port_taken: true, generation };
+    open::flow(scratch, &decision.service, decision.backend_at(), source, flags)
 }
 
 /// The address with which the host reaches the decision's backend through a device.

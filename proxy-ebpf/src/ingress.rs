@@ -3,6 +3,7 @@
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook, Kind};
+use proxy_common::frontend::FrontendKey;
 use proxy_common::policy::Decision;
 
 use crate::decide;
@@ -46,6 +47,15 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
+    let opened = choose(skb, scratch);
+    if let Err(reason) = opened {
+        decide::refused::<A>(reason.verdict());
+    }
+    opened
+}
+
+#[inline(always)]
+fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     let generation = maps::generation();
     let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
@@ -59,7 +69,7 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     }
     let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
     let flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
-    open::flow(scratch, decision.backend_at(), source, flags)
+    open::flow(scratch, &decision.service, decision.backend_at(), source, flags)
 }
 
 /// A pod dials a backend directly, from the port with which it also reaches it through a service. The two would be one
@@ -72,7 +82,7 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
         return Err(Reason::NotOurs);
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
-    open::flow(scratch, packet.dst, source, 0)
+    open::flow(scratch, &FrontendKey::address(A::UNSPECIFIED), packet.dst, source, 0)
 }
 
 /// Does a packet from outside say that it comes from the node, or from a pod of it? The kernel will not take it (rp_filter),

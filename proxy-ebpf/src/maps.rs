@@ -14,14 +14,17 @@ use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
 use proxy_common::policy::Decision;
+use proxy_common::service_counts::ServiceCounts;
 
 use crate::icmp;
 use crate::net::Net;
 use crate::packet::Packet;
 
 mod flows;
+mod services;
 
 pub use flows::{Entry, Refused, claim_flow, flow, opener, remove_flow, undnat};
+pub use services::{service_closed, service_opened, service_refused};
 
 // Sizes are defaults: the agent may set others before it loads the object.
 const FRONTENDS: u32 = 65_536;
@@ -58,6 +61,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
     service_cidrs: &'static LpmTrie<A, u32>,
     scratches: &'static PerCpuArray<Scratch<A>>,
     decisions: &'static PerCpuArray<Decision<A>>,
+    service_counts: &'static HashMap<FrontendKey<A>, ServiceCounts>,
 }
 
 /// Flows are preallocated and never LRU: what is established must not be evicted, and opening a flow must not allocate.
@@ -65,7 +69,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
 macro_rules! maps {
     ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
      $flows:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
-     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident) => {
+     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident) => {
         #[map]
         static $frontends: HashMap<FrontendKey<$addr>, Frontend<$addr>> =
             HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
@@ -101,6 +105,9 @@ macro_rules! maps {
         static $scratches: PerCpuArray<Scratch<$addr>> = PerCpuArray::with_max_entries(1, 0);
         #[map]
         static $decisions: PerCpuArray<Decision<$addr>> = PerCpuArray::with_max_entries(1, 0);
+        #[map]
+        static $service_counts: HashMap<FrontendKey<$addr>, ServiceCounts> =
+            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
 
         impl Maps for $addr {
             const MAPS: &'static FamilyMaps<Self> = &FamilyMaps {
@@ -120,14 +127,15 @@ macro_rules! maps {
                 service_cidrs: &$service_cidrs,
                 scratches: &$scratches,
                 decisions: &$decisions,
+                service_counts: &$service_counts,
             };
         }
     };
 }
 maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 AFFINITY4 CURSORS4 CONNECTIONS4
-    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4);
+    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4);
 maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 AFFINITY6 CURSORS6 CONNECTIONS6
-    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6);
+    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6);
 
 #[map]
 static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, BPF_F_NO_PREALLOC);

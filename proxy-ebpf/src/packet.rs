@@ -20,6 +20,9 @@ pub struct Packet<A: Addr> {
     pub proto: Proto,
     seen: Seen,
     marks: u8,
+    /// What it counts for.
+    pub segments: u32,
+    pub len: u32,
 }
 
 /// What a packet's headers say, but for the addresses.
@@ -122,6 +125,8 @@ impl<A: Net> Packet<A> {
         self.proto = found.proto;
         self.seen = found.seen;
         self.marks = found.marks;
+        self.segments = skb.segments();
+        self.len = skb.len();
         Ok(())
     }
 

@@ -156,6 +156,16 @@ impl Skb {
         unsafe { (*self.0).len }
     }
 
+    /// How many packets this is on the wire: the kernel cuts some up late, and has put others together.
+    #[inline(always)]
+    pub fn segments(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        match unsafe { (*self.0).gso_segs } {
+            0 => 1,
+            segments => segments,
+        }
+    }
+
     #[inline(always)]
     pub fn load<T: Copy>(self, offset: u32) -> Result<T, Reason> {
         self.buff().load(offset as usize).map_err(|_| Reason::Malformed)

@@ -1,6 +1,7 @@
 //! The kernel side of a node: programs loaded, maps taken, devices attached.
 
 mod attach;
+mod counts;
 mod flows;
 mod loaded;
 mod node;
@@ -15,6 +16,7 @@ use proxy_common::counter::{Counter, Event, Reason};
 use proxy_common::names::{self, FamilyMaps};
 
 pub use attach::{Attached, Attachments, Hooks, Mechanism};
+pub use counts::{Counts, FamilyCounts, Totals};
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram};
 pub use node::NodeMaps;
@@ -63,8 +65,9 @@ impl Datapath {
         log_packets(&mut ebpf)?;
         Ok(Self {
             loaded: Loaded::of(&ebpf, &PROGRAMS)?,
-            tables: KernelTables::new(&mut ebpf)?,
+            // Before the tables are taken, which it looks into.
             flows: FlowMaps::new(&mut ebpf)?,
+            tables: KernelTables::new(&mut ebpf)?,
             node: NodeMaps::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
             attachments: Attachments::new(ebpf, options.mechanism),
