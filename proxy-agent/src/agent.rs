@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::names;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -24,7 +25,8 @@ use crate::input::Input;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
-use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus};
+use crate::settings::Mode;
+use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -52,6 +54,8 @@ pub struct Kernel {
 /// The agent's state.
 pub struct Agent {
     pub node_name: String,
+    pub mode: Mode,
+    started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
     node: Node,
@@ -74,6 +78,8 @@ impl Agent {
         let health = Health::default();
         Self {
             node_name,
+            mode: Mode::default(),
+            started: Timestamp::now(),
             desired,
             writer: Writer::new(kernel.tables),
             node,
@@ -209,6 +215,8 @@ impl Agent {
             });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: self.started,
+            mode: self.mode.to_string(),
             node_name: self.node_name.clone(),
             node_addresses: self.node.addresses(),
             options: self.options_status(),
@@ -237,8 +245,22 @@ impl Agent {
                 .map(|(reason, count)| (reason.name().to_owned(), count))
                 .collect(),
             maps: self.loaded.maps.clone(),
+            map_fill: self.map_fill(),
             programs: self.loaded.programs.clone(),
         })
+    }
+
+    /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
+    fn map_fill(&self) -> BTreeMap<String, MapFill> {
+        let mut entries = self.desired.tables().sizes();
+        for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
+            entries.extend(self.sweeper.last().get(family).map(|swept| (maps.flows, swept.entries)));
+        }
+        let fill = |(name, max_entries): (&String, &u32)| {
+            let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
+            (name.clone(), MapFill { entries, max_entries: u64::from(*max_entries) })
+        };
+        self.loaded.max_entries.iter().map(fill).collect()
     }
 
     fn options_status(&self) -> OptionsStatus {

@@ -1,15 +1,17 @@
 //! All that an operator decides, resolved: flags, files and defaults become this, and nothing else reads them.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::config::Files;
 use crate::datapath::Mechanism;
 use crate::model::ModelOptions;
 use crate::node::NodeOptions;
 use crate::source::Source;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// As the API spells it.
     pub node_name: String,
@@ -38,6 +40,11 @@ pub struct Settings {
     pub oom_score_adj: Option<i32>,
     /// What `/configz` answers.
     pub configz: serde_json::Value,
+    /// Room in each family's flow table, in entries; None: as built.
+    pub flow_entries: Option<u32>,
+    pub pod_routes: PodRoutes,
+    /// What all this was read from.
+    pub files: Files,
 }
 
 /// What this host is to the cluster.
@@ -48,6 +55,25 @@ pub enum Mode {
     Node,
     /// None of its nodes: ClusterIPs become reachable from it.
     Host,
+}
+
+/// How a host that is no node finds pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum PodRoutes {
+    /// By the routes that it has.
+    #[default]
+    Off,
+    /// By routes of ours through the pods' nodes.
+    Nodes,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Node => "node",
+            Self::Host => "host",
+        })
+    }
 }
 
 /// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.

@@ -1,12 +1,8 @@
-//! What `kpx status` shows.
+//! What `kpx status` shows. The form is kept: fields may be added, none is renamed or taken away.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use anyhow::Result;
-use comfy_table::Table;
-use comfy_table::presets::NOTHING;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +13,10 @@ use crate::datapath::LoadedProgram;
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub version: String,
+    /// When the agent started.
+    pub started: Timestamp,
+    /// `node` or `host`.
+    pub mode: String,
     pub node_name: String,
     pub node_addresses: Vec<IpAddr>,
     pub options: OptionsStatus,
@@ -40,8 +40,18 @@ pub struct Status {
     pub reasons: BTreeMap<String, u64>,
     /// The kernel's ids of the datapath's maps, by name.
     pub maps: BTreeMap<String, u32>,
+    /// How full they are, by name.
+    pub map_fill: BTreeMap<String, MapFill>,
     /// The datapath's programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MapFill {
+    /// None where nobody keeps count: to count, one would have to walk through the map.
+    pub entries: Option<u64>,
+    pub max_entries: u64,
 }
 
 /// What the operator said, in the words of the flags.
@@ -92,90 +102,4 @@ pub struct TableStatus {
 pub struct FlowStatus {
     pub flows: usize,
     pub entries: usize,
-}
-
-/// One screen for people.
-pub fn render(status: &Status) -> Result<String> {
-    let mut text = String::new();
-    let health = match (status.healthy, status.complete) {
-        (true, _) => "healthy",
-        (false, true) => "unhealthy",
-        (false, false) => "waiting for the first lists",
-    };
-    let addresses: Vec<_> = status.node_addresses.iter().map(IpAddr::to_string).collect();
-    writeln!(text, "kpx {} on {}: {health}", status.version, status.node_name)?;
-    writeln!(text, "addresses: {}", if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") })?;
-    writeln!(text, "{}", options(&status.options))?;
-    if let Some(last_sync) = status.last_sync {
-        writeln!(text, "last sync: {last_sync:.3} ({} syncs)", status.syncs)?;
-    }
-    section(
-        &mut text,
-        "problems",
-        status.problems.iter().map(|p| vec![p.what.clone(), p.why.clone(), format!("since {:.0}", p.since)]),
-    )?;
-    section(&mut text, "skipped", status.skipped.iter().map(|skipped| vec![skipped.clone()]))?;
-    section(
-        &mut text,
-        "services",
-        status.tables.iter().map(|(family, t)| {
-            vec![
-                family.clone(),
-                format!("{} services", t.services),
-                format!("{} ports", t.service_ports),
-                format!("{} frontends", t.frontends),
-                format!("{} backends", t.backends),
-            ]
-        }),
-    )?;
-    section(
-        &mut text,
-        "flows",
-        status
-            .flows
-            .iter()
-            .map(|(family, f)| vec![family.clone(), format!("{} flows", f.flows), format!("{} entries", f.entries)]),
-    )?;
-    section(
-        &mut text,
-        "devices",
-        status
-            .devices
-            .iter()
-            .map(|d| vec![d.name.clone(), d.ifindex.to_string(), d.role.clone(), d.attached_by.clone()]),
-    )?;
-    section(&mut text, "translated", counts(&status.events))?;
-    section(&mut text, "not translated", counts(&status.reasons))?;
-    Ok(text)
-}
-
-fn options(options: &OptionsStatus) -> String {
-    let OptionsStatus { masquerade, local_pods, node_port_addresses, .. } = options;
-    let mut text =
-        format!("masquerade: {masquerade}; local pods by: {local_pods}; node ports at: {node_port_addresses}");
-    for (is_set, what) in
-        [(options.masquerade_all, "masquerade all"), (options.cluster_ip_external, "ClusterIPs for clients outside")]
-    {
-        if is_set {
-            text = text + "; " + what;
-        }
-    }
-    text
-}
-
-fn counts(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = Vec<String>> {
-    counts.iter().filter(|(_, count)| **count > 0).map(|(name, count)| vec![name.clone(), count.to_string()])
-}
-
-/// A heading and its rows; nothing if there are none.
-fn section(text: &mut String, heading: &str, rows: impl Iterator<Item = Vec<String>>) -> Result<()> {
-    let mut table = Table::new();
-    table.load_preset(NOTHING).add_rows(rows);
-    if !table.is_empty() {
-        writeln!(text, "\n{heading}:")?;
-        for line in table.lines() {
-            writeln!(text, " {}", line.trim_end())?;
-        }
-    }
-    Ok(())
 }

@@ -7,6 +7,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Port, SockAddr};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange,
 };
+use proxy_common::names;
 
 use crate::model::{FamilyModel, ModelOptions, NodeModel, ServiceModel};
 use crate::store::Store;
@@ -61,6 +62,11 @@ impl<A: Addr> Default for FamilyTables<A> {
 }
 
 impl Tables {
+    /// Rows, by the names of the maps that hold them.
+    pub fn sizes(&self) -> BTreeMap<&'static str, usize> {
+        self.v4.sizes(&names::IPV4).into_iter().chain(self.v6.sizes(&names::IPV6)).collect()
+    }
+
     /// The desired state, from scratch. [`crate::desired::Desired`] keeps the same up to date at less cost.
     pub fn of(store: &Store, options: &ModelOptions) -> Self {
         let node = NodeModel::of(store, options);
@@ -73,6 +79,17 @@ impl Tables {
 }
 
 impl<A: Addr> FamilyTables<A> {
+    fn sizes(&self, maps: &names::FamilyMaps) -> [(&'static str, usize); 6] {
+        [
+            (maps.frontends, self.frontends.len()),
+            (maps.services, self.services.len()),
+            (maps.slots, self.slots.len()),
+            (maps.endpoints, self.endpoints.len()),
+            (maps.maglev, self.maglev.len()),
+            (maps.source_ranges, self.source_ranges.len()),
+        ]
+    }
+
     /// A frontend that several models claim goes to the least claim. But before all others come the ClusterIPs, and no
     /// other frontend is in force without its service port's.
     pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>) -> Self {

@@ -1,6 +1,5 @@
 //! `kpx trace`: sends a packet through a copy of the kernel programs, and says what they do with it and why.
 
-use std::io::{Write, stdout};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::thread;
@@ -9,12 +8,11 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
-use proxy_common::frontend::Algorithm;
 
-use crate::node::NodeOptions;
+use crate::cli::print;
+use crate::config::NodeArgs;
 use crate::object;
 use crate::run::RUN_DIR;
-use crate::run::options::ServiceArgs;
 
 mod explain;
 mod ground;
@@ -67,8 +65,8 @@ pub struct TraceArgs {
     count: u32,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     output: Output,
-    #[command(flatten, next_help_heading = "Options of the node of --manifests, as of `kpx run`")]
-    services: ServiceArgs,
+    #[command(flatten)]
+    services: NodeArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -89,7 +87,7 @@ pub async fn trace(args: TraceArgs) -> Result<()> {
         Output::Text => trace.to_string(),
         Output::Json => serde_json::to_string_pretty(&trace)? + "\n",
     };
-    stdout().write_all(text.as_bytes()).context("write to standard output")
+    print(&text)
 }
 
 fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
@@ -118,8 +116,7 @@ async fn of_family<A: Family>(args: &TraceArgs) -> Result<Trace> {
         let programs = Programs::load(object, &scene, args.count)?;
         return send(programs, scene, from, args);
     }
-    let given = args.services.apply(NodeOptions::default())?;
-    let none_given = given == NodeOptions::default() && args.services.algorithm() == Algorithm::default();
+    let none_given = args.services.is_empty();
     ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
     let live = Live::ask(&args.run_dir).await?;
     let origin = Origin { from, host: args.host, in_device: args.in_device.as_deref() };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::{Map, MapData};
+use aya::maps::{Map, MapData, MapError};
 use aya::programs::{ProgramInfo, SchedClassifier};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub struct Loaded {
     /// Ids, by name.
     pub maps: BTreeMap<String, u32>,
+    /// Entries for which there is room, by name.
+    pub max_entries: BTreeMap<String, u32>,
     /// By name.
     pub programs: BTreeMap<String, LoadedProgram>,
 }
@@ -28,17 +30,19 @@ pub struct LoadedProgram {
 impl Loaded {
     /// Before anybody has taken a map out of `ebpf`, and after the programs `names` were loaded.
     pub(super) fn of(ebpf: &Ebpf, names: &[&str]) -> Result<Self> {
-        let maps = ebpf.maps().filter_map(|(name, map)| Some((name, data(map)?))).map(|(name, data)| {
+        let (mut maps, mut max_entries) = (BTreeMap::new(), BTreeMap::new());
+        for (name, data) in ebpf.maps().filter_map(|(name, map)| Some((name, data(map)?))) {
             let info = data.info().with_context(|| format!("ask the kernel about map {name}"))?;
-            Ok((name.to_owned(), info.id()))
-        });
+            maps.insert(name.to_owned(), info.id());
+            max_entries.insert(name.to_owned(), info.max_entries());
+        }
         let programs = names.iter().map(|&name| {
             let program = ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
             let program: &SchedClassifier = program.try_into().with_context(|| format!("program {name}"))?;
             let info = program.info().with_context(|| format!("ask the kernel about program {name}"))?;
             Ok((name.to_owned(), LoadedProgram::of(&info)))
         });
-        Ok(Self { maps: maps.collect::<Result<_>>()?, programs: programs.collect::<Result<_>>()? })
+        Ok(Self { maps, max_entries, programs: programs.collect::<Result<_>>()? })
     }
 }
 
@@ -46,6 +50,13 @@ impl LoadedProgram {
     fn of(info: &ProgramInfo) -> Self {
         Self { id: info.id(), tag: format!("{:016x}", info.tag()) }
     }
+}
+
+/// Opens a map of a datapath that runs, by the ids that it tells of its maps. The map's type is checked.
+pub fn open<M: TryFrom<Map, Error = MapError>>(ids: &BTreeMap<String, u32>, name: &str) -> Result<M> {
+    let id = *ids.get(name).with_context(|| format!("the running kpx has no map {name}"))?;
+    let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}"))?;
+    Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
 }
 
 /// None for a map of a type that the datapath does not have.

@@ -18,7 +18,7 @@ use proxy_common::names::{self, FamilyMaps};
 pub use attach::{Attached, Attachments, Hooks, Mechanism};
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use flows::{FlowMaps, Swept};
-pub use loaded::{Loaded, LoadedProgram};
+pub use loaded::{Loaded, LoadedProgram, open};
 pub use node::NodeMaps;
 pub use tables::{KernelTables, Maps};
 
@@ -123,7 +123,7 @@ impl Counters {
 }
 
 /// The names of a family's maps.
-trait Names: Addr + aya::Pod {
+pub(crate) trait Names: Addr + aya::Pod {
     const MAPS: FamilyMaps;
 }
 

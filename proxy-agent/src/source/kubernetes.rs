@@ -6,9 +6,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::mpsc::Sender;
+use tower::limit::RateLimitLayer;
+use tower::util::option_layer;
 use tracing::info;
 
 use self::watch::{Ended, Watch};
@@ -19,13 +22,33 @@ mod watch;
 
 /// How the API server is reached. Without a kubeconfig: the service account of the pod that kpx runs in,
 /// else what `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub kubeconfig: Option<PathBuf>,
     /// A context of the kubeconfig other than its current one.
     pub context: Option<String>,
     /// URL of the API server, over what the configuration says.
     pub master: Option<String>,
+    /// None: as many requests as come.
+    pub rate: Option<Rate>,
+}
+
+/// How many requests may be made in how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    requests: u64,
+    per: Duration,
+}
+
+impl Rate {
+    /// `qps` requests a second, of which `burst` may come at once; none for less than nothing. Zero means the default,
+    /// as everywhere in Kubernetes.
+    pub fn new(qps: f32, burst: i32) -> Option<Self> {
+        let qps = if qps == 0.0 { 5.0 } else { qps };
+        let requests = u64::try_from(burst).ok().filter(|burst| *burst > 0).unwrap_or(10);
+        let per = Duration::try_from_secs_f64(f64::from(u32::try_from(requests).ok()?) / f64::from(qps)).ok()?;
+        (qps > 0.0).then_some(Self { requests, per })
+    }
 }
 
 /// A watch that is silent for this long is taken for dead and resumed: API servers send a bookmark every minute.
@@ -127,7 +150,9 @@ impl Options {
         config.default_retry = false;
         let server = config.cluster_url.clone();
         info!(%server, "API server");
-        Client::try_from(config).with_context(|| format!("client for the API server {server}"))
+        let layers = ClientBuilder::try_from(config).with_context(|| format!("client for the API server {server}"))?;
+        let rate = self.rate.map(|rate| RateLimitLayer::new(rate.requests, rate.per));
+        Ok(layers.with_layer(&option_layer(rate)).build())
     }
 
     async fn config(&self) -> anyhow::Result<Config> {

@@ -20,7 +20,6 @@ use self::object::{Key, Kind, Object};
 use crate::health::Health;
 use crate::input::{Input, Update};
 
-mod document;
 mod file;
 mod folder;
 mod object;

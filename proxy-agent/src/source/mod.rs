@@ -11,7 +11,7 @@ pub mod kubernetes;
 mod manifests;
 
 /// Where objects come from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     Kubernetes(kubernetes::Options),
     /// A folder of YAML and JSON files, applied as `kubectl apply -f` would, with kpx as the API server.

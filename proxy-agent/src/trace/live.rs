@@ -19,6 +19,7 @@ use super::routes::{Way, way_to};
 use super::scene::{Entry, Family, Net, PortName, Scene};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
+use crate::datapath;
 use crate::net::anchor;
 use crate::status::Status;
 use crate::tables::{FamilyTables, RangeKey};
@@ -125,13 +126,7 @@ impl Live {
     }
 
     fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
-        let id = *self
-            .status
-            .maps
-            .get(name)
-            .with_context(|| format!("the running kpx {} has no map {name}", self.status.version))?;
-        let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}"))?;
-        Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
+        datapath::open(&self.status.maps, name)
     }
 
     fn rows<K: Pod + Ord, V: Pod>(&self, name: &str) -> Result<BTreeMap<K, V>> {

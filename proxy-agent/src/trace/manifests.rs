@@ -18,14 +18,14 @@ use super::ground::{self, Ground};
 use super::programs::LO;
 use super::scene::{Entry, Family, Net, PortName, Scene};
 use super::target::{CLIENT_PORT, Target};
+use crate::config::NodeArgs;
 use crate::health::Health;
 use crate::input::{Input, ObjectName, Update};
-use crate::model::{self, ModelOptions, NodeModel, ServiceModel, Skipped};
+use crate::model::{self, NodeModel, ServiceModel, Skipped};
 use crate::net::anchor::Anchor;
 use crate::net::{self, anchor};
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
-use crate::run::options::ServiceArgs;
 use crate::source::Source;
 use crate::store::Store;
 use crate::tables::FamilyTables;
@@ -44,8 +44,8 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Reads the objects once.
-    pub(super) async fn read(dir: &Path, node_name: &str, args: &ServiceArgs) -> Result<Self> {
-        let options = args.apply(NodeOptions::default())?;
+    pub(super) async fn read(dir: &Path, node_name: &str, args: &NodeArgs) -> Result<Self> {
+        let (options, model) = args.options()?;
         let health = Health::default();
         let (sender, mut inputs) = mpsc::channel(Self::KINDS);
         let source = Source::Manifests(PathBuf::from(dir));
@@ -73,7 +73,6 @@ impl Folder {
         let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();
         let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
         pod_nets.extend(local_pods(&slices, node_name, &node_addrs).map(IpNet::from));
-        let model = ModelOptions { algorithm: args.algorithm(), ..ModelOptions::default() };
         let model = NodeModel::of(&store, &model);
         Ok(Self { store, options, model, node_addrs, pod_nets, notes })
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use tracing::info;
 
-use super::document::{Document, documents};
 use super::object::{self, Key, Object, Refused};
+use crate::document::{Document, documents};
 
 /// The objects of a file.
 #[derive(Debug, Default)]

@@ -4,11 +4,12 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
+use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
 
 /// One document of a file.
 #[derive(Debug)]
-pub(super) struct Document {
+pub(crate) struct Document {
     /// Lines are counted from 1. This is the one before the document's first.
     before: u64,
     root: Spanned<Tree>,
@@ -16,9 +17,9 @@ pub(super) struct Document {
 
 /// Why a text is no document.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unreadable {
-    pub(super) line: u64,
-    pub(super) why: String,
+pub(crate) struct Unreadable {
+    pub(crate) line: u64,
+    pub(crate) why: String,
 }
 
 #[derive(Debug)]
@@ -29,12 +30,19 @@ enum Tree {
 }
 
 /// The documents of a file in their order. One that cannot be read does not hide those after it.
-pub(super) fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
+pub(crate) fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
+    documents_with(text, DuplicateKeyPolicy::Error)
+}
+
+pub(crate) fn documents_with(
+    text: &str,
+    duplicates: DuplicateKeyPolicy,
+) -> impl Iterator<Item = Result<Document, Unreadable>> {
     let mut line = 0;
     split(text).into_iter().filter_map(move |part| {
         let before = line;
         line += part.matches('\n').count() as u64;
-        (!is_blank(part)).then(|| Document::parse(part, before))
+        (!is_blank(part)).then(|| Document::parse(part, before, duplicates))
     })
 }
 
@@ -70,7 +78,7 @@ fn is_blank(part: &str) -> bool {
 }
 
 impl Document {
-    fn parse(text: &str, before: u64) -> Result<Self, Unreadable> {
+    fn parse(text: &str, before: u64, duplicates: DuplicateKeyPolicy) -> Result<Self, Unreadable> {
         let options = serde_saphyr::options! {
             // A List of a cluster's EndpointSlices may have millions of nodes. What aliases add to them is limited.
             budget: serde_saphyr::budget! {
@@ -80,6 +88,7 @@ impl Document {
                 max_buffered_comment_events: 100_000,
             },
             alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
+            duplicate_keys: duplicates,
         };
         let root = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let error = error.without_snippet();
@@ -89,17 +98,24 @@ impl Document {
         Ok(Self { before, root })
     }
 
-    pub(super) fn value(&self) -> Value {
+    pub(crate) fn value(&self) -> Value {
         self.root.value.value()
     }
 
     /// The line of a field, such as `spec.ports[0].port`, or of the innermost field around it that is there.
-    pub(super) fn line(&self, path: &str) -> u64 {
+    pub(crate) fn line(&self, path: &str) -> u64 {
         let (mut line, mut tree, mut rest) = (self.root.referenced.line(), &self.root.value, path);
         while let Some((at, child, below)) = tree.child(rest) {
             (line, tree, rest) = (at, child, below);
         }
         self.before + line
+    }
+
+    /// Fields that stand more than once in the same place, with the line of the last of each.
+    pub(crate) fn duplicates(&self) -> Vec<(String, u64)> {
+        let mut found = Vec::new();
+        self.root.value.duplicates("", &mut found);
+        found.into_iter().map(|(path, line)| (path, self.before + line)).collect()
     }
 }
 
@@ -111,6 +127,26 @@ impl Tree {
             Self::Map(fields) => {
                 let fields = fields.iter().map(|(key, field)| (key.value.clone(), field.value.value()));
                 Value::Object(fields.collect::<Map<_, _>>())
+            }
+        }
+    }
+
+    fn duplicates(&self, at: &str, found: &mut Vec<(String, u64)>) {
+        match self {
+            Self::Scalar(_) => {}
+            Self::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    item.value.duplicates(&format!("{at}[{index}]"), found);
+                }
+            }
+            Self::Map(fields) => {
+                for (index, (key, field)) in fields.iter().enumerate() {
+                    let path = if at.is_empty() { key.value.clone() } else { format!("{at}.{}", key.value) };
+                    if fields[..index].iter().any(|(before, _)| before.value == key.value) {
+                        found.push((path.clone(), key.referenced.line()));
+                    }
+                    field.value.duplicates(&path, found);
+                }
             }
         }
     }

@@ -1,0 +1,127 @@
+//! How commands print: tables as kubectl has them, or data.
+
+use std::io::{ErrorKind, IsTerminal, Write, stdout};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, Color, Table};
+use serde::Serialize;
+
+/// In a cell that has nothing to say.
+pub(super) const NONE: &str = "<none>";
+
+#[derive(Args, Debug)]
+pub(super) struct OutputArgs {
+    /// A table, a wider one, or data whose form is kept.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: Output,
+    /// Leave out the names of columns.
+    #[arg(long)]
+    no_headers: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Wide,
+    Json,
+    Yaml,
+}
+
+/// Of a text.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Form {
+    pub(super) wide: bool,
+    pub(super) headers: bool,
+    pub(super) colours: bool,
+}
+
+impl OutputArgs {
+    /// Prints data, or the text that is made of it.
+    pub(super) fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
+        let form = || Form { wide: self.output == Output::Wide, headers: !self.no_headers, colours: has_colours() };
+        print(&match self.output {
+            Output::Text | Output::Wide => text(form()),
+            Output::Json => serde_json::to_string_pretty(data)? + "\n",
+            Output::Yaml => serde_saphyr::to_string(data)?,
+        })
+    }
+}
+
+/// Writes to standard output. That its reader has seen enough is no error.
+pub fn print(text: &str) -> Result<()> {
+    let mut stdout = stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("write to standard output"),
+    }
+}
+
+/// <https://no-color.org>: any value but an empty one means none.
+fn has_colours() -> bool {
+    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+impl Form {
+    /// Lines in columns; without any row nothing.
+    pub(super) fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
+        let mut table = Table::new();
+        table.load_preset(NOTHING).add_rows(rows);
+        if table.is_empty() {
+            return String::new();
+        }
+        if self.headers {
+            table.set_header(header);
+        }
+        if self.colours {
+            table.enforce_styling()
+        } else {
+            table.force_no_tty()
+        };
+        table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 3));
+        });
+        table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+    }
+}
+
+pub(super) fn cell(text: impl ToString) -> Cell {
+    let text = text.to_string();
+    Cell::new(if text.is_empty() { NONE } else { &text })
+}
+
+pub(super) fn green(text: impl ToString) -> Cell {
+    cell(text).fg(Color::Green)
+}
+
+pub(super) fn yellow(text: impl ToString) -> Cell {
+    cell(text).fg(Color::Yellow)
+}
+
+pub(super) fn red(text: impl ToString) -> Cell {
+    cell(text).fg(Color::Red)
+}
+
+/// With commas between.
+pub(super) fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_empty_cells_say_so() {
+        let rows = || [vec![cell("web"), cell("")], vec![cell("a-longer-name"), red("10.0.0.1")]];
+        let form = Form { headers: true, ..Form::default() };
+        let text = "NAME            ADDRESS\nweb             <none>\na-longer-name   10.0.0.1\n";
+        assert_eq!(form.table(&["NAME", "ADDRESS"], rows()), text);
+        assert_eq!(form.table(&["NAME"], []), "");
+        assert_eq!(Form::default().table(&["NAME", "ADDRESS"], rows()).lines().count(), 2);
+        let colours = Form { colours: true, ..form };
+        assert!(colours.table(&["NAME", "ADDRESS"], rows()).contains("\u{1b}["));
+    }
+}

@@ -1,0 +1,154 @@
+//! `kpx status`: one screen.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Cell;
+use proxy_common::counter::{Event, Reason, Verdict};
+
+use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
+use super::{AgentArgs, age, devices};
+use crate::status::{MapFill, OptionsStatus, Status};
+
+/// Show how the running agent does. Ends with 1 if it is not healthy or does not answer.
+///
+/// Shows what was dropped or rejected; with --output wide also what merely passed, all devices, programs and maps.
+#[derive(Args, Debug)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    agent: AgentArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(super) async fn status(args: &StatusArgs) -> Result<ExitCode> {
+    let status = args.agent.client().status().await?;
+    args.output.print(&status, |form| text(&status, form))?;
+    Ok(if status.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn text(status: &Status, form: Form) -> String {
+    let sections = [
+        (None, head(status, form)),
+        (Some("PROBLEMS"), problems(status, form)),
+        (None, families(status, form)),
+        (None, maps(status, form)),
+        (None, packets(status, form)),
+        (None, form.wide.then(|| devices::text(&status.devices, form)).unwrap_or_default()),
+        (None, form.wide.then(|| programs(status, form)).unwrap_or_default()),
+    ];
+    let sections = sections.into_iter().filter(|(_, text)| !text.is_empty());
+    let sections: Vec<_> =
+        sections.map(|(heading, text)| heading.map_or(String::new(), |h| format!("{h}\n")) + &text).collect();
+    sections.join("\n")
+}
+
+/// What is about the whole agent.
+fn head(status: &Status, form: Form) -> String {
+    let health = match (status.healthy, status.complete) {
+        (true, _) => green("healthy"),
+        (false, true) => red("unhealthy"),
+        (false, false) => yellow("waiting for the first lists"),
+    };
+    let mut by_role = BTreeMap::<_, usize>::new();
+    status.devices.iter().for_each(|device| *by_role.entry(device.role.as_str()).or_default() += 1);
+    let last_sync = status.last_sync.map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
+    let rows = [
+        ("Health:", health),
+        ("Node:", cell(format!("{} ({} mode)", status.node_name, status.mode))),
+        ("Addresses:", cell(list(&status.node_addresses))),
+        ("Version:", cell(format!("{}, up {}", status.version, age::since(status.started)))),
+        ("Last sync:", cell(last_sync.unwrap_or_default())),
+        ("Devices:", cell(by_role.iter().map(|(role, n)| format!("{n} {role}")).collect::<Vec<_>>().join(", "))),
+        ("Options:", cell(options(&status.options))),
+    ];
+    let form = Form { headers: false, ..form };
+    form.table(&[], rows.into_iter().map(|(name, value)| vec![cell(name), value]))
+}
+
+fn options(options: &OptionsStatus) -> String {
+    let OptionsStatus { masquerade, local_pods, node_port_addresses, .. } = options;
+    let mut text = format!("masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}");
+    let flags = [(options.masquerade_all, "masquerade all"), (options.cluster_ip_external, "ClusterIPs for outside")];
+    for (_, flag) in flags.iter().filter(|(is_set, _)| *is_set) {
+        text = text + ", " + flag;
+    }
+    text
+}
+
+/// What makes the agent unhealthy, and what it could not use.
+fn problems(status: &Status, form: Form) -> String {
+    let problems = status.problems.iter().map(|problem| {
+        vec![red(&problem.what), cell(&problem.why), cell(format!("for {}", age::since(problem.since)))]
+    });
+    let skipped = status.skipped.iter().map(|skipped| vec![yellow("skipped"), cell(skipped)]);
+    Form { headers: false, ..form }.table(&[], problems.chain(skipped))
+}
+
+fn families(status: &Status, form: Form) -> String {
+    let rows = status.tables.iter().map(|(family, tables)| {
+        let flows = status.flows.get(family).cloned().unwrap_or_default();
+        let numbers =
+            [tables.services, tables.service_ports, tables.frontends, tables.backends, flows.flows, flows.entries];
+        [cell(family)].into_iter().chain(numbers.map(cell)).collect()
+    });
+    form.table(&["FAMILY", "SERVICES", "PORTS", "FRONTENDS", "BACKENDS", "FLOWS", "FLOW-ENTRIES"], rows)
+}
+
+/// The maps that hold something; with `wide` all, even those that nobody counts.
+fn maps(status: &Status, form: Form) -> String {
+    let shown = status.map_fill.iter().filter(|(_, fill)| form.wide || fill.entries.is_some_and(|entries| entries > 0));
+    let row = |(name, fill): (&String, &MapFill)| {
+        let entries = fill.entries.map_or(String::new(), |entries| entries.to_string());
+        vec![cell(name), cell(entries), cell(fill.max_entries), full(fill)]
+    };
+    form.table(&["MAP", "ENTRIES", "MAX", "FULL"], shown.map(row))
+}
+
+/// From 70 % on somebody should look, from 90 % on act.
+fn full(fill: &MapFill) -> Cell {
+    let Some(entries) = fill.entries else { return cell("") };
+    let percent = (entries * 100).div_ceil(fill.max_entries.max(1));
+    let filled = usize::try_from(percent / 10).unwrap_or(10).min(10);
+    let text = format!("{percent:>3}% {}{}", "#".repeat(filled), ".".repeat(10 - filled));
+    match percent {
+        0..70 => cell(text),
+        70..90 => yellow(text),
+        _ => red(text),
+    }
+}
+
+/// Counts since the agent started. What passed is most of what a node sees, and tells nothing of Services.
+fn packets(status: &Status, form: Form) -> String {
+    let of = |name| status.reasons.get(name).copied().unwrap_or_default();
+    let events = Event::ALL.iter().map(|event| (event.name(), "translated", status.events.get(event.name()).copied()));
+    let events = events.filter_map(|(name, kind, count)| Some((name, kind, count?)));
+    let reasons = Reason::ALL.iter().map(|reason| (reason.name(), fate(reason.verdict()), of(reason.name())));
+    let reasons = reasons.filter(|(_, fate, _)| form.wide || *fate != fate_of_passed());
+    let rows = events.chain(reasons).filter(|(_, _, count)| *count > 0);
+    let row = |(name, fate, count): (&str, &str, u64)| {
+        let fate = if fate == "dropped" { yellow(fate) } else { cell(fate) };
+        vec![cell(name), fate, cell(count)]
+    };
+    form.table(&["PACKETS", "FATE", "COUNT"], rows.map(row))
+}
+
+const fn fate(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "passed",
+        Verdict::Drop => "dropped",
+        Verdict::Reject => "rejected",
+    }
+}
+
+const fn fate_of_passed() -> &'static str {
+    fate(Verdict::Pass)
+}
+
+fn programs(status: &Status, form: Form) -> String {
+    let rows = status.programs.iter();
+    let rows = rows.map(|(name, program)| vec![cell(name), cell(program.id), cell(&program.tag)]);
+    form.table(&["PROGRAM", "ID", "TAG"], rows)
+}

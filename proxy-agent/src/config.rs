@@ -1,0 +1,251 @@
+//! What an operator says, in flags and files, made into [`Settings`].
+//!
+//! Flags and files are two ways to say the same thing: fields of a [`KubeProxyConfiguration`] and of a
+//! [`KpxConfiguration`]. They are laid over each other as one tree of fields, and only then read and checked.
+
+mod configz;
+mod duration;
+mod flags;
+mod invalid;
+mod kpx;
+mod kube_proxy;
+mod logging;
+mod read;
+mod start;
+mod tree;
+mod validate;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::model::ModelOptions;
+use crate::node::NodeOptions;
+use crate::settings::Settings;
+use crate::source::{Source, kubernetes};
+use flags::Given;
+use invalid::{Invalid, InvalidConfiguration};
+use read::Said;
+use validate::{Checked, check};
+
+pub use flags::{NodeArgs, RunArgs, arguments};
+pub use kpx::KpxConfiguration;
+pub use kube_proxy::KubeProxyConfiguration;
+pub use start::start;
+pub use watch::Files;
+
+/// The configuration in force, defaults and all.
+#[derive(Debug)]
+pub struct Configuration {
+    pub kube_proxy: KubeProxyConfiguration,
+    pub kpx: KpxConfiguration,
+    checked: Checked,
+    files: Files,
+    remarks: Remarks,
+}
+
+/// What an operator should know of what was made of the configuration.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Remarks {
+    /// Of a file.
+    doubtful_fields: Vec<String>,
+    /// Flags that mean nothing to kpx.
+    ignored_flags: Vec<&'static str>,
+    /// Flags that a `--config` file takes the place of.
+    overruled_flags: Vec<&'static str>,
+    unknown_feature_gates: Vec<String>,
+}
+
+impl Configuration {
+    pub fn load(args: &RunArgs) -> Result<Self> {
+        let RunArgs(given) = args;
+        let (mut said, mut files) = (Said::default(), Files::default());
+        let config = given.path("config");
+        if let Some(path) = &config {
+            said.read(path, files.read(path)?)?;
+            let kind = KubeProxyConfiguration::KIND;
+            ensure!(said.kube_proxy.is_some(), "{}: has no {kind}: --kpx-config takes files without", path.display());
+        }
+        if let Some(path) = given.path("kpx-config") {
+            let has_kube_proxy = said.kube_proxy.is_some();
+            said.read(&path, files.read(&path)?)?;
+            let kind = KubeProxyConfiguration::KIND;
+            ensure!(has_kube_proxy == said.kube_proxy.is_some(), "{}: a {kind} belongs to --config", path.display());
+        }
+        let mut configuration = Self::resolve(given, said, config.is_some())?;
+        configuration.files = files;
+        Ok(configuration)
+    }
+
+    fn resolve(given: &Given, said: Said, has_file: bool) -> Result<Self> {
+        let nothing = || Value::Object(Map::new());
+        let mut kube_proxy = said.kube_proxy.unwrap_or_else(nothing);
+        let mut kpx = said.kpx.unwrap_or_else(nothing);
+        given.apply(&mut kube_proxy, &mut kpx, has_file);
+        let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
+        if kpx.mode == "host" {
+            kube_proxy = tree::merge(leave_the_kernel_alone(), kube_proxy);
+        }
+        let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
+        kube_proxy.complete();
+        let checked = check(&kube_proxy, &kpx).map_err(|invalid| {
+            let with_flag = |invalid: Invalid| {
+                let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
+                Invalid { flag, ..invalid }
+            };
+            InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
+        })?;
+        let remarks = Remarks::new(given, said.doubtful, &kube_proxy, has_file);
+        Ok(Self { kube_proxy, kpx, checked, files: Files::default(), remarks })
+    }
+
+    pub fn settings(&self) -> Result<Settings> {
+        let Self { kube_proxy, kpx, checked, .. } = self;
+        let period = |duration: duration::GoDuration| duration.std().unwrap_or(Duration::ZERO);
+        Ok(Settings {
+            node_name: self.node_name()?,
+            mode: checked.mode,
+            source: self.source(),
+            node: checked.node.clone(),
+            model: checked.model.clone(),
+            attach: checked.attach,
+            run_dir: PathBuf::from(&kpx.run_dir),
+            healthz_address: checked.healthz_address,
+            metrics_address: checked.metrics_address,
+            bind_address_hard_fail: kube_proxy.bind_address_hard_fail,
+            ui: kpx.ui,
+            sync_period: period(checked.common.sync_period),
+            min_sync_period: period(checked.common.min_sync_period),
+            conntrack: checked.conntrack.clone(),
+            oom_score_adj: Some(kube_proxy.oom_score_adj),
+            configz: configz::configz(kube_proxy, kpx),
+            flow_entries: (kpx.flow_table_size > 0).then_some(kpx.flow_table_size),
+            pod_routes: checked.pod_routes,
+            files: self.files.clone(),
+        })
+    }
+
+    /// As the API spells it: trimmed, in lower case.
+    fn node_name(&self) -> Result<String> {
+        let name = match self.kube_proxy.hostname_override.as_str() {
+            "" => nix::unistd::gethostname().context("read the host name")?.to_string_lossy().into_owned(),
+            name => name.to_owned(),
+        };
+        let name = name.trim().to_lowercase();
+        if name.is_empty() {
+            bail!("the node's name is empty: set --hostname-override");
+        }
+        Ok(name)
+    }
+
+    fn source(&self) -> Source {
+        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let connection = &self.kube_proxy.client_connection;
+        match given(&self.kpx.manifests) {
+            Some(folder) => Source::Manifests(folder.into()),
+            None => Source::Kubernetes(kubernetes::Options {
+                kubeconfig: given(&connection.kubeconfig).map(PathBuf::from),
+                context: given(&self.kpx.context),
+                master: given(&self.kpx.master),
+                rate: kubernetes::Rate::new(connection.qps, connection.burst),
+            }),
+        }
+    }
+
+    /// Both documents, as a `--config` file. kpx's is left out where it says nothing.
+    pub fn to_yaml(&self) -> Result<String> {
+        let mut text = serde_saphyr::to_string(&self.kube_proxy).context("write the KubeProxyConfiguration")?;
+        if self.kpx != KpxConfiguration::default() {
+            text.push_str("---\n");
+            text.push_str(&serde_saphyr::to_string(&self.kpx).context("write the KpxConfiguration")?);
+        }
+        Ok(text)
+    }
+
+    fn write_to(&self, path: &Path) -> Result<()> {
+        std::fs::write(path, self.to_yaml()?).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+impl NodeArgs {
+    pub fn is_empty(&self) -> bool {
+        self.0 == Given::default()
+    }
+
+    /// What they say of a node, and of Services. Errors name the field and the flag.
+    pub fn options(&self) -> Result<(NodeOptions, ModelOptions)> {
+        let configuration = Configuration::resolve(&self.0, Said::default(), false)?;
+        Ok((configuration.checked.node, configuration.checked.model))
+    }
+}
+
+/// Files have been decoded before: only a flag can be wrong here.
+fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &Given) -> Result<T> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let field = error.path().to_string();
+        let flag = given.flag_of(kind, &field, false).map(|flag| format!(" (--{flag})")).unwrap_or_default();
+        anyhow::anyhow!("{kind}.{field}{flag}: {}", error.into_inner())
+    })
+}
+
+/// A host that is no node has its connection tracking for itself.
+fn leave_the_kernel_alone() -> Value {
+    json!({"conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}})
+}
+
+impl Remarks {
+    fn new(given: &Given, doubtful_fields: Vec<String>, kube_proxy: &KubeProxyConfiguration, has_file: bool) -> Self {
+        let flags = || given.flags().map(|(flag, _)| flag);
+        let gates = kube_proxy.feature_gates.keys();
+        Self {
+            doubtful_fields,
+            ignored_flags: flags().filter(|flag| !flag.is_obeyed).map(|flag| flag.name).collect(),
+            overruled_flags: flags()
+                .filter(|flag| flag.is_obeyed && has_file && flag.stands_for.is_overruled_by_file())
+                .map(|flag| flag.name)
+                .collect(),
+            unknown_feature_gates: gates.filter(|gate| !is_known_gate(gate)).cloned().collect(),
+        }
+    }
+}
+
+/// Those that concerned kube-proxy since 1.26.
+const FEATURE_GATES: [&str; 26] = [
+    "AllAlpha",
+    "AllBeta",
+    "AllowServiceLBStatusOnNonLB",
+    "ComponentFlagz",
+    "ComponentSLIs",
+    "ComponentStatusz",
+    "ContextualLogging",
+    "InformerResourceVersion",
+    "KubeProxyDrainingTerminatingNodes",
+    "KubeProxyNFTablesLocalhostNodePorts",
+    "LoadBalancerIPMode",
+    "LoggingAlphaOptions",
+    "LoggingBetaOptions",
+    "MinimizeIPTablesRestore",
+    "MultiCIDRServiceAllocator",
+    "NFTablesProxyMode",
+    "PreferSameTrafficDistribution",
+    "ProxyTerminatingEndpoints",
+    "ServiceInternalTrafficPolicy",
+    "ServiceNodePortStaticSubrange",
+    "ServiceTrafficDistribution",
+    "TopologyAwareHints",
+    "WatchList",
+    "WatchListClient",
+    "WinDSR",
+    "WinOverlay",
+];
+
+fn is_known_gate(gate: &str) -> bool {
+    FEATURE_GATES.contains(&gate)
+}

@@ -1,0 +1,127 @@
+//! All flags. `docs/configuration.md` is written from here.
+
+use super::{Flag, Kind, StandsFor};
+use Kind::{Dir, Duration, File, Gates, Integer, List, Number, OneOf, Switch, Text, Version};
+use StandsFor::{Deed, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
+
+/// Those that `kpx trace` takes as well.
+pub(super) const OF_A_NODE: [&str; 9] = [
+    "nodeport-addresses",
+    "masquerade-all",
+    "cluster-cidr",
+    "detect-local-mode",
+    "pod-bridge-interface",
+    "pod-interface-name-prefix",
+    "masquerade",
+    "cluster-ip-external",
+    "lb-algorithm",
+];
+
+const LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
+
+#[rustfmt::skip]
+pub(in crate::config) const FLAGS: &[Flag] = &[
+    flag("config", File, Deed, "Read the configuration from this file: YAML or JSON, a KubeProxyConfiguration and perhaps a KpxConfiguration. Flags of kube-proxy but a few are ignored then"),
+    flag("kpx-config", File, Deed, "Read the KpxConfiguration from this file"),
+    flag("write-config-to", File, Deed, "Write the configuration that is in force, defaults and all, to this file, and end"),
+    flag("cleanup", Switch, Deed, "Take off this node what a kpx has left there, and end"),
+    flag("init-only", Switch, Deed, "Do what needs privileges, and end"),
+    flag("version", Version, Deed, "Print the version, and end"),
+
+    flag("kubeconfig", File, KubeProxy(&["clientConnection.kubeconfig"]), "Kubeconfig to use; without it the pod's service account, else $KUBECONFIG or ~/.kube/config"),
+    flag("kube-api-qps", Number, KubeProxy(&["clientConnection.qps"]), "Requests to the API server per second; below 0 there is no limit"),
+    flag("kube-api-burst", Integer, KubeProxy(&["clientConnection.burst"]), "Requests to the API server that may come at once"),
+    Flag { aliases: &["node-name"], ..flag("hostname-override", Text, KubeProxyOver("hostnameOverride"), "Name of this node's Node object; without it the host name") },
+    flag("bind-address", Text, KubeProxy(&["bindAddress"]), "This node's primary address, if not the unspecified one: nothing listens there"),
+    flag("healthz-bind-address", Text, KubeProxy(&["healthzBindAddress"]), "Where to answer /healthz and /livez; empty or port 0: nowhere"),
+    flag("metrics-bind-address", Text, KubeProxy(&["metricsBindAddress"]), "Where to answer /metrics; empty or port 0: nowhere"),
+    flag("healthz-port", Integer, Port("healthzBindAddress"), "Deprecated: port for a --healthz-bind-address without one; 0: nowhere"),
+    flag("metrics-port", Integer, Port("metricsBindAddress"), "Deprecated: port for a --metrics-bind-address without one; 0: nowhere"),
+    flag("bind-address-hard-fail", Switch, KubeProxy(&["bindAddressHardFail"]), "End if an address to listen on cannot be had"),
+    flag("proxy-mode", Text, KubeProxy(&["mode"]), "Whose defaults and periods count: iptables, ipvs, nftables or ebpf. Packets go by eBPF in any case"),
+    flag("iptables-sync-period", Duration, KubeProxy(&["iptables.syncPeriod", "nftables.syncPeriod"]), "What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again"),
+    flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0: at once"),
+    flag("ipvs-sync-period", Duration, KubeProxy(&["ipvs.syncPeriod"]), "The same in proxy mode ipvs"),
+    flag("ipvs-min-sync-period", Duration, KubeProxy(&["ipvs.minSyncPeriod"]), "The same in proxy mode ipvs"),
+    flag("masquerade-all", Switch, KubeProxy(&["iptables.masqueradeAll", "nftables.masqueradeAll"]), "Masquerade every client of a ClusterIP"),
+    flag("detect-local-mode", OneOf(LOCAL_MODES), KubeProxy(&["detectLocalMode"]), "How local pods are told from other clients: by --cluster-cidr, the Node's podCIDRs, --pod-bridge-interface or --pod-interface-name-prefix"),
+    flag("pod-bridge-interface", Text, KubeProxy(&["detectLocal.bridgeInterface"]), "The bridge behind which local pods are, in mode BridgeInterface"),
+    flag("pod-interface-name-prefix", Text, KubeProxy(&["detectLocal.interfaceNamePrefix"]), "How the names of local pods' devices begin, in mode InterfaceNamePrefix"),
+    flag("cluster-cidr", Text, KubeProxy(&["clusterCIDR"]), "Where pods have their addresses, one network a family: how clients inside the cluster are told from others"),
+    flag("nodeport-addresses", List, KubeProxy(&["nodePortAddresses"]), "Where node ports are served: the node's addresses in these networks, or `primary` for its primary addresses; without it all but loopback addresses. A family without a network, or with one of length zero, has them all"),
+    flag("oom-score-adj", Integer, KubeProxy(&["oomScoreAdj"]), "How soon the kernel ends this process when memory runs out, from -1000 (never) to 1000"),
+    flag("conntrack-max-per-core", Integer, KubeProxy(&["conntrack.maxPerCore"]), "Room in the kernel's connection tracking, per core; 0: as it is"),
+    flag("conntrack-min", Integer, KubeProxy(&["conntrack.min"]), "Least room in the kernel's connection tracking, unless --conntrack-max-per-core is 0"),
+    flag("conntrack-tcp-timeout-established", Duration, KubeProxy(&["conntrack.tcpEstablishedTimeout"]), "How long the kernel keeps idle TCP connections; 0: as it is"),
+    flag("conntrack-tcp-timeout-close-wait", Duration, KubeProxy(&["conntrack.tcpCloseWaitTimeout"]), "How long the kernel keeps TCP connections that one side has closed; 0: as it is"),
+    flag("conntrack-tcp-be-liberal", Switch, KubeProxy(&["conntrack.tcpBeLiberal"]), "Have the kernel accept TCP packets out of window"),
+    flag("conntrack-udp-timeout", Duration, KubeProxy(&["conntrack.udpTimeout"]), "How long the kernel keeps UDP exchanges without a reply; 0: as it is"),
+    flag("conntrack-udp-timeout-stream", Duration, KubeProxy(&["conntrack.udpStreamTimeout"]), "How long the kernel keeps UDP exchanges with replies; 0: as it is"),
+    flag("feature-gates", Gates, KubeProxy(&["featureGates"]), "Kubernetes's feature gates. What kpx does hangs on none of them"),
+    Flag { aliases: &["v"], ..flag("v", Integer, KubeProxyOver("logging.verbosity"), "How much to log: 0, 2 (the source), 4 (every change), 6 (trace). RUST_LOG goes before") },
+    flag("logging-format", Text, KubeProxyOver("logging.format"), "text or json"),
+
+    flag("master", Text, Kpx("master"), "Address of the API server, instead of the kubeconfig's"),
+    flag("context", Text, Kpx("context"), "Context of the kubeconfig, instead of its current one"),
+    flag("manifests", Dir, Kpx("manifests"), "Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server"),
+    flag("mode", OneOf(&["node", "host"]), Kpx("mode"), "What this host is to the cluster: one of its nodes, or none of them, which ClusterIPs become reachable from"),
+    flag("pod-routes", OneOf(&["off", "nodes"]), Kpx("podRoutes"), "In mode host: routes to pods through their nodes"),
+    flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one a family, instead of the Node object's"),
+    flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
+    flag("masquerade", OneOf(&["default", "compat"]), Kpx("masquerade"), "Whose addresses are replaced by the node's: those of clients to whom replies would not find back otherwise, or those that kube-proxy would replace"),
+    flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node"),
+    flag("lb-algorithm", OneOf(&["random", "maglev", "round-robin", "least-connections"]), Kpx("lbAlgorithm"), "How new flows are spread over the backends of Services that do not say it by the annotation `kpx.dev/lb-algorithm`"),
+    flag("attach", OneOf(&["tcx", "clsact"]), Kpx("attach"), "How to attach programs; without it TCX where the kernel takes it, else clsact"),
+    flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table, of which a flow takes two or four; 0: as built"),
+    flag("run-dir", Dir, Kpx("runDir"), "Folder for the socket on which the agent is asked"),
+    flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
+
+    ignored("config-sync-period", Duration, KubeProxy(&["configSyncPeriod"]), "kpx's watches go by themselves"),
+    ignored("kube-api-content-type", Text, KubeProxy(&["clientConnection.contentType"]), "kpx speaks JSON with the API server"),
+    ignored("profiling", Switch, KubeProxy(&["enableProfiling"]), "there are no Go profiles"),
+    ignored("show-hidden-metrics-for-version", Text, KubeProxy(&["showHiddenMetricsForVersion"]), "no metrics are hidden"),
+    ignored("iptables-masquerade-bit", Integer, KubeProxy(&["iptables.masqueradeBit", "nftables.masqueradeBit"]), "packets are not marked"),
+    ignored("iptables-localhost-nodeports", Switch, KubeProxy(&["iptables.localhostNodePorts"]), "loopback addresses have no node ports"),
+    ignored("ipvs-scheduler", Text, KubeProxy(&["ipvs.scheduler"]), IPVS),
+    ignored("ipvs-exclude-cidrs", List, KubeProxy(&["ipvs.excludeCIDRs"]), IPVS),
+    ignored("ipvs-strict-arp", Switch, KubeProxy(&["ipvs.strictARP"]), IPVS),
+    ignored("ipvs-tcp-timeout", Duration, KubeProxy(&["ipvs.tcpTimeout"]), IPVS),
+    ignored("ipvs-tcpfin-timeout", Duration, KubeProxy(&["ipvs.tcpFinTimeout"]), IPVS),
+    ignored("ipvs-udp-timeout", Duration, KubeProxy(&["ipvs.udpTimeout"]), IPVS),
+    ignored("proxy-port-range", Text, KubeProxy(&["portRange"]), "nothing is bound"),
+    ignored("vmodule", List, Nothing, "RUST_LOG says the same of kpx's modules"),
+    ignored("log-flush-frequency", Duration, KubeProxy(&["logging.flushFrequency"]), LOG),
+    ignored("log-text-split-stream", Switch, Nothing, LOG),
+    ignored("log-text-info-buffer-size", Text, Nothing, LOG),
+    ignored("log-json-split-stream", Switch, Nothing, LOG),
+    ignored("log-json-info-buffer-size", Text, Nothing, LOG),
+    ignored("boot-id-file", Text, Nothing, "nobody asks for it"),
+    ignored("machine-id-file", Text, Nothing, "nobody asks for it"),
+    ignored("windows-service", Switch, KubeProxy(&["windowsRunAsService"]), WINDOWS),
+    ignored("network-name", Text, KubeProxy(&["winkernel.networkName"]), WINDOWS),
+    ignored("source-vip", Text, KubeProxy(&["winkernel.sourceVip"]), WINDOWS),
+    ignored("enable-dsr", Switch, KubeProxy(&["winkernel.enableDSR"]), WINDOWS),
+    ignored("root-hnsendpoint-name", Text, KubeProxy(&["winkernel.rootHnsEndpointName"]), WINDOWS),
+    ignored("forward-healthcheck-vip", Switch, KubeProxy(&["winkernel.forwardHealthCheckVip"]), WINDOWS),
+];
+
+const IPVS: &str = "there is no IPVS";
+const LOG: &str = "the log is not buffered";
+const WINDOWS: &str = "this is not Windows";
+
+const fn flag(name: &'static str, kind: Kind, stands_for: StandsFor, help: &'static str) -> Flag {
+    Flag { name, aliases: &[], kind, stands_for, is_obeyed: true, help }
+}
+
+/// `help` says why.
+const fn ignored(name: &'static str, kind: Kind, stands_for: StandsFor, help: &'static str) -> Flag {
+    Flag { is_obeyed: false, ..flag(name, kind, stands_for, help) }
+}
+
+/// Fields without a flag, and why kpx does nothing with them.
+#[cfg(test)]
+pub(in crate::config) const FIELDS_WITHOUT_FLAG: &[(&str, &str)] = &[
+    ("clientConnection.acceptContentTypes", "kpx speaks JSON with the API server"),
+    ("logging.vmodule", "RUST_LOG says the same of kpx's modules"),
+    ("logging.options", LOG),
+];

@@ -1,0 +1,109 @@
+//! What cannot be of a configuration: all of it, each with its field.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::duration::GoDuration;
+
+/// As the API server words it. The flag is the one that gave the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Invalid {
+    pub(super) kind: &'static str,
+    pub(super) field: String,
+    pub(super) value: String,
+    pub(super) why: String,
+    pub(super) flag: Option<&'static str>,
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, field, value, why, flag } = self;
+        write!(f, "{kind}.{field}")?;
+        if let Some(flag) = flag {
+            write!(f, " (--{flag})")?;
+        }
+        write!(f, ": Invalid value: {value}: {why}")
+    }
+}
+
+/// All that is wrong, for whoever started us.
+#[derive(Debug)]
+pub(super) struct InvalidConfiguration(pub(super) Vec<Invalid>);
+
+impl fmt::Display for InvalidConfiguration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [one] => one.fmt(f),
+            all => {
+                write!(f, "{} fields of the configuration are invalid:", all.len())?;
+                all.iter().try_for_each(|invalid| write!(f, "\n  {invalid}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for InvalidConfiguration {}
+
+/// Checks the fields of one kind of document, and remembers what is wrong.
+pub(super) struct Fields {
+    kind: &'static str,
+    pub(super) invalid: Vec<Invalid>,
+}
+
+impl Fields {
+    pub(super) fn of(kind: &'static str) -> Self {
+        Self { kind, invalid: Vec::new() }
+    }
+
+    pub(super) fn refuse(&mut self, field: &str, value: impl fmt::Debug, why: impl Into<String>) {
+        let (field, value, why) = (field.to_owned(), format!("{value:?}"), why.into());
+        self.invalid.push(Invalid { kind: self.kind, field, value, why, flag: None });
+    }
+
+    pub(super) fn check(&mut self, holds: bool, field: &str, value: impl fmt::Debug, why: &str) {
+        if !holds {
+            self.refuse(field, value, why);
+        }
+    }
+
+    pub(super) fn parse<T: FromStr>(&mut self, field: &str, text: &str, why: &str) -> Option<T> {
+        let parsed = text.parse().ok();
+        self.check(parsed.is_some(), field, text, why);
+        parsed
+    }
+
+    /// Those of a list that can be read.
+    pub(super) fn parse_each<T: FromStr>(&mut self, field: &str, texts: &[String], why: &str) -> Vec<T> {
+        let texts = texts.iter().enumerate();
+        texts.filter_map(|(index, text)| self.parse(&format!("{field}[{index}]"), text.trim(), why)).collect()
+    }
+
+    /// One of clap's values.
+    pub(super) fn one_of<T: clap::ValueEnum>(&mut self, field: &str, text: &str) -> Option<T> {
+        let chosen = T::from_str(text, false).ok();
+        if chosen.is_none() {
+            let known: Vec<_> = T::value_variants().iter().filter_map(T::to_possible_value).collect();
+            let known: Vec<_> = known.iter().map(|value| value.get_name()).collect();
+            self.refuse(field, text, format!("must be one of {}", known.join(", ")));
+        }
+        chosen
+    }
+
+    pub(super) fn not_negative(&mut self, field: &str, duration: GoDuration) {
+        let why = "must be greater than or equal to 0";
+        self.check(duration >= GoDuration::ZERO, field, Shown(duration), why);
+    }
+
+    pub(super) fn positive(&mut self, field: &str, duration: GoDuration) {
+        self.check(duration > GoDuration::ZERO, field, Shown(duration), "must be greater than 0");
+    }
+}
+
+/// Shows a value as it is written.
+pub(super) struct Shown<T>(pub(super) T);
+
+impl<T: fmt::Display> fmt::Debug for Shown<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

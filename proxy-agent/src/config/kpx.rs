@@ -1,0 +1,73 @@
+//! What kpx can be told beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
+
+use proxy_common::frontend::Algorithm;
+use serde::{Deserialize, Serialize};
+
+use crate::run::RUN_DIR;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KpxConfiguration {
+    pub api_version: String,
+    pub kind: String,
+    /// `node` or `host`.
+    pub mode: String,
+    /// A folder to read objects from, instead of an API server.
+    pub manifests: String,
+    /// A context of the kubeconfig.
+    pub context: String,
+    pub master: String,
+    #[serde(rename = "nodeIPs")]
+    pub node_ips: Vec<String>,
+    #[serde(rename = "serviceCIDRs")]
+    pub service_cidrs: Vec<String>,
+    /// `default` or `compat`.
+    pub masquerade: String,
+    #[serde(rename = "clusterIPExternal")]
+    pub cluster_ip_external: bool,
+    pub lb_algorithm: String,
+    /// `off` or `nodes`.
+    pub pod_routes: String,
+    /// `tcx` or `clsact`; empty: what the kernel takes.
+    pub attach: String,
+    /// Entries of each family's flow table; 0: as built.
+    pub flow_table_size: u32,
+    pub run_dir: String,
+    pub ui: bool,
+}
+
+impl KpxConfiguration {
+    pub const API_VERSION: &str = "kpx.dev/v1alpha1";
+    pub const KIND: &str = "KpxConfiguration";
+}
+
+impl Default for KpxConfiguration {
+    fn default() -> Self {
+        Self {
+            api_version: Self::API_VERSION.to_owned(),
+            kind: Self::KIND.to_owned(),
+            mode: "node".to_owned(),
+            manifests: String::new(),
+            context: String::new(),
+            master: String::new(),
+            node_ips: Vec::new(),
+            service_cidrs: Vec::new(),
+            masquerade: "default".to_owned(),
+            cluster_ip_external: false,
+            lb_algorithm: "random".to_owned(),
+            pod_routes: "off".to_owned(),
+            attach: String::new(),
+            flow_table_size: 0,
+            run_dir: RUN_DIR.to_owned(),
+            ui: false,
+        }
+    }
+}
+
+/// `lbAlgorithm`'s words.
+pub(super) const ALGORITHMS: [(&str, Algorithm); 4] = [
+    ("random", Algorithm::RANDOM),
+    ("maglev", Algorithm::MAGLEV),
+    ("round-robin", Algorithm::ROUND_ROBIN),
+    ("least-connections", Algorithm::LEAST_CONNECTIONS),
+];

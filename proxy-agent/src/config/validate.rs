@@ -1,0 +1,238 @@
+//! Whether a configuration can be, and what it comes to. Nothing is left half checked: every wrong field is named.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use proxy_common::frontend::Algorithm;
+
+use super::duration::GoDuration;
+use super::invalid::{Fields, Invalid, Shown};
+use super::kpx::{ALGORITHMS, KpxConfiguration};
+use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
+use crate::datapath::Mechanism;
+use crate::model::ModelOptions;
+use crate::node::detect::Detector;
+use crate::node::node_ports::NodePortAddresses;
+use crate::node::{Masquerade, NodeOptions};
+use crate::settings::{Conntrack, Mode, PodRoutes};
+
+/// Longest name of a device, in bytes (`IFNAMSIZ`, without its final zero).
+const DEVICE_NAME_MAX: usize = 15;
+
+/// The fields of both documents that are more than what they look like.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) node: NodeOptions,
+    pub(super) model: ModelOptions,
+    pub(super) healthz_address: Option<SocketAddr>,
+    pub(super) metrics_address: Option<SocketAddr>,
+    pub(super) conntrack: Conntrack,
+    pub(super) common: Common,
+    pub(super) mode: Mode,
+    pub(super) attach: Option<Mechanism>,
+    pub(super) pod_routes: PodRoutes,
+}
+
+pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) -> Result<Checked, Vec<Invalid>> {
+    let mut fields = Fields::of(KubeProxyConfiguration::KIND);
+    let bind_address = bind_address(&mut fields, kube_proxy);
+    let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
+    let detector = detector(&mut fields, kube_proxy);
+    let healthz_address = listen_address(&mut fields, "healthzBindAddress", &kube_proxy.healthz_bind_address);
+    let metrics_address = listen_address(&mut fields, "metricsBindAddress", &kube_proxy.metrics_bind_address);
+    let conntrack = conntrack(&mut fields, kube_proxy);
+    let common = proxy_mode(&mut fields, kube_proxy);
+    scalars(&mut fields, kube_proxy);
+
+    let mut own = Fields::of(KpxConfiguration::KIND);
+    let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
+    let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
+    let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
+    let masquerade = own.one_of::<Masquerade>("masquerade", &kpx.masquerade);
+    let algorithm = algorithm(&mut own, &kpx.lb_algorithm);
+    let mode = own.one_of::<Mode>("mode", &kpx.mode);
+    let pod_routes = own.one_of::<PodRoutes>("podRoutes", &kpx.pod_routes);
+    let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
+    own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
+    if !kpx.manifests.is_empty() {
+        let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";
+        let given = [&kube_proxy.client_connection.kubeconfig, &kpx.context, &kpx.master];
+        own.check(given.into_iter().all(String::is_empty), "manifests", &kpx.manifests, apart);
+    }
+
+    let (Some(masquerade), Some(algorithm), Some(mode), Some(pod_routes), Some(detector), true) =
+        (masquerade, algorithm, mode, pod_routes, detector, fields.invalid.is_empty() && own.invalid.is_empty())
+    else {
+        return Err(fields.invalid.into_iter().chain(own.invalid).collect());
+    };
+    let model = ModelOptions { algorithm, node_ips: node_ips.clone() };
+    let node = NodeOptions {
+        node_ips,
+        service_cidrs,
+        node_ports,
+        detector,
+        masquerade,
+        masquerade_all: common.masquerade_all,
+        cluster_ip_external: kpx.cluster_ip_external,
+    };
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach, pod_routes })
+}
+
+/// The unspecified address says nothing of this node.
+fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<IpAddr> {
+    let why = "not a valid textual representation of an IP address";
+    let address: Option<IpAddr> = fields.parse("bindAddress", &kube_proxy.bind_address, why);
+    address.filter(|address| !address.is_unspecified())
+}
+
+fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
+    const PRIMARY: &str = "primary";
+    const FIELD: &str = "nodePortAddresses";
+    match given {
+        [] => NodePortAddresses::All,
+        [one] if one == PRIMARY => NodePortAddresses::Primary,
+        _ if given.iter().any(|one| one == PRIMARY) => {
+            fields.refuse(FIELD, given, format!("can't use both `{PRIMARY}` and CIDRs"));
+            NodePortAddresses::All
+        }
+        _ => NodePortAddresses::In(fields.parse_each(
+            FIELD,
+            given,
+            "must be a CIDR (e.g. 10.0.0.0/8), or `primary` alone",
+        )),
+    }
+}
+
+fn detector(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<Detector> {
+    let cluster_cidrs = cluster_cidrs(fields, &kube_proxy.cluster_cidr);
+    let detect = &kube_proxy.detect_local;
+    match kube_proxy.detect_local_mode.as_str() {
+        "ClusterCIDR" => Some(Detector::ClusterCidr(cluster_cidrs)),
+        "NodeCIDR" => Some(Detector::NodeCidr),
+        "BridgeInterface" => {
+            device_name(fields, "detectLocal.bridgeInterface", &detect.bridge_interface).map(Detector::Bridge)
+        }
+        "InterfaceNamePrefix" => {
+            device_name(fields, "detectLocal.interfaceNamePrefix", &detect.interface_name_prefix).map(Detector::Prefix)
+        }
+        other => {
+            let why = "must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix";
+            fields.refuse("detectLocalMode", other, why);
+            None
+        }
+    }
+}
+
+fn cluster_cidrs(fields: &mut Fields, text: &str) -> Vec<IpNet> {
+    let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let cidrs: Result<Vec<IpNet>, _> = parts.iter().map(|part| part.parse()).collect();
+    let why = match cidrs {
+        Ok(cidrs) => {
+            let of_family = |ipv4| cidrs.iter().filter(|cidr| cidr.addr().is_ipv4() == ipv4).count();
+            if of_family(true) <= 1 && of_family(false) <= 1 {
+                return cidrs;
+            }
+            "must be a CIDR of each family at most (e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)"
+        }
+        Err(_) => "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)",
+    };
+    fields.refuse("clusterCIDR", text, why);
+    Vec::new()
+}
+
+fn device_name(fields: &mut Fields, field: &str, name: &str) -> Option<String> {
+    let fits = (1..=DEVICE_NAME_MAX).contains(&name.len());
+    fields.check(fits, field, name, "must be the name of a device, of 1 to 15 bytes, in this detectLocalMode");
+    fits.then(|| name.to_owned())
+}
+
+/// Port 0 stands for none.
+fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<SocketAddr> {
+    let address: Option<SocketAddr> =
+        fields.parse(field, text, "must be IP:port, with a port from 1 to 65535, or 0 for none");
+    address.filter(|address| address.port() != 0)
+}
+
+/// Zero leaves the kernel's.
+fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
+    let given = &kube_proxy.conntrack;
+    let mut count = |field, count: i32| {
+        fields.check(count >= 0, field, count, "must be greater than or equal to 0");
+        u32::try_from(count).ok().filter(|count| *count > 0)
+    };
+    let (max_per_core, min) = (count("conntrack.maxPerCore", given.max_per_core), count("conntrack.min", given.min));
+    let mut timeout = |field, timeout: GoDuration| {
+        fields.not_negative(field, timeout);
+        timeout.std().filter(|timeout| !timeout.is_zero())
+    };
+    Conntrack {
+        max_per_core,
+        min,
+        tcp_established_timeout: timeout("conntrack.tcpEstablishedTimeout", given.tcp_established_timeout),
+        tcp_close_wait_timeout: timeout("conntrack.tcpCloseWaitTimeout", given.tcp_close_wait_timeout),
+        tcp_be_liberal: given.tcp_be_liberal,
+        udp_timeout: timeout("conntrack.udpTimeout", given.udp_timeout),
+        udp_stream_timeout: timeout("conntrack.udpStreamTimeout", given.udp_stream_timeout),
+    }
+}
+
+/// The mode, and of its section what counts.
+fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Common {
+    let common = kube_proxy.common();
+    let mode = kube_proxy.mode.as_str();
+    let is_known = matches!(mode, "" | "iptables" | "ipvs" | "nftables" | "ebpf");
+    fields.check(
+        is_known,
+        "mode",
+        mode,
+        "must be iptables, ipvs, nftables, ebpf or blank, all of which mean the same to kpx",
+    );
+    let (sync, min_sync) = (format!("{}.syncPeriod", common.section), format!("{}.minSyncPeriod", common.section));
+    fields.positive(&sync, common.sync_period);
+    fields.not_negative(&min_sync, common.min_sync_period);
+    let in_order = common.min_sync_period <= common.sync_period;
+    fields.check(in_order, &sync, Shown(common.sync_period), &format!("must be greater than or equal to {min_sync}"));
+    if mode == "ipvs" {
+        ipvs(fields, &kube_proxy.ipvs);
+    }
+    let bit = if mode == "nftables" { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" };
+    fields.check(
+        (0..32).contains(&common.masquerade_bit),
+        bit,
+        common.masquerade_bit,
+        "must be within the range [0, 31]",
+    );
+    common
+}
+
+fn ipvs(fields: &mut Fields, ipvs: &Ipvs) {
+    const SCHEDULERS: [&str; 11] = ["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq"];
+    let known = SCHEDULERS.contains(&ipvs.scheduler.as_str());
+    fields.check(
+        known,
+        "ipvs.scheduler",
+        &ipvs.scheduler,
+        "must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq",
+    );
+    fields.not_negative("ipvs.tcpTimeout", ipvs.tcp_timeout);
+    fields.not_negative("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout);
+    fields.not_negative("ipvs.udpTimeout", ipvs.udp_timeout);
+    let _excluded: Vec<IpNet> = fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
+}
+
+fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {
+    let (oom_score_adj, burst) = (kube_proxy.oom_score_adj, kube_proxy.client_connection.burst);
+    let in_range = (-1000..=1000).contains(&oom_score_adj);
+    fields.check(in_range, "oomScoreAdj", oom_score_adj, "must be within the range [-1000, 1000]");
+    fields.check(burst >= 0, "clientConnection.burst", burst, "must be greater than or equal to 0");
+    fields.positive("configSyncPeriod", kube_proxy.config_sync_period);
+    let format = kube_proxy.logging.format.as_str();
+    fields.check(matches!(format, "text" | "json"), "logging.format", format, "must be text or json");
+}
+
+fn algorithm(own: &mut Fields, name: &str) -> Option<Algorithm> {
+    let found = ALGORITHMS.into_iter().find(|(known, _)| *known == name).map(|(_, algorithm)| algorithm);
+    let known = ALGORITHMS.map(|(known, _)| known).join(", ");
+    own.check(found.is_some(), "lbAlgorithm", name, &format!("must be one of {known}"));
+    found
+}
