@@ -51,7 +51,7 @@ impl Asker {
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
         let (mut snapshot, flows) = self.ask(Ask::Services).await?;
         let views = tokio::task::spawn_blocking(move || {
-            snapshot.counts = flows.counts().context("count what passed")?;
+            snapshot.counts = flows.recent_counts().context("count what passed")?;
             Ok(snapshot.views())
         });
         views.await.context("look at the Services")?

@@ -29,7 +29,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
     let (asker, asks) = Asker::new();
-    let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries };
+    let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries, ..Options::default() };
     let datapath = Datapath::load(object::embedded()?, loading)?;
     let (netlink, handle) = net::connect()?;
     let source_health = Health::default();

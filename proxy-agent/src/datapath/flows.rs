@@ -76,12 +76,21 @@ impl FlowMaps {
         Ok(swept)
     }
 
-    /// What the services' flows have counted up to now, or a moment ago. Takes its time: not for the loop.
+    /// What passed for the services up to now. Takes its time: not for the loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(Duration::ZERO)
+    }
+
+    /// What passed for the services up to now, or up to a moment ago if that has been counted already.
+    pub fn recent_counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(COUNT_PERIOD)
+    }
+
+    fn counts_since(&self, age: Duration) -> Result<Arc<Counts>> {
         let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Families { v4, v6, counted } = &mut *families;
         if let Some((at, counts)) = counted
-            && at.elapsed() < COUNT_PERIOD
+            && at.elapsed() < age
         {
             return Ok(Arc::clone(counts));
         }
