@@ -15,6 +15,11 @@ pub const NODE: &str = "NODE";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
+/// Records for those who watch, whether any do, and what was lost.
+pub const MONITOR: &str = "MONITOR";
+pub const WATCHED: &str = "WATCHED";
+pub const MONITORED: &str = "MONITORED";
+
 /// Not 0, what hooks note on a packet is kept in its `mark` as well as in its `tc_index` (`u32`, set before loading).
 pub const NOTES_IN_MARK: &str = "NOTES_IN_MARK";
 

@@ -18,6 +18,7 @@ use crate::{lookup, maps, select};
 pub fn run<A: Net>(scratch: &mut Scratch<A>, origin: Origin, node: &Node) -> Result<&'static Decision<A>, Reason> {
     let decision = maps::decision().ok_or(Reason::FlowsFull)?;
     let Scratch { packet, service, .. } = scratch;
+    packet.decided = true;
     decision.origin = origin;
     find(packet, node, service, decision)?;
     select::backend(&packet.src, service, decision)?;

@@ -7,6 +7,7 @@ use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
+use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
 
 use crate::maps::Scratch;
@@ -14,7 +15,7 @@ use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
-use crate::{Answer, decide, flow, maps};
+use crate::{Answer, decide, flow, maps, monitor};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
@@ -62,9 +63,12 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
         return Err(Reason::NoFlow);
     }
     let opened = choose(skb, scratch, node, flags);
-    if let Err(reason) = opened {
-        let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
-        decide::refused::<A>(if on_lo { reason.verdict() } else { reason.verdict_at_anchor() });
+    let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
+    match opened {
+        Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow),
+        Ok(()) => monitor::decided(skb, Place::ANCHOR, &scratch.packet, &scratch.flow),
+        Err(reason) if on_lo => decide::refused::<A>(reason.verdict()),
+        Err(reason) => decide::refused::<A>(reason.verdict_at_anchor()),
     }
     opened
 }

@@ -4,6 +4,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook, Kind};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
 
 use crate::decide;
@@ -12,7 +13,7 @@ use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, flow, host, maps};
+use crate::{Answer, PASS, flow, host, maps, monitor};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
@@ -48,8 +49,9 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
         return Err(Reason::NoFlow);
     }
     let opened = choose(skb, scratch);
-    if let Err(reason) = opened {
-        decide::refused::<A>(reason.verdict());
+    match opened {
+        Ok(()) => monitor::decided(skb, Place::INGRESS, &scratch.packet, &scratch.flow),
+        Err(reason) => decide::refused::<A>(reason.verdict()),
     }
     opened
 }

@@ -21,9 +21,11 @@ use crate::net::Net;
 use crate::packet::Packet;
 
 mod flows;
+mod monitor;
 mod services;
 
 pub use flows::{Entry, Refused, claim_flow, flow, opener, remove_flow, undnat};
+pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 
 // Sizes are defaults: the agent may set others before it loads the object.

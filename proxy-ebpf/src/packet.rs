@@ -23,6 +23,8 @@ pub struct Packet<A: Addr> {
     /// What it counts for.
     pub segments: u32,
     pub len: u32,
+    /// `DECISIONS` is about this packet.
+    pub decided: bool,
 }
 
 /// What a packet's headers say, but for the addresses.
@@ -93,6 +95,9 @@ impl<A: Net> Packet<A> {
     /// Reads a packet as it is at `hook`.
     #[inline(never)]
     pub fn parse(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
+        // What was known of another packet is not known of this one.
+        self.proto = Proto::ANY;
+        self.decided = false;
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }
