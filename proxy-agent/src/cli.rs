@@ -21,6 +21,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{RunArgs, start};
 use crate::control::client::Client;
+use crate::monitor::{MonitorArgs, monitor};
 use crate::run::RUN_DIR;
 use crate::trace::{TraceArgs, trace};
 
@@ -49,6 +50,7 @@ enum Command {
     Flows(flows::FlowsArgs),
     Devices(devices::DevicesArgs),
     Trace(Box<TraceArgs>),
+    Monitor(MonitorArgs),
     Check(check::CheckArgs),
     Cleanup(cleanup::CleanupArgs),
     Completions(manual::CompletionsArgs),
@@ -81,6 +83,7 @@ impl Cli {
             Command::Flows(args) => done(flows::flows(&args).await),
             Command::Devices(args) => done(devices::devices(&args).await),
             Command::Trace(args) => done(trace(*args).await),
+            Command::Monitor(args) => done(monitor(&args).await),
             Command::Check(args) => check::check(&args).await,
             Command::Cleanup(args) => done(cleanup::cleanup(&args).await),
             Command::Completions(args) => done(manual::completions(&args)),

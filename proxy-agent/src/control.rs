@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::datapath::FlowMaps;
 use crate::http_server;
+use crate::monitor::Watchers;
 use crate::status::Status;
 use crate::view::{NameView, ServiceView, Snapshot};
 
@@ -71,8 +72,9 @@ impl Asker {
 }
 
 /// Answers on `listener` until it is dropped.
-pub async fn serve(listener: UnixListener, asker: Asker) {
-    http_server::serve(listener, router().with_state(asker)).await;
+pub async fn serve(listener: UnixListener, asker: Asker, watchers: Watchers) {
+    let monitor = get(move || async move { watchers.response() });
+    http_server::serve(listener, router().with_state(asker).route("/monitor", monitor)).await;
 }
 
 fn router() -> Router<Asker> {

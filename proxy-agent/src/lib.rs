@@ -7,6 +7,7 @@ pub mod desired;
 pub mod diff;
 pub mod input;
 pub mod model;
+pub mod monitor;
 pub mod source;
 pub mod store;
 pub mod tables;

@@ -11,6 +11,7 @@ use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
 use crate::health::Health;
+use crate::monitor::Watchers;
 use crate::node::Node;
 use crate::settings::Settings;
 use crate::{control, net, object};
@@ -39,6 +40,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
+    let watchers = Watchers::default();
     let work = async {
         let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
         let node = match started {
@@ -60,7 +62,8 @@ pub async fn run(settings: Settings) -> Result<()> {
             result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             changed = settings.files.changed() => changed.and_then(|change| bail!("{change}: to be started anew with it")),
-            () = control::serve(socket, asker) => bail!("the server of the run directory's socket has ended"),
+            result = watchers.serve(datapath.monitor) => result.context("the monitor"),
+            () = control::serve(socket, asker, watchers.clone()) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())

@@ -4,6 +4,7 @@ mod attach;
 mod counts;
 mod flows;
 mod loaded;
+mod monitor;
 mod node;
 mod tables;
 
@@ -19,6 +20,7 @@ pub use attach::{Attached, Attachments, Hooks, Mechanism};
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, open};
+pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;
 pub use tables::{KernelTables, Maps};
 
@@ -29,6 +31,7 @@ pub struct Datapath {
     pub flows: FlowMaps,
     pub node: NodeMaps,
     pub counters: Counters,
+    pub monitor: Monitor,
     pub attachments: Attachments,
     pub loaded: Loaded,
 }
@@ -70,6 +73,7 @@ impl Datapath {
             tables: KernelTables::new(&mut ebpf)?,
             node: NodeMaps::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
+            monitor: Monitor::new(&mut ebpf)?,
             attachments: Attachments::new(ebpf, options.mechanism),
         })
     }
