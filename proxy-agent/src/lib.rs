@@ -31,6 +31,7 @@ pub mod object;
 pub mod run;
 pub mod settings;
 pub mod status;
+pub mod top;
 pub mod trace;
 pub mod view;
 

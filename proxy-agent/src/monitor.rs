@@ -54,7 +54,8 @@ impl Watchers {
     /// Hands the programs' records to watchers, and lets the programs write some only while there are any. Ends only if
     /// something fails.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
-        let mut monitor = AsyncFd::register_with_interest(monitor, Interest::READABLE).context("wait for records")?;
+        #[expect(deprecated, reason = "its successor is unsafe, for descriptors that change: the ring keeps its own")]
+        let mut monitor = AsyncFd::with_interest(monitor, Interest::READABLE).context("wait for records")?;
         let mut number = self.number.subscribe();
         let mut lost_period = interval(LOST_PERIOD);
         lost_period.set_missed_tick_behavior(MissedTickBehavior::Delay);

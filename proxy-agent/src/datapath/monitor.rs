@@ -1,6 +1,6 @@
 //! What the programs tell of single packets, while somebody watches.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -60,8 +60,8 @@ impl Monitor {
     }
 }
 
-impl AsFd for Monitor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ring.as_fd()
+impl AsRawFd for Monitor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.ring.as_raw_fd()
     }
 }
