@@ -1,5 +1,8 @@
 //! The loop: takes in what happened, and makes the kernel's maps what they should be. There is no other loop.
 
+mod pace;
+mod readings;
+mod reports;
 mod sweeper;
 mod writer;
 
@@ -14,6 +17,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+pub use crate::agent::pace::Pace;
+use crate::agent::reports::Pass;
+pub use crate::agent::reports::Reports;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
 use crate::control::Ask;
@@ -22,6 +28,7 @@ use crate::desired::{Desired, FamilyCounts, Sync};
 use crate::health::{Health, MAPS, NODE, Problem, Problems};
 use crate::health_check::HealthChecks;
 use crate::input::Input;
+use crate::metrics::Phase;
 use crate::net::LinkEvent;
 use crate::net::role::Role;
 use crate::node::Node;
@@ -55,6 +62,7 @@ pub struct Kernel {
 pub struct Agent {
     pub node_name: String,
     pub mode: Mode,
+    pub pace: Pace,
     started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
@@ -63,10 +71,13 @@ pub struct Agent {
     loaded: Loaded,
     /// What is wrong with our own work.
     health: Health,
+    reports: Reports,
     health_checks: HealthChecks,
     sweeper: Sweeper,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
+    /// When to bring the node up to date again, if that failed.
+    node_retry: Option<Instant>,
     /// The maps may hold what a predecessor left, until the first sync.
     synced: bool,
     syncs: u64,
@@ -74,21 +85,23 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node) -> Self {
-        let health = Health::default();
+    pub fn new(node_name: String, desired: Desired, kernel: Kernel, node: Node, reports: Reports) -> Self {
         Self {
             node_name,
             mode: Mode::default(),
+            pace: Pace::default(),
             started: Timestamp::now(),
             desired,
             writer: Writer::new(kernel.tables),
             node,
             counters: kernel.counters,
             loaded: kernel.loaded,
-            health_checks: HealthChecks::new(health.clone()),
-            health,
+            health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone()),
+            health: reports.health.clone(),
+            reports,
             sweeper: Sweeper::new(kernel.flows),
             retry: None,
+            node_retry: None,
             synced: false,
             syncs: 0,
             last_sync: None,
@@ -99,25 +112,40 @@ impl Agent {
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            let retry_at = self.retry.map(|(at, _)| at);
+            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.pace.due()).min();
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
                         bail!("the source has ended");
                     }
-                    batch.drain(..).for_each(|input| self.desired.apply(input));
-                    self.sync().await?;
+                    let _work = self.reports.liveness.work();
+                    for input in batch.drain(..) {
+                        self.reports.received(&input);
+                        self.desired.apply(input);
+                    }
+                    self.reports.know(&self.desired);
+                    if self.pace.ask() {
+                        self.sync().await?;
+                    }
                 }
                 event = inbox.links.recv() => {
                     let event = event.context("the watch on devices has ended")?;
+                    let _work = self.reports.liveness.work();
                     let result = self.node.on_link(event, &self.health).await;
                     self.note("devices", result);
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
                 }
-                () = sleep_until(retry_at) => self.sync().await?,
-                swept = self.sweeper.next() => self.note("flows", swept),
+                () = sleep_until(retry_at) => {
+                    let _work = self.reports.liveness.work();
+                    self.sync().await?;
+                }
+                swept = self.sweeper.next() => {
+                    let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
+                    self.note("flows", swept);
+                }
                 ask = inbox.asks.recv() => {
                     let ask = ask.context("nobody is left to ask")?;
+                    let _work = self.reports.liveness.work();
                     self.answer(ask, &inbox.source_health.problems());
                 }
             }
@@ -131,11 +159,22 @@ impl Agent {
 
     /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
     async fn sync(&mut self) -> Result<()> {
-        if !self.desired.is_complete() || !self.node.before_sync(&self.desired, &self.health)? {
+        self.pace.begin();
+        if !self.desired.is_complete() {
             return Ok(());
         }
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
-        match self.write(due) {
+        let full = due && (!self.synced || self.retry.is_some());
+        let asked = self.desired.is_dirty() || full || self.node_retry.is_some();
+        if asked {
+            self.reports.queued();
+        }
+        if !self.node.before_sync(&self.desired, &self.health)? {
+            return Ok(());
+        }
+        self.pace.count();
+        let mut pass = Pass::begin(asked, full);
+        match self.write(&mut pass) {
             Ok(()) if due => {
                 self.retry = None;
                 self.health.end(MAPS);
@@ -152,7 +191,11 @@ impl Agent {
         }
         // Routes come after the frontends that they lead to.
         let written = self.retry.is_none();
+        let started = Instant::now();
         let result = self.node.on_sync(&self.desired, written, &self.health).await;
+        pass.passed(Phase::Node, started.elapsed());
+        self.node_retry = result.is_err().then(|| Instant::now() + RETRY_MAX);
+        self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
         self.note(NODE, result);
         // The cluster says which of the node's addresses are its own.
         self.health_checks.listen_on(self.node.listen_addresses()).await;
@@ -162,19 +205,24 @@ impl Agent {
         Ok(())
     }
 
-    /// Writes what has changed; if a retry is `due`, against what the maps really hold.
-    fn write(&mut self, due: bool) -> Result<()> {
+    /// Writes what has changed; if the pass is `full`, against what the maps really hold.
+    fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        let from_maps = due && (!self.synced || self.retry.is_some());
-        let Sync { changes, skipped } = if from_maps {
+        let Sync { changes, skipped, triggers, model_time } = if pass.full {
             self.desired.sync_from(&self.writer.read().context("read the maps")?)
         } else {
             self.desired.sync()
         };
+        self.reports.triggered(triggers);
+        self.reports.know(&self.desired);
+        pass.passed(Phase::Model, model_time);
+        pass.passed(Phase::Diff, started.elapsed().saturating_sub(model_time));
         for skipped in skipped {
             warn!(object = skipped.object, field = skipped.field, why = skipped.why, "skipped");
         }
-        let written = if from_maps { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
+        let write_started = Instant::now();
+        let written = if pass.full { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
+        pass.passed(Phase::Write, write_started.elapsed());
         let micros = started.elapsed().as_micros();
         if !changes.is_empty() || !self.synced {
             info!(changes = changes.len(), micros, "synced");
@@ -196,6 +244,7 @@ impl Agent {
     fn answer(&self, ask: Ask, source_problems: &Problems) {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
+            Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
             Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }
     }

@@ -26,6 +26,7 @@ use crate::run::RUN_DIR;
 use crate::top::{TopArgs, top};
 use crate::trace::{TraceArgs, trace};
 
+pub(crate) use cleanup::{CleanupArgs, cleanup};
 pub use output::print;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
@@ -54,7 +55,7 @@ enum Command {
     Trace(Box<TraceArgs>),
     Monitor(MonitorArgs),
     Check(check::CheckArgs),
-    Cleanup(cleanup::CleanupArgs),
+    Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -88,7 +89,7 @@ impl Cli {
             Command::Trace(args) => done(trace(*args).await),
             Command::Monitor(args) => done(monitor(&args).await),
             Command::Check(args) => check::check(&args).await,
-            Command::Cleanup(args) => done(cleanup::cleanup(&args).await),
+            Command::Cleanup(args) => done(cleanup(&args).await),
             Command::Completions(args) => done(manual::completions(&args)),
             Command::Man(args) => done(manual::man(&args)),
         };

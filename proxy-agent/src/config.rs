@@ -121,6 +121,7 @@ impl Configuration {
             metrics_address: checked.metrics_address,
             bind_address_hard_fail: kube_proxy.bind_address_hard_fail,
             ui: kpx.ui,
+            bpf_stats: kpx.bpf_stats,
             sync_period: period(checked.common.sync_period),
             min_sync_period: period(checked.common.min_sync_period),
             conntrack: checked.conntrack.clone(),

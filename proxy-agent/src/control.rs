@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::datapath::FlowMaps;
 use crate::http_server;
-use crate::monitor::Watchers;
+use crate::metrics::Readings;
 use crate::status::Status;
 use crate::view::{NameView, ServiceView, Snapshot};
 
@@ -28,6 +28,8 @@ pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
     /// All Services that are served, and who knows what passed for them.
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
+    /// What a scrape needs of the loop.
+    Readings(oneshot::Sender<Result<Readings>>),
 }
 
 /// Questions that may wait for the loop.
@@ -64,6 +66,10 @@ impl Asker {
         tokio::task::spawn_blocking(move || snapshot.names()).await.context("look at the Services")
     }
 
+    pub async fn readings(&self) -> Result<Readings> {
+        self.ask(Ask::Readings).await?
+    }
+
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {
         let (sender, answer) = oneshot::channel();
         self.0.send(question(sender)).await.ok().context("the loop has ended")?;
@@ -71,10 +77,9 @@ impl Asker {
     }
 }
 
-/// Answers on `listener` until it is dropped.
-pub async fn serve(listener: UnixListener, asker: Asker, watchers: Watchers) {
-    let monitor = get(move || async move { watchers.response() });
-    http_server::serve(listener, router().with_state(asker).route("/monitor", monitor)).await;
+/// Answers on `listener` until it is dropped; `more` beside what it answers itself.
+pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
+    http_server::serve(listener, router().with_state(asker).merge(more)).await;
 }
 
 fn router() -> Router<Asker> {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
@@ -11,6 +12,7 @@ use proxy_common::frontend::FrontendKind;
 
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName};
+use crate::metrics::Trigger;
 use crate::model::{self, HealthCheck, ModelOptions, NodeModel, ServiceModel, Skipped};
 use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
@@ -40,6 +42,15 @@ pub struct Desired {
     unreadable_cidrs: Ledger<()>,
     /// Entered in a ledger since the last sync.
     news: Vec<Skipped>,
+    pending: Pending,
+    triggers: Vec<Trigger>,
+}
+
+/// What has changed since the last sync.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    pub services: usize,
+    pub slices: usize,
 }
 
 /// One pass of the line.
@@ -49,6 +60,10 @@ pub struct Sync {
     pub changes: Vec<Change>,
     /// What is skipped since this pass and was not before: to be logged once. [`Desired::skipped`] has all.
     pub skipped: Vec<Skipped>,
+    /// What made it necessary, in the order in which it came.
+    pub triggers: Vec<Trigger>,
+    /// Time taken to read the objects, of all the time that the pass took.
+    pub model_time: Duration,
 }
 
 /// How much is in force, for `status` and metrics.
@@ -90,12 +105,22 @@ impl Desired {
             unreadable: Ledger::default(),
             unreadable_cidrs: Ledger::default(),
             news: Vec::new(),
+            pending: Pending::default(),
+            triggers: Vec::new(),
         }
     }
 
     pub fn apply(&mut self, input: Input) {
         match self.store.apply(input) {
-            Dirty::Services(names) => self.dirty.extend(names),
+            Dirty::Services(names) => {
+                self.pending.services += names.len();
+                self.dirty.extend(names);
+            }
+            Dirty::Endpoints { services, slices, triggers } => {
+                self.pending.slices += slices;
+                self.triggers.extend(triggers);
+                self.dirty.extend(services);
+            }
             Dirty::Node => {
                 let node = NodeModel::of(&self.store, &self.options);
                 if self.node != node {
@@ -116,11 +141,22 @@ impl Desired {
         self.store.is_complete()
     }
 
+    /// Whether a sync may change anything.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    pub fn pending(&self) -> Pending {
+        self.pending
+    }
+
     /// Takes in what was applied since the last sync, and says what that changes in the tables.
     pub fn sync(&mut self) -> Sync {
         if !self.is_complete() {
             return Sync::default();
         }
+        self.pending = Pending::default();
+        let started = Instant::now();
         for name in std::mem::take(&mut self.dirty) {
             let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);
@@ -131,10 +167,16 @@ impl Desired {
             };
             self.unreadable.replace(name, skipped, &mut self.news);
         }
+        let model_time = started.elapsed();
         let mut changes = Vec::new();
         changes.extend(self.v4.settle(&mut self.tables.v4, &mut self.news).into_iter().map(Change::V4));
         changes.extend(self.v6.settle(&mut self.tables.v6, &mut self.news).into_iter().map(Change::V6));
-        Sync { changes, skipped: std::mem::take(&mut self.news) }
+        Sync {
+            changes,
+            skipped: std::mem::take(&mut self.news),
+            triggers: std::mem::take(&mut self.triggers),
+            model_time,
+        }
     }
 
     /// Like [`Self::sync`], but what changes against what the maps really hold: at the start, and after a failed write.
@@ -173,6 +215,12 @@ impl Desired {
     /// This node's addresses as its object has them, those inside the cluster first.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
         self.store.node().map(model::node_addresses).unwrap_or_default()
+    }
+
+    /// Whether load balancers may send new traffic to this node, as kube-proxy has it: not if it is unknown, about to go,
+    /// or to be taken away by the cluster autoscaler.
+    pub fn is_node_eligible(&self) -> bool {
+        self.store.node().is_some_and(model::is_node_eligible)
     }
 
     /// The ranges from which this node's pods have their addresses, if its object says so.

@@ -3,16 +3,13 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// What the loop calls its own work: writing the maps, and leading the node's packets to the datapath.
 pub const MAPS: &str = "maps";
 pub const NODE: &str = "node";
-
-/// How long the loop may fail at a sync and still count as serving: kube-proxy's, twice its sync period.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 
 /// Problems, by what they befall: `EndpointSlice watch`, `web.yaml:14`.
 pub type Problems = BTreeMap<String, Problem>;
@@ -33,18 +30,6 @@ pub struct Health(watch::Sender<Problems>);
 impl Health {
     pub fn problems(&self) -> Problems {
         self.0.borrow().clone()
-    }
-
-    /// Whether what the objects ask for gets into force within [`PATIENCE`]: what kube-proxy answers at `/livez`. Other
-    /// problems befall single objects or devices, and must not take the whole node out of service.
-    pub fn is_live(&self) -> bool {
-        self.is_live_at(Timestamp::now())
-    }
-
-    fn is_live_at(&self, now: Timestamp) -> bool {
-        let problems = self.0.borrow();
-        let at_work = [MAPS, NODE].into_iter().filter_map(|what| problems.get(what));
-        at_work.into_iter().all(|problem| now.duration_since(problem.since) < PATIENCE)
     }
 
     /// Wakes at every change.
@@ -102,20 +87,5 @@ mod tests {
 
         health.end("Service watch");
         assert!(!reader.has_changed().unwrap(), "what was over before is no news");
-    }
-    #[test]
-    fn a_sync_may_fail_for_a_minute() {
-        let health = Health::default();
-        let later = |secs| Timestamp::now() + SignedDuration::from_secs(secs);
-        health.begin("EndpointSlice watch", "refused");
-        assert!(health.is_live_at(later(3600)), "the source is another's work");
-        health.begin(MAPS, "no space");
-        assert!(health.is_live_at(later(50)));
-        health.begin(MAPS, "still no space");
-        assert!(!health.is_live_at(later(61)));
-        health.end(MAPS);
-        assert!(health.is_live_at(later(61)));
-        health.begin(NODE, "the netlink socket is gone");
-        assert!(!health.is_live_at(later(61)));
     }
 }

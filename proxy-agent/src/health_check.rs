@@ -22,6 +22,7 @@ use tracing::info;
 use crate::health::Health;
 use crate::http_server;
 use crate::input::ObjectName;
+use crate::liveness::Liveness;
 use crate::model::HealthCheck;
 
 /// Connections that wait to be taken, at most.
@@ -30,6 +31,7 @@ const BACKLOG: i32 = 128;
 /// A listener for each Service that asks for one, at each address. They end with this value.
 pub struct HealthChecks {
     health: Health,
+    liveness: Liveness,
     want: BTreeMap<ObjectName, HealthCheck>,
     addrs: BTreeSet<IpAddr>,
     open: BTreeMap<ObjectName, Check>,
@@ -44,9 +46,9 @@ struct Check {
 }
 
 impl HealthChecks {
-    /// `health` says whether services are being served.
-    pub fn new(health: Health) -> Self {
-        Self { health, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
+    /// What is wrong goes to `health`; `liveness` says whether services are being served.
+    pub fn new(health: Health, liveness: Liveness) -> Self {
+        Self { health, liveness, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
     }
 
     /// Takes in what Services ask for, after a sync.
@@ -87,7 +89,7 @@ impl HealthChecks {
                 Check { port: want.port, local_endpoints: Arc::default(), listeners: BTreeMap::new() }
             });
             check.local_endpoints.store(want.local_endpoints, Ordering::Relaxed);
-            match check.listen(name, &self.addrs, &self.health) {
+            match check.listen(name, &self.addrs, &self.liveness) {
                 Ok(()) => self.health.end(&problem(name)),
                 Err(error) => self.health.begin(&problem(name), format!("{error:#}")),
             }
@@ -106,7 +108,7 @@ impl Check {
     }
 
     /// Listens at each of `addrs` where it does not yet.
-    fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, health: &Health) -> Result<()> {
+    fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, liveness: &Liveness) -> Result<()> {
         let mut result = Ok(());
         for addr in addrs {
             if self.listeners.contains_key(addr) {
@@ -114,16 +116,16 @@ impl Check {
             }
             let at = SocketAddr::new(*addr, self.port);
             match listener(at).with_context(|| format!("listen on {at}")) {
-                Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, health))),
+                Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, liveness))),
                 Err(error) => result = result.and(Err(error)),
             }
         }
         result
     }
 
-    fn serve(&self, listener: TcpListener, name: &ObjectName, health: &Health) -> JoinSet<()> {
-        let (name, health, local_endpoints) = (name.clone(), health.clone(), self.local_endpoints.clone());
-        let answer = move || async move { answer(&name, local_endpoints.load(Ordering::Relaxed), health.is_live()) };
+    fn serve(&self, listener: TcpListener, name: &ObjectName, liveness: &Liveness) -> JoinSet<()> {
+        let (name, liveness, local_endpoints) = (name.clone(), liveness.clone(), self.local_endpoints.clone());
+        let answer = move || async move { answer(&name, local_endpoints.load(Ordering::Relaxed), liveness.is_live()) };
         let mut task = JoinSet::new();
         // Any path, any method: load balancers are set to ask for many.
         task.spawn(http_server::serve(listener, Router::new().fallback(answer)));

@@ -1,20 +1,94 @@
 //! Serves HTTP on a listener. Whoever drops the future ends the listener and all its connections with it.
 
+use std::convert::Infallible;
 use std::fmt::Debug;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use axum::Router;
+use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
+use http::header::X_CONTENT_TYPE_OPTIONS;
+use http::{HeaderValue, StatusCode};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tracing::debug;
+use tracing::{debug, info};
+
+use crate::health::Health;
+
+/// Connections that wait to be taken, at most.
+const BACKLOG: i32 = 128;
+/// Until an address that could not be had is tried again: kube-proxy's.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Connections of one listener at a time; more wait in the kernel.
 const CONNECTIONS: usize = 256;
 /// How long a connection may take over its next request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Serves `router` at an address until dropped. That it cannot be had is a problem of the name `what`, and is tried again;
+/// or is the error with which this ends, if `hard_fail`.
+pub(crate) async fn keep_serving(
+    what: &str,
+    address: SocketAddr,
+    router: Router,
+    hard_fail: bool,
+    health: &Health,
+) -> Result<Infallible> {
+    loop {
+        match listen(address).with_context(|| format!("listen on {address}")) {
+            Ok(listener) => {
+                health.end(what);
+                info!(what, %address, "listening");
+                serve(listener, router.clone()).await;
+            }
+            Err(error) if hard_fail => return Err(error).with_context(|| what.to_owned()),
+            Err(error) => health.begin(what, format!("{error:#}")),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// The unspecified address of either family stands for all addresses of both, as for Go's `net.Listen`.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified() {
+        match bind((Ipv6Addr::UNSPECIFIED, address.port()).into()) {
+            // This kernel has no IPv6.
+            Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) && address.is_ipv4() => {}
+            result => return result,
+        }
+    }
+    bind(address)
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified())?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// What Go's servers say of a path that is not theirs.
+pub(crate) async fn not_found() -> Response {
+    let mut response = (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
+    nosniff(&mut response);
+    response
+}
+
+pub(crate) fn nosniff(response: &mut Response) {
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+}
 
 /// Answers requests by `router` until it is dropped.
 pub(crate) async fn serve<L>(mut listener: L, router: Router)

@@ -20,13 +20,19 @@ pub mod node;
 // What others ask the agent.
 pub mod control;
 pub mod health_check;
+pub mod healthz;
 mod http_server;
+pub mod liveness;
+pub mod metrics;
+pub mod metrics_server;
+pub mod ui;
 
 // The command line.
 pub mod cli;
 pub mod config;
 mod document;
 pub mod health;
+pub mod ip_family;
 pub mod object;
 pub mod run;
 pub mod settings;

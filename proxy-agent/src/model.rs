@@ -26,7 +26,7 @@ mod read;
 pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
-pub use node::{ModelOptions, NodeModel, node_addresses, pod_cidrs};
+pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 use policy::Policy;
 pub use policy::{algorithm, algorithm_name};
 pub use port::ServicePort;

@@ -8,8 +8,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use futures::{Stream, StreamExt, stream};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -95,8 +97,13 @@ impl Watchers {
         let _heard = self.events.send(Arc::new(event));
     }
 
-    /// All events from now on, as lines of JSON.
-    pub fn response(&self) -> Response {
+    /// `/monitor`: all events from now on, as lines of JSON.
+    pub fn router(&self) -> Router {
+        let watchers = self.clone();
+        Router::new().route("/monitor", get(move || async move { watchers.response() }))
+    }
+
+    fn response(&self) -> Response {
         Body::from_stream(self.lines().map(Ok::<_, Infallible>)).into_response()
     }
 

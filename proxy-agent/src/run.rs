@@ -1,18 +1,25 @@
 //! `kpx run`: wires source, node and loop together, and takes them apart again.
 
+mod servers;
+
 use anyhow::{Context, Result, bail};
+use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
-use crate::agent::{Agent, Inbox, Kernel};
+use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
 use crate::health::Health;
+use crate::liveness::Liveness;
+use crate::metrics::Metrics;
+use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
 use crate::node::Node;
+use crate::run::servers::Servers;
 use crate::settings::Settings;
 use crate::{control, net, object};
 
@@ -24,14 +31,21 @@ const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
 pub async fn run(settings: Settings) -> Result<()> {
+    let (health, metrics) = (Health::default(), Metrics::new());
+    let liveness = Liveness::new(settings.sync_period, settings.mode);
+    let (asker, asks) = Asker::new();
+    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), health.clone());
+    let reports = Reports::new(health, liveness, metrics.clone());
     let Settings { node_name, mode, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
-    let (asker, asks) = Asker::new();
     let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries, ..Options::default() };
     let datapath = Datapath::load(object::embedded()?, loading)?;
+    // The kernel measures for as long as this is open.
+    let _stats =
+        if settings.bpf_stats { Some(enable_stats(Stats::RunTime).context("measure programs")?) } else { None };
     let (netlink, handle) = net::connect()?;
     let source_health = Health::default();
     let (input_sender, inputs) = mpsc::channel(QUEUE);
@@ -54,16 +68,18 @@ pub async fn run(settings: Settings) -> Result<()> {
             counters: datapath.counters,
             loaded: datapath.loaded,
         };
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node);
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, reports);
         agent.mode = mode;
+        agent.pace = Pace::new(settings.min_sync_period);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = agent.run(&mut inbox) => result.context("the loop"),
             result = source.run(node_name, input_sender, source_health) => result.context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             changed = settings.files.changed() => changed.and_then(|change| bail!("{change}: to be started anew with it")),
+            result = servers.run() => result.map(|never| match never {}),
             result = watchers.serve(datapath.monitor) => result.context("the monitor"),
-            () = control::serve(socket, asker, watchers.clone()) => bail!("the server of the run directory's socket has ended"),
+            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())

@@ -31,6 +31,8 @@ pub struct Settings {
     pub bind_address_hard_fail: bool,
     /// Serve the web page beside `/metrics`.
     pub ui: bool,
+    /// Let the kernel measure how often and how long the programs run.
+    pub bpf_stats: bool,
     /// What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again.
     pub sync_period: Duration,
     /// At most one sync in this time.

@@ -8,9 +8,13 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use crate::input::{Input, ObjectName, Update};
+use crate::ip_family::IpFamily;
+use crate::metrics::Trigger;
 
 /// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The annotation by which an EndpointSlice says when came to pass what it tells, in RFC 3339.
+pub(crate) const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The objects as last seen, and the name of the node that looks.
 #[derive(Clone, Debug)]
@@ -28,8 +32,14 @@ pub struct Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Dirty {
-    /// These Services: the objects or their slices changed. They need not exist.
+    /// These Services, whose objects changed. They need not exist.
     Services(BTreeSet<ObjectName>),
+    /// These Services, whose slices changed. They need not exist.
+    Endpoints {
+        services: BTreeSet<ObjectName>,
+        slices: usize,
+        triggers: Vec<Trigger>,
+    },
     /// This node, on which every Service may depend.
     Node,
     ServiceCidrs,
@@ -56,7 +66,7 @@ impl Store {
                 });
                 Dirty::Services(dirty)
             }
-            Input::EndpointSlice(update) => Dirty::Services(self.apply_slices(update)),
+            Input::EndpointSlice(update) => self.apply_slices(update),
             Input::Node(update) => {
                 self.nodes.apply(update, |_, _, _| {});
                 Dirty::Node
@@ -69,10 +79,12 @@ impl Store {
     }
 
     /// A slice dirties the Service that it names; if its label changed, the one that it named before too.
-    fn apply_slices(&mut self, update: Update<EndpointSlice>) -> BTreeSet<ObjectName> {
-        let mut dirty = BTreeSet::new();
+    fn apply_slices(&mut self, update: Update<EndpointSlice>) -> Dirty {
+        let (mut dirty, mut slices, mut triggers) = (BTreeSet::new(), 0, Vec::new());
         let slices_of = &mut self.slices_of;
         self.slices.apply(update, |slice, old, new| {
+            slices += 1;
+            triggers.extend(trigger(old, new));
             if let Some(service) = old.and_then(service_of)
                 && let Some(slices) = slices_of.get_mut(&service)
             {
@@ -87,7 +99,7 @@ impl Store {
                 dirty.insert(service);
             }
         });
-        dirty
+        Dirty::Endpoints { services: dirty, slices, triggers }
     }
 
     /// Whether every kind has been listed. Before that, absent does not mean deleted.
@@ -121,6 +133,15 @@ impl Store {
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {
         self.service_cidrs.objects.values().map(Arc::as_ref)
     }
+}
+
+/// When the change of a slice came to pass. The annotation of one that was deleted tells of the change before.
+fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<Trigger> {
+    let slice = new.or(old)?;
+    let (service, family) = (service_of(slice)?, IpFamily::from_name(&slice.address_type)?);
+    let Some(new) = new else { return Some(Trigger { service, family, at: None }) };
+    let at = new.metadata.annotations.as_ref()?.get(LAST_CHANGE_TRIGGER_TIME)?.parse().ok()?;
+    Some(Trigger { service, family, at: Some(at) })
 }
 
 fn service_of(slice: &EndpointSlice) -> Option<ObjectName> {
@@ -202,7 +223,9 @@ mod tests {
     use crate::builders::{names, service, slice};
 
     fn dirty(store: &mut Store, input: impl Into<Input>) -> Vec<String> {
-        let Dirty::Services(dirty) = store.apply(input.into()) else { panic!("not of Services") };
+        let (Dirty::Services(dirty) | Dirty::Endpoints { services: dirty, .. }) = store.apply(input.into()) else {
+            panic!("not of Services")
+        };
         dirty.iter().map(ObjectName::to_string).collect()
     }
 

@@ -14,7 +14,7 @@ use crate::config::NodeArgs;
 use crate::object;
 use crate::run::RUN_DIR;
 
-mod explain;
+pub(crate) mod explain;
 mod ground;
 mod live;
 mod manifests;

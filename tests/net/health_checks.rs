@@ -8,7 +8,10 @@ use anyhow::{Context, Result, ensure};
 use proxy_agent::health::Health;
 use proxy_agent::health_check::HealthChecks;
 use proxy_agent::input::ObjectName;
+use proxy_agent::ip_family::IpFamily;
+use proxy_agent::liveness::Liveness;
 use proxy_agent::model::HealthCheck;
+use proxy_agent::settings::Mode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -19,7 +22,8 @@ use crate::{in_netns, ip};
 fn answers_are_those_of_kube_proxy() {
     in_netns(async {
         node().await?;
-        let mut checks = HealthChecks::new(Health::default());
+        let liveness = Liveness::new(Duration::ZERO, Mode::Node);
+        let mut checks = HealthChecks::new(Health::default(), liveness.clone());
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         checks.set(wanted(&[("web", 30100, 2), ("none", 30200, 0)])).await;
         for to in ["127.0.0.1:30100", "192.0.2.1:30100", "[::1]:30100", "[fd00::1]:30100"] {
@@ -44,8 +48,17 @@ fn answers_are_those_of_kube_proxy() {
         let (status, headers, body) = ask("127.0.0.1:30100", "HEAD /healthz").await?;
         ensure!(status == "HTTP/1.1 200 OK" && body.is_empty(), "{status} {body}");
         ensure!(headers.contains(&format!("Content-Length: {}", BODY.len())), "{headers:?}");
+
+        liveness.queued(IpFamily::V6);
+        let (status, _, body) = ask("127.0.0.1:30100", "GET /").await?;
+        ensure!(status == "HTTP/1.1 503 Service Unavailable", "{status}");
+        ensure!(body == BODY.replace("true", "false"), "{body}");
         Ok(())
     });
+}
+
+fn liveness() -> Liveness {
+    Liveness::new(Duration::from_secs(30), Mode::Node)
 }
 
 const BODY: &str = "{
@@ -61,7 +74,7 @@ const BODY: &str = "{
 fn listeners_follow_the_services_and_the_addresses() {
     in_netns(async {
         node().await?;
-        let mut checks = HealthChecks::new(Health::default());
+        let mut checks = HealthChecks::new(Health::default(), liveness());
         checks.listen_on(addrs(&["192.0.2.1", "fd00::1"])).await;
         checks.set(wanted(&[("web", 30100, 1), ("dns", 30200, 1)])).await;
         ensure!(ask("192.0.2.1:30100", "GET /").await.is_ok() && ask("[fd00::1]:30200", "GET /").await.is_ok());
@@ -98,7 +111,7 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
     in_netns(async {
         node().await?;
         let health = Health::default();
-        let mut checks = HealthChecks::new(health.clone());
+        let mut checks = HealthChecks::new(health.clone(), liveness());
         let taken = TcpListener::bind("192.0.2.1:30100").await?;
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         let want = wanted(&[("web", 30100, 1), ("dns", 30200, 1)]);

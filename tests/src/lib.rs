@@ -5,6 +5,7 @@ pub mod apiserver;
 pub mod bench;
 pub mod capture;
 pub mod echo;
+pub mod exposition;
 pub mod kernel_tables;
 pub mod lab;
 pub mod netns;

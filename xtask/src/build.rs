@@ -22,6 +22,9 @@ pub(crate) struct Options {
     /// Log single packets, from the kernel programs as well
     #[arg(long)]
     pub(crate) log: bool,
+    /// Link kpx statically, for images and packages
+    #[arg(long = "static")]
+    pub(crate) static_: bool,
     /// Say of each kernel program what it costs to verify and load, and fail if that is too much; needs root
     #[arg(long)]
     pub(crate) verbose: bool,
@@ -45,9 +48,13 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
     }
     step("build kpx", || {
         let mut cargo = workspace::cargo();
-        cargo.args(["build", "--package", "proxy-agent"]);
+        cargo.args([if options.static_ { "rustc" } else { "build" }, "--package", "proxy-agent", "--bin", "kpx"]);
         cargo.args(options.release.then_some("--release"));
         cargo.args(options.log.then_some("--features=log"));
+        // Only the last step is told: everything before it is what a plain build makes as well.
+        cargo.args(
+            options.static_.then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"]).iter().flatten(),
+        );
         shell::run(cargo)
     })?;
     workspace::kpx(options.release)
@@ -117,7 +124,7 @@ mod tests {
     fn each_compiler_has_its_command() {
         let debian = command(Compiler::Debian, &Options::default());
         assert!(debian.contains("RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo build --locked"), "{debian}");
-        let nightly = command(Compiler::Nightly, &Options { log: true, release: true, verbose: true });
+        let nightly = command(Compiler::Nightly, &Options { log: true, release: true, ..Default::default() });
         assert!(nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"), "{nightly}");
         assert!(nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"), "{nightly}");
         for command in [debian, nightly] {

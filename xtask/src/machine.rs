@@ -13,7 +13,14 @@ pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// The LLVM of the two above.
 pub(crate) const DEBIAN_LLVM: u32 = 22;
 /// The tests' tools and the packages they are in.
-pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
+pub(crate) const TOOLS: &[(&str, &str)] = &[
+    ("ip", "iproute2"),
+    ("nft", "nftables"),
+    ("ethtool", "ethtool"),
+    ("unzip", "unzip"),
+    ("chromium", "chromium"),
+    ("chromedriver", "chromium-driver"),
+];
 
 /// Everything `setup` decides upon.
 #[derive(Clone, Debug, Default)]

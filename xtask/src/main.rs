@@ -5,6 +5,8 @@ mod bench;
 mod build;
 mod ci;
 mod demo;
+mod dist;
+mod helm;
 mod machine;
 mod run;
 mod setup;
@@ -59,6 +61,8 @@ enum Command {
         #[arg(last = true)]
         args: Vec<OsString>,
     },
+    /// Make what is released: archive, container image, Debian package, checksums
+    Dist(dist::Options),
     /// Load the kernel programs of an object and say what the kernel thinks of them; `build --verbose` does it
     #[command(hide = true)]
     Verify { object: PathBuf },
@@ -87,6 +91,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test { filter } => test::run(filter.as_deref()),
         Command::Demo { args } => demo::run(&args),
         Command::Bench { args } => bench::run(&args),
+        Command::Dist(options) => dist::run(&options),
         Command::Verify { object } => verify::run(&object),
         Command::Tidy => tidy::run(),
         Command::Ci => ci::run(),

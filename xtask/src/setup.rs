@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::machine::{COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TOOLS};
-use crate::{shell, step, workspace};
+use crate::{helm, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
 
@@ -39,6 +39,7 @@ pub(crate) enum Compiler {
 
 pub(crate) fn run() -> Result<()> {
     let Toolchain { compiler, linker } = ensure(Need::Lab)?;
+    helm::ensure();
     let compiler = match compiler {
         Compiler::Debian => "/usr/bin/rustc",
         Compiler::Nightly => "rustup's nightly",

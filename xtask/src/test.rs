@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::setup::{self, Need};
 use crate::step::step;
-use crate::{build, shell, workspace};
+use crate::{build, helm, shell, workspace};
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
@@ -26,9 +26,11 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         cargo.args(["test", "--no-fail-fast"]).args(filter);
         tally.add(cargo, &mut stdout())
     })?;
+    let helm = helm::ensure();
     step("test kernel programs and network namespaces", || {
         let mut cargo = workspace::cargo();
         cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]).args(filter).env("KPX_BIN", kpx);
+        cargo.envs(helm.map(|helm| ("HELM", helm)));
         // They share one kernel, and time is part of what they measure.
         if std::env::var_os("RUST_TEST_THREADS").is_none() {
             cargo.env("RUST_TEST_THREADS", "1");

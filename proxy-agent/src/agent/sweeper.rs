@@ -1,7 +1,7 @@
 //! Looks through the flow tables now and then.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
@@ -16,7 +16,7 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 pub(super) struct Sweeper {
     period: Interval,
     flows: FlowMaps,
-    sweep: Option<JoinHandle<Result<SweptFamilies>>>,
+    sweep: Option<JoinHandle<(Result<SweptFamilies>, Duration)>>,
     last: SweptFamilies,
 }
 
@@ -39,17 +39,27 @@ impl Sweeper {
         &self.last
     }
 
-    /// Waits for the end of the next sweep. May be cancelled: the sweep goes on and is waited for the next time.
-    pub(super) async fn next(&mut self) -> Result<()> {
+    /// How many flows the last sweep removed.
+    pub(super) fn expired(&self) -> u64 {
+        self.last.values().map(|swept| swept.expired as u64).sum()
+    }
+
+    /// Waits for the end of the next sweep, and says how long it took. May be cancelled: the sweep goes on and is waited
+    /// for the next time.
+    pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
             self.period.tick().await;
             let flows = self.flows.clone();
-            self.sweep = Some(tokio::task::spawn_blocking(move || flows.sweep()));
+            self.sweep = Some(tokio::task::spawn_blocking(move || {
+                let started = Instant::now();
+                (flows.sweep(), started.elapsed())
+            }));
         }
-        let Some(sweep) = &mut self.sweep else { return Ok(()) };
+        let sweep = self.sweep.as_mut().context("no sweep is under way")?;
         let ended = sweep.await;
         self.sweep = None;
-        self.last = ended.context("sweep flows")??;
-        Ok(())
+        let (swept, duration) = ended.context("sweep flows")?;
+        self.last = swept?;
+        Ok(duration)
     }
 }

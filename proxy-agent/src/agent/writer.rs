@@ -7,6 +7,7 @@ use tracing::debug;
 
 use crate::datapath::Maps;
 use crate::diff::{Change, ServiceKey};
+use crate::ip_family::IpFamily;
 use crate::tables::Tables;
 
 pub(super) struct Writer<M> {
@@ -14,15 +15,28 @@ pub(super) struct Writer<M> {
     /// Service ports of which a write was refused or left out. What changes of them since then is no safe way on from
     /// what the maps hold: they wait for a pass that starts from there.
     behind: BTreeSet<ServiceKey>,
+    /// The maps could not be read when they had to be.
+    unread: bool,
 }
 
 impl<M: Maps> Writer<M> {
     pub(super) fn new(maps: M) -> Self {
-        Self { maps, behind: BTreeSet::new() }
+        Self { maps, behind: BTreeSet::new(), unread: false }
     }
 
-    pub(super) fn read(&self) -> Result<Tables> {
-        self.maps.read()
+    pub(super) fn read(&mut self) -> Result<Tables> {
+        let tables = self.maps.read();
+        self.unread = tables.is_err();
+        tables
+    }
+
+    /// Whether all that was written of a family has arrived.
+    pub(super) fn is_whole(&self, family: IpFamily) -> bool {
+        let of = |service: &ServiceKey| match service {
+            ServiceKey::V4(_) => IpFamily::V4,
+            ServiceKey::V6(_) => IpFamily::V6,
+        };
+        !self.unread && self.behind.iter().all(|service| of(service) != family)
     }
 
     /// Writes the way from what the maps really hold.

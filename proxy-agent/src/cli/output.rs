@@ -1,6 +1,6 @@
 //! How commands print: tables as kubectl has them, or data.
 
-use std::io::{ErrorKind, IsTerminal, Write, stdout};
+use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -43,7 +43,14 @@ impl OutputArgs {
     pub(super) fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
         let form = || Form { wide: self.output == Output::Wide, headers: !self.no_headers, colours: has_colours() };
         print(&match self.output {
-            Output::Text | Output::Wide => text(form()),
+            Output::Text | Output::Wide => {
+                let text = text(form());
+                if text.is_empty() {
+                    // Nobody is left to tell if standard error is closed.
+                    let _told = writeln!(stderr(), "nothing found");
+                }
+                text
+            }
             Output::Json => serde_json::to_string_pretty(data)? + "\n",
             Output::Yaml => serde_saphyr::to_string(data)?,
         })

@@ -99,7 +99,10 @@ fn families(status: &Status, form: Form) -> String {
 
 /// The maps that hold something; with `wide` all, even those that nobody counts.
 fn maps(status: &Status, form: Form) -> String {
-    let shown = status.map_fill.iter().filter(|(_, fill)| form.wide || fill.entries.is_some_and(|entries| entries > 0));
+    let shown = status
+        .map_fill
+        .iter()
+        .filter(|(_, fill)| form.wide && fill.max_entries > 1 || fill.entries.is_some_and(|entries| entries > 0));
     let row = |(name, fill): (&String, &MapFill)| {
         let entries = fill.entries.map_or(String::new(), |entries| entries.to_string());
         vec![cell(name), cell(entries), cell(fill.max_entries), full(fill)]
@@ -110,9 +113,10 @@ fn maps(status: &Status, form: Form) -> String {
 /// From 70 % on somebody should look, from 90 % on act.
 fn full(fill: &MapFill) -> Cell {
     let Some(entries) = fill.entries else { return cell("") };
-    let percent = (entries * 100).div_ceil(fill.max_entries.max(1));
+    let percent = entries * 100 / fill.max_entries.max(1);
     let filled = usize::try_from(percent / 10).unwrap_or(10).min(10);
-    let text = format!("{percent:>3}% {}{}", "#".repeat(filled), ".".repeat(10 - filled));
+    let number = if percent == 0 && entries > 0 { "<1".to_owned() } else { percent.to_string() };
+    let text = format!("{number:>3}% {}{}", "#".repeat(filled), ".".repeat(10 - filled));
     match percent {
         0..70 => cell(text),
         70..90 => yellow(text),

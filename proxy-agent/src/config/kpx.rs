@@ -34,6 +34,8 @@ pub struct KpxConfiguration {
     pub flow_table_size: u32,
     pub run_dir: String,
     pub ui: bool,
+    /// The kernel measures the programs.
+    pub bpf_stats: bool,
 }
 
 impl KpxConfiguration {
@@ -60,6 +62,7 @@ impl Default for KpxConfiguration {
             flow_table_size: 0,
             run_dir: RUN_DIR.to_owned(),
             ui: false,
+            bpf_stats: false,
         }
     }
 }

@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use tracing::{info, warn};
 
 use super::{Configuration, RunArgs, logging};
-use crate::node::Node;
+use crate::cli::{CleanupArgs, cleanup};
+use crate::control;
 use crate::run::run;
 use crate::settings::Settings;
-use crate::{control, net};
 
 /// Serves this node until stopped, or does what else `args` ask for.
 pub async fn start(args: &RunArgs) -> Result<()> {
@@ -26,26 +26,14 @@ pub async fn start(args: &RunArgs) -> Result<()> {
     logging::start(&configuration.kube_proxy.logging);
     configuration.log(&settings);
     if given.is_set("cleanup") {
-        return clean(&settings).await;
+        cleanup(&CleanupArgs::AS_KUBE_PROXY).await?;
+        return control::unlisten(&settings.run_dir);
     }
     adjust_oom_score(settings.oom_score_adj);
     if given.is_set("init-only") {
         return Ok(());
     }
     run(settings).await
-}
-
-/// As kube-proxy's `--cleanup`. An agent that runs is left alone.
-async fn clean(settings: &Settings) -> Result<()> {
-    let _lock = control::lock()?;
-    let (netlink, handle) = net::connect()?;
-    tokio::select! {
-        cleaned = Node::clean(&handle) => cleaned?,
-        () = netlink => anyhow::bail!("the netlink socket has failed"),
-    }
-    control::unlisten(&settings.run_dir)?;
-    info!("cleaned");
-    Ok(())
 }
 
 /// It is no reason not to serve.
@@ -60,9 +48,12 @@ fn adjust_oom_score(score: Option<i32>) {
 impl Configuration {
     /// What is in force, and what was not taken as it stands.
     fn log(&self, settings: &Settings) {
-        let remarks = &self.remarks;
+        let (remarks, common) = (&self.remarks, self.checked.common);
         if !remarks.doubtful_fields.is_empty() {
-            warn!(fields = remarks.doubtful_fields.join(", "), "configuration is not as strict as it should be");
+            warn!(
+                fields = remarks.doubtful_fields.join(", "),
+                "fields of the configuration are unknown, or given twice"
+            );
         }
         if !remarks.ignored_flags.is_empty() {
             info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy that mean nothing to kpx are ignored");
@@ -73,16 +64,15 @@ impl Configuration {
         if !remarks.unknown_feature_gates.is_empty() {
             warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
         }
-        let min_sync_period_ms = settings.min_sync_period.as_millis();
         info!(
             from = self.files.names(),
-            mode = ?settings.mode,
+            mode = %settings.mode,
             proxy_mode = self.kube_proxy.mode,
             masquerade = %settings.node.masquerade,
             masquerade_all = settings.node.masquerade_all,
             local_pods = %settings.node.detector,
             node_ports = %settings.node.node_ports,
-            min_sync_period_ms,
+            min_sync_period = %common.min_sync_period,
             "configuration"
         );
     }

@@ -11,9 +11,9 @@ use proxy_common::names;
 use tracing::debug;
 
 use super::program;
+use crate::net::filter::PRIORITY;
 
-/// Our place among a device's clsact filters: "KP", and the first handle there.
-const CLSACT_PRIORITY: u16 = 0x4b50;
+/// The first handle at our place among a device's clsact filters.
 const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 1);
 
 /// How programs hang on a device.
@@ -142,14 +142,14 @@ impl Attachments {
         let options = match mechanism {
             Mechanism::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
             Mechanism::Clsact => {
-                TcAttachOptions::Netlink(NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, classid: None })
+                TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle: CLSACT_HANDLE, classid: None })
             }
         };
         let id = match program.attach_with_options(device, attach_type, options) {
             Ok(id) => Ok(id),
             // What a predecessor left that was killed: ours by its place, replaced in one step.
             Err(_) if mechanism == Mechanism::Clsact => {
-                let left = SchedClassifierLink::attached(device, attach_type, CLSACT_PRIORITY, CLSACT_HANDLE, None);
+                let left = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None);
                 left.map_err(|error| TcError::IoError(error).into()).and_then(|left| program.attach_to_link(left))
             }
             Err(error) => Err(error),
@@ -164,6 +164,6 @@ impl Attachments {
 fn remove_filters(device: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
         // Detached when dropped.
-        drop(SchedClassifierLink::attached(device, attach_type, CLSACT_PRIORITY, CLSACT_HANDLE, None));
+        drop(SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None));
     }
 }

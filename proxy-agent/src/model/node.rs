@@ -9,6 +9,8 @@ use proxy_common::frontend::Algorithm;
 use super::read::{cidr, ip};
 use crate::store::Store;
 
+/// The cluster autoscaler is about to take away a node with this taint (any value, any effect).
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// What the operator says, rather than the cluster.
@@ -52,6 +54,12 @@ pub fn node_addresses(node: &Node) -> Vec<IpAddr> {
     of_type("InternalIP").chain(of_type("ExternalIP")).filter_map(|address| ip(&address.address).ok()).collect()
 }
 
+/// Whether load balancers may send new traffic to the node: not to one that is about to go.
+pub fn is_node_eligible(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    node.metadata.deletion_timestamp.is_none() && taints.all(|taint| taint.key != TO_BE_DELETED)
+}
+
 /// The ranges from which the node's pods have their addresses, in the node's order.
 pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
@@ -64,9 +72,25 @@ pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::NodeSpec;
+    use k8s_openapi::api::core::v1::{NodeSpec, Taint};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+    use k8s_openapi::jiff::Timestamp;
 
     use super::*;
+
+    #[test]
+    fn a_node_that_is_about_to_go_is_not_eligible() {
+        let tainted = |keys: &[&str]| {
+            let taint =
+                |key: &&str| Taint { key: (*key).to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
+            let taints = Some(keys.iter().map(taint).collect());
+            Node { spec: Some(NodeSpec { taints, ..Default::default() }), ..Default::default() }
+        };
+        assert!(is_node_eligible(&Node::default()) && is_node_eligible(&tainted(&["node.kubernetes.io/unreachable"])));
+        assert!(!is_node_eligible(&tainted(&["other", TO_BE_DELETED])));
+        let metadata = ObjectMeta { deletion_timestamp: Some(Time(Timestamp::now())), ..Default::default() };
+        assert!(!is_node_eligible(&Node { metadata, ..Default::default() }));
+    }
 
     #[test]
     fn pod_cidrs_come_from_the_list_or_from_the_single_field() {

@@ -73,6 +73,11 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     handle.link().del(pair.near).execute().await.with_context(|| format!("delete {NAME}"))
 }
 
+/// Whether the pair is there.
+pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
+    Ok(find(handle).await?.is_some())
+}
+
 struct Pair {
     near: u32,
     far: u32,

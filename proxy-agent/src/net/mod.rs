@@ -3,6 +3,7 @@
 
 pub mod addr;
 pub mod anchor;
+pub mod filter;
 pub mod link;
 pub mod role;
 pub mod route;

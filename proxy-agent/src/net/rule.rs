@@ -107,6 +107,11 @@ impl Rules {
     }
 }
 
+/// How many rules are ours, whoever of us made them.
+pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
+    Ok(ours(handle).await?.len())
+}
+
 /// Deletes our rules, whoever of us made them. Nothing happens if there are none.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     for message in ours(handle).await? {

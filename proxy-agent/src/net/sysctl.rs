@@ -1,6 +1,7 @@
 //! Kernel parameters of this thread's network namespace.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::{fs, io};
 
 use anyhow::Context;
@@ -30,6 +31,12 @@ pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Container runtimes make /proc/sys read-only, and mount nothing else into it; so a pod has the host's beside it. Either
+/// shows the parameters of the reader's network namespace.
 fn path(key: &str) -> PathBuf {
-    Path::new("/proc/sys/net").join(key)
+    static ROOT: LazyLock<&Path> = LazyLock::new(|| {
+        let [own, hosts] = ["/proc/sys/net", "/host/proc/sys/net"].map(Path::new);
+        if hosts.is_dir() { hosts } else { own }
+    });
+    ROOT.join(key)
 }

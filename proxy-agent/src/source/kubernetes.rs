@@ -11,12 +11,14 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::mpsc::Sender;
 use tower::limit::RateLimitLayer;
+use tower::service_fn;
 use tower::util::option_layer;
 use tracing::info;
 
 use self::watch::{Ended, Watch};
 use crate::health::Health;
 use crate::input::Input;
+use crate::metrics::Requests;
 
 mod watch;
 
@@ -152,7 +154,7 @@ impl Options {
         info!(%server, "API server");
         let layers = ClientBuilder::try_from(config).with_context(|| format!("client for the API server {server}"))?;
         let rate = self.rate.map(|rate| RateLimitLayer::new(rate.requests, rate.per));
-        Ok(layers.with_layer(&option_layer(rate)).build())
+        Ok(counted(layers.with_layer(&option_layer(rate)).build(), &server))
     }
 
     async fn config(&self) -> anyhow::Result<Config> {
@@ -184,6 +186,22 @@ impl Options {
              KUBECONFIG or ~/.kube/config: {inferred}"
         )
     }
+}
+
+/// A client that counts what it asks of `server`.
+fn counted(client: Client, server: &http::Uri) -> Client {
+    let requests = Requests::of_process();
+    let host = server.authority().map(ToString::to_string).unwrap_or_default();
+    let (namespace, valid_until) = (client.default_namespace().to_owned(), *client.valid_until());
+    let service = service_fn(move |request: http::Request<kube::client::Body>| {
+        let (client, host, method) = (client.clone(), host.clone(), request.method().clone());
+        async move {
+            let result = client.send(request).await;
+            requests.count(result.as_ref().ok().map(http::Response::status), &method, &host);
+            result
+        }
+    });
+    Client::new(service, namespace).with_valid_until(valid_until)
 }
 
 fn parse_master(master: &str) -> anyhow::Result<http::Uri> {

@@ -188,7 +188,8 @@ impl Algorithm {
     }
 }
 
-fn explain(reason: Reason) -> &'static str {
+/// What such a packet is, in words.
+pub(crate) fn explain(reason: Reason) -> &'static str {
     match reason {
         Reason::NotIp => "neither IPv4 nor IPv6",
         Reason::Vlan => "it carries a VLAN tag, and the VLAN's own device handles it",

@@ -63,7 +63,7 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
     };
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let verb = verb(request.method(), &route, &query)?;
-    shared.change(|state| state.traffic.count(verb, route.kind.plural));
+    shared.change(|state| state.traffic.count(verb, route.kind));
     if let Some(failure) = shared.read(|state| state.faults.answer(verb, route.kind.plural)) {
         return Err(failure);
     }

@@ -1,12 +1,13 @@
 //! What the handle, the connections and the watches share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::faults::Faults;
+use super::kinds::Kind;
 use super::objects::Objects;
 
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(crate) struct State {
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     requests: BTreeMap<(String, String), usize>,
+    /// Verb, group and resource (plural).
+    kinds: BTreeSet<(&'static str, &'static str, &'static str)>,
     watches: BTreeMap<&'static str, usize>,
 }
 
@@ -45,8 +48,14 @@ impl Traffic {
         self.watches.get(resource).copied().unwrap_or_default()
     }
 
-    pub(crate) fn count(&mut self, verb: &str, resource: &str) {
-        *self.requests.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;
+    /// All that was asked for: verb, group (empty for the core's) and resource (plural).
+    pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+        self.kinds.iter().copied()
+    }
+
+    pub(crate) fn count(&mut self, verb: &'static str, kind: &'static Kind) {
+        *self.requests.entry((verb.to_owned(), kind.plural.to_owned())).or_default() += 1;
+        self.kinds.insert((verb, kind.group, kind.plural));
     }
 
     pub(crate) fn opened(&mut self, resource: &'static str) {

@@ -24,7 +24,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("config", File, Deed, "Read the configuration from this file: YAML or JSON, a KubeProxyConfiguration and perhaps a KpxConfiguration. Flags of kube-proxy but a few are ignored then"),
     flag("kpx-config", File, Deed, "Read the KpxConfiguration from this file"),
     flag("write-config-to", File, Deed, "Write the configuration that is in force, defaults and all, to this file, and end"),
-    flag("cleanup", Switch, Deed, "Take off this node what a kpx has left there, and end"),
+    flag("cleanup", Switch, Deed, "Take off this node what a kpx or a kube-proxy has left there, and end"),
     flag("init-only", Switch, Deed, "Do what needs privileges, and end"),
     flag("version", Version, Deed, "Print the version, and end"),
 
@@ -40,7 +40,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("bind-address-hard-fail", Switch, KubeProxy(&["bindAddressHardFail"]), "End if an address to listen on cannot be had"),
     flag("proxy-mode", Text, KubeProxy(&["mode"]), "Whose defaults and periods count: iptables, ipvs, nftables or ebpf. Packets go by eBPF in any case"),
     flag("iptables-sync-period", Duration, KubeProxy(&["iptables.syncPeriod", "nftables.syncPeriod"]), "What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again"),
-    flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0: at once"),
+    flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0 is at once (kube-proxy's own default is 1s)"),
     flag("ipvs-sync-period", Duration, KubeProxy(&["ipvs.syncPeriod"]), "The same in proxy mode ipvs"),
     flag("ipvs-min-sync-period", Duration, KubeProxy(&["ipvs.minSyncPeriod"]), "The same in proxy mode ipvs"),
     flag("masquerade-all", Switch, KubeProxy(&["iptables.masqueradeAll", "nftables.masqueradeAll"]), "Masquerade every client of a ClusterIP"),
@@ -75,6 +75,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table, of which a flow takes two or four; 0: as built"),
     flag("run-dir", Dir, Kpx("runDir"), "Folder for the socket on which the agent is asked"),
     flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
+    flag("bpf-stats", Switch, Kpx("bpfStats"), "Have the kernel measure how often and how long the programs run, for /metrics: it costs each run some tens of nanoseconds"),
 
     ignored("config-sync-period", Duration, KubeProxy(&["configSyncPeriod"]), "kpx's watches go by themselves"),
     ignored("kube-api-content-type", Text, KubeProxy(&["clientConnection.contentType"]), "kpx speaks JSON with the API server"),

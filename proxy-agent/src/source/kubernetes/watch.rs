@@ -18,6 +18,7 @@ use tracing::debug;
 
 use crate::health::Health;
 use crate::input::{Input, ObjectName, Update};
+use crate::store::LAST_CHANGE_TRIGGER_TIME;
 
 /// What is watched, and what it is sent as.
 pub(super) struct Watch<K> {
@@ -44,8 +45,6 @@ const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
 /// Requests per second and watch. Only a server that ends every watch at once gets so far.
 const MAX_RATE: u64 = 10;
 const PAGE_SIZE: u32 = 1000;
-/// When what an EndpointSlice tells came to pass; kube-proxy measures its latency from it.
-const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 impl<K> Watch<K> {
     /// Everything of a kind, listed consistently in pages. (A streaming list would spare the server some memory, but

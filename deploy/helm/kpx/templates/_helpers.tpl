@@ -1,0 +1,16 @@
+{{- define "kpx.labels" -}}
+app.kubernetes.io/name: kpx
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- /* One of them on a node, whatever the release is called. */ -}}
+{{- define "kpx.selectorLabels" -}}
+app.kubernetes.io/name: kpx
+{{- end }}
+
+{{- define "kpx.configFolder" -}}
+{{- if .Values.existingConfigMap }}/var/lib/kube-proxy{{ else }}/etc/kpx{{ end }}
+{{- end }}

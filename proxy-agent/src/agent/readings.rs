@@ -1,0 +1,56 @@
+//! What a scrape asks of the loop.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use proxy_common::addr::Addr;
+use proxy_common::frontend::{Service, Set};
+
+use super::Agent;
+use crate::ip_family::IpFamily;
+use crate::metrics::{ProgramReading, Readings};
+use crate::tables::FamilyTables;
+
+impl Agent {
+    pub(super) fn readings(&self, source_problems: usize) -> Result<Readings> {
+        let mut devices = BTreeMap::new();
+        for ifindex in self.node.attachments().devices().keys() {
+            *devices.entry(self.role_name(*ifindex)).or_default() += 1;
+        }
+        let swept = self.sweeper.last().iter();
+        let flows = swept.filter_map(|(family, swept)| Some((IpFamily::from_name(family)?, swept.flows as u64)));
+        let tables = self.desired.tables();
+        Ok(Readings {
+            events: self.counters.events()?,
+            reasons: self.counters.reasons()?,
+            programs: self.program_readings()?,
+            maps: self.map_fill(),
+            flows: flows.collect(),
+            devices,
+            problems: (self.health.problems().len() + source_problems) as u64,
+            no_local_endpoints: BTreeMap::from([
+                (IpFamily::V4, no_local_endpoints(&tables.v4)),
+                (IpFamily::V6, no_local_endpoints(&tables.v6)),
+            ]),
+        })
+    }
+
+    fn program_readings(&self) -> Result<BTreeMap<String, ProgramReading>> {
+        let reading = |name: &String| {
+            let info = self.node.attachments().program(name)?.info();
+            let info = info.with_context(|| format!("ask the kernel about program {name}"))?;
+            Ok((name.clone(), ProgramReading { run_time: info.run_time(), runs: info.run_count() }))
+        };
+        self.loaded.programs.keys().map(reading).collect()
+    }
+}
+
+/// Of the internal policy and of the external one.
+fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
+    [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
+        let without = |service: &&Service| {
+            service.has(policy) && service.has(Service::HAS_ENDPOINTS) && service.count(Set::LOCAL) == 0
+        };
+        tables.services.values().filter(without).count() as u64
+    })
+}

@@ -1,0 +1,115 @@
+//! Where the loop says how it does: what is wrong, whether it is live, how long things take.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::desired::Desired;
+use crate::health::Health;
+use crate::input::{Input, Update};
+use crate::ip_family::IpFamily;
+use crate::liveness::Liveness;
+use crate::metrics::{Latencies, Metrics, Phase, ProxySync, Trigger};
+
+#[derive(Debug)]
+pub struct Reports {
+    /// What is wrong with the agent's own work.
+    pub(super) health: Health,
+    pub(super) liveness: Liveness,
+    metrics: Metrics,
+    latencies: Latencies,
+}
+
+/// One pass of the loop over what changed.
+pub(super) struct Pass {
+    /// There is something to bring into force.
+    asked: bool,
+    /// Begins with reading the maps.
+    pub(super) full: bool,
+    started: Instant,
+    phases: Vec<(Phase, Duration)>,
+}
+
+impl Pass {
+    pub(super) fn begin(asked: bool, full: bool) -> Self {
+        Self { asked, full, started: Instant::now(), phases: Vec::new() }
+    }
+
+    pub(super) fn passed(&mut self, phase: Phase, duration: Duration) {
+        self.phases.push((phase, duration));
+    }
+}
+
+impl Reports {
+    pub fn new(health: Health, liveness: Liveness, metrics: Metrics) -> Self {
+        Self { health, liveness, metrics, latencies: Latencies::since(Timestamp::now()) }
+    }
+
+    pub(super) fn received(&self, input: &Input) {
+        let proxy = &self.metrics.proxy;
+        match input {
+            Input::Service(update) => drop(proxy.service_changes.inc_by(objects(update))),
+            Input::EndpointSlice(update) => drop(proxy.endpoint_changes.inc_by(objects(update))),
+            Input::Node(_) | Input::ServiceCidr(_) => {}
+        }
+    }
+
+    /// What has been received up to now, and is not in force yet.
+    pub(super) fn know(&self, desired: &Desired) {
+        let (proxy, pending) = (&self.metrics.proxy, desired.pending());
+        let count = |pending: usize| i64::try_from(pending).unwrap_or(i64::MAX);
+        proxy.service_changes_pending.set(count(pending.services));
+        proxy.endpoint_changes_pending.set(count(pending.slices));
+        self.liveness.set_node_eligible(desired.is_node_eligible());
+        if desired.is_complete() && desired.is_dirty() {
+            self.queued();
+        }
+    }
+
+    /// Something is to be brought into force. Said before the work on it begins, which may hang.
+    pub(super) fn queued(&self) {
+        for family in IpFamily::ALL {
+            self.liveness.queued(family);
+            self.metrics.proxy.queued(family);
+        }
+    }
+
+    pub(super) fn triggered(&mut self, triggers: Vec<Trigger>) {
+        triggers.into_iter().for_each(|trigger| self.latencies.add(trigger));
+    }
+
+    /// The end of a pass, after which all that is asked of a family is in force or not.
+    pub(super) fn end(&mut self, pass: Pass, in_force: impl Fn(IpFamily) -> bool) {
+        let duration = pass.started.elapsed();
+        for family in IpFamily::ALL {
+            let successful = in_force(family);
+            if successful {
+                self.liveness.synced(family);
+                self.latencies.observe(family, &self.metrics.proxy);
+            } else {
+                self.liveness.queued(family);
+            }
+            if pass.asked {
+                self.metrics.proxy.synced(family, ProxySync { duration, full: pass.full, successful });
+            }
+            if pass.asked && !successful {
+                self.metrics.own.sync_failed(family);
+            }
+        }
+        if pass.asked {
+            pass.phases.into_iter().for_each(|(phase, duration)| self.metrics.own.passed(phase, duration));
+        }
+    }
+
+    pub(super) fn swept(&self, duration: Duration, expired: u64) {
+        self.metrics.own.swept(duration, expired);
+    }
+}
+
+fn objects<K>(update: &Update<K>) -> u64 {
+    match update {
+        Update::All(objects) => objects.len() as u64,
+        Update::Put(_) | Update::Del(_) => 1,
+    }
+}

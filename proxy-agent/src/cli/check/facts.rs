@@ -1,0 +1,202 @@
+//! What is found out about this host. Nothing is judged here, and nothing of the host is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::probe::{Probed, probe};
+use super::processes;
+use super::rules::KubeProxyRules;
+use crate::control;
+use crate::net::anchor::anchor_mtu;
+use crate::net::filter;
+use crate::net::link::Link;
+use crate::net::role::{Role, role};
+use crate::net::{self, LinkEvent, sysctl};
+
+/// All that the judgement goes by.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// As `uname -r` has it.
+    pub(super) kernel: String,
+    /// Those that kpx needs and this process does not have.
+    pub(super) missing_capabilities: Vec<&'static str>,
+    pub(super) probed: Probed,
+    pub(super) btf: bool,
+    /// Types of mounted file systems.
+    pub(super) mounted: BTreeSet<String>,
+    /// Bytes; None without a limit.
+    pub(super) memlock: Option<u64>,
+    /// By their keys below `net`; those that the kernel does not know are missing.
+    pub(super) sysctls: BTreeMap<&'static str, String>,
+    /// CNI plugins that a configuration names.
+    pub(super) cni: BTreeSet<String>,
+    /// Names of all BPF programs in the kernel.
+    pub(super) programs: BTreeSet<String>,
+    /// Of others, on our hooks: device, hook, program.
+    pub(super) others: Vec<(String, &'static str, String)>,
+    /// Another kpx serves this host.
+    pub(super) kpx_runs: bool,
+    /// Process ids of what is called kube-proxy and is no kpx.
+    pub(super) kube_proxies: Vec<u32>,
+    pub(super) kube_proxy_rules: KubeProxyRules,
+    /// kube-proxy's device of mode ipvs.
+    pub(super) kube_ipvs0: bool,
+    /// Ports that kpx listens at by default, and cannot.
+    pub(super) taken_ports: Vec<u16>,
+    /// The narrowest way out of this host, and the widest pod's device, in bytes.
+    pub(super) mtu: u32,
+    pub(super) pod_mtu: Option<u32>,
+}
+
+pub(super) const IP_FORWARD: &str = "ipv4/ip_forward";
+pub(super) const IP6_FORWARD: &str = "ipv6/conf/all/forwarding";
+pub(super) const RP_FILTER: &str = "ipv4/conf/all/rp_filter";
+pub(super) const ROUTE_LOCALNET: &str = "ipv4/conf/all/route_localnet";
+pub(super) const CONNTRACK_MAX: &str = "netfilter/nf_conntrack_max";
+pub(super) const CONNTRACK_COUNT: &str = "netfilter/nf_conntrack_count";
+pub(super) const BRIDGE_IPTABLES: &str = "bridge/bridge-nf-call-iptables";
+
+const SYSCTLS: [&str; 7] =
+    [IP_FORWARD, IP6_FORWARD, RP_FILTER, ROUTE_LOCALNET, CONNTRACK_MAX, CONNTRACK_COUNT, BRIDGE_IPTABLES];
+
+/// Of kpx's defaults, as kube-proxy has them: metrics and health.
+pub(super) const PORTS: [u16; 2] = [10_249, 10_256];
+
+const CNI_DIR: &str = "/etc/cni/net.d";
+
+pub(super) async fn gather() -> Result<Facts> {
+    let links = links().await?;
+    let pods = links.values().filter(|link| role(link, &links) == Role::Device { pod: true });
+    let mut sysctls = BTreeMap::new();
+    for key in SYSCTLS {
+        sysctls.extend(sysctl::read(key)?.map(|value| (key, value)));
+    }
+    let kpx_runs = control::lock().is_err();
+    Ok(Facts {
+        kernel: kernel()?,
+        missing_capabilities: missing_capabilities()?,
+        probed: probe(),
+        btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+        mounted: mounted()?,
+        memlock: Some(getrlimit(Resource::RLIMIT_MEMLOCK).context("read the limit on locked memory")?.0)
+            .filter(|limit| *limit != RLIM_INFINITY),
+        sysctls,
+        cni: cni(Path::new(CNI_DIR)),
+        programs: loaded_programs().filter_map(|info| Some(info.ok()?.name_as_str()?.to_owned())).collect(),
+        others: others(links.values()).await?,
+        kpx_runs,
+        kube_proxies: processes::kube_proxies()?,
+        kube_proxy_rules: KubeProxyRules::find()?,
+        kube_ipvs0: links.values().any(|link| link.name == KUBE_IPVS0),
+        taken_ports: PORTS.into_iter().filter(|port| !is_free(*port)).collect(),
+        mtu: anchor_mtu(&links),
+        pod_mtu: pods.map(|link| link.mtu).max(),
+    })
+}
+
+/// kube-proxy's device of mode ipvs.
+pub(in crate::cli) const KUBE_IPVS0: &str = "kube-ipvs0";
+
+/// The devices of this thread's network namespace.
+async fn links() -> Result<BTreeMap<u32, Link>> {
+    let (sender, mut events) = mpsc::channel(1);
+    tokio::select! {
+        ended = net::watch(sender) => ended.and_then(|()| bail!("the watch on devices has ended")),
+        event = events.recv() => match event {
+            Some(LinkEvent::All(links)) => Ok(links.into_iter().map(|link| (link.index, link)).collect()),
+            _ => bail!("the devices are not listed"),
+        },
+    }
+}
+
+fn kernel() -> Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's version")?.trim().to_owned())
+}
+
+/// The numbers are those of linux/capability.h. CAP_SYS_ADMIN stands for both of BPF's.
+fn missing_capabilities() -> Result<Vec<&'static str>> {
+    const SYS_ADMIN: u32 = 21;
+    const NEEDED: [(&str, u32, bool); 3] =
+        [("CAP_NET_ADMIN", 12, false), ("CAP_BPF", 39, true), ("CAP_PERFMON", 38, true)];
+    let status = fs::read_to_string("/proc/self/status").context("read this process's capabilities")?;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("no CapEff in the status")?;
+    let effective = u64::from_str_radix(effective.trim(), 16).context("CapEff is no number")?;
+    let has = |bit: u32| effective >> bit & 1 == 1;
+    let missing = NEEDED.into_iter().filter(|(_, bit, bpf)| !has(*bit) && !(*bpf && has(SYS_ADMIN)));
+    Ok(missing.map(|(name, ..)| name).collect())
+}
+
+fn mounted() -> Result<BTreeSet<String>> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("read the mounts")?;
+    Ok(mounts.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect())
+}
+
+/// What the plugins of all configurations are called; one that cannot be read is none of a plugin's.
+fn cni(dir: &Path) -> BTreeSet<String> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let read = files.filter_map(|file| serde_json::from_str::<Value>(&fs::read_to_string(file.path()).ok()?).ok());
+    let types = |config: Value| -> Vec<String> {
+        let plugins = config["plugins"].as_array().cloned().unwrap_or_default();
+        let all = plugins.into_iter().chain([config]);
+        all.filter_map(|plugin| plugin["type"].as_str().map(str::to_owned)).collect()
+    };
+    read.flat_map(types).collect()
+}
+
+/// TCX programs and BPF filters on the devices, but ours.
+async fn others(links: impl Iterator<Item = &Link>) -> Result<Vec<(String, &'static str, String)>> {
+    let (driver, handle) = net::connect()?;
+    let find = async {
+        let mut others = Vec::new();
+        for link in links {
+            for (attach_type, hook) in [(TcAttachType::Ingress, "ingress"), (TcAttachType::Egress, "egress")] {
+                // A kernel without TCX has none there.
+                let programs = SchedClassifier::query_tcx(&link.name, attach_type).map(|(_, programs)| programs);
+                let names = programs.unwrap_or_default().into_iter();
+                let names = names.map(|program| program.name_as_str().unwrap_or("?").to_owned());
+                others.extend(names.map(|name| (link.name.clone(), hook, name)));
+            }
+            for filter in filter::list(&handle, link.index).await?.into_iter().filter(|filter| !filter.is_ours()) {
+                others.push((link.name.clone(), filter.hook.name(), filter.name));
+            }
+        }
+        others.retain(|(_, _, name)| !name.starts_with("kpx_"));
+        anyhow::Ok(others)
+    };
+    tokio::select! {
+        others = find => others,
+        () = driver => bail!("the netlink socket has failed"),
+    }
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_are_read_from_single_configurations_and_lists() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [
+            ("10-calico.conflist", r#"{"plugins": [{"type": "calico"}, {"type": "portmap"}]}"#),
+            ("20-bridge.conf", r#"{"type": "bridge"}"#),
+            ("README", "nothing"),
+        ];
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        assert_eq!(Vec::from_iter(cni(dir.path())), ["bridge", "calico", "portmap"]);
+        assert!(cni(&dir.path().join("none")).is_empty());
+    }
+}

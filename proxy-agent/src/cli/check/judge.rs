@@ -1,0 +1,254 @@
+//! What the facts mean for kpx, and what to do about them.
+
+use super::facts::{
+    BRIDGE_IPTABLES, CONNTRACK_COUNT, CONNTRACK_MAX, Facts, IP_FORWARD, IP6_FORWARD, PORTS, ROUTE_LOCALNET, RP_FILTER,
+};
+use super::{Finding, Level};
+use crate::cli::output::list;
+
+/// BPF memory is no longer charged to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
+const MEMLOCK_FREE: (u32, u32) = (5, 11);
+
+/// A file system, a name, what its absence means.
+const MOUNTS: [(&str, &str); 2] = [("cgroup2", "cgroup2"), ("bpf", "bpf file system")];
+
+/// A dataplane that translates Services itself, and what to do about it: by how its programs' names begin.
+const TRANSLATORS: [(&str, &str, &str); 2] = [
+    ("cil_sock", "Cilium", "set kubeProxyReplacement: \"false\" in its configuration"),
+    ("cali_", "Calico's eBPF dataplane", "set linuxDataplane: Iptables in its Installation"),
+];
+
+/// In the order in which they are shown.
+pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = vec![kernel(facts), capabilities(facts), programs(facts), attach(facts), btf(facts)];
+    findings.extend(MOUNTS.map(|(kind, what)| mounted(facts, kind, what)));
+    findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
+    findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
+    findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
+    findings
+}
+
+fn ok(what: &'static str, found: impl Into<String>) -> Finding {
+    Finding { level: Level::Ok, what, found: found.into(), fix: None }
+}
+
+fn warn(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+    Finding { level: Level::Warn, what, found: found.into(), fix: Some(fix.into()) }
+}
+
+fn fail(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+    Finding { level: Level::Fail, what, found: found.into(), fix: Some(fix.into()) }
+}
+
+/// What it can is probed; its version alone says nothing of what a distribution has put into it.
+fn kernel(facts: &Facts) -> Finding {
+    ok("kernel", &facts.kernel)
+}
+
+fn capabilities(facts: &Facts) -> Finding {
+    match facts.missing_capabilities.as_slice() {
+        [] => ok("capabilities", "all that kpx needs"),
+        missing => fail("capabilities", format!("{} missing", list(missing)), "run as root, or grant them"),
+    }
+}
+
+fn programs(facts: &Facts) -> Finding {
+    match &facts.probed.programs {
+        Ok(()) => ok("programs", "the kernel takes them"),
+        Err(why) if !facts.missing_capabilities.is_empty() => fail("programs", why, "mend the capabilities first"),
+        Err(why) => fail("programs", why, "use a newer kernel: kpx is tried with Linux 6.18"),
+    }
+}
+
+fn attach(facts: &Facts) -> Finding {
+    match (&facts.probed.tcx, &facts.probed.clsact) {
+        (Ok(()), _) => ok("attach", "by TCX"),
+        (Err(_), Ok(())) => {
+            let found = "by clsact: this kernel has no TCX";
+            warn(
+                "attach",
+                found,
+                "from Linux 6.6 on programs go with their process however it ends; until then see kpx cleanup",
+            )
+        }
+        (Err(tcx), Err(clsact)) => {
+            let fix = "a kernel with CONFIG_NET_CLS_ACT and CONFIG_NET_SCH_INGRESS";
+            fail("attach", format!("neither by TCX ({tcx}) nor by clsact ({clsact})"), fix)
+        }
+    }
+}
+
+fn btf(facts: &Facts) -> Finding {
+    ok("BTF", if facts.btf { "the kernel describes its types" } else { "none, and kpx needs none" })
+}
+
+/// kpx has neither cgroup hooks nor pins.
+fn mounted(facts: &Facts, kind: &str, what: &'static str) -> Finding {
+    ok(what, if facts.mounted.contains(kind) { "mounted" } else { "not mounted, and kpx needs none" })
+}
+
+fn memlock(facts: &Facts) -> Finding {
+    const WHAT: &str = "memlock";
+    match facts.memlock {
+        None => ok(WHAT, "no limit"),
+        Some(limit) if version(&facts.kernel) >= MEMLOCK_FREE => {
+            ok(WHAT, format!("{} KiB, which this kernel does not ask of maps", limit / 1024))
+        }
+        Some(limit) => fail(WHAT, format!("{} KiB, too little for the maps", limit / 1024), "ulimit -l unlimited"),
+    }
+}
+
+/// Major and minor; nothing if it is not written as usual.
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or_default());
+    (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default())
+}
+
+fn ip_forward(facts: &Facts) -> Finding {
+    match value(facts, IP_FORWARD) {
+        Some(1..) => ok("ip_forward", "on"),
+        _ => fail("ip_forward", "off: no packet reaches a pod", "sysctl -w net.ipv4.ip_forward=1"),
+    }
+}
+
+fn ip6_forward(facts: &Facts) -> Finding {
+    const WHAT: &str = "ipv6 forwarding";
+    match value(facts, IP6_FORWARD) {
+        None => ok(WHAT, "this kernel has no IPv6"),
+        Some(0) => warn(WHAT, "off", "if pods have IPv6 addresses: sysctl -w net.ipv6.conf.all.forwarding=1"),
+        Some(_) => ok(WHAT, "on"),
+    }
+}
+
+/// Translated packets pass it however it is set.
+fn rp_filter(facts: &Facts) -> Finding {
+    let how = ["off", "strict", "loose"];
+    let found = value(facts, RP_FILTER).and_then(|value| how.get(usize::try_from(value).ok()?));
+    ok("rp_filter", format!("{}; kpx works with any", found.unwrap_or(&"unknown")))
+}
+
+fn route_localnet(facts: &Facts) -> Finding {
+    const WHAT: &str = "route_localnet";
+    match value(facts, ROUTE_LOCALNET) {
+        Some(1..) => {
+            let found = "on, as kube-proxy leaves it: neighbours can reach what listens on 127.0.0.1";
+            warn(WHAT, found, "sysctl -w net.ipv4.conf.all.route_localnet=0")
+        }
+        _ => ok(WHAT, "off"),
+    }
+}
+
+fn conntrack(facts: &Facts) -> Finding {
+    const WHAT: &str = "conntrack";
+    let (Some(max), Some(count)) = (value(facts, CONNTRACK_MAX), value(facts, CONNTRACK_COUNT)) else {
+        return ok(WHAT, "not loaded");
+    };
+    let found = format!("{count} of {max} connections");
+    if max > 0 && count * 10 > max * 9 {
+        return warn(WHAT, found, format!("sysctl -w net.netfilter.nf_conntrack_max={}", max * 2));
+    }
+    ok(WHAT, found)
+}
+
+fn br_netfilter(facts: &Facts) -> Finding {
+    ok(
+        "br_netfilter",
+        match value(facts, BRIDGE_IPTABLES) {
+            None => "not loaded, and kpx needs none",
+            Some(0) => "loaded, off; kpx works with either",
+            Some(_) => "on; kpx works with either",
+        },
+    )
+}
+
+fn value(facts: &Facts, key: &str) -> Option<u64> {
+    facts.sysctls.get(key)?.parse().ok()
+}
+
+fn cni(facts: &Facts) -> Finding {
+    if facts.cni.is_empty() {
+        return warn("CNI", "no plugin is configured", "on a node, install one; a host that is no node needs none");
+    }
+    ok("CNI", list(&facts.cni))
+}
+
+/// Whether somebody else translates Services by programs of their own.
+fn translators(facts: &Facts) -> Finding {
+    const WHAT: &str = "other service proxies";
+    let runs = |prefix: &str| facts.programs.iter().any(|name| name.starts_with(prefix));
+    match TRANSLATORS.iter().find(|(prefix, ..)| runs(prefix)) {
+        Some((_, who, fix)) => fail(WHAT, format!("{who} translates Services itself"), *fix),
+        None => ok(WHAT, "no eBPF dataplane"),
+    }
+}
+
+fn others(facts: &Facts) -> Finding {
+    const WHAT: &str = "other programs";
+    if facts.others.is_empty() {
+        return ok(WHAT, "none on the devices");
+    }
+    let others = facts.others.iter().map(|(device, hook, name)| format!("{name} at {device} {hook}"));
+    warn(WHAT, list(others), "what they drop or redirect before kpx, it does not see: look at bpftool net")
+}
+
+fn kube_proxy(facts: &Facts) -> Finding {
+    const WHAT: &str = "kube-proxy";
+    if !facts.kube_proxies.is_empty() {
+        let found = format!("runs, process {}", list(&facts.kube_proxies));
+        return fail(WHAT, found, "stop it: kubectl -n kube-system delete daemonset kube-proxy");
+    }
+    ok(WHAT, if facts.kpx_runs { "does not run; kpx does" } else { "does not run" })
+}
+
+fn kube_proxy_rules(facts: &Facts) -> Finding {
+    const WHAT: &str = "kube-proxy's rules";
+    let rules = &facts.kube_proxy_rules;
+    if rules.unknown {
+        let fix = "install nft or iptables if kube-proxy ever ran here";
+        return warn(WHAT, "neither nft nor iptables is installed, so nobody can tell", fix);
+    }
+    if rules.is_empty() {
+        return ok(WHAT, "none");
+    }
+    let tables = rules.tables.iter().map(|family| format!("nftables table {family} kube-proxy"));
+    let chains = rules.chains.iter();
+    let chains = chains.map(|chains| format!("{} chains in {}'s {}", chains.names.len(), chains.tool, chains.table));
+    fail(WHAT, list(tables.chain(chains)), "kpx cleanup --kube-proxy")
+}
+
+fn kube_ipvs0(facts: &Facts) -> Finding {
+    const WHAT: &str = "kube-ipvs0";
+    if facts.kube_ipvs0 {
+        let found = "there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own";
+        return fail(WHAT, found, "kpx cleanup --kube-proxy");
+    }
+    ok(WHAT, "not there")
+}
+
+fn ports(facts: &Facts) -> Finding {
+    const WHAT: &str = "ports";
+    if facts.taken_ports.is_empty() {
+        return ok(WHAT, format!("{} are free", list(PORTS)));
+    }
+    let found = format!("{} taken", list(&facts.taken_ports));
+    if facts.kpx_runs {
+        return ok(WHAT, format!("{found}; kpx runs"));
+    }
+    let fix = "stop who listens there (ss -ltnp), or give kpx others: --metrics-bind-address, --healthz-bind-address";
+    fail(WHAT, found, fix)
+}
+
+fn mtu(facts: &Facts) -> Finding {
+    const WHAT: &str = "MTU";
+    match facts.pod_mtu {
+        Some(pods) if pods > facts.mtu => {
+            let found = format!("pods have up to {pods}, the narrowest way out has {}", facts.mtu);
+            warn(WHAT, found, format!("set the CNI's to {} or less: what is larger is fragmented or lost", facts.mtu))
+        }
+        Some(pods) => ok(WHAT, format!("{} on the narrowest way out, pods up to {pods}", facts.mtu)),
+        None => ok(WHAT, format!("{} on the narrowest way out", facts.mtu)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

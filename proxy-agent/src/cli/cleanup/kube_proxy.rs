@@ -1,0 +1,83 @@
+//! Takes away what kube-proxy left: as `kube-proxy --cleanup` does, with the tools that made it.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::net::if_::if_nametoindex;
+
+use super::Removed;
+use crate::cli::check::{Chains, KUBE_IPVS0, KubeProxyRules};
+use crate::net::Handle;
+
+pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()> {
+    let rules = KubeProxyRules::find()?;
+    for family in &rules.tables {
+        run("nft", &["delete", "table", family, "kube-proxy"])?;
+        removed.add(format!("the nftables table {family} kube-proxy"));
+    }
+    for chains in &rules.chains {
+        remove_chains(chains)?;
+        removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
+    }
+    if let Ok(ifindex) = if_nametoindex(KUBE_IPVS0) {
+        let deleted = handle.link().del(ifindex).execute().await;
+        deleted.with_context(|| format!("delete {KUBE_IPVS0}"))?;
+        removed.add(format!("the device {KUBE_IPVS0}"));
+    }
+    Ok(())
+}
+
+/// First the ways in, then what the chains hold, as they lead to one another, then the chains.
+fn remove_chains(chains: &Chains) -> Result<()> {
+    let Chains { tool, table, names, jumps } = chains;
+    for jump in jumps {
+        let words = words(jump);
+        let rule = words.iter().skip(1).map(String::as_str);
+        run(tool, &["-w", "-t", table, "-D"].into_iter().chain(rule).collect::<Vec<_>>())?;
+    }
+    for verb in ["-F", "-X"] {
+        for name in names {
+            run(tool, &["-w", "-t", table, verb, name])?;
+        }
+    }
+    Ok(())
+}
+
+fn run(tool: &str, arguments: &[&str]) -> Result<()> {
+    let output = Command::new(tool).args(arguments).output().with_context(|| format!("run {tool}"))?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{tool} {}: {}", arguments.join(" "), error.trim());
+    Ok(())
+}
+
+/// A rule as `iptables-save` prints it: what has blanks is in quotation marks.
+fn words(rule: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let (mut quoted, mut escaped) = (false, false);
+    for letter in rule.chars() {
+        let last = words.last_mut().expect("there is always a word");
+        match letter {
+            _ if escaped => {
+                last.push(letter);
+                escaped = false;
+            }
+            '\\' => escaped = true,
+            '"' => quoted = !quoted,
+            ' ' if !quoted => words.push(String::new()),
+            _ => last.push(letter),
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_words_stay_together() {
+        let rule = r#"-A PREROUTING -m comment --comment "service \"portals\"" -j KUBE-SERVICES"#;
+        let expected = ["-A", "PREROUTING", "-m", "comment", "--comment", "service \"portals\"", "-j", "KUBE-SERVICES"];
+        assert_eq!(words(rule), expected);
+    }
+}

@@ -1,0 +1,160 @@
+//! The health server: `/healthz` and `/livez`, for load balancers and the kubelet (kube-proxy's
+//! `pkg/proxy/healthcheck/proxy_health.go`).
+
+use std::collections::BTreeMap;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::any;
+use axum::{Json, Router};
+use http::StatusCode;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::http_server::{nosniff, not_found};
+use crate::liveness::{Liveness, Report};
+use crate::metrics::{ByCode, Metrics};
+
+/// Any method, as load balancers are set to ask with many.
+pub fn router(liveness: Liveness, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/healthz", any(healthz))
+        .route("/livez", any(livez))
+        .fallback(not_found)
+        .with_state(Health { liveness, metrics })
+}
+
+#[derive(Clone)]
+struct Health {
+    liveness: Liveness,
+    metrics: Metrics,
+}
+
+/// The body, in the order in which kube-proxy has it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    last_updated: Timestamp,
+    current_time: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    /// Of the proxy alone, whether the node is eligible or not.
+    healthy: bool,
+    status: BTreeMap<&'static str, FamilyAnswer>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FamilyAnswer {
+    last_updated: Timestamp,
+    healthy: bool,
+}
+
+/// Whether new load balancer traffic may be sent here.
+async fn healthz(State(health): State<Health>) -> Response {
+    let report = health.liveness.report();
+    let response = answer(&report, Some(report.node_eligible));
+    health.metrics.proxy.healthz.get_or_create(&ByCode::from(response.status())).inc();
+    response
+}
+
+/// Whether kpx does its work.
+async fn livez(State(health): State<Health>) -> Response {
+    let response = answer(&health.liveness.report(), None);
+    health.metrics.proxy.livez.get_or_create(&ByCode::from(response.status())).inc();
+    response
+}
+
+fn answer(report: &Report, node_eligible: Option<bool>) -> Response {
+    let current_time = Timestamp::now();
+    let ok = report.live && node_eligible.unwrap_or(true);
+    let status = report.families.iter().map(|(family, family_report)| {
+        (family.name(), FamilyAnswer { last_updated: family_report.last_updated, healthy: family_report.healthy })
+    });
+    let body = Answer {
+        // Who is well and has nothing to do counts as up to date.
+        last_updated: if ok { current_time } else { report.last_updated },
+        current_time,
+        node_eligible,
+        healthy: report.live,
+        status: status.collect(),
+    };
+    let code = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let mut response: Response<Body> = axum::response::IntoResponse::into_response((code, Json(body)));
+    nosniff(&mut response);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use http_body_util::BodyExt;
+    use serde_json::Value;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::ip_family::IpFamily;
+    use crate::settings::Mode;
+
+    async fn ask(router: &Router, method: &str, path: &str) -> (u16, String) {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        let status = response.status().as_u16();
+        if status != 404 {
+            assert_eq!(response.headers()["content-type"], "application/json");
+        }
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// Its times blanked out, which must be in RFC 3339.
+    fn form(body: &str) -> String {
+        let mut text = body.to_owned();
+        let value: Value = serde_json::from_str(body).unwrap();
+        let families = value["status"].as_object().unwrap().values().map(|family| &family["lastUpdated"]);
+        for time in families.chain([&value["lastUpdated"], &value["currentTime"]]) {
+            let time = time.as_str().unwrap();
+            time.parse::<Timestamp>().unwrap();
+            assert!(time.ends_with('Z'), "{time}");
+            text = text.replace(time, "T");
+        }
+        text
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_and_codes_are_those_of_kube_proxy() {
+        let liveness = Liveness::new(std::time::Duration::from_secs(30), Mode::Node);
+        let router = router(liveness.clone(), Metrics::new());
+        let (code, body) = ask(&router, "GET", "/healthz").await;
+        let families =
+            r#""status":{"IPv4":{"lastUpdated":"T","healthy":true},"IPv6":{"lastUpdated":"T","healthy":true}}"#;
+        assert_eq!(code, 503);
+        assert_eq!(
+            form(&body),
+            format!(r#"{{"lastUpdated":"T","currentTime":"T","nodeEligible":false,"healthy":true,{families}}}"#)
+        );
+
+        liveness.set_node_eligible(true);
+        let (code, body) = ask(&router, "POST", "/healthz").await;
+        let value: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((code, &value["nodeEligible"]), (200, &Value::Bool(true)));
+        assert_eq!(value["lastUpdated"], value["currentTime"], "now, if all is well");
+
+        liveness.queued(IpFamily::V6);
+        tokio::time::advance(std::time::Duration::from_secs(60)).await;
+        let (code, body) = ask(&router, "GET", "/livez").await;
+        let families = families
+            .replace(r#""IPv6":{"lastUpdated":"T","healthy":true"#, r#""IPv6":{"lastUpdated":"T","healthy":false"#);
+        assert_eq!(code, 503);
+        assert_eq!(form(&body), format!(r#"{{"lastUpdated":"T","currentTime":"T","healthy":false,{families}}}"#));
+        let value: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(value["lastUpdated"], value["status"]["IPv4"]["lastUpdated"], "the latest of the families'");
+        assert_eq!(ask(&router, "GET", "/healthz").await.0, 503);
+
+        for path in ["/", "/healthz/", "/readyz"] {
+            assert_eq!(ask(&router, "GET", path).await, (404, "404 page not found\n".to_owned()), "{path}");
+        }
+    }
+}

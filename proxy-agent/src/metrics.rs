@@ -1,0 +1,94 @@
+//! What Prometheus is told. kube-proxy's metrics keep their names, types, labels and buckets, so that dashboards and alerts
+//! go on to work; kpx's own begin with `kpx_`.
+//!
+//! The loop and the servers set what they know ([`ProxyMetrics`], [`OwnMetrics`], [`Requests`]); what the kernel counts is
+//! read when a scrape asks for it ([`Readings`]).
+
+mod build;
+mod exposition;
+mod kube_proxy;
+mod latency;
+mod own;
+mod process;
+mod readings;
+mod requests;
+mod slis;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use http::StatusCode;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+pub use exposition::TEXT_FORMAT;
+pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
+pub use latency::{Latencies, Trigger};
+pub use own::{OwnMetrics, Phase};
+pub use readings::{ProgramReading, Readings};
+pub use requests::Requests;
+pub use slis::Slis;
+
+use crate::ip_family::IpFamily;
+
+/// Clones set the same metrics.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    pub proxy: ProxyMetrics,
+    pub own: OwnMetrics,
+    pub slis: Slis,
+    registry: Arc<Registry>,
+}
+
+impl Metrics {
+    #[expect(clippy::new_without_default, reason = "it takes the time for the start of the agent")]
+    pub fn new() -> Self {
+        let mut registry = Registry::default();
+        let proxy = ProxyMetrics::register(registry.sub_registry_with_prefix("kubeproxy"));
+        let own = OwnMetrics::register(registry.sub_registry_with_prefix("kpx"));
+        Requests::of_process().register(&mut registry);
+        build::register(&mut registry);
+        registry.register_collector(Box::new(process::Process::started_now()));
+        Self { proxy, own, slis: Slis::default(), registry: Arc::new(registry) }
+    }
+
+    /// The body of `/metrics`; without `readings` if the loop has no time for them.
+    pub fn text(&self, readings: Option<Readings>) -> Result<String, fmt::Error> {
+        let mut scraped = Registry::default();
+        if let Some(readings) = readings {
+            scraped.register_collector(Box::new(readings));
+        }
+        exposition::text(&[&self.registry, &scraped])
+    }
+}
+
+/// Label of kube-proxy's metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByFamily {
+    ip_family: &'static str,
+}
+
+impl From<IpFamily> for ByFamily {
+    fn from(family: IpFamily) -> Self {
+        Self { ip_family: family.name() }
+    }
+}
+
+/// Label of kube-proxy's counts of health answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByCode {
+    code: u16,
+}
+
+impl From<StatusCode> for ByCode {
+    fn from(code: StatusCode) -> Self {
+        Self { code: code.as_u16() }
+    }
+}
+
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+type Seconds = Gauge<f64, AtomicU64>;

@@ -1,0 +1,95 @@
+//! How long it takes from a change in the cluster until this node does as it says.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::ProxyMetrics;
+use crate::input::ObjectName;
+use crate::ip_family::IpFamily;
+
+/// What the change of an EndpointSlice says of when it came to pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trigger {
+    pub service: ObjectName,
+    pub family: IpFamily,
+    /// None if the slice is gone: what then was not in force yet never will be.
+    pub at: Option<Timestamp>,
+}
+
+/// Triggers of changes that are not in force yet.
+#[derive(Debug)]
+pub struct Latencies {
+    started: Timestamp,
+    pending: BTreeMap<(IpFamily, ObjectName), Vec<Timestamp>>,
+}
+
+impl Latencies {
+    /// What came to pass before `started` waited for the agent, not for its work.
+    pub fn since(started: Timestamp) -> Self {
+        Self { started, pending: BTreeMap::new() }
+    }
+
+    /// In the order in which they came.
+    pub fn add(&mut self, trigger: Trigger) {
+        let key = (trigger.family, trigger.service);
+        match trigger.at {
+            Some(at) if at > self.started => self.pending.entry(key).or_default().push(at),
+            Some(_) => {}
+            None => drop(self.pending.remove(&key)),
+        }
+    }
+
+    /// All that was asked of a family is in force.
+    pub fn observe(&mut self, family: IpFamily, metrics: &ProxyMetrics) {
+        let histogram = metrics.programming_latency.get_or_create_owned(&family.into());
+        let now = Timestamp::now();
+        self.pending.retain(|(of, _), triggers| {
+            if *of == family {
+                triggers.iter().for_each(|at| histogram.observe(now.duration_since(*at).as_secs_f64()));
+            }
+            *of != family
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::object_name;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn each_trigger_counts_once_when_its_family_is_in_force() {
+        let metrics = Metrics::new();
+        let started: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let mut latencies = Latencies::since(started);
+        let at = |seconds: i64| Some(started + jiff::SignedDuration::from_secs(seconds));
+        let trigger = |name: &str, family, at| Trigger { service: object_name(name), family, at };
+        for trigger in [
+            trigger("old", IpFamily::V4, at(0)),
+            trigger("web", IpFamily::V4, at(1)),
+            trigger("web", IpFamily::V4, at(2)),
+            trigger("web", IpFamily::V6, at(2)),
+            trigger("gone", IpFamily::V4, at(3)),
+            trigger("gone", IpFamily::V4, None),
+        ] {
+            latencies.add(trigger);
+        }
+        let counts = || {
+            let text = metrics.text(None).unwrap();
+            let count = |family: IpFamily| {
+                let series =
+                    format!("kubeproxy_network_programming_duration_seconds_count{{ip_family=\"{}\"}} ", family.name());
+                text.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse::<u64>().unwrap()
+            };
+            IpFamily::ALL.map(count)
+        };
+        latencies.observe(IpFamily::V4, &metrics.proxy);
+        assert_eq!(counts(), [2, 0]);
+        latencies.observe(IpFamily::V4, &metrics.proxy);
+        assert_eq!(counts(), [2, 0]);
+        latencies.observe(IpFamily::V6, &metrics.proxy);
+        assert_eq!(counts(), [2, 1]);
+    }
+}

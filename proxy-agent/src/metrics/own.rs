@@ -1,0 +1,105 @@
+//! Metrics of kpx's own work.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use super::kube_proxy::durations;
+use super::{ByFamily, Histograms};
+use crate::ip_family::IpFamily;
+
+#[derive(Clone, Debug)]
+pub struct OwnMetrics {
+    phases: Histograms<ByPhase>,
+    sync_failures: Family<ByFamily, Counter>,
+    sweep_duration: Histogram,
+    flows_expired: Counter,
+}
+
+/// What a sync consists of, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// From objects to what they mean.
+    Model,
+    /// From what is in force to what should be.
+    Diff,
+    /// Into the maps.
+    Write,
+    /// Addresses, routes and rules.
+    Node,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByPhase {
+    phase: &'static str,
+}
+
+impl Phase {
+    const ALL: [Self; 4] = [Self::Model, Self::Diff, Self::Write, Self::Node];
+
+    const fn label(self) -> ByPhase {
+        let phase = match self {
+            Self::Model => "model",
+            Self::Diff => "diff",
+            Self::Write => "write",
+            Self::Node => "node",
+        };
+        ByPhase { phase }
+    }
+}
+
+impl OwnMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            phases: Family::new_with_constructor(phase_durations),
+            sync_failures: Family::default(),
+            sweep_duration: durations(),
+            flows_expired: Counter::default(),
+        };
+        for phase in Phase::ALL {
+            drop(metrics.phases.get_or_create(&phase.label()));
+        }
+        for family in IpFamily::ALL {
+            drop(metrics.sync_failures.get_or_create(&family.into()));
+        }
+        registry.register("sync_phase_duration_seconds", "Time taken by a part of a sync", metrics.phases.clone());
+        registry.register(
+            "sync_failures",
+            "Syncs after which not all that was asked for was in force",
+            metrics.sync_failures.clone(),
+        );
+        registry.register(
+            "flow_sweep_duration_seconds",
+            "Time taken to look through the flow tables for flows that are over",
+            metrics.sweep_duration.clone(),
+        );
+        registry.register(
+            "flows_expired",
+            "Flows that were removed because they were over",
+            metrics.flows_expired.clone(),
+        );
+        metrics
+    }
+
+    pub fn passed(&self, phase: Phase, duration: Duration) {
+        self.phases.get_or_create(&phase.label()).observe(duration.as_secs_f64());
+    }
+
+    pub fn sync_failed(&self, family: IpFamily) {
+        self.sync_failures.get_or_create(&family.into()).inc();
+    }
+
+    pub fn swept(&self, duration: Duration, expired: u64) {
+        self.sweep_duration.observe(duration.as_secs_f64());
+        self.flows_expired.inc_by(expired);
+    }
+}
+
+/// 10 µs to 2.6 s: most syncs change one Service.
+fn phase_durations() -> Histogram {
+    Histogram::new(exponential_buckets(0.00001, 4.0, 10))
+}

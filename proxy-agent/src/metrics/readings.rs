@@ -1,0 +1,122 @@
+//! What is read when a scrape asks for it: the programs' counters, and how full tables are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use proxy_common::counter::{Event, Reason, Verdict};
+
+use crate::ip_family::IpFamily;
+use crate::status::MapFill;
+
+/// Answered by the loop at once: nothing here walks through a map.
+#[derive(Clone, Debug, Default)]
+pub struct Readings {
+    pub events: Vec<(Event, u64)>,
+    pub reasons: Vec<(Reason, u64)>,
+    pub programs: BTreeMap<String, ProgramReading>,
+    pub maps: BTreeMap<String, MapFill>,
+    /// As of the last sweep.
+    pub flows: BTreeMap<IpFamily, u64>,
+    /// By role.
+    pub devices: BTreeMap<&'static str, u64>,
+    pub problems: u64,
+    /// Service ports whose policy allows only local endpoints, that have some elsewhere and none here: under the
+    /// internal policy, and under the external one.
+    pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
+}
+
+/// What the kernel has counted of a program, while it was told to count.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProgramReading {
+    pub run_time: Duration,
+    pub runs: u64,
+}
+
+impl Collector for Readings {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        self.encode_packets(&mut encoder)?;
+        self.encode_programs(&mut encoder)?;
+        self.encode_maps(&mut encoder)?;
+        let flows = self.flows.iter().map(|(family, flows)| ([("ip_family", family.name())], *flows));
+        gauges(&mut encoder, "kpx_flows", "Flows that are open, as of the last sweep.", flows)?;
+        let devices = self.devices.iter().map(|(role, devices)| ([("role", *role)], *devices));
+        gauges(&mut encoder, "kpx_devices", "Network devices that carry the programs, by role.", devices)?;
+        let problems = ConstGauge::new(self.problems);
+        let help = "What is wrong just now: kpx status has it.";
+        problems.encode(encoder.encode_descriptor("kpx_problems", help, None, MetricType::Gauge)?)?;
+        let counts = self.no_local_endpoints.iter().flat_map(|(family, [internal, external])| {
+            let labels = |policy| [("ip_family", family.name()), ("traffic_policy", policy)];
+            [(labels("internal"), *internal), (labels("external"), *external)]
+        });
+        let help = "Service ports that allow only local endpoints, have some elsewhere and none here.";
+        gauges(&mut encoder, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", help, counts)
+    }
+}
+
+impl Readings {
+    fn encode_packets(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+        let events = self.events.iter().map(|(event, packets)| ([("event", event.name())], *packets));
+        counters(encoder, "kpx_packets", "Packets translated, and flows opened by packets.", events)?;
+        let reasons = self.reasons.iter().map(|(reason, packets)| {
+            ([("reason", reason.name()), ("verdict", verdict_name(reason.verdict()))], *packets)
+        });
+        let help = "Packets not translated, why, and what becomes of them.";
+        counters(encoder, "kpx_untranslated_packets", help, reasons)
+    }
+
+    fn encode_programs(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+        let times = self.programs.iter();
+        let times = times.map(|(name, program)| ([("program", name.as_str())], program.run_time.as_secs_f64()));
+        let help = "Time spent in a program, while the kernel was told to count it (--bpf-stats).";
+        counters(encoder, "kpx_program_run_seconds", help, times)?;
+        let runs = self.programs.iter().map(|(name, program)| ([("program", name.as_str())], program.runs));
+        let help = "Runs of a program, while the kernel was told to count them (--bpf-stats).";
+        counters(encoder, "kpx_program_runs", help, runs)
+    }
+
+    fn encode_maps(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+        let maps = self.maps.iter();
+        let entries = maps.filter_map(|(name, map)| Some(([("map", name.as_str())], map.entries?)));
+        gauges(encoder, "kpx_map_entries", "Entries of a map of the programs, where they are counted.", entries)?;
+        let max_entries = self.maps.iter().map(|(name, map)| ([("map", name.as_str())], map.max_entries));
+        gauges(encoder, "kpx_map_max_entries", "Entries for which a map of the programs has room.", max_entries)
+    }
+}
+
+const fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Drop => "drop",
+        Verdict::Reject => "reject",
+    }
+}
+
+fn counters<L, V>(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    values: impl IntoIterator<Item = (L, V)>,
+) -> Result<(), fmt::Error>
+where
+    L: EncodeLabelSet,
+    ConstCounter<V>: EncodeMetric,
+{
+    let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    values.into_iter().try_for_each(|(labels, value)| ConstCounter::new(value).encode(encoder.encode_family(&labels)?))
+}
+
+fn gauges<L: EncodeLabelSet>(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    values: impl IntoIterator<Item = (L, u64)>,
+) -> Result<(), fmt::Error> {
+    let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    values.into_iter().try_for_each(|(labels, value)| ConstGauge::new(value).encode(encoder.encode_family(&labels)?))
+}

@@ -1,0 +1,48 @@
+//! `/metrics/slis`: how often a health check of this process was asked for and passed, in the form that all Kubernetes
+//! components have (k8s.io/component-base/metrics/prometheus/slis).
+
+use std::fmt;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::exposition;
+
+#[derive(Clone, Debug, Default)]
+pub struct Slis {
+    healthcheck: Family<Check, Gauge>,
+    healthchecks: Family<Outcome, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Check {
+    name: &'static str,
+    r#type: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    name: &'static str,
+    status: &'static str,
+    r#type: &'static str,
+}
+
+impl Slis {
+    /// The process has answered that it is there, which cannot fail.
+    pub fn pinged(&self) {
+        self.healthcheck.get_or_create(&Check { name: "ping", r#type: "healthz" }).set(1);
+        self.healthchecks.get_or_create(&Outcome { name: "ping", status: "success", r#type: "healthz" }).inc();
+    }
+
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        let help = "The result of a health check when it was last asked for: 1 if it passed";
+        registry.register("kubernetes_healthcheck", help, self.healthcheck.clone());
+        let help = "Health checks that were asked for, by their results";
+        registry.register("kubernetes_healthchecks", help, self.healthchecks.clone());
+        exposition::text(&[&registry])
+    }
+}

@@ -1,0 +1,79 @@
+//! The metrics server: `/metrics`, and what else kube-proxy answers there (its `cmd/kube-proxy/app/server.go`).
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
+use serde_json::Value;
+use tracing::debug;
+
+use crate::control::Asker;
+use crate::http_server::{nosniff, not_found};
+use crate::metrics::{Metrics, TEXT_FORMAT};
+
+/// The answer of `/proxyMode`, where kube-proxy says `iptables`, `ipvs` or `nftables`.
+const PROXY_MODE: &str = "ebpf";
+/// How long a scrape waits for the loop, which may be in the middle of a sync: then the kernel's numbers are left out.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is served at the metrics address; `more` beside it.
+pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> Router {
+    let slis = metrics.slis.clone();
+    let text = |body: &'static str| move || async move { plain(body) };
+    Router::new()
+        .route("/metrics/slis", any(move || async move { exposition(slis.text()) }))
+        .route("/healthz", any(healthz).with_state(metrics.clone()))
+        .route("/healthz/ping", any(text("ok")))
+        .route("/proxyMode", any(text(PROXY_MODE)))
+        .route("/configz", any(async move || json(&configz)))
+        .merge(scrape_router(asker, metrics))
+        .merge(more)
+        .fallback(not_found)
+}
+
+/// `/metrics` alone.
+pub fn scrape_router(asker: Asker, metrics: Metrics) -> Router {
+    Router::new().route("/metrics", any(scrape)).with_state((asker, metrics))
+}
+
+async fn scrape(State((asker, metrics)): State<(Asker, Metrics)>) -> Response {
+    let readings = match tokio::time::timeout(PATIENCE, asker.readings()).await {
+        Ok(Ok(readings)) => Some(readings),
+        Ok(Err(error)) => {
+            debug!(error = format!("{error:#}"), "scrape without the kernel's numbers");
+            None
+        }
+        Err(_) => None,
+    };
+    exposition(metrics.text(readings))
+}
+
+/// Whether this process answers: as all Kubernetes components have it, and no more than that.
+async fn healthz(State(metrics): State<Metrics>, RawQuery(query): RawQuery) -> Response {
+    metrics.slis.pinged();
+    let verbose = query.is_some_and(|query| query.split('&').any(|part| part.split('=').next() == Some("verbose")));
+    plain(if verbose { "[+]ping ok\nhealthz check passed\n" } else { "ok" })
+}
+
+fn plain(body: &'static str) -> Response {
+    let mut response = body.into_response();
+    nosniff(&mut response);
+    response
+}
+
+fn json(value: &Value) -> Response {
+    let mut response = axum::Json(value).into_response();
+    nosniff(&mut response);
+    response
+}
+
+fn exposition(text: Result<String, std::fmt::Error>) -> Response {
+    match text {
+        Ok(text) => ([(CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT))], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}

@@ -1,0 +1,60 @@
+//! What the agent answers over the network: health, metrics and the web page.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use tokio::task::JoinSet;
+
+use crate::control::Asker;
+use crate::health::Health;
+use crate::http_server::keep_serving;
+use crate::liveness::Liveness;
+use crate::metrics::Metrics;
+use crate::settings::Settings;
+use crate::{healthz, metrics_server, ui};
+
+pub(super) struct Servers {
+    /// Each with the name that its problems have.
+    servers: Vec<(&'static str, SocketAddr, Router)>,
+    hard_fail: bool,
+    health: Health,
+}
+
+impl Servers {
+    pub(super) fn new(
+        settings: &Settings,
+        asker: &Asker,
+        metrics: &Metrics,
+        liveness: Liveness,
+        health: Health,
+    ) -> Self {
+        let healthz = healthz::router(liveness, metrics.clone());
+        let page = if settings.ui { ui::router(asker.clone(), &settings.node_name) } else { Router::new() };
+        let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), page);
+        let servers = [
+            ("health server", settings.healthz_address, healthz),
+            ("metrics server", settings.metrics_address, metrics),
+        ];
+        Self {
+            servers: servers.into_iter().filter_map(|(what, address, router)| Some((what, address?, router))).collect(),
+            hard_fail: settings.bind_address_hard_fail,
+            health,
+        }
+    }
+
+    /// Serves until dropped; an error if an address must be had and cannot. On threads of their own, as they have to tell
+    /// when the loop hangs.
+    pub(super) async fn run(self) -> Result<Infallible> {
+        let mut tasks = JoinSet::new();
+        for (what, address, router) in self.servers {
+            let (hard_fail, health) = (self.hard_fail, self.health.clone());
+            tasks.spawn(async move { keep_serving(what, address, router, hard_fail, &health).await });
+        }
+        match tasks.join_next().await {
+            Some(ended) => ended.context("a server has failed")?,
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The web page: what this node does, in a browser. Served beside the metrics if the operator asks for it.
+//!
+//! It only reads. Nothing but the page itself may read along: no other site by a name that leads here, by a script or in
+//! a frame.
+
+mod assets;
+mod guard;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use http::{HeaderValue, StatusCode, header};
+use proxy_common::counter::{Reason, Verdict};
+use serde::Serialize;
+
+use crate::control::Asker;
+use crate::trace::explain;
+
+/// `/ui/` and all below it. Who asks must name the server by an address, as localhost or as `node_name`.
+pub fn router(asker: Asker, node_name: &str) -> Router {
+    let api = Router::new()
+        .route("/ui/api/status", get(status))
+        .route("/ui/api/services", get(services))
+        .route("/ui/api/reasons", get(reasons))
+        .layer(middleware::map_response(never_store))
+        .with_state(asker);
+    Router::new()
+        .route("/ui", get(|| async { Redirect::permanent("/ui/") }))
+        .merge(assets::router())
+        .merge(api)
+        .layer(middleware::map_response(guard::protect))
+        .layer(middleware::from_fn_with_state(Arc::from(node_name), guard::known_host))
+}
+
+async fn status(State(asker): State<Asker>) -> Response {
+    answer(asker.status().await)
+}
+
+async fn services(State(asker): State<Asker>) -> Response {
+    answer(asker.services().await)
+}
+
+fn answer<T: Serialize>(result: anyhow::Result<T>) -> Response {
+    match result {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+    }
+}
+
+/// Why a packet is not translated, and what becomes of it then.
+#[derive(Serialize)]
+struct ReasonView {
+    name: &'static str,
+    /// `pass`, `drop` or `reject`.
+    verdict: &'static str,
+    meaning: &'static str,
+}
+
+async fn reasons() -> Response {
+    Json(Reason::ALL.map(reason_view)).into_response()
+}
+
+fn reason_view(reason: Reason) -> ReasonView {
+    let verdict = match reason.verdict() {
+        Verdict::Pass => "pass",
+        Verdict::Drop => "drop",
+        Verdict::Reject => "reject",
+    };
+    ReasonView { name: reason.name(), verdict, meaning: explain::explain(reason) }
+}
+
+async fn never_store(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! The page's files, part of the binary.
+
+use axum::Router;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+/// Hashes what a browser keeps, so that it notices another version of the agent.
+const CRC: crc::Crc<u64> = crc::Crc::<u64>::new(&crc::CRC_64_XZ);
+
+struct Asset {
+    /// Below `/ui/`.
+    name: &'static str,
+    content_type: &'static str,
+    content: &'static str,
+}
+
+macro_rules! assets {
+    ($($name:literal: $content_type:expr,)*) => {
+        [$(Asset { name: $name, content_type: $content_type, content: include_str!(concat!("assets/", $name)) }),*]
+    };
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+const PAGE: &str = "index.html";
+static ASSETS: [Asset; 14] = assets! {
+    "index.html": HTML,
+    "style.css": CSS,
+    "icon.svg": SVG,
+    "agent.js": SCRIPT,
+    "dom.js": SCRIPT,
+    "main.js": SCRIPT,
+    "model.js": SCRIPT,
+    "node.js": SCRIPT,
+    "overview.js": SCRIPT,
+    "rates.js": SCRIPT,
+    "service.js": SCRIPT,
+    "services.js": SCRIPT,
+    "spark.js": SCRIPT,
+    "text.js": SCRIPT,
+};
+
+/// The page at `/ui/`, the other files below it.
+pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    ASSETS.iter().fold(Router::new(), |router, asset| {
+        let path = if asset.name == PAGE { "/ui/".to_owned() } else { format!("/ui/{}", asset.name) };
+        let tag = format!("\"{:016x}\"", CRC.checksum(asset.content.as_bytes()));
+        let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits make a header");
+        router.route(&path, get(move |headers: HeaderMap| std::future::ready(serve(asset, &tag, &headers))))
+    })
+}
+
+/// A browser asks every time whether what it keeps is the newest: an agent may have been replaced.
+fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
+    let caching = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
+    let is_kept = |tags: &HeaderValue| {
+        let tags = tags.to_str().unwrap_or_default();
+        tags.split(',').any(|kept| kept.trim().trim_start_matches("W/").as_bytes() == tag.as_bytes())
+    };
+    if request.get_all(header::IF_NONE_MATCH).iter().any(is_kept) {
+        return (StatusCode::NOT_MODIFIED, caching).into_response();
+    }
+    let content_type = [(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type))];
+    (caching, content_type, asset.content).into_response()
+}

@@ -1,0 +1,144 @@
+// What concerns the node as a whole: drops, devices, options, tables.
+
+import { h } from "./dom.js";
+import { state } from "./model.js";
+import { spark } from "./spark.js";
+import { count, plural, rate } from "./text.js";
+
+const ROLES = {
+  pod: "leads to a pod",
+  device: "leads elsewhere",
+  loopback: "the host's own traffic",
+  anchor: "where the host's own packets to services go",
+};
+
+export function drops() {
+  const { status, node, reasons } = state;
+  if (!status) return [];
+  const rows = Object.entries(status.reasons).map(([name, total]) => ({
+    name,
+    total,
+    meaning: "",
+    verdict: "drop",
+    ...reasons.get(name),
+    now: node.now(`reason/${name}`),
+    series: node.series(`reason/${name}`),
+  }));
+  rows.sort((a, b) => (b.now ?? 0) - (a.now ?? 0) || b.total - a.total || a.name.localeCompare(b.name));
+  const dropped = rows.filter((row) => row.verdict !== "pass");
+  const seen = dropped.filter((row) => row.total > 0);
+  const left = rows.filter((row) => row.verdict === "pass");
+  return [
+    h("h2", { "data-key": "title" }, "Packets not let through"),
+    seen.length > 0
+      ? reasonTable("drops", "Packets not let through, by reason", seen)
+      : h("p", { class: "nothing", "data-key": "nothing" }, "None so far."),
+    fold("other", "Reasons that did not occur", reasonTable("others", "Reasons that did not occur", dropped.filter((row) => row.total === 0))),
+    fold("left", "Packets left to the host as they are", reasonTable("left", "Packets left to the host, by reason", left)),
+  ];
+}
+
+export function devices() {
+  const { status } = state;
+  if (!status) return [];
+  const rows = status.devices.map((device) =>
+    h(
+      "tr",
+      { "data-key": device.ifindex, "data-device": device.name },
+      h("th", { scope: "row", class: "mono" }, device.name),
+      h("td", { class: "number" }, device.ifindex),
+      h("td", {}, h("span", { class: `role ${device.role}` }, device.role), h("span", { class: "faint wide" }, ` ${ROLES[device.role] ?? ""}`)),
+      h("td", { class: "mono" }, device.attachedBy),
+    ),
+  );
+  return [
+    h("h2", { "data-key": "title" }, "Devices"),
+    h("p", { class: "faint", "data-key": "count" }, `${plural(rows.length, "device")} with programs of kpx`),
+    table("devices", "Devices with programs of kpx", ["Name", "#Index", "Role", "Attached by"], rows),
+  ];
+}
+
+export function node() {
+  const { status } = state;
+  if (!status) return [];
+  const { options } = status;
+  return [
+    h("h2", { "data-key": "title" }, "Node"),
+    skipped(status.skipped),
+    card("options", "Options", [
+      ["Masquerade", options.masquerade + (options.masqueradeAll ? ", all" : "")],
+      ["Local pods by", options.localPods],
+      ["Node ports at", options.nodePortAddresses],
+      ["ClusterIPs for clients outside", options.clusterIpExternal ? "yes" : "no"],
+    ]),
+    card("agent", "Agent", [
+      ["Version", status.version],
+      ["Mode", status.mode],
+      ["Addresses", status.nodeAddresses.join(", ") || "none"],
+      ["Last sync", status.lastSync ?? "none yet"],
+      ["Syncs that changed a map", count(status.syncs)],
+    ]),
+    h("h3", { "data-key": "tables heading" }, "Tables"),
+    table("tables", "What the maps hold", ["Family", "#Services", "#Ports", "#Frontends", "#Backends", "#Flows"], families(status)),
+    fold("programs", "Programs and maps", programs(status)),
+  ];
+}
+
+function families(status) {
+  return Object.entries(status.tables).map(([family, t]) => {
+    const numbers = [t.services, t.servicePorts, t.frontends, t.backends, status.flows[family]?.flows ?? 0];
+    return h("tr", { "data-key": family }, h("th", { scope: "row" }, family), numbers.map((n) => h("td", { class: "number" }, count(n))));
+  });
+}
+
+function programs(status) {
+  const of = (objects, text) => Object.entries(objects).map(([name, value]) => h("li", {}, h("span", { class: "mono" }, name), h("span", { class: "faint" }, ` ${text(value)}`)));
+  return h("div", { class: "columns" }, h("ul", {}, of(status.programs, (program) => program.tag ?? "")), h("ul", {}, of(status.maps, (id) => `map ${id}`)));
+}
+
+function skipped(objects) {
+  if (objects.length === 0) return null;
+  return h(
+    "section",
+    { class: "notice", "data-key": "skipped", id: "skipped" },
+    h("h3", {}, "Skipped, because they cannot be used"),
+    h("ul", {}, objects.map((object) => h("li", {}, object))),
+  );
+}
+
+function reasonTable(id, caption, reasons) {
+  const rows = reasons.map((reason) =>
+    h(
+      "tr",
+      { "data-key": reason.name, "data-reason": reason.name },
+      h("th", { scope: "row", class: "mono" }, reason.name),
+      h("td", { class: "meaning" }, reason.meaning),
+      h("td", {}, h("span", { class: `verdict ${reason.verdict}` }, reason.verdict)),
+      h("td", { class: "number" }, count(reason.total)),
+      h("td", { class: `number ${reason.now ? "" : "zero"}` }, rate(reason.now)),
+      h("td", { class: "trend" }, spark(reason.series, reason.verdict === "pass" ? "packets" : "drops", { width: 120, height: 24 })),
+    ),
+  );
+  return table(id, caption, ["Reason", "Meaning", "Fate", "#Packets", "#Packets/s", "Trend"], rows);
+}
+
+/** A `#` in front of a heading says that there are numbers below. */
+function table(id, caption, headings, rows) {
+  const columns = headings.map((heading) => h("th", { scope: "col", class: heading.startsWith("#") ? "number" : null }, heading.replace("#", "")));
+  return h(
+    "table",
+    { id, "data-key": id },
+    h("caption", { class: "hidden" }, caption),
+    h("thead", {}, h("tr", {}, columns)),
+    h("tbody", {}, rows),
+  );
+}
+
+function card(id, heading, facts) {
+  const items = facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)));
+  return h("section", { class: "card", "data-key": id, id }, h("h3", {}, heading), h("dl", { class: "facts" }, items));
+}
+
+function fold(id, summary, content) {
+  return h("details", { "data-key": id, id: `fold-${id}` }, h("summary", {}, summary), content);
+}

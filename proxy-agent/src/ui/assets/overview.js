@@ -1,0 +1,107 @@
+// What is above every view: who this node is, how it does, and its rates as a whole.
+
+import { h } from "./dom.js";
+import { BYTES, isDrop, state } from "./model.js";
+import { spark } from "./spark.js";
+import { sum } from "./rates.js";
+import { age, byteRate, count, number, plural, rate } from "./text.js";
+
+const VIEWS = [["services", "Services"], ["drops", "Drops"], ["devices", "Devices"], ["node", "Node"]];
+
+export function header(view) {
+  const { status, silence } = state;
+  const links = VIEWS.map(([id, label]) =>
+    h("a", { href: `#/${id}`, "data-key": id, "aria-current": view === id ? "page" : null }, label, badge(id)),
+  );
+  return [
+    h("img", { class: "logo", src: "icon.svg", alt: "kpx", width: 34, height: 34 }),
+    h(
+      "div",
+      { class: "who" },
+      h("h1", {}, status ? status.nodeName : "…", status ? healthPill(status, silence) : null),
+      h("p", {}, status ? about(status) : "asking the agent"),
+    ),
+    h("nav", { "aria-label": "Views" }, links),
+  ];
+}
+
+export function healthPill(status, silence) {
+  const [kind, text] = silence
+    ? ["unknown", "no answer"]
+    : status.healthy
+      ? ["good", "healthy"]
+      : status.complete
+        ? ["bad", "unhealthy"]
+        : ["waiting", "waiting for the first lists"];
+  return h("span", { class: `pill ${kind}`, "data-health": kind }, text);
+}
+
+/** What is wrong, in words. */
+export function notices() {
+  const { status, silence, lastAnswer } = state;
+  const notices = [];
+  if (silence) {
+    const since = lastAnswer ? `; what is shown is ${age(lastAnswer)} old` : "";
+    notices.push(h("section", { class: "notice bad" }, h("h2", {}, "The agent does not answer"), h("p", {}, silence, since)));
+  }
+  if (status?.problems.length > 0) {
+    const items = status.problems.map((problem) =>
+      h("li", {}, h("b", {}, problem.what), " ", problem.why, h("span", { class: "faint" }, ` for ${age(problem.since)}`)),
+    );
+    notices.push(h("section", { class: "notice bad" }, h("h2", {}, "This node has ", plural(items.length, "problem")), h("ul", {}, items)));
+  }
+  return notices;
+}
+
+export function tiles() {
+  const { status, node, services, rows } = state;
+  if (!status) return [];
+  const events = (names) => sum(names.map((name) => node.series(`event/${name}`)));
+  const drops = Object.keys(status.reasons).filter(isDrop).map((name) => node.series(`reason/${name}`));
+  const bytes = rows.length > 0 ? sum(rows.map((row) => services.series(row.key, BYTES))) : [];
+  const flows = Object.values(status.flows).reduce((flows, family) => flows + family.flows, 0);
+  const [ready, total] = rows.reduce(([ready, total], row) => [ready + row.ready, total + row.total], [0, 0]);
+  return h(
+    "dl",
+    { class: "tiles" },
+    chartTile("connections", "New connections", events(["flow_opened"]), rate, "/s"),
+    chartTile("packets", "Packets", events(["forwarded", "returned"]), rate, "/s"),
+    chartTile("bytes", "Traffic", bytes, byteRate, "/s"),
+    chartTile("drops", "Dropped", drops.length > 0 ? sum(drops) : [], rate, "/s"),
+    tile("flows", "Open flows", number(flows), families(status)),
+    tile("backends", "Backends ready", number(ready), `of ${count(total)}, for ${plural(rows.length, "service")}`),
+  );
+}
+
+function chartTile(id, label, series, text, unit) {
+  const last = series.at(-1) ?? null;
+  return h(
+    "div",
+    { class: `tile ${id}`, "data-tile": id },
+    h("dt", {}, label),
+    h("dd", {}, text(last), h("span", { class: "unit" }, unit)),
+    spark(series, id, { width: 200, height: 36 }),
+  );
+}
+
+function tile(id, label, value, detail) {
+  return h("div", { class: `tile ${id}`, "data-tile": id }, h("dt", {}, label), h("dd", {}, value), h("dd", { class: "faint" }, detail));
+}
+
+function families(status) {
+  return Object.entries(status.flows).map(([family, { flows }]) => `${number(flows)} ${family}`).join(", ");
+}
+
+function about(status) {
+  const facts = [`kpx ${status.version}`];
+  if (status.mode) facts.push(`mode ${status.mode}`);
+  if (status.nodeAddresses.length > 0) facts.push(status.nodeAddresses.join(", "));
+  facts.push(status.lastSync ? `synced ${age(status.lastSync)} ago` : "not synced yet");
+  return facts.map((fact) => h("span", {}, fact));
+}
+
+/** What asks for a look there. */
+function badge(view) {
+  const skipped = state.status?.skipped.length ?? 0;
+  return view === "node" && skipped > 0 ? h("span", { class: "badge", title: "objects skipped" }, count(skipped)) : null;
+}

@@ -1,0 +1,58 @@
+// Numbers and times as people read them.
+
+const PREFIXES = ["", "k", "M", "G", "T", "P"];
+
+/** With three digits and a decimal prefix: 1.23k. */
+export function number(value) {
+  if (value === null || Number.isNaN(value)) return "–";
+  let prefix = 0;
+  while (Math.abs(value) >= 999.5 && prefix < PREFIXES.length - 1) {
+    value /= 1000;
+    prefix += 1;
+  }
+  const digits = prefix === 0 && Number.isInteger(value) ? 0 : value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return trimmed(value.toFixed(digits)) + PREFIXES[prefix];
+}
+
+/** The same in bytes: 1.23 kB. */
+export function bytes(value) {
+  return number(value).replace(/[a-zA-Z]?$/, (prefix) => ` ${prefix}B`);
+}
+
+/** A rate. Below a hundredth of one it is none. */
+export function rate(value) {
+  return value === null ? "–" : number(value < 0.005 ? 0 : value);
+}
+
+/** Bytes a second. */
+export function byteRate(value) {
+  return value === null ? "–" : bytes(value < 0.005 ? 0 : value);
+}
+
+/** Every digit, in groups. */
+export function count(value) {
+  return value.toLocaleString("en", { useGrouping: true });
+}
+
+/** Of one thing or of several. */
+export function plural(value, one, several = `${one}s`) {
+  return `${count(value)} ${value === 1 ? one : several}`;
+}
+
+/** The time since `timestamp` in its largest unit. */
+export function age(timestamp, now = Date.now()) {
+  const seconds = Math.max(0, Math.round((now - Date.parse(timestamp)) / 1000));
+  for (const [unit, length] of [["d", 86_400], ["h", 3_600], ["min", 60]]) {
+    if (seconds >= 2 * length) return `${Math.floor(seconds / length)} ${unit}`;
+  }
+  return `${seconds} s`;
+}
+
+/** An address and a port, an IPv6 address in brackets. */
+export function endpoint(address, port) {
+  return address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`;
+}
+
+function trimmed(text) {
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}

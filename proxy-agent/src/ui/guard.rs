@@ -1,0 +1,62 @@
+//! Keeps what the page shows from other sites.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::uri::Authority;
+use http::{HeaderName, HeaderValue, StatusCode, header};
+
+/// Only this server's own files; no text of an object can become markup or a script.
+const POLICY: &str = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; \
+    frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+const HEADERS: [(HeaderName, &str); 6] = [
+    (header::CONTENT_SECURITY_POLICY, POLICY),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+pub(super) async fn protect(mut response: Response) -> Response {
+    let headers = HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value)));
+    response.headers_mut().extend(headers);
+    response
+}
+
+/// Refuses requests that name the server as it is not called.
+///
+/// Else a site could let a name of its own lead here, and its scripts would count as the page's (DNS rebinding).
+pub(super) async fn known_host(State(node_name): State<Arc<str>>, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if is_known(host, &node_name) {
+        return next.run(request).await;
+    }
+    let text = format!("ask by IP address, as localhost or as {node_name}, not as {host:?}\n");
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+}
+
+fn is_known(host: &str, node_name: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost") || name.eq_ignore_ascii_case(node_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_addresses_localhost_or_the_node() {
+        let known =
+            ["127.0.0.1:10249", "192.0.2.1", "[::1]:10249", "[fd00::1]", "localhost:8080", "LOCALHOST", "n1:10249"];
+        let unknown =
+            ["", "n2:10249", "evil.example", "127.0.0.1.evil.example", "n1.evil.example", "a b", "localhost.evil"];
+        assert_eq!(known.map(|host| is_known(host, "n1")), [true; 7]);
+        assert_eq!(unknown.map(|host| is_known(host, "n1")), [false; 7]);
+    }
+}

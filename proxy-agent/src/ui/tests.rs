@@ -1,0 +1,146 @@
+//! Answers of the router, without a listener.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use axum::body::Body;
+use http::{Method, Request};
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+
+use super::*;
+
+const FILES: [(&str, &str); 4] = [
+    ("/ui/", "text/html; charset=utf-8"),
+    ("/ui/style.css", "text/css; charset=utf-8"),
+    ("/ui/main.js", "text/javascript; charset=utf-8"),
+    ("/ui/icon.svg", "image/svg+xml"),
+];
+
+async fn ask(method: Method, path: &str, headers: &[(&str, &str)]) -> Response {
+    let (asker, _) = Asker::new();
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    router(asker, "n1").oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+async fn get(path: &str) -> Response {
+    ask(Method::GET, path, &[("host", "127.0.0.1:10249")]).await
+}
+
+async fn text(response: Response) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn files_have_their_type_and_are_sent_once() {
+    for (path, content_type) in FILES {
+        let response = get(path).await;
+        assert_eq!(
+            (response.status(), &response.headers()["content-type"]),
+            (StatusCode::OK, &content_type.parse().unwrap())
+        );
+        assert_eq!(response.headers()["cache-control"], "no-cache", "{path}");
+        let tag = response.headers()["etag"].to_str().unwrap().to_owned();
+        assert!(!text(response).await.is_empty());
+        for (kept, status) in [
+            (tag.clone(), StatusCode::NOT_MODIFIED),
+            (format!("\"0\", W/{tag}"), StatusCode::NOT_MODIFIED),
+            ("\"0\"".to_owned(), StatusCode::OK),
+        ] {
+            let response = ask(Method::GET, path, &[("host", "localhost"), ("if-none-match", &kept)]).await;
+            assert_eq!(
+                (response.status(), &response.headers()["etag"]),
+                (status, &tag.parse().unwrap()),
+                "{path} {kept}"
+            );
+            assert_eq!(text(response).await.is_empty(), status == StatusCode::NOT_MODIFIED);
+        }
+    }
+    let moved = get("/ui").await;
+    assert_eq!(
+        (moved.status(), &moved.headers()["location"]),
+        (StatusCode::PERMANENT_REDIRECT, &"/ui/".parse().unwrap())
+    );
+}
+
+#[tokio::test]
+async fn every_file_of_the_folder_is_served_and_every_file_named_is_there() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ui/assets");
+    let mut names = BTreeSet::new();
+    for entry in dir.read_dir().unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let path = if name == "index.html" { "/ui/".to_owned() } else { format!("/ui/{name}") };
+        assert_eq!(text(get(&path).await).await, std::fs::read_to_string(dir.join(&name)).unwrap(), "{path}");
+        names.insert(name);
+    }
+    for name in &names {
+        let content = std::fs::read_to_string(dir.join(name)).unwrap();
+        let quoted = content.split('"').skip(1).step_by(2);
+        let files = quoted.filter_map(|text| {
+            [".js", ".css", ".svg"].iter().any(|end| text.ends_with(end)).then(|| text.trim_start_matches("./"))
+        });
+        for file in files {
+            assert!(names.contains(file), "{name} names {file}");
+        }
+        let namespaces = ["http://www.w3.org/2000/svg"];
+        let urls = content.split('"').filter(|text| text.contains("://") && !namespaces.contains(text));
+        assert_eq!(urls.collect::<Vec<_>>(), Vec::<&str>::new(), "{name} leads elsewhere");
+    }
+}
+
+#[tokio::test]
+async fn other_sites_may_not_read() {
+    for path in ["/ui/", "/ui/main.js", "/ui/api/reasons", "/ui/api/status", "/ui"] {
+        let response = get(path).await;
+        let headers = response.headers();
+        let policy = headers["content-security-policy"].to_str().unwrap();
+        for directive in ["default-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"] {
+            assert!(policy.contains(directive), "{path}: {policy}");
+        }
+        assert_eq!(headers["x-content-type-options"], "nosniff");
+        assert_eq!(headers["cross-origin-resource-policy"], "same-origin");
+        assert!(!headers.keys().any(|name| name.as_str().starts_with("access-control")), "{path}");
+        for host in ["evil.example", "n2:10249"] {
+            let response = ask(Method::GET, path, &[("host", host), ("origin", "http://evil.example")]).await;
+            assert_eq!(response.status(), StatusCode::MISDIRECTED_REQUEST, "{path} at {host}");
+            assert!(text(response).await.starts_with("ask by IP address, as localhost or as n1, not as "));
+        }
+        assert_eq!(ask(Method::GET, path, &[]).await.status(), StatusCode::MISDIRECTED_REQUEST, "without a host");
+    }
+}
+
+#[tokio::test]
+async fn it_can_only_be_read() {
+    for path in ["/ui/", "/ui/style.css", "/ui/api/status", "/ui/api/services"] {
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
+            let response = ask(method.clone(), path, &[("host", "n1")]).await;
+            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+        }
+    }
+    assert_eq!(get("/ui/../secret").await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(get("/metrics").await.status(), StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn reasons_are_explained_and_never_kept() {
+    let response = get("/ui/api/reasons").await;
+    assert_eq!(response.headers()["cache-control"], "no-store");
+    assert_eq!(response.headers()["content-type"], "application/json");
+    let reasons: Vec<serde_json::Value> = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!(reasons.len(), Reason::ALL.len());
+    let full = reasons.iter().find(|reason| reason["name"] == "flows_full").unwrap();
+    assert_eq!((&full["verdict"], &full["meaning"]), (&"drop".into(), &"the flow table is full".into()));
+}
+
+#[tokio::test]
+async fn a_loop_that_has_ended_is_an_error() {
+    for what in ["status", "services"] {
+        let response = get(&format!("/ui/api/{what}")).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert_eq!(text(response).await, "the loop has ended");
+    }
+}

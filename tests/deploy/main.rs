@@ -1,0 +1,9 @@
+//! What `deploy/` holds: manifests and chart as their tools render them, and kpx in the pods that they describe.
+
+mod cluster;
+mod drop_in;
+mod manifests;
+mod migration;
+mod own;
+mod pod;
+mod render;

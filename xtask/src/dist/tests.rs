@@ -1,0 +1,120 @@
+use std::os::unix::fs::PermissionsExt;
+
+use flate2::read::GzDecoder;
+use tar::Archive;
+
+use super::*;
+
+const TIME: u64 = 1_700_000_000;
+
+fn file(text: &str, executable: bool) -> Entry {
+    Entry::File { content: text.into(), executable }
+}
+
+fn files(entries: &[(&str, Entry)]) -> Files {
+    let mut files = Files::default();
+    entries.iter().for_each(|(path, entry)| files.add(path, entry.clone()));
+    files
+}
+
+#[test]
+fn the_same_files_make_the_same_archive() {
+    let (one, other) = (("bin/kpx", file("a program", true)), ("docs/a.md", file("text", false)));
+    let forth = files(&[one.clone(), other.clone()]).tar_gz(TIME).unwrap();
+    let back = files(&[other, one.clone()]).tar_gz(TIME).unwrap();
+    assert_eq!(forth, back);
+    assert_ne!(forth, files(&[one]).tar_gz(TIME).unwrap());
+}
+
+#[test]
+fn an_archive_holds_files_links_and_the_folders_above_them() {
+    let files = files(&[
+        ("bin/kpx", file("a program", true)),
+        ("bin/kube-proxy", Entry::Link("kpx".into())),
+        ("docs/more/a.md", file("text", false)),
+    ]);
+    let bytes = files.below("kpx-1").tar_gz(TIME).unwrap();
+    let mut archive = Archive::new(GzDecoder::new(bytes.as_slice()));
+    let entries = archive.entries().unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let header = entry.header();
+        assert_eq!((header.mtime().unwrap(), header.uid().unwrap(), header.gid().unwrap()), (TIME, 0, 0));
+        format!("{:o} {}", header.mode().unwrap(), entry.path().unwrap().display())
+    });
+    let expected = [
+        "755 kpx-1/",
+        "755 kpx-1/bin/",
+        "755 kpx-1/docs/",
+        "755 kpx-1/docs/more/",
+        "755 kpx-1/bin/kpx",
+        "777 kpx-1/bin/kube-proxy",
+        "644 kpx-1/docs/more/a.md",
+    ];
+    assert_eq!(entries.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_folder_is_taken_whole_and_its_programs_stay_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("a/b")).unwrap();
+    fs::write(folder.path().join("a/b/run"), "#!").unwrap();
+    fs::set_permissions(folder.path().join("a/b/run"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(folder.path().join("text"), "t").unwrap();
+    let mut found = Files::default();
+    found.add_folder(folder.path(), "deploy").unwrap();
+    assert_eq!(found, files(&[("deploy/a/b/run", file("#!", true)), ("deploy/text", file("t", false))]));
+}
+
+#[test]
+fn an_image_without_a_kpx_that_runs_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.tar");
+    for root in [files(&[("bin/kpx", file("", true))]), files(&[("usr/local/bin/kpx", file("no program", true))])] {
+        fs::write(&path, image::oci(&root, "1.2.3", TIME).unwrap()).unwrap();
+        let error = format!("{:#}", image::try_out(&path).unwrap_err());
+        assert!(error.contains("kpx --version in the image") || error.contains("this needs root"), "{error}");
+    }
+}
+
+#[test]
+fn an_image_names_its_content_by_digest() {
+    let root = files(&[("usr/local/bin/kpx", file("a program", true))]);
+    let bytes = image::oci(&root, "1.2.3", TIME).unwrap();
+    assert_eq!(bytes, image::oci(&root, "1.2.3", TIME).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    Archive::new(bytes.as_slice()).unpack(folder.path()).unwrap();
+    let read = |path: &str| fs::read(folder.path().join(path)).unwrap();
+    let json = |path: &str| serde_json::from_slice::<serde_json::Value>(&read(path)).unwrap();
+    let docker = json("manifest.json");
+    assert_eq!(docker[0]["RepoTags"], serde_json::json!(["kpx:1.2.3"]));
+    let config = json(docker[0]["Config"].as_str().unwrap());
+    assert_eq!(config["created"], "2023-11-14T22:13:20Z");
+    let layer = read(docker[0]["Layers"][0].as_str().unwrap());
+    let mut tar = Vec::new();
+    std::io::Read::read_to_end(&mut GzDecoder::new(layer.as_slice()), &mut tar).unwrap();
+    assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{}", sums::sha256(&tar)));
+    for blob in fs::read_dir(folder.path().join("blobs/sha256")).unwrap() {
+        let blob = blob.unwrap();
+        assert_eq!(blob.file_name().to_str().unwrap(), sums::sha256(&fs::read(blob.path()).unwrap()));
+    }
+}
+
+#[test]
+fn checksums_tell_what_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("b"), "bb").unwrap();
+    fs::write(folder.path().join("a"), "").unwrap();
+    sums::write(folder.path(), &["b".into(), "a".into()]).unwrap();
+    let text = fs::read_to_string(folder.path().join("SHA256SUMS")).unwrap();
+    assert!(text.starts_with("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a\n"), "{text}");
+    assert_eq!(sums::verify(folder.path()).unwrap(), [("a".to_owned(), 0), ("b".to_owned(), 2)]);
+    fs::write(folder.path().join("b"), "bc").unwrap();
+    assert_eq!(sums::verify(folder.path()).unwrap_err().to_string(), "b is not what SHA256SUMS says");
+}
+
+#[test]
+fn a_dynamic_program_is_told_from_a_static_one() {
+    let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+    assert!(has_interpreter(&own), "this test is linked dynamically");
+    assert!(!has_interpreter(b"#!/bin/sh"));
+}
