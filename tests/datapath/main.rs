@@ -11,6 +11,7 @@ mod icmp;
 mod lab;
 mod limits;
 mod meetings;
+mod monitor;
 mod offload;
 mod options;
 mod policy;
