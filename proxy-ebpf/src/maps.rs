@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::Key;
-use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
@@ -13,6 +13,7 @@ use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
+use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 
@@ -147,6 +148,16 @@ static NODE: Array<Node> = Array::with_max_entries(1, 0);
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+
+/// Room for a second's records of a few CPUs: who watches reads as they come.
+const RING_LEN: u32 = 1 << 20;
+
+#[map]
+static MONITOR: RingBuf = RingBuf::with_byte_size(RING_LEN, 0);
+#[map]
+static WATCHED: Array<u32> = Array::with_max_entries(1, 0);
+#[map]
+static MONITORED: PerCpuArray<Monitored> = PerCpuArray::with_max_entries(1, 0);
 
 #[inline(always)]
 pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {

@@ -2,24 +2,13 @@
 
 use core::ptr::copy_nonoverlapping;
 
-use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, PerCpuArray, RingBuf};
 use proxy_common::flow::Flow;
-use proxy_common::monitor::{Monitored, Place, Record, What};
+use proxy_common::monitor::{Place, Record, What};
 
+use super::{MONITOR, MONITORED, WATCHED};
 use crate::flow::now_secs;
 use crate::net::Net;
 use crate::packet::Packet;
-
-/// Room for a second's records of a few CPUs: who watches reads as they come.
-const RING_LEN: u32 = 1 << 20;
-
-#[map]
-static MONITOR: RingBuf = RingBuf::with_byte_size(RING_LEN, 0);
-#[map]
-static WATCHED: Array<u32> = Array::with_max_entries(1, 0);
-#[map]
-static MONITORED: PerCpuArray<Monitored> = PerCpuArray::with_max_entries(1, 0);
 
 /// Does somebody watch?
 #[inline(always)]

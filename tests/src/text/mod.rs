@@ -41,12 +41,6 @@ impl Names {
         self.addrs.get(name).copied().with_context(|| format!("no address is called {name}"))
     }
 
-    /// What an address is called; itself if it has no name.
-    pub fn name(&self, addr: IpAddr) -> String {
-        let named = self.addrs.iter().find(|(_, known)| **known == addr);
-        named.map_or_else(|| addr.to_string(), |(name, _)| (*name).to_owned())
-    }
-
     /// The port called `$name`, once a packet has shown it.
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.get(name).copied()
@@ -86,7 +80,7 @@ impl Names {
         Ok(SocketAddr::new(self.addr(name)?, port))
     }
 
-    fn name(&self, addr: IpAddr) -> String {
+    pub fn name(&self, addr: IpAddr) -> String {
         let name = self.addrs.iter().find(|(_, known)| **known == addr);
         name.map_or_else(|| addr.to_string(), |(name, _)| (*name).into())
     }
