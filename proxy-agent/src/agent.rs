@@ -295,7 +295,7 @@ impl Agent {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
             Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
-            Ask::Services(answer) => drop(answer.send(self.desired.snapshot())),
+            Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }
     }
 

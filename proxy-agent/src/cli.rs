@@ -21,7 +21,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{RunArgs, start};
 use crate::control::client::Client;
+use crate::monitor::{MonitorArgs, monitor};
 use crate::run::RUN_DIR;
+use crate::top::{TopArgs, top};
 use crate::trace::{TraceArgs, trace};
 
 pub(crate) use cleanup::{CleanupArgs, cleanup};
@@ -49,7 +51,9 @@ enum Command {
     Backends(backends::BackendsArgs),
     Flows(flows::FlowsArgs),
     Devices(devices::DevicesArgs),
+    Top(TopArgs),
     Trace(Box<TraceArgs>),
+    Monitor(MonitorArgs),
     Check(check::CheckArgs),
     Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
@@ -81,7 +85,9 @@ impl Cli {
             Command::Backends(args) => done(backends::backends(&args).await),
             Command::Flows(args) => done(flows::flows(&args).await),
             Command::Devices(args) => done(devices::devices(&args).await),
+            Command::Top(args) => done(top(&args).await),
             Command::Trace(args) => done(trace(*args).await),
+            Command::Monitor(args) => done(monitor(&args).await),
             Command::Check(args) => check::check(&args).await,
             Command::Cleanup(args) => done(cleanup(&args).await),
             Command::Completions(args) => done(manual::completions(&args)),

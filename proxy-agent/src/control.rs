@@ -16,6 +16,7 @@ use http::StatusCode;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::datapath::FlowMaps;
 use crate::http_server;
 use crate::metrics::Readings;
 use crate::status::Status;
@@ -25,8 +26,8 @@ use crate::view::{NameView, ServiceView, Snapshot};
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
-    /// All Services that are served.
-    Services(oneshot::Sender<Snapshot>),
+    /// All Services that are served, and who knows what passed for them.
+    Services(oneshot::Sender<(Snapshot, FlowMaps)>),
     /// What a scrape needs of the loop.
     Readings(oneshot::Sender<Result<Readings>>),
 }
@@ -51,21 +52,22 @@ impl Asker {
 
     /// Made here, outside of the loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
-        self.of_snapshot(Snapshot::views).await
+        let (mut snapshot, flows) = self.ask(Ask::Services).await?;
+        let views = tokio::task::spawn_blocking(move || {
+            snapshot.counts = flows.recent_counts().context("count what passed")?;
+            Ok(snapshot.views())
+        });
+        views.await.context("look at the Services")?
     }
 
     /// What the frontends in force are called.
     pub async fn names(&self) -> Result<Vec<NameView>> {
-        self.of_snapshot(Snapshot::names).await
+        let (snapshot, _) = self.ask(Ask::Services).await?;
+        tokio::task::spawn_blocking(move || snapshot.names()).await.context("look at the Services")
     }
 
     pub async fn readings(&self) -> Result<Readings> {
         self.ask(Ask::Readings).await?
-    }
-
-    async fn of_snapshot<T: Send + 'static>(&self, make: fn(&Snapshot) -> T) -> Result<T> {
-        let snapshot = self.ask(Ask::Services).await?;
-        tokio::task::spawn_blocking(move || make(&snapshot)).await.context("look at the Services")
     }
 
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {

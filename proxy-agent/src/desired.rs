@@ -260,6 +260,7 @@ impl Desired {
             services: services.collect(),
             conflicts4: self.v4.conflicts_by_frontend(),
             conflicts6: self.v6.conflicts_by_frontend(),
+            ..Snapshot::default()
         }
     }
 

@@ -7,6 +7,7 @@ pub mod desired;
 pub mod diff;
 pub mod input;
 pub mod model;
+pub mod monitor;
 pub mod source;
 pub mod store;
 pub mod tables;
@@ -38,6 +39,7 @@ pub mod object;
 pub mod run;
 pub mod settings;
 pub mod status;
+pub mod top;
 pub mod trace;
 pub mod view;
 

@@ -20,6 +20,7 @@ use crate::health::Health;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
+use crate::monitor::Watchers;
 use crate::net::ports::ReservedPorts;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
@@ -47,7 +48,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     let _lock = control::lock()?;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
-    let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries };
+    let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries, ..Options::default() };
     let datapath = Datapath::load(object::embedded()?, loading)?;
     let _stats = settings.bpf_stats.then(measure_programs).transpose()?;
     let (netlink, handle) = net::connect()?;
@@ -58,6 +59,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let source = settings.source;
+    let watchers = Watchers::default();
     // A host that is no node has no object, and nobody there looks for what it has to tell.
     let is_node = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
     let event_queue = if is_node { event_queue } else { Queue::none() };
@@ -91,7 +93,8 @@ pub async fn run(settings: Settings) -> Result<()> {
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics)) => bail!("the server of the run directory's socket has ended"),
+            result = watchers.serve(datapath.monitor) => result.context("the monitor"),
+            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())

@@ -13,6 +13,9 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     const UNSPECIFIED: Self;
     /// How `status` and the logs name the family: `IPv4`, `IPv6`.
     const FAMILY: &'static str;
+    /// What values of an odd number of words need in front of 64-bit counters.
+    type Pad: Copy + Eq + fmt::Debug + Send + Sync;
+    const PAD: Self::Pad;
 
     fn from_ip(ip: IpAddr) -> Option<Self>;
     fn ip(self) -> IpAddr;
@@ -65,6 +68,8 @@ impl Addr6 {
 impl Addr for Addr4 {
     const UNSPECIFIED: Self = Self(0);
     const FAMILY: &'static str = "IPv4";
+    type Pad = u32;
+    const PAD: u32 = 0;
 
     fn from_ip(ip: IpAddr) -> Option<Self> {
         match ip {
@@ -101,6 +106,8 @@ impl Addr for Addr4 {
 impl Addr for Addr6 {
     const UNSPECIFIED: Self = Self([0; 4]);
     const FAMILY: &'static str = "IPv6";
+    type Pad = ();
+    const PAD: () = ();
 
     fn from_ip(ip: IpAddr) -> Option<Self> {
         match ip {

@@ -21,6 +21,8 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
+use crate::frontend::FrontendKey;
+use crate::service_counts::Passed;
 
 /// Which hook's table an entry of `FLOWS` belongs to.
 #[repr(transparent)]
@@ -104,9 +106,15 @@ pub struct Flow<A: Addr> {
     pub last_secs: u32,
     /// Of the opener's entry: the value of `GENERATION` when the backend was last known to serve.
     pub generation: u32,
+    /// The service port that opened it; [`FrontendKey::address`] of no address if none did.
+    pub service: FrontendKey<A>,
+    pad: A::Pad,
+    /// In the opener's entry what went to the backend, in the one that gives replies their frontend's address back what
+    /// came from there. Others do not count.
+    pub passed: Passed,
 }
-assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4);
-assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4);
+assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4 + 8 + 4 + 16);
+assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4 + 20 + 16);
 
 /// What has been seen of one direction of a flow: a set of bits.
 #[repr(transparent)]
@@ -230,6 +238,9 @@ impl<A: Addr> Flow<A> {
             rx: Seen::NOTHING,
             last_secs: now_secs,
             generation: 0,
+            service: FrontendKey::address(A::UNSPECIFIED),
+            pad: A::PAD,
+            passed: Passed::NOTHING,
         }
     }
 

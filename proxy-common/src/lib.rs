@@ -15,11 +15,13 @@ pub mod device;
 pub mod flow;
 pub mod fragment;
 pub mod frontend;
+pub mod monitor;
 pub mod names;
 pub mod policy;
+pub mod service_counts;
 
 #[cfg(feature = "user")]
-mod pod;
+pub mod pod;
 
 /// Fails to compile unless the fields' sizes add up to the type's size, so that no byte is left unnamed.
 macro_rules! assert_size {

@@ -15,6 +15,14 @@ pub const NODE: &str = "NODE";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
+/// Records for those who watch, whether any do, and what was lost.
+pub const MONITOR: &str = "MONITOR";
+pub const WATCHED: &str = "WATCHED";
+pub const MONITORED: &str = "MONITORED";
+
+/// Not 0, what hooks note on a packet is kept in its `mark` as well as in its `tc_index` (`u32`, set before loading).
+pub const NOTES_IN_MARK: &str = "NOTES_IN_MARK";
+
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyMaps {
@@ -38,6 +46,8 @@ pub struct FamilyMaps {
     pub pods: &'static str,
     pub service_cidrs: &'static str,
     pub decisions: &'static str,
+    /// What passed for each service port.
+    pub service_counts: &'static str,
 }
 
 macro_rules! family_maps {
@@ -58,6 +68,7 @@ macro_rules! family_maps {
             pods: concat!("PODS", $digit),
             service_cidrs: concat!("SERVICE_CIDRS", $digit),
             decisions: concat!("DECISIONS", $digit),
+            service_counts: concat!("SVC_COUNTS", $digit),
         }
     };
 }

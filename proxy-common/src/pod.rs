@@ -10,7 +10,9 @@ use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
+use crate::monitor::{Monitored, Record};
 use crate::policy::Decision;
+use crate::service_counts::ServiceCounts;
 
 /// Every type here is `repr(C)` or transparent, `Copy`, made of integers only, and its size is asserted beside its
 /// definition to be the sum of its fields, so it has no padding: what `Pod` asks for.
@@ -21,7 +23,7 @@ macro_rules! pod {
     };
 }
 
-pod!(Addr4, Addr6, Device, Endpoint, Maglev, Node, OwnAddr, Ports, Service);
+pod!(Addr4, Addr6, Device, Endpoint, Maglev, Monitored, Node, OwnAddr, Ports, Service, ServiceCounts);
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}
@@ -49,3 +51,11 @@ unsafe impl<A: Addr> Pod for Affinity<A> {}
 unsafe impl<A: Addr> Pod for FragmentKey<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Decision<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Record<A> {}
+
+/// A value out of its bytes; None if it is not as long as they are.
+pub fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: as long as it is, and any bits are a `Pod`.
+    (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}

@@ -1,7 +1,7 @@
 //! What becomes of a packet that opens a flow: which frontend it dials, whether it may, and who shall serve it.
 
 use proxy_common::addr::Proto;
-use proxy_common::counter::Reason;
+use proxy_common::counter::{Reason, Verdict};
 use proxy_common::device::Node;
 use proxy_common::flow::Flow;
 use proxy_common::frontend::{Algorithm, FrontendKind, Service};
@@ -18,6 +18,7 @@ use crate::{lookup, maps, select};
 pub fn run<A: Net>(scratch: &mut Scratch<A>, origin: Origin, node: &Node) -> Result<&'static Decision<A>, Reason> {
     let decision = maps::decision().ok_or(Reason::FlowsFull)?;
     let Scratch { packet, service, .. } = scratch;
+    packet.decided = true;
     decision.origin = origin;
     find(packet, node, service, decision)?;
     select::backend(&packet.src, service, decision)?;
@@ -58,6 +59,16 @@ fn find<A: Net>(
         return Err(if elsewhere { Reason::NoLocalEndpoints } else { Reason::NoEndpoints });
     }
     Ok(())
+}
+
+/// A packet that has been decided about opens no flow: counts it for the service that it dialled, if it dialled one.
+#[inline(never)]
+pub fn refused<A: Net>(verdict: Verdict) {
+    if let Some(decision) = maps::decision::<A>()
+        && decision.has(Decision::<A>::FRONTEND)
+    {
+        maps::service_refused(&decision.service, verdict);
+    }
 }
 
 /// Where the client of a packet is that was on its way out into the anchor or lo.

@@ -10,11 +10,11 @@ use crate::{Answer, PASS, flow, maps};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
-    let forward = skb.note().is_forward();
+    let note = skb.note();
     skb.clear_note();
     let Scratch { packet, flow, .. } = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
     packet.parse(skb, Hook::EGRESS)?;
-    if !flow::follow(packet, Hook::EGRESS, forward, flow) {
+    if !flow::follow(packet, Hook::EGRESS, note, flow) {
         return Err(Reason::NotOurs);
     }
     if flow.kind == Kind::SNAT {

@@ -4,16 +4,20 @@ use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
 use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, Hook, Kind, Seen, State};
+use proxy_common::service_counts::Passed;
 
 use crate::decide;
 use crate::maps::{self, Entry};
 use crate::net::Net;
 use crate::packet::Packet;
+use crate::skb::Note;
 
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
-/// on its way `forward` to a backend is nobody's reply, even if it looks like one.
+/// on its way forward to a backend is nobody's reply, even if it looks like one. And between the hooks of a masqueraded
+/// flow the client has a port of ours, which on its own machine may be another conversation's: only what the first hook
+/// has noted belongs to such a flow at the second, and what the host answers in a backend's name (netfilter's REJECT).
 #[inline(never)]
-pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, forward: bool, flow: &mut Flow<A>) -> bool {
+pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flow<A>) -> bool {
     let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return false };
     match flow.kind {
         Kind::DNAT => {
@@ -29,7 +33,9 @@ pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, forward: bool, flow: &mut 
             }
             there(&entry, flow, packet, now_secs);
         }
-        Kind::UNDNAT if forward => return false,
+        Kind::UNDNAT if note.is_forward() => return false,
+        Kind::UNDNAT if flow.is_snat_on_devices() && note.is_strange() => return false,
+        Kind::SNAT if !note.is_forward() => return false,
         Kind::UNDNAT => back(&entry, flow, packet),
         // Both directions pass one of the above as well.
         _ => {}
@@ -57,6 +63,7 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>) -> bool {
 /// A packet towards the backend.
 #[inline(always)]
 fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
+    entry.count(packet.segments, packet.len);
     let tx = see(flow.tx, packet);
     if tx != flow.tx {
         entry.set_tx(tx);
@@ -81,6 +88,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
 /// every RST: it may have heard from the client since the last one.
 #[inline(always)]
 fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
+    entry.count(packet.segments, packet.len);
     let now_secs = now_secs();
     let rx = see(flow.rx, packet);
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() {
@@ -111,21 +119,25 @@ fn see<A: Net>(before: Seen, packet: &Packet<A>) -> Seen {
     before.with(packet.seen())
 }
 
-/// Removes all entries of a flow, the opener's last.
+/// Removes all entries of a flow, the opener's last: whoever removes that one counts the flow.
 #[inline(never)]
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     note_end(flow, flow.state(), State::Reset, proto);
+    let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.passed());
     remove(flow, Kind::UNDNAT, proto);
     if flow.is_snat_on_devices() {
         remove(flow, Kind::SNAT, proto);
         remove(flow, Kind::UNSNAT, proto);
     }
-    remove(flow, Kind::DNAT, proto);
+    if remove(flow, Kind::DNAT, proto) {
+        maps::service_closed(&flow.service, &flow.passed, &returned);
+    }
 }
 
+/// False if it was gone.
 #[inline(always)]
-pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) {
-    maps::remove_flow(&flow.key_as(kind, proto));
+pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) -> bool {
+    maps::remove_flow(&flow.key_as(kind, proto))
 }
 
 /// Seconds since boot, sleep included.

@@ -7,14 +7,15 @@ use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
+use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
 
 use crate::maps::Scratch;
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
 use crate::packet::Packet;
-use crate::skb::Skb;
-use crate::{Answer, decide, flow, maps};
+use crate::skb::{Note, Skb};
+use crate::{Answer, decide, flow, maps, monitor};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
@@ -23,7 +24,7 @@ const LO: u32 = 1;
 #[inline(always)]
 pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Answer, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(&scratch.packet, Hook::ANCHOR, false, &mut scratch.flow) {
+    if !flow::follow(&scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow) {
         open(skb, scratch, node, flags)?;
     }
     let Scratch { packet, flow, .. } = scratch;
@@ -61,6 +62,19 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
+    let opened = choose(skb, scratch, node, flags);
+    let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
+    match opened {
+        Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow),
+        Ok(()) => monitor::decided(skb, Place::ANCHOR, &scratch.packet, &scratch.flow),
+        Err(reason) if on_lo => decide::refused::<A>(reason.verdict()),
+        Err(reason) => decide::refused::<A>(reason.verdict_at_anchor()),
+    }
+    opened
+}
+
+#[inline(always)]
+fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
     let generation = maps::generation();
     let origin = decide::origin_inside(skb, &scratch.packet, node);
     let decision = decide::run(scratch, origin, node)?;
@@ -79,7 +93,8 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
         }
         NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
     };
-    open::flow(scratch, decision.backend_at(), Source { addr, port_taken: true, generation }, flags)
+    let source = Source { addr, port_taken: true, generation };
+    open::flow(scratch, &decision.service, decision.backend_at(), source, flags)
 }
 
 /// The address with which the host reaches the decision's backend through a device.

@@ -3,6 +3,8 @@
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook, Kind};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
 
 use crate::decide;
@@ -10,8 +12,8 @@ use crate::maps::Scratch;
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
 use crate::packet::Packet;
-use crate::skb::Skb;
-use crate::{Answer, PASS, flow, host, maps};
+use crate::skb::{Note, Skb};
+use crate::{Answer, PASS, flow, host, maps, monitor};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
@@ -20,7 +22,7 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     if skb.note().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    if !flow::follow(&scratch.packet, Hook::INGRESS, false, &mut scratch.flow) {
+    if !flow::follow(&scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow) {
         open(skb, scratch)?;
     }
     let Scratch { packet, flow, .. } = scratch;
@@ -46,6 +48,16 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
+    let opened = choose(skb, scratch);
+    match opened {
+        Ok(()) => monitor::decided(skb, Place::INGRESS, &scratch.packet, &scratch.flow),
+        Err(reason) => decide::refused::<A>(reason.verdict()),
+    }
+    opened
+}
+
+#[inline(always)]
+fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
@@ -62,7 +74,7 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     }
     let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
     let flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
-    open::flow(scratch, decision.backend_at(), source, flags)
+    open::flow(scratch, &decision.service, decision.backend_at(), source, flags)
 }
 
 /// A pod dials a backend directly, from the port with which it also reaches it through a service. The two would be one
@@ -75,7 +87,7 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
         return Err(Reason::NotOurs);
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
-    open::flow(scratch, packet.dst, source, 0)
+    open::flow(scratch, &FrontendKey::address(A::UNSPECIFIED), packet.dst, source, 0)
 }
 
 /// Does a packet from outside say that it comes from the node, or from a pod of it? The kernel will not take it (rp_filter),

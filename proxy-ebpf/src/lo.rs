@@ -12,11 +12,11 @@ use crate::{Answer, flow, host, maps};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
-    let forward = skb.note().is_forward();
+    let note = skb.note();
     skb.clear_note();
     let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
-    if flow::follow(&scratch.packet, Hook::EGRESS, forward, &mut scratch.flow) {
+    if flow::follow(&scratch.packet, Hook::EGRESS, note, &mut scratch.flow) {
         return host::give_back(skb, &scratch.packet, &scratch.flow);
     }
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {

@@ -26,6 +26,7 @@ mod lo;
 mod log;
 mod lookup;
 mod maps;
+mod monitor;
 mod net;
 mod open;
 mod packet;
@@ -40,6 +41,7 @@ use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
+use proxy_common::monitor::Place;
 
 use crate::net::Net;
 use crate::reject::Exit;
@@ -56,18 +58,12 @@ const DROP: Answer = TC_ACT_SHOT as Answer;
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(
-            skb,
-            ingress4(skb).or_error(|| icmp4(skb, Hook::INGRESS, false)),
-            Reason::verdict,
-            Exit::Device,
-        ),
-        Addr6::ETHERTYPE => conclude::<Addr6>(
-            skb,
-            ingress6(skb).or_error(|| icmp6(skb, Hook::INGRESS, false)),
-            Reason::verdict,
-            Exit::Device,
-        ),
+        Addr4::ETHERTYPE => {
+            conclude::<Addr4>(skb, ingress4(skb).or_error(|| icmp4(skb, Hook::INGRESS, false)), Place::INGRESS)
+        }
+        Addr6::ETHERTYPE => {
+            conclude::<Addr6>(skb, ingress6(skb).or_error(|| icmp6(skb, Hook::INGRESS, false)), Place::INGRESS)
+        }
         _ => not_ip(PASS),
     }
 }
@@ -77,18 +73,12 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     let forward = skb.note().is_forward();
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(
-            skb,
-            egress4(skb).or_error(|| icmp4(skb, Hook::EGRESS, forward)),
-            Reason::verdict,
-            Exit::Device,
-        ),
-        Addr6::ETHERTYPE => conclude::<Addr6>(
-            skb,
-            egress6(skb).or_error(|| icmp6(skb, Hook::EGRESS, forward)),
-            Reason::verdict,
-            Exit::Device,
-        ),
+        Addr4::ETHERTYPE => {
+            conclude::<Addr4>(skb, egress4(skb).or_error(|| icmp4(skb, Hook::EGRESS, forward)), Place::EGRESS)
+        }
+        Addr6::ETHERTYPE => {
+            conclude::<Addr6>(skb, egress6(skb).or_error(|| icmp6(skb, Hook::EGRESS, forward)), Place::EGRESS)
+        }
         _ => not_ip(PASS),
     }
 }
@@ -97,18 +87,12 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
 pub fn kpx_anchor(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(
-            skb,
-            anchor4(skb).or_error(|| icmp4(skb, Hook::ANCHOR, false)),
-            Reason::verdict_at_anchor,
-            Exit::Host,
-        ),
-        Addr6::ETHERTYPE => conclude::<Addr6>(
-            skb,
-            anchor6(skb).or_error(|| icmp6(skb, Hook::ANCHOR, false)),
-            Reason::verdict_at_anchor,
-            Exit::Host,
-        ),
+        Addr4::ETHERTYPE => {
+            conclude::<Addr4>(skb, anchor4(skb).or_error(|| icmp4(skb, Hook::ANCHOR, false)), Place::ANCHOR)
+        }
+        Addr6::ETHERTYPE => {
+            conclude::<Addr6>(skb, anchor6(skb).or_error(|| icmp6(skb, Hook::ANCHOR, false)), Place::ANCHOR)
+        }
         _ => not_ip(DROP),
     }
 }
@@ -120,11 +104,11 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
             let outcome = lo4(skb).or_error(|| icmp4(skb, Hook::EGRESS, forward));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::ANCHOR, false)), Reason::verdict, Exit::Host)
+            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::ANCHOR, false)), Place::LO)
         }
         Addr6::ETHERTYPE => {
             let outcome = lo6(skb).or_error(|| icmp6(skb, Hook::EGRESS, forward));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::ANCHOR, false)), Reason::verdict, Exit::Host)
+            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::ANCHOR, false)), Place::LO)
         }
         _ => not_ip(PASS),
     }
@@ -219,14 +203,20 @@ impl Outcome {
 
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
 #[inline(always)]
-fn conclude<A: Net>(skb: Skb, outcome: Outcome, verdict: fn(Reason) -> Verdict, exit: Exit) -> i32 {
+fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place) -> i32 {
     log::packet::<A>(skb, outcome.0);
     let reason = match outcome.result() {
         Ok(answer) => return answer,
         Err(reason) => reason,
     };
     maps::count(reason);
-    match verdict(reason) {
+    let (verdict, exit) = match place {
+        Place::ANCHOR => (reason.verdict_at_anchor(), Exit::Host),
+        Place::LO => (reason.verdict(), Exit::Host),
+        _ => (reason.verdict(), Exit::Device),
+    };
+    monitor::refused::<A>(skb, place, reason, verdict);
+    match verdict {
         Verdict::Pass => PASS,
         Verdict::Drop => DROP,
         Verdict::Reject => {

@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::Key;
-use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
@@ -13,15 +13,21 @@ use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
+use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
+use proxy_common::service_counts::ServiceCounts;
 
 use crate::icmp;
 use crate::net::Net;
 use crate::packet::Packet;
 
 mod flows;
+mod monitor;
+mod services;
 
 pub use flows::{Entry, Refused, claim_flow, flow, opener, remove_flow, undnat};
+pub use monitor::{is_watched, monitor};
+pub use services::{service_closed, service_opened, service_refused};
 
 // Sizes are defaults: the agent may set others before it loads the object.
 const FRONTENDS: u32 = 65_536;
@@ -58,6 +64,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
     service_cidrs: &'static LpmTrie<A, u32>,
     scratches: &'static PerCpuArray<Scratch<A>>,
     decisions: &'static PerCpuArray<Decision<A>>,
+    service_counts: &'static HashMap<FrontendKey<A>, ServiceCounts>,
 }
 
 /// Flows are preallocated and never LRU: what is established must not be evicted, and opening a flow must not allocate.
@@ -65,7 +72,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
 macro_rules! maps {
     ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
      $flows:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
-     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident) => {
+     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident) => {
         #[map]
         static $frontends: HashMap<FrontendKey<$addr>, Frontend<$addr>> =
             HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
@@ -101,6 +108,9 @@ macro_rules! maps {
         static $scratches: PerCpuArray<Scratch<$addr>> = PerCpuArray::with_max_entries(1, 0);
         #[map]
         static $decisions: PerCpuArray<Decision<$addr>> = PerCpuArray::with_max_entries(1, 0);
+        #[map]
+        static $service_counts: HashMap<FrontendKey<$addr>, ServiceCounts> =
+            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
 
         impl Maps for $addr {
             const MAPS: &'static FamilyMaps<Self> = &FamilyMaps {
@@ -120,14 +130,15 @@ macro_rules! maps {
                 service_cidrs: &$service_cidrs,
                 scratches: &$scratches,
                 decisions: &$decisions,
+                service_counts: &$service_counts,
             };
         }
     };
 }
 maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 AFFINITY4 CURSORS4 CONNECTIONS4
-    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4);
+    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4);
 maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 AFFINITY6 CURSORS6 CONNECTIONS6
-    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6);
+    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6);
 
 #[map]
 static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, BPF_F_NO_PREALLOC);
@@ -137,6 +148,16 @@ static NODE: Array<Node> = Array::with_max_entries(1, 0);
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+
+/// Room for a second's records of a few CPUs: who watches reads as they come.
+const RING_LEN: u32 = 1 << 20;
+
+#[map]
+static MONITOR: RingBuf = RingBuf::with_byte_size(RING_LEN, 0);
+#[map]
+static WATCHED: Array<u32> = Array::with_max_entries(1, 0);
+#[map]
+static MONITORED: PerCpuArray<Monitored> = PerCpuArray::with_max_entries(1, 0);
 
 #[inline(always)]
 pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {

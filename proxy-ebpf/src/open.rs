@@ -3,6 +3,8 @@
 use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::service_counts::Passed;
 
 use crate::flow::{close, now_secs, remove};
 use crate::maps::{self, Refused, Scratch};
@@ -29,6 +31,7 @@ pub struct Source<A> {
 #[inline(always)]
 pub fn flow<A: Net>(
     scratch: &mut Scratch<A>,
+    service: &FrontendKey<A>,
     backend: SockAddr<A>,
     source: Source<A>,
     flags: u8,
@@ -37,17 +40,19 @@ pub fn flow<A: Net>(
     let client = SockAddr::new(source.addr, packet.src.port);
     *flow = Flow::new(packet.src, packet.dst, backend, client, flags, now_secs());
     flow.generation = source.generation;
+    flow.service = *service;
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
-    match claim_port(flow, packet.proto, keeps_port) {
-        Err(Reason::NoSourcePort) if evict(flow, other, packet.proto) => claim_port(flow, packet.proto, true),
+    match claim_port(flow, packet, keeps_port) {
+        Err(Reason::NoSourcePort) if evict(flow, other, packet.proto) => claim_port(flow, packet, true),
         result => result,
     }
 }
 
 /// Makes the entries of `flow`, from a source port that is free. A function of its own, as the ports make many paths.
 #[inline(never)]
-fn claim_port<A: Net>(flow: &mut Flow<A>, proto: Proto, keeps_port: bool) -> Result<(), Reason> {
+fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) -> Result<(), Reason> {
+    let proto = packet.proto;
     let mut keeps_port = keeps_port;
     let mut answer = TAKEN;
     for _ in 0..PORT_TRIES {
@@ -55,7 +60,7 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, proto: Proto, keeps_port: bool) -> Res
             flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
         }
         keeps_port = false;
-        answer = claim(flow, proto);
+        answer = claim(flow, packet);
         if answer != TAKEN {
             break;
         }
@@ -63,6 +68,7 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, proto: Proto, keeps_port: bool) -> Res
     match answer {
         CLAIMED => {
             maps::count(Event::FlowOpened);
+            maps::service_opened(&flow.service);
             if flow.has(Flow::<A>::COUNTED) {
                 maps::connection_opened(flow.backend, proto);
             }
@@ -113,7 +119,8 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 
 /// Makes all entries of `flow`, or none.
 #[inline(always)]
-fn claim<A: Net>(flow: &mut Flow<A>, proto: Proto) -> Answer {
+fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Answer {
+    let proto = packet.proto;
     let snat = flow.is_snat_on_devices();
     let mut answer = put(flow, Kind::UNDNAT, proto);
     if answer != CLAIMED {
@@ -129,6 +136,8 @@ fn claim<A: Net>(flow: &mut Flow<A>, proto: Proto) -> Answer {
         }
     }
     if answer == CLAIMED {
+        // This packet passes the opener's entry.
+        flow.passed = Passed { packets: packet.segments.into(), bytes: packet.len.into() };
         answer = put(flow, Kind::DNAT, proto);
         if answer == CLAIMED {
             return CLAIMED;

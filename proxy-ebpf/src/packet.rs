@@ -20,6 +20,11 @@ pub struct Packet<A: Addr> {
     pub proto: Proto,
     seen: Seen,
     marks: u8,
+    /// What it counts for.
+    pub segments: u32,
+    pub len: u32,
+    /// `DECISIONS` is about this packet.
+    pub decided: bool,
 }
 
 /// What a packet's headers say, but for the addresses.
@@ -90,6 +95,9 @@ impl<A: Net> Packet<A> {
     /// Reads a packet as it is at `hook`.
     #[inline(never)]
     pub fn parse(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
+        // What was known of another packet is not known of this one.
+        self.proto = Proto::ANY;
+        self.decided = false;
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }
@@ -122,6 +130,8 @@ impl<A: Net> Packet<A> {
         self.proto = found.proto;
         self.seen = found.seen;
         self.marks = found.marks;
+        self.segments = skb.segments();
+        self.len = skb.len();
         Ok(())
     }
 

@@ -23,6 +23,13 @@ pub const ETH_LEN: u32 = 14;
 // Our bits of `tc_index`. The lower ones have meanings for others (Cilium's programs among them).
 const TRANSLATED: u32 = 1 << 15;
 const FORWARD: u32 = 1 << 14;
+/// Of no field: the host has made the packet.
+const MADE_HERE: u32 = 1 << 0;
+
+/// Not 0: notes are kept in `mark` as well. For BPF_PROG_TEST_RUN, which takes and shows that field, but no `tc_index`. Set
+/// before the programs are loaded: the verifier knows what it is, and leaves nothing of it in them where it is 0.
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
+static NOTES_IN_MARK: u32 = 0;
 
 /// What our hooks tell each other of a packet. Once rewritten it may look like a packet of another flow, for which a
 /// later hook must not take it. Set only on what was rewritten: notes survive decapsulation, and what was inside a tunnel
@@ -31,6 +38,9 @@ const FORWARD: u32 = 1 << 14;
 pub struct Note(u32);
 
 impl Note {
+    /// Nobody has seen the packet.
+    pub const NONE: Self = Self(0);
+
     #[inline(always)]
     pub fn is_translated(self) -> bool {
         self.0 & TRANSLATED != 0
@@ -40,6 +50,32 @@ impl Note {
     pub fn is_forward(self) -> bool {
         self.0 & FORWARD != 0
     }
+
+    /// Has it come in through a device, where no hook of ours has rewritten it?
+    #[inline(always)]
+    pub fn is_strange(self) -> bool {
+        self.0 & (TRANSLATED | MADE_HERE) == 0
+    }
+}
+
+#[inline(always)]
+fn notes_in_mark() -> bool {
+    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
+    unsafe { (&raw const NOTES_IN_MARK).read_volatile() != 0 }
+}
+
+// Functions of their own: the compiler would make one access of several, to a place that the verifier does not know.
+
+#[inline(never)]
+fn mark(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the kernel lends the context for the program's whole run.
+    unsafe { (*skb).mark }
+}
+
+#[inline(never)]
+fn set_mark(skb: *mut __sk_buff, mark: u32) {
+    // SAFETY: as in `mark`; the kernel lets programs write this field.
+    unsafe { (*skb).mark = mark };
 }
 
 /// A packet in the kernel's hands.
@@ -78,7 +114,13 @@ impl Skb {
     #[inline(always)]
     pub fn note(self) -> Note {
         // SAFETY: as in `ethertype`.
-        Note(unsafe { (*self.0).tc_index } & (TRANSLATED | FORWARD))
+        let mut noted = unsafe { (*self.0).tc_index };
+        if notes_in_mark() {
+            noted |= mark(self.0);
+        }
+        // SAFETY: as above.
+        let made_here = if unsafe { (*self.0).ingress_ifindex } == 0 { MADE_HERE } else { 0 };
+        Note(noted & (TRANSLATED | FORWARD) | made_here)
     }
 
     /// Notes that the packet was rewritten and is on its way to a backend, or to a client.
@@ -87,6 +129,9 @@ impl Skb {
         let note = if forward { TRANSLATED | FORWARD } else { TRANSLATED };
         // SAFETY: as in `ethertype`; the kernel lets programs write this field.
         unsafe { (*self.0).tc_index |= note };
+        if notes_in_mark() {
+            set_mark(self.0, mark(self.0) | note);
+        }
     }
 
     /// Takes the note away: the next host must not find it (it survives veth).
@@ -94,6 +139,9 @@ impl Skb {
     pub fn clear_note(self) {
         // SAFETY: as in `set_note`.
         unsafe { (*self.0).tc_index &= !(TRANSLATED | FORWARD) };
+        if notes_in_mark() {
+            set_mark(self.0, mark(self.0) & !(TRANSLATED | FORWARD));
+        }
     }
 
     #[inline(always)]
@@ -106,6 +154,16 @@ impl Skb {
     pub fn len(self) -> u32 {
         // SAFETY: as in `ethertype`.
         unsafe { (*self.0).len }
+    }
+
+    /// How many packets this is on the wire: the kernel cuts some up late, and has put others together.
+    #[inline(always)]
+    pub fn segments(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        match unsafe { (*self.0).gso_segs } {
+            0 => 1,
+            segments => segments,
+        }
     }
 
     #[inline(always)]

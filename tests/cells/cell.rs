@@ -103,12 +103,6 @@ impl Cell {
         is_own && services::backend(self.service) != self.client
     }
 
-    /// Where both nodes masquerade, n2 may draw a port for n1's flow with which n1 reaches the same backend: a known limit
-    /// (ARCHITECTURE.md), which would befall other cells.
-    pub(crate) fn goes_last(&self, compat: bool) -> bool {
-        compat && self.to == To::NodePort("n2")
-    }
-
     pub(crate) fn expect(&self, compat: bool) -> Expect {
         if compat { self.compat } else { self.default }
     }

@@ -19,7 +19,6 @@ use kpx_tests::echo::Servers;
 use kpx_tests::lab::{Family, Lab, Layout, PodRoute};
 
 use crate::bed::{Bed, compat_args, furnish};
-use crate::cell::Cell;
 use crate::setting::{Setting, mode};
 use crate::table::{CELLS, CELLS_OF_FLAGS};
 use crate::tally::Tally;
@@ -79,21 +78,14 @@ fn run_settings(lab: &Lab, plain: Setting, tally: &mut Tally) -> Result<()> {
             let setting = Setting { rp_filter, default_route, ..plain };
             setting.apply(lab)?;
             let everything = rp_filter == 1 && default_route;
-            rows::run(lab, &setting, cells(plain).filter(|cell| everything || cell.is_clusterip()), tally);
+            rows::run(lab, &setting, CELLS.iter().filter(|cell| everything || cell.is_clusterip()), tally);
         }
     }
     let overlay = Setting { pod_route: PodRoute::Eth1, ..plain };
     overlay.apply(lab)?;
-    rows::run(lab, &overlay, cells(plain), tally);
+    rows::run(lab, &overlay, CELLS, tally);
     run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, tally)?;
-    run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, tally)?;
-    plain.apply(lab)?;
-    rows::run(lab, &plain, CELLS.iter().filter(|cell| cell.goes_last(plain.compat)), tally);
-    Ok(())
-}
-
-fn cells(setting: Setting) -> impl Iterator<Item = &'static Cell> {
-    CELLS.iter().filter(move |cell| !cell.goes_last(setting.compat))
+    run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, tally)
 }
 
 /// With flags that change who may dial what.
@@ -117,7 +109,7 @@ fn run_watched(lab: &Lab, setting: Setting, checksums: Checksums, tally: &mut Ta
     setting.apply(lab)?;
     let hosts = ["p1a", "p1b", "p2a", "p2b", "n1", "n2", "ext", "x"].map(|name| lab.host(name));
     let captures: Vec<_> = hosts.into_iter().map(|host| Ok((host, Capture::start(host)?))).collect::<Result<_>>()?;
-    rows::run(lab, &setting, cells(setting), tally);
+    rows::run(lab, &setting, CELLS, tally);
     for (host, capture) in captures {
         let captured = capture.stop(checksums);
         let result = captured

@@ -49,7 +49,8 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
         removed the filter kpx_ingress at eth0's ingress
         removed the filter kpx_egress at eth0's egress
         removed the clsact qdisc of eth0
-    "#]].assert_eq(&said);
+    "#]]
+    .assert_eq(&said);
     let left = [run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?, run(&node.ns, "tc", "qdisc")?].concat();
     ensure!(!left.contains("kpx") && !left.contains("75:"), "{left}");
     let again = kpx(&node.ns, "cleanup")?;
@@ -89,7 +90,8 @@ fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
         ok     kube-proxy              does not run
         ok     kube-proxy's rules      none
         ok     kube-ipvs0              not there
-    "#]].assert_eq(&found(&ns)?);
+    "#]]
+    .assert_eq(&found(&ns)?);
     assert_eq!(run(&ns, "nft", "list tables")?, "table ip other\n", "what is not kube-proxy's stays");
     Ok(())
 }

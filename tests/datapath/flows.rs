@@ -1,12 +1,13 @@
 //! Flows: opened, followed, closed; beside each other.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::Node;
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
 
-use crate::lab::{check, labs};
+use crate::lab::{Row, check, labs};
+use crate::policy::outside;
 
 #[test]
 fn a_pod_reaches_a_backend_and_hears_back() -> Result<()> {
@@ -33,6 +34,30 @@ fn a_pod_that_is_its_own_backend_sees_the_node() -> Result<()> {
         (EGRESS, "tcp SA client:8080 > client:$p", Pass, "tcp SA self:80 > client:1000", "returned"),
         (INGRESS, "tcp A client:1000 > self:80 +9", Pass, "tcp A client:$p > client:8080 +9", "forwarded"),
     ])
+}
+
+#[test]
+fn between_the_hooks_a_masqueraded_flow_takes_nobody_elses_packets() -> Result<()> {
+    // Of other conversations, which the client's own machine has from the port that ours was given: told by their length.
+    let rows: &[Row] = &[
+        (INGRESS, "udp stranger:1000 > node:30053", Pass, "udp stranger:$p > far:5353", "flow_opened forwarded"),
+        (EGRESS, "udp stranger:$p > far:5353", Pass, "udp uplink:$p > far:5353", ""),
+        (INGRESS, "udp stranger:$p > far:5353 +1", Pass, "same", "not_ours"),
+        (EGRESS, "udp stranger:$p > far:5353 +1", Pass, "same", "not_ours"),
+        (INGRESS, "udp far:5353 > stranger:$p +2", Pass, "same", "not_ours"),
+        (EGRESS, "udp far:5353 > stranger:$p +2", Pass, "same", "not_ours"),
+        // The flow's own answer.
+        (INGRESS, "udp far:5353 > uplink:$p +3", Pass, "udp far:5353 > stranger:$p +3", ""),
+        (EGRESS, "udp far:5353 > stranger:$p +3", Pass, "udp node:30053 > stranger:1000 +3", "returned"),
+    ];
+    for mut lab in outside()? {
+        lab.check(rows)?;
+        // What the host's firewall answers in the backend's name belongs to the flow, though no hook has seen it before.
+        let frame = lab.names.frame("udp far:5353 > stranger:$p +4")?;
+        let answer = lab.bench.run_own(EGRESS, &frame)?.packet;
+        ensure!(lab.names.text(&answer)? == "udp node:30053 > stranger:1000 +4", "{}", lab.names.text(&answer)?);
+    }
+    Ok(())
 }
 
 #[test]
@@ -64,15 +89,18 @@ fn a_closed_flow_gives_its_port_back() -> Result<()> {
         (INGRESS, "tcp FA client:1000 > self:80", Pass, "tcp FA client:$p > client:8080", "forwarded"),
         // One side may still send.
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$p > client:8080", "forwarded"),
+        (INGRESS, "tcp FA client:8080 > node:$p", Pass, "tcp FA client:8080 > client:$p", ""),
         (EGRESS, "tcp FA client:8080 > client:$p", Pass, "tcp FA self:80 > client:1000", "returned"),
         // Both are done: the next SYN opens anew, with another port of its own.
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$q > client:8080", "flow_opened forwarded"),
         // What belonged to the old one is gone.
         (EGRESS, "tcp A client:8080 > client:$p", Pass, "same", "not_ours"),
         // A reset frees the port as well.
+        (INGRESS, "tcp RA client:8080 > node:$q", Pass, "tcp RA client:8080 > client:$q", ""),
         (EGRESS, "tcp RA client:8080 > client:$q", Pass, "tcp RA self:80 > client:1000", "returned"),
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$r > client:8080", "flow_opened forwarded"),
         // But who goes on talking has not been reset.
+        (INGRESS, "tcp RA client:8080 > node:$r", Pass, "tcp RA client:8080 > client:$r", ""),
         (EGRESS, "tcp RA client:8080 > client:$r", Pass, "tcp RA self:80 > client:1000", "returned"),
         (INGRESS, "tcp A client:1000 > self:80 +1", Pass, "tcp A client:$r > client:8080 +1", "forwarded"),
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$r > client:8080", "forwarded"),
@@ -83,14 +111,18 @@ fn a_closed_flow_gives_its_port_back() -> Result<()> {
 fn every_reset_of_the_backend_counts() -> Result<()> {
     check(&[
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$p > client:8080", "flow_opened forwarded"),
+        (INGRESS, "tcp RA client:8080 > node:$p", Pass, "tcp RA client:8080 > client:$p", ""),
         (EGRESS, "tcp RA client:8080 > client:$p", Pass, "tcp RA self:80 > client:1000", "returned"),
         // Data that was on its way; the backend resets once more.
         (INGRESS, "tcp A client:1000 > self:80 +1", Pass, "tcp A client:$p > client:8080 +1", "forwarded"),
+        (INGRESS, "tcp R client:8080 > node:$p", Pass, "tcp R client:8080 > client:$p", ""),
         (EGRESS, "tcp R client:8080 > client:$p", Pass, "tcp R self:80 > client:1000", "returned"),
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$q > client:8080", "flow_opened forwarded"),
         // A reset of the client that the backend does not accept, in the same second.
+        (INGRESS, "tcp SA client:8080 > node:$q", Pass, "tcp SA client:8080 > client:$q", ""),
         (EGRESS, "tcp SA client:8080 > client:$q", Pass, "tcp SA self:80 > client:1000", "returned"),
         (INGRESS, "tcp R client:1000 > self:80", Pass, "tcp R client:$q > client:8080", "forwarded"),
+        (INGRESS, "tcp A client:8080 > node:$q", Pass, "tcp A client:8080 > client:$q", ""),
         (EGRESS, "tcp A client:8080 > client:$q", Pass, "tcp A self:80 > client:1000", "returned"),
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$q > client:8080", "forwarded"),
     ])

@@ -2,6 +2,7 @@
 //!
 //! Every row names the program, the packet that goes in, the verdict, the packet that comes out, and all that is counted.
 
+mod counts;
 mod flows;
 mod fragments;
 mod frames;
@@ -10,6 +11,7 @@ mod icmp;
 mod lab;
 mod limits;
 mod meetings;
+mod monitor;
 mod offload;
 mod options;
 mod policy;

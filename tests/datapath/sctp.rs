@@ -78,6 +78,7 @@ fn an_association_that_ended_gives_its_port_back() -> Result<()> {
         // Shut down by one side only, it goes on.
         (INGRESS, "sctp SHUTDOWN client:1000 > self:3868", Pass, "sctp SHUTDOWN client:$p > client:13868", "forwarded"),
         (INGRESS, "sctp INIT client:1000 > self:3868", Pass, "sctp INIT client:$p > client:13868", "forwarded"),
+        (INGRESS, "sctp SHUTDOWN-ACK client:13868 > node:$p", Pass, "sctp SHUTDOWN-ACK client:13868 > client:$p", ""),
         (
             EGRESS,
             "sctp SHUTDOWN-ACK client:13868 > client:$p",
@@ -99,6 +100,7 @@ fn an_association_that_ended_gives_its_port_back() -> Result<()> {
             "sctp INIT client:$q > client:13868",
             "flow_opened forwarded",
         ),
+        (INGRESS, "sctp ABORT client:13868 > node:$q", Pass, "sctp ABORT client:13868 > client:$q", ""),
         (EGRESS, "sctp ABORT client:13868 > client:$q", Pass, "sctp ABORT self:3868 > client:1000", "returned"),
         (
             INGRESS,

@@ -1,6 +1,7 @@
 //! The programs, run on single packets by BPF_PROG_TEST_RUN.
 
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -9,12 +10,15 @@ use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use proxy_agent::datapath::{Datapath, Options};
 use proxy_agent::object;
-use proxy_common::names::EMPTY;
+use proxy_common::names::{EGRESS, EMPTY, INGRESS};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
-/// Of `ifindex` in `struct __sk_buff` (linux/bpf.h).
+/// Of `mark`, `ingress_ifindex` and `ifindex` in `struct __sk_buff` (linux/bpf.h).
+const MARK_OFFSET: usize = 8;
+const INGRESS_IFINDEX_OFFSET: usize = 36;
 const IFINDEX_OFFSET: usize = 40;
+const SK_BUFF_LEN: usize = 192;
 /// Flow entries that are enough for every source port to be given to a flow of four.
 const SMALL: u32 = 32_768;
 
@@ -23,6 +27,8 @@ pub struct Bench {
     pub datapath: Datapath,
     /// For the program that does nothing, which no datapath loads; only once it is asked for.
     empty: OnceLock<Ebpf>,
+    /// Marks of packets as ingress hooks put them out: the hook through which one leaves finds on it what they noted.
+    marks: Mutex<HashMap<Vec<u8>, u32>>,
 }
 
 /// What a program made of a packet.
@@ -61,7 +67,9 @@ fn load_empty() -> Result<Ebpf> {
 
 impl Bench {
     pub fn load(options: Options) -> Result<Self> {
-        Ok(Self { datapath: Datapath::load(object::embedded()?, options)?, empty: OnceLock::new() })
+        let options = Options { notes_in_mark: true, ..options };
+        let datapath = Datapath::load(object::embedded()?, options)?;
+        Ok(Self { datapath, empty: OnceLock::new(), marks: Mutex::default() })
     }
 
     /// Programs with room for so few flows that loading them takes no time.
@@ -85,21 +93,45 @@ impl Bench {
         self.run_on(program, packet, LO)
     }
 
-    /// Runs a program once, as if the packet were on that device of this thread's network namespace.
+    /// Runs a program once, as if the packet were on that device of this thread's network namespace. One that leaves is on
+    /// its way through this host if an ingress hook put it out just like that before.
     pub fn run_on(&self, program: &str, packet: &[u8], ifindex: u32) -> Result<Outcome> {
+        self.run_from(program, packet, ifindex, ifindex)
+    }
+
+    /// As [`Self::run`], of a packet that the host itself has made.
+    pub fn run_own(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
+        self.run_from(program, packet, LO, 0)
+    }
+
+    fn run_from(&self, program: &str, packet: &[u8], ifindex: u32, came_through: u32) -> Result<Outcome> {
         let mut out = vec![0; 65_536];
-        let mut context = [0; IFINDEX_OFFSET + size_of::<u32>()];
-        context[IFINDEX_OFFSET..].copy_from_slice(&ifindex.to_ne_bytes());
+        let mut context = [0; SK_BUFF_LEN];
+        let mut context_out = [0; SK_BUFF_LEN];
+        let mark = if program == EGRESS { self.marks().get(packet).copied().unwrap_or(0) } else { 0 };
+        context[MARK_OFFSET..][..size_of::<u32>()].copy_from_slice(&mark.to_ne_bytes());
+        context[INGRESS_IFINDEX_OFFSET..][..size_of::<u32>()].copy_from_slice(&came_through.to_ne_bytes());
+        context[IFINDEX_OFFSET..][..size_of::<u32>()].copy_from_slice(&ifindex.to_ne_bytes());
         let mut options = TestRunOptions::new();
         options.data_in = Some(packet);
         options.data_out = Some(&mut out);
         options.ctx_in = Some(&context);
+        options.ctx_out = Some(&mut context_out);
         let result = self
             .program(program)?
             .test_run(options)
             .with_context(|| format!("run {program} on a packet of {} bytes", packet.len()))?;
         out.truncate(result.data_size_out as usize);
-        Ok(Outcome { verdict: Verdict::from(result.return_value.cast_signed()), packet: out })
+        let verdict = Verdict::from(result.return_value.cast_signed());
+        if program == INGRESS && verdict == Verdict::Pass {
+            let mark = context_out[MARK_OFFSET..].first_chunk().context("a mark in the context")?;
+            self.marks().insert(out.clone(), u32::from_ne_bytes(*mark));
+        }
+        Ok(Outcome { verdict, packet: out })
+    }
+
+    fn marks(&self) -> MutexGuard<'_, HashMap<Vec<u8>, u32>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Another handle on a map of the loaded programs, which `program` uses.

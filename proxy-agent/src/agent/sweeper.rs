@@ -15,9 +15,8 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 /// Sweeps the flow tables on a thread of its own: a full table takes hundreds of thousands of calls.
 pub(super) struct Sweeper {
     period: Interval,
-    /// The tables, while no sweep is under way.
-    flows: Option<FlowMaps>,
-    sweep: Option<JoinHandle<(FlowMaps, Result<SweptFamilies>, Duration)>>,
+    flows: FlowMaps,
+    sweep: Option<JoinHandle<(Result<SweptFamilies>, Duration)>>,
     last: SweptFamilies,
 }
 
@@ -27,7 +26,12 @@ impl Sweeper {
     pub(super) fn new(flows: FlowMaps) -> Self {
         let mut period = tokio::time::interval(SWEEP_PERIOD);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { period, flows: Some(flows), sweep: None, last: BTreeMap::new() }
+        Self { period, flows, sweep: None, last: BTreeMap::new() }
+    }
+
+    /// A handle on what it sweeps.
+    pub(super) fn flows(&self) -> FlowMaps {
+        self.flows.clone()
     }
 
     /// What the last sweep found.
@@ -45,18 +49,16 @@ impl Sweeper {
     pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
             self.period.tick().await;
-            let mut flows = self.flows.take().context("the flow tables were lost in a sweep that failed")?;
+            let flows = self.flows.clone();
             self.sweep = Some(tokio::task::spawn_blocking(move || {
                 let started = Instant::now();
-                let swept = flows.sweep();
-                (flows, swept, started.elapsed())
+                (flows.sweep(), started.elapsed())
             }));
         }
         let sweep = self.sweep.as_mut().context("no sweep is under way")?;
         let ended = sweep.await;
         self.sweep = None;
-        let (flows, swept, duration) = ended.context("sweep flows")?;
-        self.flows = Some(flows);
+        let (swept, duration) = ended.context("sweep flows")?;
         self.last = swept?;
         Ok(duration)
     }

@@ -36,8 +36,8 @@ fn text(status: &Status, form: Form) -> String {
         (None, families(status, form)),
         (None, maps(status, form)),
         (None, packets(status, form)),
-        (None, form.wide.then(|| devices::text(&status.devices, form)).unwrap_or_default()),
-        (None, form.wide.then(|| programs(status, form)).unwrap_or_default()),
+        (None, if form.wide { devices::text(&status.devices, form) } else { String::new() }),
+        (None, if form.wide { programs(status, form) } else { String::new() }),
     ];
     let sections = sections.into_iter().filter(|(_, text)| !text.is_empty());
     let sections: Vec<_> =

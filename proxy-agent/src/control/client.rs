@@ -1,12 +1,14 @@
 //! Asks a running agent from another process.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::Request;
 use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -18,6 +20,8 @@ use crate::view::{Names, ServiceView};
 
 /// How long an agent may take over an answer: its loop may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+type Connection = http1::Connection<TokioIo<UnixStream>, Empty<Bytes>>;
 
 /// The agent that runs with a run directory.
 #[derive(Clone, Debug)]
@@ -49,12 +53,31 @@ impl Client {
             .with_context(|| format!("the running kpx is of another version: its {path} has another form"))
     }
 
-    async fn bytes(&self, path: &str) -> Result<Bytes> {
+    /// The lines of what it answers at `path`, as they come.
+    pub async fn lines(&self, path: &str) -> Result<Lines> {
+        let (mut sender, connection) = self.connect().await?;
+        let mut connection = Box::pin(connection);
+        let request = Request::get(path).header("host", "kpx").body(Empty::new())?;
+        let response = tokio::select! {
+            response = sender.send_request(request) => response.map(Some),
+            ended = &mut connection => ended.map(|()| None),
+        };
+        let response = response.with_context(|| format!("read from {}", self.0.display()))?;
+        let response = response.with_context(|| format!("kpx at {} hung up", self.0.display()))?;
+        ensure!(response.status().is_success(), "kpx at {} says {}", self.0.display(), response.status());
+        Ok(Lines { body: response.into_body(), connection: Some(connection), _sender: sender, read: BytesMut::new() })
+    }
+
+    async fn connect(&self) -> Result<(http1::SendRequest<Empty<Bytes>>, Connection)> {
         let stream = UnixStream::connect(&self.0).await;
         let stream =
             stream.with_context(|| format!("no kpx answers at {}: is `kpx run` running?", self.0.display()))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("speak HTTP with kpx")?;
-        let request = Request::get(path).header("host", "kpx").body(Empty::<Bytes>::new())?;
+        http1::handshake(TokioIo::new(stream)).await.context("speak HTTP with kpx")
+    }
+
+    async fn bytes(&self, path: &str) -> Result<Bytes> {
+        let (mut sender, connection) = self.connect().await?;
+        let request = Request::get(path).header("host", "kpx").body(Empty::new())?;
         // The connection ends once the sender is dropped, whichever side hangs up first.
         let answer = async move {
             let response = sender.send_request(request).await?;
@@ -65,5 +88,45 @@ impl Client {
         let (status, body) = answer.with_context(|| format!("read from {}", self.0.display()))?;
         ensure!(status.is_success(), "kpx at {} says {status}: {}", self.0.display(), String::from_utf8_lossy(&body));
         Ok(body)
+    }
+}
+
+/// Lines that come in, one by one.
+pub struct Lines {
+    body: Incoming,
+    /// None once it has ended.
+    connection: Option<Pin<Box<Connection>>>,
+    /// As long as it is there the connection is kept.
+    _sender: http1::SendRequest<Empty<Bytes>>,
+    /// Behind the last line.
+    read: BytesMut,
+}
+
+impl Lines {
+    /// The next line, without its end. None if there are no more. May be cancelled.
+    pub async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line = self.read.split_to(end + 1).freeze();
+                return Ok(Some(line.slice(..end)));
+            }
+            tokio::select! {
+                frame = self.body.frame() => match frame {
+                    Some(frame) => self.read.extend(frame.context("read from kpx")?.into_data().ok()),
+                    None => return Ok(None),
+                },
+                ended = end(&mut self.connection) => {
+                    self.connection = None;
+                    ended.context("read from kpx")?;
+                }
+            }
+        }
+    }
+}
+
+async fn end(connection: &mut Option<Pin<Box<Connection>>>) -> hyper::Result<()> {
+    match connection {
+        Some(connection) => connection.await,
+        None => std::future::pending().await,
     }
 }

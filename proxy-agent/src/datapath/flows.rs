@@ -2,6 +2,9 @@
 //! the truth to which the programs' own counts are brought back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData, MapError};
@@ -10,25 +13,36 @@ use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey, Kind, State};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::service_counts::Passed;
 
+use super::counts::{Counts, FamilyCounts, Ledger, returned};
 use super::{Names, take};
 
 /// An entry whose flow's opener is missing is left alone for this long: the programs make it before the opener.
 const ORPHAN_SECS: u32 = 30;
 
-/// The flow tables of both families.
-pub struct FlowMaps {
+/// What was counted is not counted again within this time: to look through a large table takes a while.
+const COUNT_PERIOD: Duration = Duration::from_millis(500);
+
+/// The flow tables of both families, and what is counted for services. Handles of the same tables; one at a time sweeps or
+/// counts.
+#[derive(Clone)]
+pub struct FlowMaps(Arc<Mutex<Families>>);
+
+struct Families {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
+    counted: Option<(Instant, Arc<Counts>)>,
 }
 
 struct Family<A: Names> {
     flows: Flows<A>,
     /// Open flows of a backend, which the key names as if it were a frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
+    ledger: Ledger<A>,
 }
 
-type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
+pub(super) type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
 /// What a sweep found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -45,25 +59,67 @@ pub struct Swept {
 
 impl FlowMaps {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        Ok(Self { v4: Family::new(ebpf)?, v6: Family::new(ebpf)? })
+        let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, counted: None };
+        Ok(Self(Arc::new(Mutex::new(families))))
     }
 
     /// Removes flows that have been silent for longer than their state allows, and says of each backend how many it has.
-    pub fn sweep(&mut self) -> Result<BTreeMap<&'static str, Swept>> {
+    pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
         let now_secs = boot_secs()?;
-        Ok(BTreeMap::from([(Addr4::FAMILY, self.v4.sweep(now_secs)?), (Addr6::FAMILY, self.v6.sweep(now_secs)?)]))
+        let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Families { v4, v6, counted } = &mut *families;
+        let swept = BTreeMap::from([(Addr4::FAMILY, v4.sweep(now_secs)?), (Addr6::FAMILY, v6.sweep(now_secs)?)]);
+        let mut counts = Counts { v4: v4.count()?, v6: v6.count()? };
+        v4.ledger.prune(&mut counts.v4)?;
+        v6.ledger.prune(&mut counts.v6)?;
+        *counted = Some((Instant::now(), Arc::new(counts)));
+        Ok(swept)
+    }
+
+    /// What passed for the services up to now. Takes its time: not for the loop.
+    pub fn counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(Duration::ZERO)
+    }
+
+    /// What passed for the services up to now, or up to a moment ago if that has been counted already.
+    pub fn recent_counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(COUNT_PERIOD)
+    }
+
+    fn counts_since(&self, age: Duration) -> Result<Arc<Counts>> {
+        let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Families { v4, v6, counted } = &mut *families;
+        if let Some((at, counts)) = counted
+            && at.elapsed() < age
+        {
+            return Ok(Arc::clone(counts));
+        }
+        let counts = Arc::new(Counts { v4: v4.count()?, v6: v6.count()? });
+        *counted = Some((Instant::now(), Arc::clone(&counts)));
+        Ok(counts)
+    }
+}
+
+impl fmt::Debug for FlowMaps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowMaps")
     }
 }
 
 impl<A: Names> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        Ok(Self { flows: take(ebpf, A::MAPS.flows)?, connections: take(ebpf, A::MAPS.connections)? })
+        let (flows, connections) = (take(ebpf, A::MAPS.flows)?, take(ebpf, A::MAPS.connections)?);
+        Ok(Self { flows, connections, ledger: Ledger::new(ebpf)? })
+    }
+
+    fn count(&mut self) -> Result<FamilyCounts<A>> {
+        self.ledger.count(&self.flows)
     }
 
     fn sweep(&mut self, now_secs: u32) -> Result<Swept> {
         let counted = self.connections()?;
         let mut open = BTreeMap::new();
-        let swept = sweep(&mut self.flows, now_secs, &mut open);
+        let swept = sweep(&mut self.flows, now_secs, &mut open, &mut self.ledger);
         let swept = swept.with_context(|| format!("sweep {}", A::MAPS.flows))?;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         Ok(swept)
@@ -107,6 +163,7 @@ fn sweep<A: Names>(
     map: &mut Flows<A>,
     now_secs: u32,
     connections: &mut BTreeMap<FrontendKey<A>, u32>,
+    ledger: &mut Ledger<A>,
 ) -> Result<Swept> {
     let mut swept = Swept::default();
     // Deleting while iterating makes the kernel start over, so the keys are gathered first; and once, though the programs
@@ -117,7 +174,10 @@ fn sweep<A: Names>(
         if flow.kind == Kind::DNAT {
             if is_over(&flow, &key, now_secs) && is_still_over(map, &key, now_secs)? {
                 swept.expired += 1;
-                remove_flow(map, &key, flow)?;
+                let returned = returned(map, &key, &flow)?;
+                if remove_flow(map, &key, flow)? {
+                    ledger.close(flow.service, flow.passed, returned);
+                }
             } else {
                 swept.flows += 1;
                 swept.entries += 1;
@@ -128,7 +188,9 @@ fn sweep<A: Names>(
             }
         } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
             swept.orphans += 1;
-            remove(map, &key)?;
+            if remove(map, &key)? && flow.kind == Kind::UNDNAT {
+                ledger.close(flow.service, Passed::NOTHING, flow.passed);
+            }
         } else {
             swept.entries += 1;
         }
@@ -158,26 +220,29 @@ fn has_opener<A: Names>(map: &Flows<A>, key: &FlowKey<A>, flow: &Flow<A>) -> Res
 }
 
 /// Removes a flow's entries in the order in which they were made: the opener's last, for as long as it stands the
-/// programs take the flow for whole.
-fn remove_flow<A: Names>(map: &mut Flows<A>, key: &FlowKey<A>, flow: Flow<A>) -> Result<()> {
+/// programs take the flow for whole. True if that one was still there.
+fn remove_flow<A: Names>(map: &mut Flows<A>, key: &FlowKey<A>, flow: Flow<A>) -> Result<bool> {
+    let mut opener = false;
     for kind in flow.kinds() {
-        remove(map, &flow.key_as(*kind, key.proto()))?;
+        opener = remove(map, &flow.key_as(*kind, key.proto()))?;
     }
-    Ok(())
+    Ok(opener)
 }
 
-fn read<A: Names>(map: &Flows<A>, key: &FlowKey<A>) -> Result<Option<Flow<A>>> {
+pub(super) fn read<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, key: &K) -> Result<Option<V>> {
     match map.get(key, 0) {
-        Ok(flow) => Ok(Some(flow)),
+        Ok(value) => Ok(Some(value)),
         Err(MapError::KeyNotFound) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<()> {
+/// False if it was gone.
+pub(super) fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<bool> {
     match map.remove(key) {
-        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Ok(()) => Ok(true),
+        Err(MapError::KeyNotFound) => Ok(false),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

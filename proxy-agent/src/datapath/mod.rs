@@ -1,8 +1,10 @@
 //! The kernel side of a node: programs loaded, maps taken, devices attached.
 
 mod attach;
+mod counts;
 mod flows;
 mod loaded;
+mod monitor;
 mod node;
 mod tables;
 
@@ -15,8 +17,10 @@ use proxy_common::counter::{Counter, Event, Reason};
 use proxy_common::names::{self, FamilyMaps};
 
 pub use attach::{Attached, Attachments, Hooks, Mechanism};
+pub use counts::{Counts, FamilyCounts, Totals};
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, open};
+pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;
 pub use tables::{KernelTables, Maps};
 
@@ -27,6 +31,7 @@ pub struct Datapath {
     pub flows: FlowMaps,
     pub node: NodeMaps,
     pub counters: Counters,
+    pub monitor: Monitor,
     pub attachments: Attachments,
     pub loaded: Loaded,
 }
@@ -41,6 +46,8 @@ pub struct Options {
     pub mechanism: Option<Mechanism>,
     /// Room in each family's flow table, in entries: two or four a flow.
     pub flow_entries: Option<u32>,
+    /// Keep the hooks' notes where BPF_PROG_TEST_RUN shows them: for tests of more than one hook.
+    pub notes_in_mark: bool,
 }
 
 impl Datapath {
@@ -50,6 +57,9 @@ impl Datapath {
         if let Some(flow_entries) = options.flow_entries {
             loader.map_max_entries(names::IPV4.flows, flow_entries).map_max_entries(names::IPV6.flows, flow_entries);
         }
+        if options.notes_in_mark {
+            loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
+        }
         let mut ebpf = loader.load(object).context("load the BPF object")?;
         for name in PROGRAMS {
             program(&mut ebpf, name)?.load().with_context(|| format!("load program {name}"))?;
@@ -58,10 +68,12 @@ impl Datapath {
         log_packets(&mut ebpf)?;
         Ok(Self {
             loaded: Loaded::of(&ebpf, &PROGRAMS)?,
-            tables: KernelTables::new(&mut ebpf)?,
+            // Before the tables are taken, which it looks into.
             flows: FlowMaps::new(&mut ebpf)?,
+            tables: KernelTables::new(&mut ebpf)?,
             node: NodeMaps::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
+            monitor: Monitor::new(&mut ebpf)?,
             attachments: Attachments::new(ebpf, options.mechanism),
         })
     }

@@ -79,11 +79,8 @@ async fn every_file_of_the_folder_is_served_and_every_file_named_is_there() {
     for name in &names {
         let content = std::fs::read_to_string(dir.join(name)).unwrap();
         let quoted = content.split('"').skip(1).step_by(2);
-        let files = quoted.filter_map(|text| {
-            [".js", ".css", ".svg"].iter().any(|end| text.ends_with(end)).then(|| text.trim_start_matches("./"))
-        });
-        for file in files {
-            assert!(names.contains(file), "{name} names {file}");
+        for file in quoted.filter(|text| [".js", ".css", ".svg"].iter().any(|end| text.ends_with(end))) {
+            assert!(names.contains(file.trim_start_matches("./")), "{name} names {file}");
         }
         let namespaces = ["http://www.w3.org/2000/svg"];
         let urls = content.split('"').filter(|text| text.contains("://") && !namespaces.contains(text));

@@ -11,6 +11,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 
 use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
+use crate::datapath::{Counts, FamilyCounts};
 use crate::input::ObjectName;
 use crate::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
 
@@ -21,6 +22,8 @@ pub struct Snapshot {
     pub services: Vec<ServiceSnapshot>,
     pub conflicts4: BTreeMap<FrontendKey<Addr4>, Vec<Skipped>>,
     pub conflicts6: BTreeMap<FrontendKey<Addr6>, Vec<Skipped>>,
+    /// Read by whoever makes the views.
+    pub counts: Arc<Counts>,
 }
 
 #[derive(Clone, Debug)]
@@ -55,14 +58,14 @@ impl Snapshot {
         let mut ports: Vec<_> = spec.ports.iter().flatten().map(port_view).collect();
         let mut addresses = Addresses::default();
         if let Some(v4) = &service.v4 {
-            FamilyView { service, model: v4, conflicts: &self.conflicts4 }.add_to(
+            FamilyView { service, model: v4, conflicts: &self.conflicts4, counts: &self.counts.v4 }.add_to(
                 &mut ports,
                 &mut addresses,
                 &self.node,
             );
         }
         if let Some(v6) = &service.v6 {
-            FamilyView { service, model: v6, conflicts: &self.conflicts6 }.add_to(
+            FamilyView { service, model: v6, conflicts: &self.conflicts6, counts: &self.counts.v6 }.add_to(
                 &mut ports,
                 &mut addresses,
                 &self.node,
@@ -130,6 +133,7 @@ struct FamilyView<'a, A: Addr> {
     service: &'a ServiceSnapshot,
     model: &'a FamilyModel<A>,
     conflicts: &'a BTreeMap<FrontendKey<A>, Vec<Skipped>>,
+    counts: &'a FamilyCounts<A>,
 }
 
 impl<A: Addr> FamilyView<'_, A> {
@@ -153,16 +157,29 @@ impl<A: Addr> FamilyView<'_, A> {
                     view.frontends.push(frontend);
                 }
             }
+            self.count(key, &mut view.counts);
             let joined = model::join(&slices, &view.name, key.proto);
             view.backends.extend(joined.listed().map(|(at, endpoint)| BackendView {
                 in_cluster_set: holds(port.backends(Set::CLUSTER), at),
                 in_local_set: holds(port.backends(Set::LOCAL), at),
+                flows: self.counts.flows.get(key).and_then(|flows| flows.get(&at)).copied().unwrap_or(0),
                 ..self.backend(at, endpoint)
             }));
         }
     }
 
-    /// Without the sets that it is in.
+    fn count(&self, key: &FrontendKey<A>, counts: &mut PortCounts) {
+        let totals = self.counts.ports.get(key).copied().unwrap_or_default();
+        counts.flows_opened += totals.opened;
+        counts.flows += self.counts.flows.get(key).map_or(0, |flows| flows.values().sum());
+        counts.packets += totals.sent.packets;
+        counts.bytes += totals.sent.bytes;
+        counts.packets_returned += totals.returned.packets;
+        counts.bytes_returned += totals.returned.bytes;
+        counts.refused += totals.dropped + totals.rejected;
+    }
+
+    /// Without the sets that it is in, and its flows.
     fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
         let pod = endpoint.object.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
         let namespace = &self.model.claim.service.namespace;

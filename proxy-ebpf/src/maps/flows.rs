@@ -5,6 +5,7 @@ use core::ptr::copy_nonoverlapping;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::flow::{Flow, FlowKey, Seen};
+use proxy_common::service_counts::Passed;
 
 use crate::net::Net;
 
@@ -26,10 +27,10 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
     })
 }
 
+/// False if there was none.
 #[inline(always)]
-pub fn remove_flow<A: Net>(key: &FlowKey<A>) {
-    // Already gone is as good.
-    let _gone = A::MAPS.flows.remove(key);
+pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
+    A::MAPS.flows.remove(key).is_ok()
 }
 
 /// An entry of the flow table: the way to read and write the little that changes while it lives.
@@ -73,8 +74,23 @@ impl<A: Net> Entry<A> {
         unsafe { (*self.0).rx }
     }
 
+    #[inline(always)]
+    pub fn passed(&self) -> Passed {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).passed }
+    }
+
     // If the element changes hands while it is written, its new owner is a flow of the same second whose end is noticed
     // early or late once: the timeouts below bound what that can cost.
+
+    /// Counts a packet: see [`Passed`].
+    #[inline(always)]
+    pub fn count(&self, packets: u32, bytes: u32) {
+        // SAFETY: as in `flow`.
+        let passed = unsafe { &mut (*self.0).passed };
+        passed.packets += u64::from(packets);
+        passed.bytes += u64::from(bytes);
+    }
 
     #[inline(always)]
     pub fn set_generation(&self, generation: u32) {

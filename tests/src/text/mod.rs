@@ -80,7 +80,7 @@ impl Names {
         Ok(SocketAddr::new(self.addr(name)?, port))
     }
 
-    fn name(&self, addr: IpAddr) -> String {
+    pub fn name(&self, addr: IpAddr) -> String {
         let name = self.addrs.iter().find(|(_, known)| **known == addr);
         name.map_or_else(|| addr.to_string(), |(name, _)| (*name).into())
     }

@@ -130,7 +130,7 @@ fn missing_capabilities() -> Result<Vec<&'static str>> {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("no CapEff in the status")?;
     let effective = u64::from_str_radix(effective.trim(), 16).context("CapEff is no number")?;
     let has = |bit: u32| effective >> bit & 1 == 1;
-    let missing = NEEDED.into_iter().filter(|(_, bit, bpf)| !has(*bit) && !(*bpf && has(SYS_ADMIN)));
+    let missing = NEEDED.into_iter().filter(|(_, bit, bpf)| !(has(*bit) || *bpf && has(SYS_ADMIN)));
     Ok(missing.map(|(name, ..)| name).collect())
 }
 

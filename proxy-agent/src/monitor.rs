@@ -1,0 +1,125 @@
+//! Single packets as they are decided about: from the programs to those who watch, who may be slow.
+
+mod command;
+mod event;
+mod text;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures::{Stream, StreamExt, stream};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Duration, MissedTickBehavior, interval};
+
+use crate::datapath::Monitor;
+
+pub use command::{MonitorArgs, monitor};
+pub use event::Event;
+
+/// Events that a watcher may be behind: who is slower loses some.
+const BEHIND: usize = 8_192;
+/// How often is asked how many records the programs could not write.
+const LOST_PERIOD: Duration = Duration::from_secs(1);
+
+/// Where watchers come and go.
+#[derive(Clone, Debug)]
+pub struct Watchers {
+    events: broadcast::Sender<Arc<Event>>,
+    /// How many there are.
+    number: watch::Sender<usize>,
+}
+
+impl Default for Watchers {
+    fn default() -> Self {
+        Self { events: broadcast::Sender::new(BEHIND), number: watch::Sender::new(0) }
+    }
+}
+
+/// Counts as a watcher while it lives.
+struct Watcher(watch::Sender<usize>);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.0.send_modify(|number| *number -= 1);
+    }
+}
+
+impl Watchers {
+    /// Hands the programs' records to watchers, and lets the programs write some only while there are any. Ends only if
+    /// something fails.
+    pub async fn serve(&self, monitor: Monitor) -> Result<()> {
+        #[expect(deprecated, reason = "its successor is unsafe, for descriptors that change: the ring keeps its own")]
+        let mut monitor = AsyncFd::with_interest(monitor, Interest::READABLE).context("wait for records")?;
+        let mut number = self.number.subscribe();
+        let mut lost_period = interval(LOST_PERIOD);
+        lost_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut on, mut lost) = (false, 0);
+        loop {
+            tokio::select! {
+                changed = number.changed() => {
+                    changed.context("watchers are counted here")?;
+                    let watched = *number.borrow_and_update() > 0;
+                    if watched != on {
+                        on = watched;
+                        monitor.get_mut().watch(on)?;
+                        lost = monitor.get_ref().lost()?;
+                    }
+                }
+                ready = monitor.readable_mut(), if on => {
+                    let mut ready = ready.context("wait for records")?;
+                    // Before they are read: one that comes after the last was read makes it ready anew.
+                    ready.clear_ready();
+                    while let Some(record) = ready.get_inner_mut().record() {
+                        self.tell(Event::of(&record));
+                    }
+                }
+                _ = lost_period.tick(), if on => {
+                    let now = monitor.get_ref().lost()?;
+                    if now > lost {
+                        self.tell(Event::lost(now - lost));
+                        lost = now;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nobody may be left to hear it.
+    fn tell(&self, event: Event) {
+        let _heard = self.events.send(Arc::new(event));
+    }
+
+    /// `/monitor`: all events from now on, as lines of JSON.
+    pub fn router(&self) -> Router {
+        let watchers = self.clone();
+        Router::new().route("/monitor", get(move || async move { watchers.response() }))
+    }
+
+    fn response(&self) -> Response {
+        Body::from_stream(self.lines().map(Ok::<_, Infallible>)).into_response()
+    }
+
+    fn lines(&self) -> impl Stream<Item = Bytes> + Send + 'static {
+        let events = self.events.subscribe();
+        self.number.send_modify(|number| *number += 1);
+        let watcher = Watcher(self.number.clone());
+        stream::unfold((events, watcher), |(mut events, watcher)| async move {
+            let event = match events.recv().await {
+                Ok(event) => event,
+                Err(RecvError::Lagged(lost)) => Arc::new(Event::lost(lost)),
+                Err(RecvError::Closed) => return None,
+            };
+            let mut line = serde_json::to_vec(&*event).ok()?;
+            line.push(b'\n');
+            Some((Bytes::from(line), (events, watcher)))
+        })
+    }
+}

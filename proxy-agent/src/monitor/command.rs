@@ -1,0 +1,181 @@
+//! `kpx monitor`.
+
+use std::io::{ErrorKind, Write, stdout};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use proxy_common::counter::Reason;
+
+use super::event::Event;
+use super::text;
+use crate::control::client::Client;
+use crate::run::RUN_DIR;
+use crate::view::Names;
+
+/// Show packets as they open flows, are dropped or rejected, until stopped.
+///
+/// Packets of open flows are not shown, and cost nothing more while somebody watches. What cannot be shown in time is
+/// counted as lost.
+#[derive(Args, Debug)]
+pub struct MonitorArgs {
+    /// Only to this Service.
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    service: Option<String>,
+    /// Only from this address.
+    #[arg(long, value_name = "IP")]
+    client: Option<IpAddr>,
+    /// Only what is dropped or rejected for this reason, as `kpx status` names it.
+    #[arg(long, value_name = "REASON", value_parser = reason, conflicts_with = "decisions")]
+    reason: Option<&'static str>,
+    /// Only what is dropped or rejected.
+    #[arg(long, conflicts_with = "decisions")]
+    drops: bool,
+    /// Only what opens flows.
+    #[arg(long)]
+    decisions: bool,
+    /// A line for people, or a line of JSON, whose form is kept, for each packet.
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
+    output: Output,
+    /// Lines in a second; the packets beyond are counted as lost.
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    limit_per_second: u32,
+    /// End after so many packets.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// The run directory of the agent to ask.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
+}
+
+fn reason(text: &str) -> Result<&'static str> {
+    let names = || Reason::ALL.map(Reason::name);
+    names().into_iter().find(|name| *name == text).with_context(|| format!("not one of {}", names().join(", ")))
+}
+
+pub async fn monitor(args: &MonitorArgs) -> Result<()> {
+    let client = Client::new(&args.run_dir);
+    let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
+    let mut lines = client.lines("/monitor").await?;
+    let mut limit = Limit { per_second: args.limit_per_second, since: Instant::now(), shown: 0, lost: 0 };
+    let mut shown = 0;
+    while args.count.is_none_or(|count| shown < count) {
+        let Some(line) = lines.next().await? else { bail!("kpx has ended") };
+        let mut event: Event = serde_json::from_slice(&line).context("the running kpx is of another version")?;
+        namer.name(&mut event).await?;
+        if !args.wants(&event) {
+            continue;
+        }
+        let (lost, may) = limit.ask();
+        if lost > 0 && !args.print(&Event::lost(lost))? {
+            break;
+        }
+        if may && !args.print(&event)? {
+            break;
+        }
+        shown += u64::from(may && event.lost == 0);
+    }
+    Ok(())
+}
+
+impl MonitorArgs {
+    /// What was lost might have been wanted.
+    fn wants(&self, event: &Event) -> bool {
+        let is_decision = event.what == "decision";
+        let kind = if self.decisions { is_decision } else { !(self.drops && is_decision) };
+        event.lost > 0
+            || kind
+                && self.reason.is_none_or(|reason| event.reason.as_deref() == Some(reason))
+                && self.client.is_none_or(|client| event.client_ip() == Some(client))
+                && self.service.as_ref().is_none_or(|service| event.is_to(service))
+    }
+
+    /// False if nobody reads on.
+    fn print(&self, event: &Event) -> Result<bool> {
+        let line = match self.output {
+            Output::Text => text::line(event),
+            Output::Json => serde_json::to_string(event)?,
+        };
+        let mut stdout = stdout().lock();
+        match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+            result => result.map(|()| true).context("write to standard output"),
+        }
+    }
+}
+
+/// Knows what Services are called.
+struct Namer {
+    client: Client,
+    names: Names,
+    asked: Instant,
+}
+
+impl Namer {
+    /// Asks anew for a Service that came since; not too often, as it may be one that has gone.
+    async fn name(&mut self, event: &mut Event) -> Result<()> {
+        const PERIOD: Duration = Duration::from_secs(1);
+        event.name(&self.names);
+        if event.lacks_name() && self.asked.elapsed() > PERIOD {
+            self.asked = Instant::now();
+            self.names = self.client.names().await?;
+            event.name(&self.names);
+        }
+        Ok(())
+    }
+}
+
+/// How many lines are shown in a second.
+struct Limit {
+    per_second: u32,
+    since: Instant,
+    shown: u32,
+    lost: u64,
+}
+
+impl Limit {
+    /// How many were lost in the second that is over, and whether one more may be shown.
+    fn ask(&mut self) -> (u64, bool) {
+        let mut lost = 0;
+        if self.since.elapsed() >= Duration::from_secs(1) {
+            self.since = Instant::now();
+            self.shown = 0;
+            lost = std::mem::take(&mut self.lost);
+        }
+        let may = self.shown < self.per_second;
+        self.shown += u32::from(may);
+        self.lost += u64::from(!may);
+        (lost, may)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_the_limit_is_counted_and_told_of_a_second_later() {
+        let mut limit = Limit { per_second: 2, since: Instant::now(), shown: 0, lost: 0 };
+        assert_eq!(
+            [limit.ask(), limit.ask(), limit.ask(), limit.ask()],
+            [(0, true), (0, true), (0, false), (0, false)]
+        );
+        limit.since = Instant::now() - Duration::from_secs(2);
+        assert_eq!([limit.ask(), limit.ask()], [(2, true), (0, true)]);
+    }
+
+    #[test]
+    fn a_reason_is_one_of_those_that_are_counted() {
+        assert_eq!(reason("no_endpoints").ok(), Some("no_endpoints"));
+        assert!(reason("bored").unwrap_err().to_string().contains("no_local_endpoints"));
+    }
+}

@@ -1,0 +1,190 @@
+//! An event as watchers get it. The form is kept: fields may be added, none is renamed or taken away.
+
+use std::net::{IpAddr, SocketAddr};
+
+use jiff::Timestamp;
+use proxy_common::addr::{Addr, Proto, SockAddr};
+use proxy_common::counter::Reason;
+use proxy_common::frontend::{FrontendKey, FrontendKind, Set};
+use proxy_common::monitor::{Record, What};
+use proxy_common::policy::{Decision, Origin};
+use serde::{Deserialize, Serialize};
+
+use crate::datapath::AnyRecord;
+use crate::view::Names;
+
+/// A packet that opened a flow, or was dropped or rejected; or that some were too many to tell of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Event {
+    pub time: Timestamp,
+    /// `decision`, `drop`, `reject`, or `lost`.
+    pub what: String,
+    /// Why it was dropped or rejected: a name as in `kpx status`.
+    pub reason: Option<String>,
+    /// `ingress`, `egress`, `anchor` or `lo`.
+    pub hook: String,
+    /// Index and name of the device.
+    pub ifindex: u32,
+    pub device: Option<String>,
+    /// `TCP`, `UDP` or `SCTP`. None if the packet's headers were not understood; then it has no addresses here either.
+    pub protocol: Option<String>,
+    pub client: Option<SocketAddr>,
+    pub dialled: Option<SocketAddr>,
+    pub decision: Option<DecisionEvent>,
+    /// Of `lost`: how many events.
+    pub lost: u64,
+}
+
+/// Of a packet to a frontend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DecisionEvent {
+    /// `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
+    pub kind: String,
+    /// Of the service port: ClusterIP and port.
+    pub service: SocketAddr,
+    /// None if it is not known (any more).
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub port_name: Option<String>,
+    /// Where the client is: `outside`, `detected`, `pod` or `node`.
+    pub origin: String,
+    /// `cluster` or `local`, if it came so far.
+    pub set: Option<String>,
+    pub backend: Option<SocketAddr>,
+    /// It is the backend that the client had before.
+    pub affinity: bool,
+    /// What the backend sees, if a flow was opened.
+    pub source: Option<SocketAddr>,
+    /// By the rules of masquerading the backend sees the node instead of the client.
+    pub masquerade: bool,
+}
+
+impl Event {
+    pub(super) fn lost(lost: u64) -> Self {
+        Self {
+            time: Timestamp::now(),
+            what: "lost".to_owned(),
+            reason: None,
+            hook: String::new(),
+            ifindex: 0,
+            device: None,
+            protocol: None,
+            client: None,
+            dialled: None,
+            decision: None,
+            lost,
+        }
+    }
+
+    pub(super) fn of(record: &AnyRecord) -> Self {
+        match record {
+            AnyRecord::V4(record) => Self::of_family(record),
+            AnyRecord::V6(record) => Self::of_family(record),
+        }
+    }
+
+    fn of_family<A: Addr>(record: &Record<A>) -> Self {
+        let is_known = record.proto != Proto::ANY;
+        let opened = record.what == What::DECIDED;
+        let reason = Reason::from_index(record.reason.into()).filter(|_| !opened);
+        let what = match record.what {
+            What::DECIDED => "decision",
+            What::REJECTED => "reject",
+            _ => "drop",
+        };
+        Self {
+            what: what.to_owned(),
+            reason: reason.map(|reason| reason.name().to_owned()),
+            hook: record.place.name().to_owned(),
+            ifindex: record.ifindex,
+            device: nix::net::if_::if_indextoname(record.ifindex).ok().and_then(|name| name.into_string().ok()),
+            protocol: is_known.then(|| record.proto.to_string().to_uppercase()),
+            client: is_known.then(|| socket_addr(record.src)),
+            dialled: is_known.then(|| socket_addr(record.dst)),
+            decision: DecisionEvent::of(record, opened),
+            ..Self::lost(0)
+        }
+    }
+
+    /// Says what the service is called.
+    pub(super) fn name(&mut self, names: &Names) {
+        let (Some(protocol), Some(decision)) = (&self.protocol, &mut self.decision) else { return };
+        if let Some(found) = names.find(decision.service, protocol) {
+            decision.namespace = Some(found.namespace.clone());
+            decision.name = Some(found.name.clone());
+            decision.port_name = Some(found.port_name.clone()).filter(|name| !name.is_empty());
+        }
+    }
+
+    /// Is it about a frontend whose Service has no name yet?
+    pub(super) fn lacks_name(&self) -> bool {
+        self.decision.as_ref().is_some_and(|decision| decision.name.is_none())
+    }
+
+    /// Is it to a frontend of the Service `[namespace/]name`?
+    pub(super) fn is_to(&self, service: &str) -> bool {
+        let Some(DecisionEvent { namespace, name, .. }) = &self.decision else { return false };
+        match service.split_once('/') {
+            Some((wanted, service)) => namespace.as_deref() == Some(wanted) && name.as_deref() == Some(service),
+            None => name.as_deref() == Some(service),
+        }
+    }
+
+    pub(super) fn client_ip(&self) -> Option<IpAddr> {
+        self.client.map(|client| client.ip())
+    }
+}
+
+impl DecisionEvent {
+    /// None if the packet was to no frontend.
+    fn of<A: Addr>(record: &Record<A>, opened: bool) -> Option<Self> {
+        let decision = &record.decision;
+        if !decision.has(Decision::<A>::FRONTEND) {
+            return None;
+        }
+        let has = |flag| decision.has(flag);
+        let set = if decision.set == Set::LOCAL { "local" } else { "cluster" };
+        Some(Self {
+            kind: kind_name(decision.kind).to_owned(),
+            service: of_key(decision.service),
+            namespace: None,
+            name: None,
+            port_name: None,
+            origin: origin_name(decision.origin).to_owned(),
+            set: has(Decision::<A>::SET).then(|| set.to_owned()),
+            backend: has(Decision::<A>::BACKEND).then(|| socket_addr(decision.backend_at())),
+            affinity: has(Decision::<A>::AFFINITY),
+            source: opened.then(|| socket_addr(record.source)),
+            masquerade: has(Decision::<A>::MASQUERADE),
+        })
+    }
+}
+
+fn socket_addr<A: Addr>(at: SockAddr<A>) -> SocketAddr {
+    SocketAddr::new(at.addr.ip(), at.port.get())
+}
+
+fn of_key<A: Addr>(key: FrontendKey<A>) -> SocketAddr {
+    SocketAddr::new(key.addr.ip(), key.port.get())
+}
+
+fn kind_name(kind: FrontendKind) -> &'static str {
+    match kind {
+        FrontendKind::CLUSTER_IP => "ClusterIP",
+        FrontendKind::NODE_PORT => "NodePort",
+        FrontendKind::EXTERNAL_IP => "ExternalIP",
+        FrontendKind::LOAD_BALANCER => "LoadBalancer",
+        _ => "address",
+    }
+}
+
+fn origin_name(origin: Origin) -> &'static str {
+    match origin {
+        Origin::NODE => "node",
+        Origin::POD => "pod",
+        Origin::DETECTED => "detected",
+        _ => "outside",
+    }
+}

@@ -1,0 +1,104 @@
+//! `kpx top`: what passes for each Service, as it passes.
+
+mod keys;
+mod rows;
+mod screen;
+mod table;
+
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use crossterm::event::EventStream;
+use futures::StreamExt;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::cli::print;
+use crate::control::client::Client;
+use crate::run::RUN_DIR;
+
+use keys::Act;
+use rows::{Sample, Sort, View, rows};
+
+/// Show what passes for each Service: connections, packets, bytes and refusals per second, and open flows.
+///
+/// In a terminal until `q` is pressed. Elsewhere, or with --once, one table. An arrow in front of a number of another
+/// kind than flows says nothing of direction: packets and bytes are those of both.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+    interval: f64,
+    /// By what to sort.
+    #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
+    sort: Sort,
+    /// Only Services with this in their namespace or name.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Print one table, of what passes within one interval, and end.
+    #[arg(long)]
+    once: bool,
+    /// The run directory of the agent to ask.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+fn seconds(text: &str) -> Result<f64> {
+    let seconds: f64 = text.parse().context("not a number")?;
+    anyhow::ensure!((0.5..=3600.0).contains(&seconds), "not between 0.5 and 3600");
+    Ok(seconds)
+}
+
+pub async fn top(args: &TopArgs) -> Result<()> {
+    let client = Client::new(&args.run_dir);
+    let period = Duration::from_secs_f64(args.interval);
+    let view = View { sort: args.sort, filter: args.filter.clone(), ..View::default() };
+    let first = sample(&client).await?;
+    if args.once || !stdout().is_terminal() {
+        sleep(period).await;
+        let second = sample(&client).await?;
+        return print(&table::text(&rows(&first, &second, &view)));
+    }
+    let mut terminal = ratatui::try_init().context("take the terminal over")?;
+    let result = watch(&client, &mut terminal, period, first, view).await;
+    // Whatever happened: the shell must find the terminal as it was.
+    ratatui::try_restore().context("give the terminal back").and(result)
+}
+
+async fn watch(
+    client: &Client,
+    terminal: &mut ratatui::DefaultTerminal,
+    period: Duration,
+    first: Sample,
+    mut view: View,
+) -> Result<()> {
+    let mut looks = interval(period);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks.tick().await;
+    let mut keys = EventStream::new();
+    let (mut before, mut now) = (first.clone(), first);
+    loop {
+        let rows = rows(&before, &now, &view);
+        terminal.draw(|frame| screen::draw(frame, &rows, &mut view)).context("draw")?;
+        tokio::select! {
+            _ = looks.tick() => match sample(client).await {
+                Ok(sample) => (before, now) = (now, sample),
+                // An agent that starts anew is back in a moment.
+                Err(error) => now.problem = Some(format!("{error:#}")),
+            },
+            key = keys.next() => {
+                let key = key.context("the terminal has gone")?.context("read from the terminal")?;
+                if keys::press(&key, &mut view) == Act::Quit {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+async fn sample(client: &Client) -> Result<Sample> {
+    let (status, services) = tokio::try_join!(client.status(), client.services())?;
+    Ok(Sample { at: Instant::now(), status, services, problem: None })
+}

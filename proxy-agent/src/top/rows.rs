@@ -1,0 +1,204 @@
+//! From two looks at an agent to what is shown. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use proxy_common::counter::{Reason, Verdict};
+
+use crate::status::Status;
+use crate::view::{PortCounts, ServiceView};
+
+/// A look at an agent.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) status: Status,
+    pub(super) services: Vec<ServiceView>,
+    /// Why there is no newer one.
+    pub(super) problem: Option<String>,
+}
+
+/// What the user has chosen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    pub(super) sort: Sort,
+    pub(super) filter: String,
+    /// The filter is being typed.
+    pub(super) typing: bool,
+    /// Rows above the first one that is shown.
+    pub(super) scroll: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Sort {
+    #[default]
+    Connections,
+    Packets,
+    Bytes,
+    Refused,
+    Flows,
+    Name,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Rows {
+    pub(super) header: Header,
+    pub(super) services: Vec<Row>,
+    /// Of all services that match the filter.
+    pub(super) total: Rates,
+    /// Packets dropped or rejected per second, by reason; the most first.
+    pub(super) reasons: Vec<(String, f64)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Header {
+    pub(super) node_name: String,
+    pub(super) version: String,
+    pub(super) healthy: bool,
+    pub(super) problems: Vec<String>,
+    pub(super) services: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    /// `namespace/name`.
+    pub(super) name: String,
+    pub(super) rates: Rates,
+    /// That take traffic.
+    pub(super) backends: usize,
+}
+
+/// Per second, but for the flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Rates {
+    pub(super) connections: f64,
+    /// Of both directions.
+    pub(super) packets: f64,
+    pub(super) bytes: f64,
+    pub(super) refused: f64,
+    pub(super) flows: u64,
+}
+
+/// What passed between two looks.
+pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
+    let secs = now.at.duration_since(before.at).as_secs_f64();
+    let old: BTreeMap<_, _> = before.services.iter().map(|service| (name(service), counts(service))).collect();
+    let row = |service: &ServiceView| {
+        let name = name(service);
+        // One that is new has counted from 0.
+        let rates = rates(&old.get(&name).copied().unwrap_or_default(), &counts(service), secs);
+        Row { name, rates, backends: backends(service) }
+    };
+    let mut services: Vec<_> = now.services.iter().map(row).filter(|row| row.name.contains(&view.filter)).collect();
+    services.sort_by(|a, b| a.name.cmp(&b.name));
+    let key = |rates: &Rates| match view.sort {
+        Sort::Connections => rates.connections,
+        Sort::Packets => rates.packets,
+        Sort::Bytes => rates.bytes,
+        Sort::Refused => rates.refused,
+        #[expect(clippy::cast_precision_loss, reason = "fewer flows than 2^53")]
+        Sort::Flows => rates.flows as f64,
+        Sort::Name => 0.0,
+    };
+    services.sort_by(|a, b| key(&b.rates).total_cmp(&key(&a.rates)));
+    let total = services.iter().fold(Rates::default(), |total, row| total.plus(&row.rates));
+    Rows { header: header(now), services, total, reasons: reasons(&before.status, &now.status, secs) }
+}
+
+fn name(service: &ServiceView) -> String {
+    format!("{}/{}", service.namespace, service.name)
+}
+
+/// Of all ports.
+fn counts(service: &ServiceView) -> PortCounts {
+    service.ports.iter().fold(PortCounts::default(), |sum, port| {
+        let counts = &port.counts;
+        PortCounts {
+            flows_opened: sum.flows_opened + counts.flows_opened,
+            flows: sum.flows + counts.flows,
+            packets: sum.packets + counts.packets,
+            bytes: sum.bytes + counts.bytes,
+            packets_returned: sum.packets_returned + counts.packets_returned,
+            bytes_returned: sum.bytes_returned + counts.bytes_returned,
+            refused: sum.refused + counts.refused,
+        }
+    })
+}
+
+fn backends(service: &ServiceView) -> usize {
+    let backends = service.ports.iter().flat_map(|port| &port.backends);
+    backends.filter(|backend| backend.in_cluster_set || backend.in_local_set).count()
+}
+
+fn rates(before: &PortCounts, now: &PortCounts, secs: f64) -> Rates {
+    let rate = |count: fn(&PortCounts) -> u64| per_second(count(before), count(now), secs);
+    Rates {
+        connections: rate(|counts| counts.flows_opened),
+        packets: rate(|counts| counts.packets + counts.packets_returned),
+        bytes: rate(|counts| counts.bytes + counts.bytes_returned),
+        refused: rate(|counts| counts.refused),
+        flows: now.flows,
+    }
+}
+
+/// 0 at once, and after the agent has started anew.
+#[expect(clippy::cast_precision_loss, reason = "less than 2^53 in any interval")]
+fn per_second(before: u64, now: u64, secs: f64) -> f64 {
+    if secs > 0.0 { now.saturating_sub(before) as f64 / secs } else { 0.0 }
+}
+
+impl Rates {
+    fn plus(self, other: &Self) -> Self {
+        Self {
+            connections: self.connections + other.connections,
+            packets: self.packets + other.packets,
+            bytes: self.bytes + other.bytes,
+            refused: self.refused + other.refused,
+            flows: self.flows + other.flows,
+        }
+    }
+}
+
+fn header(now: &Sample) -> Header {
+    let problems = now.status.problems.iter().map(|problem| format!("{}: {}", problem.what, problem.why));
+    Header {
+        node_name: now.status.node_name.clone(),
+        version: now.status.version.clone(),
+        healthy: now.status.healthy && now.problem.is_none(),
+        problems: now.problem.iter().cloned().chain(problems).collect(),
+        services: now.services.len(),
+    }
+}
+
+fn reasons(before: &Status, now: &Status, secs: f64) -> Vec<(String, f64)> {
+    let refusing = Reason::ALL.into_iter().filter(|reason| reason.verdict() != Verdict::Pass).map(Reason::name);
+    let count = |status: &Status, name| status.reasons.get(name).copied().unwrap_or(0);
+    let mut rates: Vec<_> = refusing
+        .map(|name| (name.to_owned(), per_second(count(before, name), count(now, name), secs)))
+        .filter(|(_, rate)| *rate > 0.0)
+        .collect();
+    rates.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    rates
+}
+
+/// Short, with a thousand's letter where it is long.
+pub(super) fn number(value: f64) -> String {
+    const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
+    let mut value = value;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if value == 0.0 {
+        "0".to_owned()
+    } else if value < 9.95 {
+        format!("{value:.1}{}", UNITS[unit])
+    } else {
+        format!("{value:.0}{}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

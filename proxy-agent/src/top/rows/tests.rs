@@ -1,0 +1,128 @@
+use std::time::Duration;
+
+use anyhow::Result;
+use expect_test::expect;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::top::{screen, table};
+
+fn service(name: &str, counts: &Value) -> Value {
+    let backend = json!({
+        "address": "10.244.1.11:8080", "pod": null, "node": "n1", "zone": null, "ready": true, "serving": true,
+        "terminating": false, "local": true, "inClusterSet": true, "inLocalSet": true, "flows": 1,
+    });
+    json!({
+        "namespace": "shop", "name": name, "type": "ClusterIP", "created": null, "clusterIps": ["10.96.0.10"],
+        "externalIps": [], "loadBalancerIps": [], "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
+        "affinitySecs": null, "healthCheckNodePort": null, "algorithm": "random",
+        "ports": [{
+            "name": "", "protocol": "TCP", "port": 80, "nodePort": null, "frontends": [], "backends": [backend],
+            "counts": counts,
+        }],
+    })
+}
+
+fn counts(opened: u64, flows: u64, sent: (u64, u64), returned: (u64, u64), refused: u64) -> Value {
+    json!({
+        "flowsOpened": opened, "flows": flows, "packets": sent.0, "bytes": sent.1, "packetsReturned": returned.0,
+        "bytesReturned": returned.1, "refused": refused,
+    })
+}
+
+fn sample(at: Instant, services: Vec<Value>, reasons: &Value) -> Result<Sample> {
+    let status = json!({
+        "version": "1.2.3", "started": "2026-01-02T03:04:05Z", "mode": "node", "nodeName": "n1", "nodeAddresses": [],
+        "options": {
+            "masquerade": "default", "masqueradeAll": false, "localPods": "none", "nodePortAddresses": "all",
+            "clusterIpExternal": false,
+        },
+        "healthy": true, "complete": true, "lastSync": null, "syncs": 3, "problems": [], "skipped": [], "devices": [],
+        "tables": {}, "flows": {}, "events": {}, "reasons": reasons, "maps": {}, "mapFill": {}, "programs": {},
+    });
+    let services = serde_json::from_value(Value::Array(services))?;
+    Ok(Sample { at, status: serde_json::from_value(status)?, services, problem: None })
+}
+
+/// Two seconds apart.
+fn samples() -> Result<(Sample, Sample)> {
+    let at = Instant::now();
+    let before = vec![
+        service("cart", &counts(10, 3, (100, 10_000), (90, 90_000), 0)),
+        service("web", &counts(1_000, 40, (50_000, 5_000_000), (60_000, 80_000_000), 4)),
+    ];
+    let now = vec![
+        service("cart", &counts(12, 5, (120, 12_000), (108, 108_000), 0)),
+        service("new", &counts(4, 4, (8, 600), (8, 600), 0)),
+        service("web", &counts(4_000, 60, (62_000, 6_400_000), (78_000, 103_000_000), 14)),
+    ];
+    let before = sample(at, before, &json!({"not_ours": 5, "no_endpoints": 4, "flows_full": 7}))?;
+    let now = sample(at + Duration::from_secs(2), now, &json!({"not_ours": 900, "no_endpoints": 14, "flows_full": 7}))?;
+    Ok((before, now))
+}
+
+#[test]
+fn rates_are_what_passed_between_two_looks() -> Result<()> {
+    let (before, now) = samples()?;
+    expect![[r#"
+         SERVICE    CONN/S  PACKETS/S  BYTES/S  REFUSED/S  FLOWS  BACKENDS
+         shop/web     1.5k        15k      12M        5.0     60         1
+         shop/new      2.0        8.0      600          0      4         1
+         shop/cart     1.0         19      10k          0      5         1
+         total        1.5k        15k      12M        5.0     69
+
+        not served: no_endpoints 5.0/s
+    "#]]
+    .assert_eq(&table::text(&rows(&before, &now, &View::default())));
+    Ok(())
+}
+
+#[test]
+fn the_screen_shows_health_reasons_and_services() -> Result<()> {
+    let (before, now) = samples()?;
+    let mut view = View { sort: Sort::Bytes, ..View::default() };
+    let rows = rows(&before, &now, &view);
+    let mut terminal = Terminal::new(TestBackend::new(110, 10))?;
+    terminal.draw(|frame| screen::draw(frame, &rows, &mut view))?;
+    expect![[r#"
+        "kpx 1.2.3 on n1: healthy; 3 services, 69 flows                                                                "
+        "not served: no_endpoints 5.0/s                                                                                "
+        "                                                                                                              "
+        "SERVICE                                             CONN/S  PACKETS/S   BYTES/S  REFUSED/S     FLOWS  BACKENDS"
+        "shop/web                                              1.5k        15k       12M        5.0        60         1"
+        "shop/cart                                              1.0         19       10k          0         5         1"
+        "shop/new                                               2.0        8.0       600          0         4         1"
+        "total                                                 1.5k        15k       12M        5.0        69          "
+        "                                                                                                              "
+        "sort by: c connections  p packets  b bytes  r refused  f flows  n name   / filter   arrows scroll   q quit    "
+    "#]]
+    .assert_eq(&terminal.backend().to_string());
+    Ok(())
+}
+
+#[test]
+fn rows_are_sorted_and_filtered_and_nothing_goes_back() -> Result<()> {
+    let (before, now) = samples()?;
+    let names = |rows: &Rows| rows.services.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
+    let view = View { sort: Sort::Name, filter: "e".to_owned(), ..View::default() };
+    assert_eq!(names(&rows(&before, &now, &view)), ["shop/new", "shop/web"]);
+    let view = View { sort: Sort::Flows, ..View::default() };
+    assert_eq!(names(&rows(&before, &now, &view)), ["shop/web", "shop/cart", "shop/new"]);
+    // The agent has started anew.
+    let later = Sample { at: now.at + Duration::from_secs(2), ..before };
+    assert_eq!(rows(&now, &later, &view).total.connections, 0.0);
+    // And if it does not come back, the screen says so.
+    let gone = Sample { problem: Some("no kpx answers".to_owned()), ..later };
+    let header = rows(&now, &gone, &view).header;
+    assert!(!header.healthy);
+    assert_eq!(header.problems, ["no kpx answers"]);
+    Ok(())
+}
+
+#[test]
+fn numbers_are_short() {
+    let numbers = [0.0, 0.04, 1.5, 9.96, 999.4, 999.6, 12_345.0, 1.5e9].map(number);
+    assert_eq!(numbers, ["0", "0.0", "1.5", "10", "999", "1.0k", "12k", "1.5G"]);
+}

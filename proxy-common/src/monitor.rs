@@ -1,0 +1,76 @@
+//! What the programs tell `kpx monitor` of single packets, while somebody watches.
+
+use crate::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
+use crate::assert_size;
+use crate::policy::Decision;
+
+/// What became of a packet.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct What(pub u8);
+
+impl What {
+    /// It opened a flow.
+    pub const DECIDED: Self = Self(0);
+    pub const DROPPED: Self = Self(1);
+    pub const REJECTED: Self = Self(2);
+}
+
+/// The program that met it.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub u8);
+
+impl Place {
+    pub const INGRESS: Self = Self(0);
+    pub const EGRESS: Self = Self(1);
+    pub const ANCHOR: Self = Self(2);
+    pub const LO: Self = Self(3);
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::INGRESS => "ingress",
+            Self::EGRESS => "egress",
+            Self::ANCHOR => "anchor",
+            Self::LO => "lo",
+            Self(_) => "unknown",
+        }
+    }
+}
+
+/// One packet: an element of `MONITOR`. Its length tells the family.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<A: Addr> {
+    pub what: What,
+    pub place: Place,
+    /// [`Proto::ANY`] if the packet's addresses and ports were not found out.
+    pub proto: Proto,
+    /// Of those that opened no flow: an index into [`Reason::ALL`](crate::counter::Reason::ALL).
+    pub reason: u8,
+    /// The device that it was met on.
+    pub ifindex: u32,
+    pub src: SockAddr<A>,
+    pub dst: SockAddr<A>,
+    /// What the backend sees. Of those that opened a flow.
+    pub source: SockAddr<A>,
+    /// Its flags say what of it is of this packet.
+    pub decision: Decision<A>,
+}
+assert_size!(Record<Addr4> = 4 + 4 + 3 * 8 + 28);
+assert_size!(Record<Addr6> = 4 + 4 + 3 * 20 + 64);
+
+/// The only value of `WATCHED`: records that a CPU may write in a second. 0 while nobody watches.
+pub const WATCHED_PER_SECOND: u32 = 10_000;
+
+/// A CPU's value of `MONITORED`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Monitored {
+    /// Since boot, and records written in it.
+    pub second: u32,
+    pub written: u32,
+    /// Packets that would have been told of: more than may be, or than `MONITOR` holds.
+    pub lost: u64,
+}
+assert_size!(Monitored = 4 + 4 + 8);
