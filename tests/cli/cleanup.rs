@@ -50,8 +50,9 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
         removed the filter kpx_egress at eth0's egress
         removed the clsact qdisc of eth0
     "#]].assert_eq(&said);
-    let left = [run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?, run(&node.ns, "tc", "qdisc")?].concat();
-    ensure!(!left.contains("kpx") && !left.contains("75:"), "{left}");
+    let (links, rules) = (run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?);
+    ensure!(!links.contains("kpx") && !rules.lines().any(|rule| rule.starts_with("75:")), "{links}{rules}");
+    ensure!(run(&node.ns, "tc", "qdisc show dev wire")?.contains("clsact"), "it carries another's filter");
     let again = kpx(&node.ns, "cleanup")?;
     ensure!(again.status.success() && again.stdout == b"nothing to remove\n", "{again:?}");
     Ok(())
