@@ -8,4 +8,3 @@ mod flows;
 mod help;
 mod node;
 mod schema;
-mod wide;
