@@ -3,16 +3,14 @@
 mod pace;
 mod readings;
 mod reports;
+mod status;
 mod sweeper;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
-use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::names;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -26,17 +24,15 @@ use crate::conntrack::stale::Frontends;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
-use crate::desired::{Desired, FamilyCounts, Sync};
-use crate::health::{Health, MAPS, NODE, Problem, Problems};
+use crate::desired::{Desired, Sync};
+use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
 use crate::input::Input;
 use crate::metrics::Phase;
 use crate::net::LinkEvent;
-use crate::net::role::Role;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use crate::settings::Mode;
-use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -64,9 +60,9 @@ pub struct Kernel {
 
 /// The agent's state.
 pub struct Agent {
-    pub node_name: String,
-    pub mode: Mode,
-    pub pace: Pace,
+    node_name: String,
+    mode: Mode,
+    pace: Pace,
     started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
@@ -121,6 +117,11 @@ impl Agent {
             syncs: 0,
             last_sync: None,
         }
+    }
+
+    /// In a mode other than a node's, or at another pace than at once.
+    pub fn of(self, mode: Mode, pace: Pace) -> Self {
+        Self { mode, pace, ..self }
     }
 
     /// Runs until something fails that a restart may mend; cancelled, it leaves everything in place.
@@ -297,107 +298,6 @@ impl Agent {
             Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
             Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }
-    }
-
-    fn status(&self, source_problems: &Problems) -> Result<Status> {
-        let counts = self.desired.counts();
-        let problems = self.health.problems();
-        let devices = self.node.attachments().devices().iter().map(|(ifindex, attached)| DeviceStatus {
-            name: attached.name.clone(),
-            ifindex: *ifindex,
-            attached_by: attached.mechanism.to_string(),
-            role: self.role_name(*ifindex).to_owned(),
-        });
-        let flows =
-            self.sweeper.last().iter().map(|(family, swept)| {
-                ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
-            });
-        Ok(Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            started: self.started,
-            mode: self.mode.to_string(),
-            node_name: self.node_name.clone(),
-            node_addresses: self.node.addresses(),
-            options: self.options_status(),
-            healthy: self.synced && self.node.knows_devices() && problems.is_empty(),
-            complete: self.desired.is_complete(),
-            last_sync: self.last_sync,
-            syncs: self.syncs,
-            problems: problems.iter().chain(source_problems).map(problem_status).collect(),
-            skipped: self.desired.skipped().map(ToString::to_string).collect(),
-            unreachable: self.desired.unreachable_status(),
-            devices: devices.collect(),
-            tables: BTreeMap::from([
-                (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
-                (Addr6::FAMILY.to_owned(), table_status(counts.v6)),
-            ]),
-            flows: flows.collect(),
-            events: self
-                .counters
-                .events()?
-                .into_iter()
-                .map(|(event, count)| (event.name().to_owned(), count))
-                .collect(),
-            reasons: self
-                .counters
-                .reasons()?
-                .into_iter()
-                .map(|(reason, count)| (reason.name().to_owned(), count))
-                .collect(),
-            maps: self.loaded.maps.clone(),
-            map_fill: self.map_fill(),
-            programs: self.loaded.programs.clone(),
-        })
-    }
-
-    /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
-    fn map_fill(&self) -> BTreeMap<String, MapFill> {
-        let mut entries = self.desired.tables().sizes();
-        for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
-            entries.extend(self.sweeper.last().get(family).map(|swept| (maps.flows, swept.entries)));
-        }
-        let fill = |(name, max_entries): (&String, &u32)| {
-            let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
-            (name.clone(), MapFill { entries, max_entries: u64::from(*max_entries) })
-        };
-        self.loaded.max_entries.iter().map(fill).collect()
-    }
-
-    fn options_status(&self) -> OptionsStatus {
-        let options = self.node.options();
-        OptionsStatus {
-            masquerade: options.masquerade.to_string(),
-            masquerade_all: options.masquerade_all,
-            local_pods: options.detector.to_string(),
-            node_port_addresses: options.node_ports.to_string(),
-            cluster_ip_external: options.cluster_ip_external,
-        }
-    }
-
-    fn role_name(&self, ifindex: u32) -> &'static str {
-        if ifindex == self.node.anchor().ifindex {
-            return "anchor";
-        }
-        match self.node.role(ifindex) {
-            Some(Role::Device { pod: true }) => "pod",
-            Some(Role::Device { pod: false }) => "device",
-            Some(Role::Loopback) => "loopback",
-            Some(Role::Anchor) => "anchor",
-            Some(Role::Ignored(_)) | None => "gone",
-        }
-    }
-}
-
-fn problem_status((what, problem): (&String, &Problem)) -> ProblemStatus {
-    ProblemStatus { what: what.clone(), why: problem.why.clone(), since: problem.since }
-}
-
-fn table_status(counts: FamilyCounts) -> TableStatus {
-    TableStatus {
-        services: counts.services,
-        service_ports: counts.service_ports,
-        frontends: counts.frontends,
-        backends: counts.backends,
     }
 }
 

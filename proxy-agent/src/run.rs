@@ -60,10 +60,9 @@ pub async fn run(settings: Settings) -> Result<()> {
 
     let source = settings.source;
     let watchers = Watchers::default();
-    // A host that is no node has no object, and nobody there looks for what it has to tell.
-    let is_node = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
-    let event_queue = if is_node { event_queue } else { Queue::none() };
-    let patience = is_node.then_some(settings.node_timeout);
+    let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
+    let event_queue = if has_object { event_queue } else { Queue::none() };
+    let patience = has_object.then_some(settings.node_timeout);
     let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
     conntrack::sysctl::apply(&settings.conntrack, &events);
     let ports = reserve_ports();
@@ -76,15 +75,10 @@ pub async fn run(settings: Settings) -> Result<()> {
         // Outside of the cluster no Node is this host's, whatever its name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
-        let kernel = Kernel {
-            tables: datapath.tables,
-            flows: datapath.flows,
-            counters: datapath.counters,
-            loaded: datapath.loaded,
-        };
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, reports);
-        agent.mode = mode;
-        agent.pace = Pace::new(settings.sync_period, settings.min_sync_period);
+        let Datapath { tables, flows, counters, loaded, monitor, .. } = datapath;
+        let kernel = Kernel { tables, flows, counters, loaded };
+        let pace = Pace::new(settings.sync_period, settings.min_sync_period);
+        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, reports).of(mode, pace);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
@@ -93,7 +87,7 @@ pub async fn run(settings: Settings) -> Result<()> {
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = watchers.serve(datapath.monitor) => result.context("the monitor"),
+            result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => bail!("the server of the run directory's socket has ended"),
             signal = signals.next() => {
                 info!(signal, "stopping");
@@ -107,8 +101,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         end = work => end,
         () = netlink => bail!("the netlink socket has failed"),
     };
-    let released = ports.map_or(Ok(()), ReservedPorts::release);
-    end.and(released).and(control::unlisten(&settings.run_dir))?;
+    end.and(ports.map_or(Ok(()), ReservedPorts::release)).and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
 }

@@ -49,7 +49,8 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
         removed the filter kpx_ingress at eth0's ingress
         removed the filter kpx_egress at eth0's egress
         removed the clsact qdisc of eth0
-    "#]].assert_eq(&said);
+    "#]]
+    .assert_eq(&said);
     let (links, rules) = (run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?);
     ensure!(!links.contains("kpx") && !rules.lines().any(|rule| rule.starts_with("75:")), "{links}{rules}");
     ensure!(run(&node.ns, "tc", "qdisc show dev wire")?.contains("clsact"), "it carries another's filter");
@@ -90,7 +91,8 @@ fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
         ok     kube-proxy              does not run
         ok     kube-proxy's rules      none
         ok     kube-ipvs0              not there
-    "#]].assert_eq(&found(&ns)?);
+    "#]]
+    .assert_eq(&found(&ns)?);
     assert_eq!(run(&ns, "nft", "list tables")?, "table ip other\n", "what is not kube-proxy's stays");
     Ok(())
 }

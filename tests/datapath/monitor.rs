@@ -14,7 +14,7 @@ use crate::lab::{Lab, labs};
 /// As the tests speak of packets: who, whom, what and why.
 fn told(lab: &mut Lab) -> Result<Vec<String>> {
     let mut told = Vec::new();
-    while let Some(record) = lab.bench.datapath.monitor.next() {
+    while let Some(record) = lab.bench.datapath.monitor.record() {
         told.push(match record {
             AnyRecord::V4(record) => text(lab, &record)?,
             AnyRecord::V6(record) => text(lab, &record)?,
@@ -97,7 +97,7 @@ fn a_flood_is_cut_off_and_counted() -> Result<()> {
             lab.netns.run(|| lab.bench.run(INGRESS, &frame))?;
         }
         let mut told = 0;
-        while lab.bench.datapath.monitor.next().is_some() {
+        while lab.bench.datapath.monitor.record().is_some() {
             told += 1;
         }
         let lost = lab.bench.datapath.monitor.lost()?;

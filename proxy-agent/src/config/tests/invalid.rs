@@ -3,95 +3,88 @@
 use super::{ConfigFile, Trace, load};
 use clap::Parser as _;
 
+/// Fields of a KubeProxyConfiguration, and what is said of them.
+const CASES: &[(&str, &str)] = &[
+    (
+        "bindAddress: nowhere",
+        r#"bindAddress: Invalid value: "nowhere": not a valid textual representation of an IP address"#,
+    ),
+    (
+        "metricsBindAddress: 127.0.0.1:65536",
+        r#"metricsBindAddress: Invalid value: "127.0.0.1:65536": must be IP:port, with a port from 1 to 65535, or 0 for none"#,
+    ),
+    (
+        "healthzBindAddress: localhost:80",
+        r#"healthzBindAddress: Invalid value: "localhost:80": must be IP:port, with a port from 1 to 65535, or 0 for none"#,
+    ),
+    (
+        "mode: userspace",
+        r#"mode: Invalid value: "userspace": must be iptables, ipvs, nftables, ebpf or blank, all of which mean the same to kpx"#,
+    ),
+    (
+        "iptables: {syncPeriod: -1s, minSyncPeriod: -2s}",
+        "iptables.syncPeriod: Invalid value: -1s: must be greater than 0\n  KubeProxyConfiguration.iptables.minSyncPeriod: Invalid value: -2s: must be greater than or equal to 0",
+    ),
+    (
+        "iptables: {syncPeriod: 1s, minSyncPeriod: 2s}",
+        "iptables.syncPeriod: Invalid value: 1s: must be greater than or equal to iptables.minSyncPeriod",
+    ),
+    (
+        "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: 2s}",
+        "nftables.syncPeriod: Invalid value: 1s: must be greater than or equal to nftables.minSyncPeriod",
+    ),
+    ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: Invalid value: 32: must be within the range [0, 31]"),
+    (
+        "mode: ipvs\nipvs: {scheduler: best}",
+        r#"ipvs.scheduler: Invalid value: "best": must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq"#,
+    ),
+    ("mode: ipvs\nipvs: {tcpTimeout: -1s}", "ipvs.tcpTimeout: Invalid value: -1s: must be greater than or equal to 0"),
+    (
+        "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8, x]}",
+        r#"ipvs.excludeCIDRs[1]: Invalid value: "x": must be a CIDR"#,
+    ),
+    ("oomScoreAdj: 1001", "oomScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]"),
+    ("configSyncPeriod: -1s", "configSyncPeriod: Invalid value: -1s: must be greater than 0"),
+    ("clientConnection: {burst: -1}", "clientConnection.burst: Invalid value: -1: must be greater than or equal to 0"),
+    (
+        "clusterCIDR: 10.0.0.0",
+        r#"clusterCIDR: Invalid value: "10.0.0.0": must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"#,
+    ),
+    (
+        "clusterCIDR: 10.0.0.0/16,10.1.0.0/16",
+        r#"clusterCIDR: Invalid value: "10.0.0.0/16,10.1.0.0/16": must be a CIDR of each family at most (e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)"#,
+    ),
+    ("conntrack: {min: -1}", "conntrack.min: Invalid value: -1: must be greater than or equal to 0"),
+    (
+        "conntrack: {udpStreamTimeout: -5s}",
+        "conntrack.udpStreamTimeout: Invalid value: -5s: must be greater than or equal to 0",
+    ),
+    (
+        "nodePortAddresses: [10.0.0.1]",
+        r#"nodePortAddresses[0]: Invalid value: "10.0.0.1": must be a CIDR (e.g. 10.0.0.0/8), or `primary` alone"#,
+    ),
+    (
+        "nodePortAddresses: [primary, 10.0.0.0/8]",
+        r#"nodePortAddresses: Invalid value: ["primary", "10.0.0.0/8"]: can't use both `primary` and CIDRs"#,
+    ),
+    (
+        "detectLocalMode: Guess",
+        r#"detectLocalMode: Invalid value: "Guess": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
+    ),
+    (
+        "detectLocalMode: BridgeInterface",
+        r#"detectLocal.bridgeInterface: Invalid value: "": must be the name of a device, of 1 to 15 bytes, in this detectLocalMode"#,
+    ),
+    (
+        "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: abcdefghijklmnop}",
+        r#"detectLocal.interfaceNamePrefix: Invalid value: "abcdefghijklmnop": must be the name of a device, of 1 to 15 bytes, in this detectLocalMode"#,
+    ),
+    ("logging: {format: xml}", r#"logging.format: Invalid value: "xml": must be text or json"#),
+];
+
 #[test]
 fn every_wrong_field_is_named() {
-    let cases = [
-        (
-            "bindAddress: nowhere",
-            r#"bindAddress: Invalid value: "nowhere": not a valid textual representation of an IP address"#,
-        ),
-        (
-            "metricsBindAddress: 127.0.0.1:65536",
-            r#"metricsBindAddress: Invalid value: "127.0.0.1:65536": must be IP:port, with a port from 1 to 65535, or 0 for none"#,
-        ),
-        (
-            "healthzBindAddress: localhost:80",
-            r#"healthzBindAddress: Invalid value: "localhost:80": must be IP:port, with a port from 1 to 65535, or 0 for none"#,
-        ),
-        (
-            "mode: userspace",
-            r#"mode: Invalid value: "userspace": must be iptables, ipvs, nftables, ebpf or blank, all of which mean the same to kpx"#,
-        ),
-        (
-            "iptables: {syncPeriod: -1s, minSyncPeriod: -2s}",
-            "iptables.syncPeriod: Invalid value: -1s: must be greater than 0\n  KubeProxyConfiguration.iptables.minSyncPeriod: Invalid value: -2s: must be greater than or equal to 0",
-        ),
-        (
-            "iptables: {syncPeriod: 1s, minSyncPeriod: 2s}",
-            "iptables.syncPeriod: Invalid value: 1s: must be greater than or equal to iptables.minSyncPeriod",
-        ),
-        (
-            "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: 2s}",
-            "nftables.syncPeriod: Invalid value: 1s: must be greater than or equal to nftables.minSyncPeriod",
-        ),
-        (
-            "iptables: {masqueradeBit: 32}",
-            "iptables.masqueradeBit: Invalid value: 32: must be within the range [0, 31]",
-        ),
-        (
-            "mode: ipvs\nipvs: {scheduler: best}",
-            r#"ipvs.scheduler: Invalid value: "best": must be one of rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq"#,
-        ),
-        (
-            "mode: ipvs\nipvs: {tcpTimeout: -1s}",
-            "ipvs.tcpTimeout: Invalid value: -1s: must be greater than or equal to 0",
-        ),
-        (
-            "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8, x]}",
-            r#"ipvs.excludeCIDRs[1]: Invalid value: "x": must be a CIDR"#,
-        ),
-        ("oomScoreAdj: 1001", "oomScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]"),
-        ("configSyncPeriod: -1s", "configSyncPeriod: Invalid value: -1s: must be greater than 0"),
-        (
-            "clientConnection: {burst: -1}",
-            "clientConnection.burst: Invalid value: -1: must be greater than or equal to 0",
-        ),
-        (
-            "clusterCIDR: 10.0.0.0",
-            r#"clusterCIDR: Invalid value: "10.0.0.0": must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"#,
-        ),
-        (
-            "clusterCIDR: 10.0.0.0/16,10.1.0.0/16",
-            r#"clusterCIDR: Invalid value: "10.0.0.0/16,10.1.0.0/16": must be a CIDR of each family at most (e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)"#,
-        ),
-        ("conntrack: {min: -1}", "conntrack.min: Invalid value: -1: must be greater than or equal to 0"),
-        (
-            "conntrack: {udpStreamTimeout: -5s}",
-            "conntrack.udpStreamTimeout: Invalid value: -5s: must be greater than or equal to 0",
-        ),
-        (
-            "nodePortAddresses: [10.0.0.1]",
-            r#"nodePortAddresses[0]: Invalid value: "10.0.0.1": must be a CIDR (e.g. 10.0.0.0/8), or `primary` alone"#,
-        ),
-        (
-            "nodePortAddresses: [primary, 10.0.0.0/8]",
-            r#"nodePortAddresses: Invalid value: ["primary", "10.0.0.0/8"]: can't use both `primary` and CIDRs"#,
-        ),
-        (
-            "detectLocalMode: Guess",
-            r#"detectLocalMode: Invalid value: "Guess": must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"#,
-        ),
-        (
-            "detectLocalMode: BridgeInterface",
-            r#"detectLocal.bridgeInterface: Invalid value: "": must be the name of a device, of 1 to 15 bytes, in this detectLocalMode"#,
-        ),
-        (
-            "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: abcdefghijklmnop}",
-            r#"detectLocal.interfaceNamePrefix: Invalid value: "abcdefghijklmnop": must be the name of a device, of 1 to 15 bytes, in this detectLocalMode"#,
-        ),
-        ("logging: {format: xml}", r#"logging.format: Invalid value: "xml": must be text or json"#),
-    ];
-    for (fields, want) in cases {
+    for (fields, want) in CASES {
         let error = ConfigFile::kube_proxy(fields).error("");
         assert_eq!(
             error.trim_start_matches("2 fields of the configuration are invalid:\n  "),

@@ -32,79 +32,81 @@ fn nothing_is_wrong_with_a_node_as_it_should_be() {
     assert_eq!(names.len(), findings.len(), "each is named once");
 }
 
+type Change = fn(&mut Facts);
+
+/// What is found of which fact, and how bad it is, on a node that is fit but for a change.
+const CASES: [(&str, Level, &str, Change); 32] = [
+    ("capabilities", Level::Fail, "CAP_BPF missing", |f| f.missing_capabilities = vec!["CAP_BPF"]),
+    ("programs", Level::Fail, "load kpx_ingress", |f| f.probed.programs = Err("load kpx_ingress".to_owned())),
+    ("attach", Level::Warn, "by clsact", |f| f.probed.tcx = Err("EINVAL".to_owned())),
+    ("attach", Level::Ok, "by TCX", |f| f.probed.clsact = Err("no clsact".to_owned())),
+    ("attach", Level::Fail, "neither by TCX (EINVAL) nor by clsact (ENOENT)", |f| {
+        f.probed.tcx = Err("EINVAL".to_owned());
+        f.probed.clsact = Err("ENOENT".to_owned());
+    }),
+    ("BTF", Level::Ok, "none, and kpx needs none", |f| f.btf = false),
+    ("cgroup2", Level::Ok, "not mounted", |f| f.mounted.clear()),
+    ("bpf file system", Level::Ok, "not mounted", |f| f.mounted.clear()),
+    ("memlock", Level::Ok, "no limit", |f| f.memlock = None),
+    ("memlock", Level::Fail, "8192 KiB, too little", |f| f.kernel = "5.10.0-30-amd64".to_owned()),
+    ("memlock", Level::Ok, "does not ask", |f| f.kernel = "5.15.0".to_owned()),
+    ("ip_forward", Level::Fail, "off", |f| set(f, IP_FORWARD, "0")),
+    ("ipv6 forwarding", Level::Warn, "off", |f| set(f, IP6_FORWARD, "0")),
+    ("ipv6 forwarding", Level::Ok, "no IPv6", |f| drop(f.sysctls.remove(IP6_FORWARD))),
+    ("rp_filter", Level::Ok, "strict", |f| set(f, RP_FILTER, "1")),
+    ("route_localnet", Level::Warn, "on", |f| set(f, ROUTE_LOCALNET, "1")),
+    ("conntrack", Level::Ok, "90 of 100", |f| {
+        set(f, CONNTRACK_MAX, "100");
+        set(f, CONNTRACK_COUNT, "90");
+    }),
+    ("conntrack", Level::Warn, "91 of 100", |f| {
+        set(f, CONNTRACK_MAX, "100");
+        set(f, CONNTRACK_COUNT, "91");
+    }),
+    ("br_netfilter", Level::Ok, "on", |f| set(f, BRIDGE_IPTABLES, "1")),
+    ("CNI", Level::Warn, "no plugin", |f| f.cni.clear()),
+    ("CNI", Level::Ok, "cilium-cni", |f| f.cni = ["cilium-cni".to_owned()].into()),
+    ("other service proxies", Level::Fail, "Cilium", |f| f.programs = ["cil_sock4_connect".to_owned()].into()),
+    ("other service proxies", Level::Ok, "no eBPF", |f| f.programs = ["cil_from_netdev".to_owned()].into()),
+    ("other service proxies", Level::Fail, "Calico", |f| f.programs = ["cali_ctlb_v4".to_owned()].into()),
+    ("other programs", Level::Warn, "theirs at eth0 ingress", |f| {
+        f.others = vec![("eth0".to_owned(), "ingress", "theirs".to_owned())];
+    }),
+    ("kube-proxy", Level::Fail, "process 7,9", |f| f.kube_proxies = vec![7, 9]),
+    ("kube-proxy's rules", Level::Fail, "nftables table ip kube-proxy,2 chains in iptables's nat", |f| {
+        f.kube_proxy_rules = KubeProxyRules {
+            tables: vec!["ip".to_owned()],
+            chains: vec![Chains {
+                tool: "iptables",
+                table: "nat".to_owned(),
+                names: ["KUBE-SERVICES", "KUBE-SVC-A"].map(str::to_owned).into(),
+                jumps: Vec::new(),
+            }],
+            unknown: false,
+        };
+    }),
+    ("kube-proxy's rules", Level::Warn, "neither nft nor iptables", |f| f.kube_proxy_rules.unknown = true),
+    ("kube-ipvs0", Level::Fail, "there", |f| f.kube_ipvs0 = true),
+    ("ports", Level::Fail, "10256 taken", |f| f.taken_ports = vec![10_256]),
+    ("ports", Level::Ok, "kpx runs", |f| {
+        f.taken_ports = vec![10_256];
+        f.kpx_runs = true;
+    }),
+    ("MTU", Level::Warn, "pods have up to 1500, the narrowest way out has 1450", |f| {
+        f.mtu = 1450;
+        f.pod_mtu = Some(1500);
+    }),
+];
+
 #[test]
 fn each_fact_has_its_finding() {
-    use Level::{Fail, Ok, Warn};
-    type Change = fn(&mut Facts);
-    let cases: [(&str, Level, &str, Change); 32] = [
-        ("capabilities", Fail, "CAP_BPF missing", |f| f.missing_capabilities = vec!["CAP_BPF"]),
-        ("programs", Fail, "load kpx_ingress", |f| f.probed.programs = Err("load kpx_ingress".to_owned())),
-        ("attach", Warn, "by clsact", |f| f.probed.tcx = Err("EINVAL".to_owned())),
-        ("attach", Ok, "by TCX", |f| f.probed.clsact = Err("no clsact".to_owned())),
-        ("attach", Fail, "neither by TCX (EINVAL) nor by clsact (ENOENT)", |f| {
-            f.probed.tcx = Err("EINVAL".to_owned());
-            f.probed.clsact = Err("ENOENT".to_owned());
-        }),
-        ("BTF", Ok, "none, and kpx needs none", |f| f.btf = false),
-        ("cgroup2", Ok, "not mounted", |f| f.mounted.clear()),
-        ("bpf file system", Ok, "not mounted", |f| f.mounted.clear()),
-        ("memlock", Ok, "no limit", |f| f.memlock = None),
-        ("memlock", Fail, "8192 KiB, too little", |f| f.kernel = "5.10.0-30-amd64".to_owned()),
-        ("memlock", Ok, "does not ask", |f| f.kernel = "5.15.0".to_owned()),
-        ("ip_forward", Fail, "off", |f| set(f, IP_FORWARD, "0")),
-        ("ipv6 forwarding", Warn, "off", |f| set(f, IP6_FORWARD, "0")),
-        ("ipv6 forwarding", Ok, "no IPv6", |f| drop(f.sysctls.remove(IP6_FORWARD))),
-        ("rp_filter", Ok, "strict", |f| set(f, RP_FILTER, "1")),
-        ("route_localnet", Warn, "on", |f| set(f, ROUTE_LOCALNET, "1")),
-        ("conntrack", Ok, "90 of 100", |f| {
-            set(f, CONNTRACK_MAX, "100");
-            set(f, CONNTRACK_COUNT, "90");
-        }),
-        ("conntrack", Warn, "91 of 100", |f| {
-            set(f, CONNTRACK_MAX, "100");
-            set(f, CONNTRACK_COUNT, "91");
-        }),
-        ("br_netfilter", Ok, "on", |f| set(f, BRIDGE_IPTABLES, "1")),
-        ("CNI", Warn, "no plugin", |f| f.cni.clear()),
-        ("CNI", Ok, "cilium-cni", |f| f.cni = ["cilium-cni".to_owned()].into()),
-        ("other service proxies", Fail, "Cilium", |f| f.programs = ["cil_sock4_connect".to_owned()].into()),
-        ("other service proxies", Ok, "no eBPF", |f| f.programs = ["cil_from_netdev".to_owned()].into()),
-        ("other service proxies", Fail, "Calico", |f| f.programs = ["cali_ctlb_v4".to_owned()].into()),
-        ("other programs", Warn, "theirs at eth0 ingress", |f| {
-            f.others = vec![("eth0".to_owned(), "ingress", "theirs".to_owned())];
-        }),
-        ("kube-proxy", Fail, "process 7,9", |f| f.kube_proxies = vec![7, 9]),
-        ("kube-proxy's rules", Fail, "nftables table ip kube-proxy,2 chains in iptables's nat", |f| {
-            f.kube_proxy_rules = KubeProxyRules {
-                tables: vec!["ip".to_owned()],
-                chains: vec![Chains {
-                    tool: "iptables",
-                    table: "nat".to_owned(),
-                    names: ["KUBE-SERVICES", "KUBE-SVC-A"].map(str::to_owned).into(),
-                    jumps: Vec::new(),
-                }],
-                unknown: false,
-            };
-        }),
-        ("kube-proxy's rules", Warn, "neither nft nor iptables", |f| f.kube_proxy_rules.unknown = true),
-        ("kube-ipvs0", Fail, "there", |f| f.kube_ipvs0 = true),
-        ("ports", Fail, "10256 taken", |f| f.taken_ports = vec![10_256]),
-        ("ports", Ok, "kpx runs", |f| {
-            f.taken_ports = vec![10_256];
-            f.kpx_runs = true;
-        }),
-        ("MTU", Warn, "pods have up to 1500, the narrowest way out has 1450", |f| {
-            f.mtu = 1450;
-            f.pod_mtu = Some(1500);
-        }),
-    ];
-    for (what, level, found, change) in cases {
+    for (what, level, found, change) in CASES {
         let mut facts = node();
         change(&mut facts);
         let findings = judge(&facts);
         let finding = findings.iter().find(|finding| finding.what == what).expect("a finding of this name");
         assert_eq!(finding.level, level, "{finding:?}");
         assert!(finding.found.contains(found), "{finding:?} says {found}");
-        assert_eq!(finding.fix.is_some(), level != Ok, "{finding:?} says how to mend it");
+        assert_eq!(finding.fix.is_some(), level != Level::Ok, "{finding:?} says how to mend it");
     }
 }

@@ -1,0 +1,116 @@
+//! What the loop says of itself: `kpx status`.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::names;
+
+use super::Agent;
+use crate::desired::FamilyCounts;
+use crate::health::{Problem, Problems};
+use crate::net::role::Role;
+use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
+
+impl Agent {
+    pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {
+        let counts = self.desired.counts();
+        let problems = self.health.problems();
+        let devices = self.node.attachments().devices().iter().map(|(ifindex, attached)| DeviceStatus {
+            name: attached.name.clone(),
+            ifindex: *ifindex,
+            attached_by: attached.mechanism.to_string(),
+            role: self.role_name(*ifindex).to_owned(),
+        });
+        let flows =
+            self.sweeper.last().iter().map(|(family, swept)| {
+                ((*family).to_owned(), FlowStatus { flows: swept.flows, entries: swept.entries })
+            });
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: self.started,
+            mode: self.mode.to_string(),
+            node_name: self.node_name.clone(),
+            node_addresses: self.node.addresses(),
+            options: self.options_status(),
+            healthy: self.synced && self.node.knows_devices() && problems.is_empty(),
+            complete: self.desired.is_complete(),
+            last_sync: self.last_sync,
+            syncs: self.syncs,
+            problems: problems.iter().chain(source_problems).map(problem_status).collect(),
+            skipped: self.desired.skipped().map(ToString::to_string).collect(),
+            unreachable: self.desired.unreachable_status(),
+            devices: devices.collect(),
+            tables: BTreeMap::from([
+                (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
+                (Addr6::FAMILY.to_owned(), table_status(counts.v6)),
+            ]),
+            flows: flows.collect(),
+            events: self
+                .counters
+                .events()?
+                .into_iter()
+                .map(|(event, count)| (event.name().to_owned(), count))
+                .collect(),
+            reasons: self
+                .counters
+                .reasons()?
+                .into_iter()
+                .map(|(reason, count)| (reason.name().to_owned(), count))
+                .collect(),
+            maps: self.loaded.maps.clone(),
+            map_fill: self.map_fill(),
+            programs: self.loaded.programs.clone(),
+        })
+    }
+
+    /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
+    pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
+        let mut entries = self.desired.tables().sizes();
+        for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
+            entries.extend(self.sweeper.last().get(family).map(|swept| (maps.flows, swept.entries)));
+        }
+        let fill = |(name, max_entries): (&String, &u32)| {
+            let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
+            (name.clone(), MapFill { entries, max_entries: u64::from(*max_entries) })
+        };
+        self.loaded.max_entries.iter().map(fill).collect()
+    }
+
+    fn options_status(&self) -> OptionsStatus {
+        let options = self.node.options();
+        OptionsStatus {
+            masquerade: options.masquerade.to_string(),
+            masquerade_all: options.masquerade_all,
+            local_pods: options.detector.to_string(),
+            node_port_addresses: options.node_ports.to_string(),
+            cluster_ip_external: options.cluster_ip_external,
+        }
+    }
+
+    pub(super) fn role_name(&self, ifindex: u32) -> &'static str {
+        if ifindex == self.node.anchor().ifindex {
+            return "anchor";
+        }
+        match self.node.role(ifindex) {
+            Some(Role::Device { pod: true }) => "pod",
+            Some(Role::Device { pod: false }) => "device",
+            Some(Role::Loopback) => "loopback",
+            Some(Role::Anchor) => "anchor",
+            Some(Role::Ignored(_)) | None => "gone",
+        }
+    }
+}
+
+fn problem_status((what, problem): (&String, &Problem)) -> ProblemStatus {
+    ProblemStatus { what: what.clone(), why: problem.why.clone(), since: problem.since }
+}
+
+fn table_status(counts: FamilyCounts) -> TableStatus {
+    TableStatus {
+        services: counts.services,
+        service_ports: counts.service_ports,
+        frontends: counts.frontends,
+        backends: counts.backends,
+    }
+}
