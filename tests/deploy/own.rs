@@ -29,10 +29,14 @@ fn what_the_manifests_grant_is_enough() -> Result<()> {
     let refused: Vec<_> = asked.iter().filter(|asked| !granted.contains(*asked)).collect();
     ensure!(refused.is_empty(), "the ClusterRole does not grant {refused:?}");
     let log = kpx.log();
+    // The lab's nodes are namespaces, and this one limit is the machine's alone.
+    let mut excused = vec!["nf_conntrack_max"];
     // A container that is this machine may lack what it should grant to those in it.
-    let excused =
-        if caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE)? { "\n" } else { "oom score" };
-    let warned: Vec<_> = log.lines().filter(|line| line.contains(" WARN ") && !line.contains(excused)).collect();
+    if !caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE)? {
+        excused.push("oom score");
+    }
+    let is_excused = |line: &str| excused.iter().any(|what| line.contains(what));
+    let warned: Vec<_> = log.lines().filter(|line| line.contains(" WARN ") && !is_excused(line)).collect();
     ensure!(warned.is_empty(), "kpx lacks something: {warned:?}");
     kpx.stop()?;
     cluster.serves_no_more("n1")

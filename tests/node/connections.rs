@@ -12,7 +12,7 @@ use proxy_common::frontend::FrontendKey;
 
 #[test]
 fn counts_of_backends_become_what_the_flow_table_shows() -> Result<()> {
-    let mut bench = Bench::load(Options::default())?;
+    let bench = Bench::load(Options::default())?;
     let mut flows: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>> = map(&bench, "FLOWS4")?;
     let mut connections: HashMap<MapData, FrontendKey<Addr4>, u32> = map(&bench, "CONNECTIONS4")?;
     let now_secs = u32::try_from(nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
