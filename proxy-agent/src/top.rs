@@ -24,8 +24,7 @@ use rows::{Sample, Sort, View, rows};
 
 /// Show what passes for each Service: connections, packets, bytes and refusals per second, and open flows.
 ///
-/// In a terminal until `q` is pressed. Elsewhere, or with --once, one table. An arrow in front of a number of another
-/// kind than flows says nothing of direction: packets and bytes are those of both.
+/// In a terminal until `q` is pressed. Elsewhere, or with --once, one table. Packets and bytes are those of both directions.
 #[derive(Args, Debug)]
 pub struct TopArgs {
     /// Seconds between two looks.
