@@ -150,11 +150,13 @@ impl Agent {
                     let result = self.node.on_link(event, &self.health).await;
                     self.note("devices", result);
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
-                    if self.node.is_outside() && self.pace.ask() {
+                    // With each pass all routes are asked for: once for all events that have come.
+                    if self.node.is_outside() && inbox.links.is_empty() && self.pace.ask() {
                         self.sync().await?;
                     }
                 }
                 Some(()) = inbox.routes.recv() => {
+                    let _work = self.reports.liveness.work();
                     self.node.on_routes();
                     if self.pace.ask() {
                         self.sync().await?;

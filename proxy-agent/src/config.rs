@@ -129,7 +129,6 @@ impl Configuration {
             oom_score_adj: Some(kube_proxy.oom_score_adj),
             configz: configz::configz(kube_proxy, kpx),
             flow_entries: (kpx.flow_table_size > 0).then_some(kpx.flow_table_size),
-            pod_routes: checked.pod_routes,
             files: self.files.clone(),
         })
     }

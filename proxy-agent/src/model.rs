@@ -31,7 +31,7 @@ use external::{External, externals, source_ranges};
 pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
-pub use policy::{algorithm, algorithm_name};
+pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
 pub use read::{ObjectRef, Skipped};
 use read::{Reader, addr, cidr, ip, port_number, protocol};

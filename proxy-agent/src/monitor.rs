@@ -17,6 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
+use tokio::task::yield_now;
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
 use crate::datapath::Monitor;
@@ -26,6 +27,8 @@ pub use event::Event;
 
 /// Events that a watcher may be behind: who is slower loses some.
 const BEHIND: usize = 8_192;
+/// Records that are handed on in one go. The agent's loop has the same thread, and in a flood records come without end.
+const BATCH: usize = 256;
 /// How often is asked how many records the programs could not write.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
 
@@ -61,26 +64,25 @@ impl Watchers {
         let mut number = self.number.subscribe();
         let mut lost_period = interval(LOST_PERIOD);
         lost_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut on, mut lost) = (false, 0);
+        let (mut on, mut more, mut lost) = (false, false, 0);
         loop {
             tokio::select! {
                 changed = number.changed() => {
                     changed.context("watchers are counted here")?;
                     let watched = *number.borrow_and_update() > 0;
                     if watched != on {
-                        on = watched;
+                        (on, more) = (watched, false);
                         monitor.get_mut().watch(on)?;
                         lost = monitor.get_ref().lost()?;
                     }
                 }
-                ready = monitor.readable_mut(), if on => {
+                ready = monitor.readable_mut(), if on && !more => {
                     let mut ready = ready.context("wait for records")?;
                     // Before they are read: one that comes after the last was read makes it ready anew.
                     ready.clear_ready();
-                    while let Some(record) = ready.get_inner_mut().record() {
-                        self.tell(Event::of(&record));
-                    }
+                    more = self.hand_on(ready.get_inner_mut());
                 }
+                () = yield_now(), if more => more = self.hand_on(monitor.get_mut()),
                 _ = lost_period.tick(), if on => {
                     let now = monitor.get_ref().lost()?;
                     if now > lost {
@@ -90,6 +92,15 @@ impl Watchers {
                 }
             }
         }
+    }
+
+    /// Hands some records on. True if there may be more.
+    fn hand_on(&self, monitor: &mut Monitor) -> bool {
+        for _ in 0..BATCH {
+            let Some(record) = monitor.record() else { return false };
+            self.tell(Event::of(&record));
+        }
+        true
     }
 
     /// Nobody may be left to hear it.

@@ -180,6 +180,10 @@ impl Node {
     /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
     /// must begin anew.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
+        // Without devices nothing is beside: routes that lead to pods would go, and come back.
+        if self.is_outside() && !self.knows_devices() {
+            return Ok(false);
+        }
         self.detection.learn(&desired.pod_cidrs())?;
         if !self.detection.is_known() {
             health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode goes by them");

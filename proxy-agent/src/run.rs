@@ -99,7 +99,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     };
     let end = tokio::select! {
         end = work => end,
-        () = netlink => bail!("the netlink socket has failed"),
+        () = netlink => Err(anyhow!("the netlink socket has failed")),
     };
     end.and(ports.map_or(Ok(()), ReservedPorts::release)).and(control::unlisten(&settings.run_dir))?;
     info!("stopped");

@@ -46,7 +46,6 @@ pub struct Settings {
     pub configz: serde_json::Value,
     /// Room in each family's flow table, in entries; None: as built.
     pub flow_entries: Option<u32>,
-    pub pod_routes: PodRoutes,
     /// What all this was read from.
     pub files: Files,
 }

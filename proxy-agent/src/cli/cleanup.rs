@@ -11,7 +11,7 @@ use nix::net::if_::if_nameindex;
 use super::output::print;
 use crate::control;
 use crate::net::filter::{self, Filter};
-use crate::net::{self, Handle, anchor, rule};
+use crate::net::{self, Handle, anchor, pod_route, rule};
 use crate::node::Node;
 
 /// Remove from this host what a kpx left that was killed. Needs root.
@@ -72,9 +72,13 @@ impl Removed {
 
 async fn all(handle: &Handle, kube_proxy: bool, removed: &mut Removed) -> Result<()> {
     let (rules, anchor) = (rule::count(handle).await?, anchor::exists(handle).await?);
+    let pod_routes = pod_route::count(handle).await?;
     Node::clean(handle).await?;
     if rules > 0 {
         removed.add(format!("{rules} routing rules of preference {}", rule::PREFERENCE));
+    }
+    if pod_routes > 0 {
+        removed.add(format!("{pod_routes} routes to pods"));
     }
     if anchor {
         removed.add(format!("the devices {} and {}, and the routes through them", anchor::NAME, anchor::PEER));

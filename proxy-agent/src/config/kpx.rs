@@ -1,6 +1,5 @@
 //! What kpx can be told beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
 
-use proxy_common::frontend::Algorithm;
 use serde::{Deserialize, Serialize};
 
 use super::duration::GoDuration;
@@ -70,11 +69,3 @@ impl Default for KpxConfiguration {
         }
     }
 }
-
-/// `lbAlgorithm`'s words.
-pub(super) const ALGORITHMS: [(&str, Algorithm); 4] = [
-    ("random", Algorithm::RANDOM),
-    ("maglev", Algorithm::MAGLEV),
-    ("round-robin", Algorithm::ROUND_ROBIN),
-    ("least-connections", Algorithm::LEAST_CONNECTIONS),
-];

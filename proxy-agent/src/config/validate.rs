@@ -8,10 +8,10 @@ use proxy_common::frontend::Algorithm;
 
 use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
-use super::kpx::{ALGORITHMS, KpxConfiguration};
+use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
 use crate::datapath::Mechanism;
-use crate::model::{ModelOptions, Reach};
+use crate::model::{ALGORITHMS, ModelOptions, Reach};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::node::{Masquerade, NodeOptions};
@@ -31,7 +31,6 @@ pub(super) struct Checked {
     pub(super) common: Common,
     pub(super) mode: Mode,
     pub(super) attach: Option<Mechanism>,
-    pub(super) pod_routes: PodRoutes,
 }
 
 pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) -> Result<Checked, Vec<Invalid>> {
@@ -82,7 +81,7 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
         cluster_ip_external: kpx.cluster_ip_external,
         outside,
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach, pod_routes })
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach })
 }
 
 /// The unspecified address says nothing of this node.

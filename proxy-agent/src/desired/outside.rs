@@ -35,7 +35,6 @@ impl Desired {
     pub fn learn_leads(&mut self, leads: BTreeMap<IpAddr, Lead>, all: bool) {
         let (Some(reach), Some(outside)) = (&mut self.options.reach, &mut self.node.outside) else { return };
         let changed = outside.learn(reach, leads, all);
-        // What was not known before is of Services that are dirty anyway.
         if outside.node_addresses().any(|ip| changed.contains(&ip)) {
             self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
         } else if !changed.is_empty() {

@@ -120,14 +120,18 @@ impl Outside {
     }
 
     /// Takes in where the routes lead: more than was known, or `all` that is known from now on. Of which addresses that
-    /// was known otherwise.
+    /// is news. Among `all` also those that were not known: to ask for them may have failed before a sync.
     pub fn learn(&mut self, reach: &mut Arc<Reach>, leads: BTreeMap<IpAddr, Lead>, all: bool) -> BTreeSet<IpAddr> {
         // So that it is the other's alone, and need not be copied.
         self.reach = Arc::default();
         let known = &mut Arc::make_mut(reach).leads;
         let before = if all { std::mem::take(known) } else { BTreeMap::new() };
+        let mut changed: BTreeSet<IpAddr> =
+            before.iter().filter(|(ip, lead)| leads.get(ip) != Some(lead)).map(|(ip, _)| *ip).collect();
+        if all {
+            changed.extend(leads.keys().filter(|ip| !before.contains_key(ip)));
+        }
         known.extend(leads);
-        let changed = before.iter().filter(|(ip, lead)| known.get(ip) != Some(lead)).map(|(ip, _)| *ip).collect();
         self.reach = Arc::clone(reach);
         changed
     }

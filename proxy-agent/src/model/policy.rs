@@ -95,20 +95,20 @@ fn algorithm_of(reader: &mut Reader<'_>, service: &core::Service) -> Option<Algo
     reader.take(format_args!("metadata.annotations[{ALGORITHM}]"), algorithm(name))
 }
 
-/// An algorithm by its name, as `--lb-algorithm` and the annotation have it.
-pub fn algorithm(name: &str) -> Result<Algorithm, String> {
+fn algorithm(name: &str) -> Result<Algorithm, String> {
     let named = ALGORITHMS.iter().find(|(known, _)| *known == name);
     named
         .map(|(_, algorithm)| *algorithm)
         .ok_or_else(|| format!("{name:?} is none of {}", ALGORITHMS.map(|(name, _)| name).join(", ")))
 }
 
-/// As [`algorithm`] reads it.
+/// As in [`ALGORITHMS`].
 pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
     ALGORITHMS.iter().find(|(_, known)| *known == algorithm).map_or("unknown", |(name, _)| name)
 }
 
-const ALGORITHMS: [(&str, Algorithm); 4] = [
+/// By the names that `lbAlgorithm` and the annotation have for them.
+pub const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("random", Algorithm::RANDOM),
     ("maglev", Algorithm::MAGLEV),
     ("round-robin", Algorithm::ROUND_ROBIN),

@@ -29,7 +29,7 @@ pub async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> an
 }
 
 /// Whether a route to a network is one to everything.
-pub(super) fn is_default(ipv4: bool, prefix_len: u8) -> bool {
+pub(crate) fn is_default(ipv4: bool, prefix_len: u8) -> bool {
     prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
 }
 

@@ -60,6 +60,11 @@ impl PodRoutes {
     }
 }
 
+/// How many there are, whoever left them.
+pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
+    Ok(read(handle).await?.0.len())
+}
+
 /// Removes them, whoever left them.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     let (ours, _) = read(handle).await?;

@@ -9,7 +9,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteMessage, RouteProtocol};
 use rtnetlink::MulticastGroup;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::route::PROTOCOL;
 
@@ -36,18 +36,24 @@ async fn follow(
     changes: mpsc::Sender<()>,
 ) -> anyhow::Result<()> {
     let mut messages = messages.ready_chunks(BATCH);
+    let mut news = false;
+    let pause = sleep(Duration::ZERO);
+    tokio::pin!(pause);
     loop {
-        let batch = tokio::select! {
+        tokio::select! {
             () = changes.closed() => return Ok(()),
-            batch = messages.next() => batch.context("the netlink socket for changes of routes closed")?,
-        };
-        if !batch.iter().any(is_news) {
-            continue;
+            // At any time: nothing bounds the queue in which they wait.
+            batch = messages.next() => {
+                news |= batch.context("the netlink socket for changes of routes closed")?.iter().any(is_news);
+            }
+            () = &mut pause, if !pause.is_elapsed() => {}
+            permit = changes.reserve(), if news && pause.is_elapsed() => {
+                let Ok(permit) = permit else { return Ok(()) };
+                permit.send(());
+                news = false;
+                pause.as_mut().reset(Instant::now() + PAUSE);
+            }
         }
-        if changes.send(()).await.is_err() {
-            return Ok(());
-        }
-        sleep(PAUSE).await;
     }
 }
 

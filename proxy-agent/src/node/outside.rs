@@ -48,9 +48,9 @@ impl Outside {
     ) -> Result<()> {
         let Some(outside) = desired.outside() else { return Ok(()) };
         let all = self.stale || *outside.nodes() != self.peers;
+        // So that a failure below lets the next attempt begin anew.
+        self.stale = true;
         if all {
-            // So that a failure below lets the next attempt begin anew.
-            self.stale = true;
             self.peers = outside.nodes().clone();
             self.make_routes(links, anchor, health).await?;
         }
@@ -100,7 +100,7 @@ impl Node {
 
     /// Finds out what this host reaches, if it is no node.
     pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
-        let Some(outside) = &mut self.outside else { return Ok(()) };
+        let Some(outside) = self.outside.as_mut().filter(|_| !self.links.is_empty()) else { return Ok(()) };
         outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
         let hooks_lo = desired.has_own_backend();
         if self.hooks_lo != hooks_lo {
@@ -142,7 +142,9 @@ fn hops(
 ) -> BTreeMap<IpNet, Hop> {
     let mut hops = BTreeMap::new();
     for peer in peers.values() {
-        for net in &peer.pod_cidrs {
+        // A Node may claim what it likes: whatever else this host sends must not go there.
+        let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
+        for net in peer.pod_cidrs.iter().filter(is_narrow) {
             let neighbour = peer.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
                 let Some(&Lead::OnLink(device)) = leads.get(ip) else { return None };
                 // Behind a tunnel there are no neighbours, only what its other end lets through.
@@ -168,6 +170,7 @@ mod tests {
             peer("b", &["198.51.100.12"], &["10.244.2.0/24", "fd00:244:2::/64"]),
             peer("behind-a-tunnel", &["10.9.0.1"], &["10.244.3.0/24"]),
             peer("claims-a's", &["192.0.2.14"], &["10.244.1.0/24"]),
+            peer("everything", &["192.0.2.11", "fd00::11"], &["0.0.0.0/0", "128.0.0.0/1", "::/0"]),
             peer("two-addresses", &["198.51.100.15", "192.0.2.15"], &["10.244.5.0/24"]),
         ]);
         let leads = [

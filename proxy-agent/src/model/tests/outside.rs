@@ -237,3 +237,21 @@ fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
     assert_eq!(shown(&desired), before);
     assert_ne!(*desired.tables(), Tables::default());
 }
+
+#[test]
+fn what_was_made_before_anything_was_known_is_made_anew() {
+    let mut desired = outside(PodRoutes::Off);
+    let objects: [Input; 2] = [web().into(), both().into()];
+    objects.into_iter().for_each(|input| desired.apply(input));
+    desired.sync(); // To ask has failed.
+    let leads = LEADS.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
+    desired.learn_leads(leads, true);
+    desired.sync();
+    expect![[r#"
+        10.96.0.1 address
+        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
+          cluster[0] -> 10.244.1.5:80
+        unreachable default/web 10.244.2.5:80: only the default route leads to it, and the Service has no node port
+    "#]]
+    .assert_eq(&shown(&desired));
+}
