@@ -98,7 +98,7 @@ async fn names(State(asker): State<Asker>) -> Response {
     answer(asker.names().await)
 }
 
-fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
+pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     match result {
         Ok(value) => Json(value).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),

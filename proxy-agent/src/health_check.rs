@@ -2,7 +2,6 @@
 //! (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +13,6 @@ use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::info;
@@ -25,9 +23,6 @@ use crate::http_server;
 use crate::input::ObjectName;
 use crate::liveness::Liveness;
 use crate::model::HealthCheck;
-
-/// Connections that wait to be taken, at most.
-const BACKLOG: i32 = 128;
 
 /// A listener for each Service that asks for one, at each address. They end with this value.
 pub struct HealthChecks {
@@ -123,7 +118,8 @@ impl Check {
                 continue;
             }
             let at = SocketAddr::new(*addr, self.port);
-            match listener(at).with_context(|| format!("listen on {at}")) {
+            // IPv6 for itself, so that both unspecified addresses can be listened on.
+            match http_server::bind(at, true).with_context(|| format!("listen on {at}")) {
                 Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, liveness))),
                 Err(error) => result = result.and(Err(error)),
             }
@@ -144,19 +140,6 @@ impl Check {
 /// What [`Health`] calls a port that cannot be had.
 fn problem(name: &ObjectName) -> String {
     format!("healthCheckNodePort of {name}")
-}
-
-/// IPv6 for itself, so that both unspecified addresses can be listened on.
-fn listener(at: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-    if at.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&at.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
 }
 
 /// The body, in the order in which kube-proxy has it.

@@ -1,5 +1,6 @@
 //! Serves HTTP on a listener. Whoever drops the future ends the listener and all its connections with it.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::io;
@@ -17,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
 use crate::health::Health;
@@ -27,7 +28,8 @@ const BACKLOG: i32 = 128;
 /// Until an address that could not be had is tried again: kube-proxy's.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Connections of one listener at a time; more wait in the kernel.
+/// Connections of one listener at a time. Another one ends the oldest: else whoever keeps that many open, and asks nothing,
+/// would keep the kubelet and load balancers out.
 const CONNECTIONS: usize = 256;
 /// How long a connection may take over its next request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,19 +60,20 @@ pub(crate) async fn keep_serving(
 /// The unspecified address of either family stands for all addresses of both, as for Go's `net.Listen`.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
-        match bind((Ipv6Addr::UNSPECIFIED, address.port()).into()) {
+        match bind((Ipv6Addr::UNSPECIFIED, address.port()).into(), false) {
             // This kernel has no IPv6.
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) && address.is_ipv4() => {}
             result => return result,
         }
     }
-    bind(address)
+    bind(address, true)
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+/// `only_v6` leaves the same port of IPv4 to others.
+pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
-        socket.set_only_v6(!address.ip().is_unspecified())?;
+        socket.set_only_v6(only_v6)?;
     }
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
@@ -97,11 +100,17 @@ where
     L::Addr: Debug,
 {
     let mut connections = JoinSet::new();
+    // The oldest first.
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         tokio::select! {
             // It waits where the kernel gives out no connection, as for want of file descriptors.
-            (stream, _) = listener.accept(), if connections.len() < CONNECTIONS => {
-                drop(connections.spawn(converse(stream, router.clone())));
+            (stream, _) = listener.accept() => {
+                open.retain(|connection| !connection.is_finished());
+                if open.len() >= CONNECTIONS && let Some(oldest) = open.pop_front() {
+                    oldest.abort();
+                }
+                open.push_back(connections.spawn(converse(stream, router.clone())));
             }
             Some(_ended) = connections.join_next() => {}
         }

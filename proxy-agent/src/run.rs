@@ -50,7 +50,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     let socket = control::listen(&settings.run_dir)?;
     let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries, ..Options::default() };
     let datapath = Datapath::load(object::embedded()?, loading)?;
-    let _stats = settings.bpf_stats.then(measure_programs).transpose()?;
+    let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
@@ -148,9 +148,11 @@ fn reserve_ports() -> Result<ReservedPorts> {
     ports.inspect_err(|error| warn!(error = format!("{error:#}"), "source ports are not reserved"))
 }
 
-/// The kernel measures how often and how long programs run, for as long as the result is open.
+/// The kernel measures how often and how long programs run, for as long as the result is open. Without CAP_SYS_ADMIN, which
+/// neither the pod nor the systemd unit has, it refuses: a node without these numbers is served all the same.
 fn measure_programs() -> Result<OwnedFd> {
-    enable_stats(Stats::RunTime).context("have the kernel measure programs")
+    let stats = enable_stats(Stats::RunTime).context("have the kernel measure programs, which takes CAP_SYS_ADMIN");
+    stats.inspect_err(|error| warn!(error = format!("{error:#}"), "programs are not measured"))
 }
 
 /// Two links a device are two open files, and the usual limit is 1,024.

@@ -12,11 +12,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
-use http::{HeaderValue, StatusCode, header};
-use proxy_common::counter::{Reason, Verdict};
+use http::{HeaderValue, header};
+use proxy_common::counter::Reason;
 use serde::Serialize;
 
-use crate::control::Asker;
+use crate::control::{Asker, answer};
 use crate::trace::explain;
 
 /// `/ui/` and all below it. Who asks must name the server by an address, as localhost or as `node_name`.
@@ -43,13 +43,6 @@ async fn services(State(asker): State<Asker>) -> Response {
     answer(asker.services().await)
 }
 
-fn answer<T: Serialize>(result: anyhow::Result<T>) -> Response {
-    match result {
-        Ok(value) => Json(value).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
-    }
-}
-
 /// Why a packet is not translated, and what becomes of it then.
 #[derive(Serialize)]
 struct ReasonView {
@@ -64,12 +57,7 @@ async fn reasons() -> Response {
 }
 
 fn reason_view(reason: Reason) -> ReasonView {
-    let verdict = match reason.verdict() {
-        Verdict::Pass => "pass",
-        Verdict::Drop => "drop",
-        Verdict::Reject => "reject",
-    };
-    ReasonView { name: reason.name(), verdict, meaning: explain::explain(reason) }
+    ReasonView { name: reason.name(), verdict: reason.verdict().name(), meaning: explain::explain(reason) }
 }
 
 async fn never_store(mut response: Response) -> Response {

@@ -61,6 +61,17 @@ pub enum Verdict {
     Reject,
 }
 
+impl Verdict {
+    /// The name in metrics and on the web page.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Drop => "drop",
+            Self::Reject => "reject",
+        }
+    }
+}
+
 impl Reason {
     pub const ALL: [Self; 22] = [
         Self::NotIp,

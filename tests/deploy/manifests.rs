@@ -121,10 +121,9 @@ fn fits(objects: &Objects) -> Result<()> {
     }
     rights_are_of_the_pod(objects, set.metadata.namespace.as_deref(), pod)?;
     let [container] = pod.containers.as_slice() else { anyhow::bail!("{} containers", pod.containers.len()) };
-    for probe in [&container.liveness_probe, &container.readiness_probe] {
-        let get = probe.as_ref().and_then(|probe| probe.http_get.as_ref()).context("no probe by HTTP")?;
-        port(container, &get.port).context("probe")?;
-    }
+    ensure!(container.liveness_probe.is_none(), "what is refused by the kernel is no reason to cut all that works");
+    let get = container.readiness_probe.as_ref().and_then(|probe| probe.http_get.as_ref());
+    port(container, &get.context("no probe by HTTP")?.port).context("probe")?;
     volumes_are_mounted(pod, container)?;
     configuration_is_there(objects, pod, container)
 }

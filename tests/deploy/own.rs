@@ -43,22 +43,21 @@ fn what_the_manifests_grant_is_enough() -> Result<()> {
 }
 
 #[test]
-fn the_kubelets_probes_are_answered() -> Result<()> {
+fn the_kubelets_probe_is_answered() -> Result<()> {
     let cluster = Cluster::start()?;
     let objects = overlay("kind")?;
     let mut set = objects.daemon_set.context("a DaemonSet")?;
     let config = objects.config_map.context("a ConfigMap")?;
     let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
     let container = container(&mut set)?;
-    for probe in [&container.liveness_probe, &container.readiness_probe] {
-        let get = probe.as_ref().and_then(|probe| probe.http_get.as_ref()).context("a probe by HTTP")?;
-        let named = |port: &&ContainerPort| port.name.clone().map(IntOrString::String).as_ref() == Some(&get.port);
-        let port = container.ports.iter().flatten().find(named);
-        let port = port.context("the probe's port")?.container_port;
-        let path = get.path.as_deref().unwrap_or("/");
-        let status = kpx.probe(port, path).with_context(|| format!("{path} on port {port}"))?;
-        ensure!(status.starts_with("HTTP/1.1 200"), "{path} on port {port}: {status}");
-    }
+    let get =
+        container.readiness_probe.as_ref().and_then(|probe| probe.http_get.as_ref()).context("a probe by HTTP")?;
+    let named = |port: &&ContainerPort| port.name.clone().map(IntOrString::String).as_ref() == Some(&get.port);
+    let port = container.ports.iter().flatten().find(named);
+    let port = port.context("the probe's port")?.container_port;
+    let path = get.path.as_deref().unwrap_or("/");
+    let status = kpx.probe(port, path).with_context(|| format!("{path} on port {port}"))?;
+    ensure!(status.starts_with("HTTP/1.1 200"), "{path} on port {port}: {status}");
     kpx.stop()
 }
 

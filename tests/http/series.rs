@@ -30,7 +30,6 @@ kubeproxy_proxy_livez_total counter code
 kubeproxy_conntrack_reconciler_sync_duration_seconds histogram ip_family 16
 kubeproxy_conntrack_reconciler_deleted_entries_total counter ip_family
 rest_client_requests_total counter code,host,method
-kubernetes_build_info gauge build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
 process_start_time_seconds gauge
 process_resident_memory_bytes gauge
 process_virtual_memory_bytes gauge

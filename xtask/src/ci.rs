@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<()> {
     report.step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]));
     report.step("tidy", tidy::run);
     let kpx = report.step("build", || {
-        let toolchain = setup::ensure(Need::Lab)?;
+        let toolchain = setup::ensure(Need::Tests)?;
         build::with(&toolchain, &build::Options::default())
     });
     if let Some(kpx) = kpx {

@@ -12,15 +12,11 @@ pub(crate) const LLVM_PACKAGES: &[&str] = &["llvm-22-dev", "libpolly-22-dev", "l
 pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// The LLVM of the two above.
 pub(crate) const DEBIAN_LLVM: u32 = 22;
-/// The tests' tools and the packages they are in.
-pub(crate) const TOOLS: &[(&str, &str)] = &[
-    ("ip", "iproute2"),
-    ("nft", "nftables"),
-    ("ethtool", "ethtool"),
-    ("unzip", "unzip"),
-    ("chromium", "chromium"),
-    ("chromedriver", "chromium-driver"),
-];
+/// The lab's tools and the packages they are in.
+pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
+/// What tests need beside them.
+pub(crate) const TEST_TOOLS: &[(&str, &str)] =
+    &[("unzip", "unzip"), ("chromium", "chromium"), ("chromedriver", "chromium-driver")];
 
 /// Everything `setup` decides upon.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +31,7 @@ pub(crate) struct Machine {
     pub(crate) linker: Option<Linker>,
     /// Of [`COMPILER_PACKAGES`] and [`LLVM_PACKAGES`], those that are installed.
     pub(crate) packages: Vec<String>,
-    /// Of [`TOOLS`], those that are there.
+    /// Of [`TOOLS`] and [`TEST_TOOLS`], those that are there.
     pub(crate) tools: Vec<&'static str>,
     pub(crate) kubectl: bool,
 }
@@ -58,7 +54,7 @@ impl Machine {
             nightly: if rustup { nightly_llvm() } else { None },
             linker: linker(),
             packages: installed_packages(),
-            tools: TOOLS.iter().map(|&(tool, _)| tool).filter(|tool| which(tool).is_some()).collect(),
+            tools: TOOLS.iter().chain(TEST_TOOLS).map(|&(tool, _)| tool).filter(|tool| which(tool).is_some()).collect(),
             kubectl: which("kubectl").is_some(),
         }
     }

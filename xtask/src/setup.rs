@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::machine::{COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TOOLS};
+use crate::machine::{COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS};
 use crate::{helm, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
@@ -20,6 +20,8 @@ pub(crate) enum Need {
     Build,
     /// Build, and run what was built in network namespaces.
     Lab,
+    /// That, and whatever else tests look at it with.
+    Tests,
 }
 
 /// What builds the kernel programs.
@@ -38,7 +40,7 @@ pub(crate) enum Compiler {
 }
 
 pub(crate) fn run() -> Result<()> {
-    let Toolchain { compiler, linker } = ensure(Need::Lab)?;
+    let Toolchain { compiler, linker } = ensure(Need::Tests)?;
     helm::ensure();
     let compiler = match compiler {
         Compiler::Debian => "/usr/bin/rustc",
@@ -55,7 +57,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
         let machine = Machine::look();
         match next(&machine, need, &tried) {
             Next::Ready(toolchain) => {
-                if need == Need::Lab && !machine.kubectl {
+                if need == Need::Tests && !machine.kubectl {
                     eprintln!("warning: no kubectl here: what drives the API with it will fail");
                     eprintln!("         (https://kubernetes.io/docs/tasks/tools/ says how to install it)");
                 }
@@ -120,9 +122,13 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
         let wanted = wanted.iter().filter(|(has, _)| !has).flat_map(|(_, packages)| *packages);
         packages.extend(wanted.filter(|name| !machine.packages.iter().any(|there| there == *name)));
     }
-    if need == Need::Lab {
-        packages.extend(TOOLS.iter().filter(|(tool, _)| !machine.tools.contains(tool)).map(|(_, package)| package));
-    }
+    let tools: &[&[(&'static str, &'static str)]] = match need {
+        Need::Build => &[],
+        Need::Lab => &[TOOLS],
+        Need::Tests => &[TOOLS, TEST_TOOLS],
+    };
+    let tools = tools.iter().copied().flatten().filter(|(tool, _)| !machine.tools.contains(tool));
+    packages.extend(tools.map(|(_, package)| package));
     let lacks_nightly = compiler == Compiler::Nightly && !has_compiler;
     let steps = [
         (!packages.is_empty(), Install::Packages(packages)),

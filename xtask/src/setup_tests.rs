@@ -15,7 +15,7 @@ fn debian() -> Machine {
         nightly: None,
         linker: linker(LINKER_VERSION, 22),
         packages: [COMPILER_PACKAGES, LLVM_PACKAGES].concat().iter().map(|name| name.to_string()).collect(),
-        tools: TOOLS.iter().map(|&(tool, _)| tool).collect(),
+        tools: TOOLS.iter().chain(TEST_TOOLS).map(|&(tool, _)| tool).collect(),
         kubectl: true,
     }
 }
@@ -28,7 +28,8 @@ fn take(machine: &mut Machine, install: &Install) {
     match install {
         Install::Packages(names) => {
             machine.packages.extend(names.iter().map(|name| name.to_string()));
-            machine.tools.extend(TOOLS.iter().filter(|(_, package)| names.contains(package)).map(|&(tool, _)| tool));
+            let tools = TOOLS.iter().chain(TEST_TOOLS).filter(|(_, package)| names.contains(package));
+            machine.tools.extend(tools.map(|&(tool, _)| tool));
             if names.contains(&"rustc-web") {
                 machine.debian = Some(22);
             }
@@ -92,6 +93,7 @@ fn what_is_missing_is_installed() {
     use Compiler::{Debian, Nightly};
     let compiler = COMPILER_PACKAGES.to_vec();
     let all = [COMPILER_PACKAGES, LLVM_PACKAGES].concat();
+    let lab_tools = vec!["iproute2", "nftables", "ethtool"];
     let tools = vec!["iproute2", "nftables", "ethtool", "unzip", "chromium", "chromium-driver"];
     let all_and_tools = [all.clone(), tools.clone()].concat();
     let no_tools = Machine { tools: vec![], ..debian() };
@@ -103,8 +105,9 @@ fn what_is_missing_is_installed() {
     let packages = Install::Packages;
     let cases = [
         ("bare Debian", bare_debian(), Need::Build, vec![packages(all), Install::Linker(Debian)], Debian),
-        ("bare, to test", bare_debian(), Need::Lab, vec![packages(all_and_tools), Install::Linker(Debian)], Debian),
-        ("only tools missing", no_tools, Need::Lab, vec![packages(tools)], Debian),
+        ("bare, to test", bare_debian(), Need::Tests, vec![packages(all_and_tools), Install::Linker(Debian)], Debian),
+        ("only tools missing", no_tools.clone(), Need::Tests, vec![packages(tools)], Debian),
+        ("the lab needs no browser", no_tools, Need::Lab, vec![packages(lab_tools)], Debian),
         ("a linker needs no LLVM", no_compiler, Need::Build, vec![packages(compiler)], Debian),
         ("linker missing", no_linker, Need::Build, vec![Install::Linker(Debian)], Debian),
         ("linker of another version", other_linker, Need::Build, vec![Install::Linker(Debian)], Debian),
@@ -125,7 +128,7 @@ fn the_other_way_is_tried_when_one_fails() {
 
 #[test]
 fn stuck_says_what_to_type() {
-    let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Lab, |_| false) else { panic!("not stuck") };
+    let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Tests, |_| false) else { panic!("not stuck") };
     let tools = Install::Packages(vec!["iproute2", "nftables", "ethtool", "unzip", "chromium", "chromium-driver"]);
     assert_eq!(steps[1..], [tools], "without tools the other way is closed too");
     for command in [

@@ -12,7 +12,7 @@ use crate::step::step;
 use crate::{build, helm, shell, workspace};
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
-    let toolchain = setup::ensure(Need::Lab)?;
+    let toolchain = setup::ensure(Need::Tests)?;
     let kpx = build::with(&toolchain, &build::Options::default())?;
     let tally = all(&kpx, filter)?;
     tally.end(tally.check())

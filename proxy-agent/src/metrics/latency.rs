@@ -8,6 +8,9 @@ use super::ProxyMetrics;
 use crate::input::ObjectName;
 use crate::ip_family::IpFamily;
 
+/// Triggers that are remembered of one Service: a family that stays out of force must not cost more and more.
+const PENDING: usize = 256;
+
 /// What the change of an EndpointSlice says of when it came to pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trigger {
@@ -34,7 +37,12 @@ impl Latencies {
     pub fn add(&mut self, trigger: Trigger) {
         let key = (trigger.family, trigger.service);
         match trigger.at {
-            Some(at) if at > self.started => self.pending.entry(key).or_default().push(at),
+            Some(at) if at > self.started => {
+                let pending = self.pending.entry(key).or_default();
+                if pending.len() < PENDING {
+                    pending.push(at);
+                }
+            }
             Some(_) => {}
             None => drop(self.pending.remove(&key)),
         }

@@ -9,7 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use proxy_common::counter::{Event, Reason, Verdict};
+use proxy_common::counter::{Event, Reason};
 
 use crate::ip_family::IpFamily;
 use crate::status::MapFill;
@@ -63,9 +63,10 @@ impl Readings {
     fn encode_packets(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
         let events = self.events.iter().map(|(event, packets)| ([("event", event.name())], *packets));
         counters(encoder, "kpx_packets", "Packets translated, and flows opened by packets.", events)?;
-        let reasons = self.reasons.iter().map(|(reason, packets)| {
-            ([("reason", reason.name()), ("verdict", verdict_name(reason.verdict()))], *packets)
-        });
+        let reasons = self
+            .reasons
+            .iter()
+            .map(|(reason, packets)| ([("reason", reason.name()), ("verdict", reason.verdict().name())], *packets));
         let help = "Packets not translated, why, and what becomes of them.";
         counters(encoder, "kpx_untranslated_packets", help, reasons)
     }
@@ -86,14 +87,6 @@ impl Readings {
         gauges(encoder, "kpx_map_entries", "Entries of a map of the programs, where they are counted.", entries)?;
         let max_entries = self.maps.iter().map(|(name, map)| ([("map", name.as_str())], map.max_entries));
         gauges(encoder, "kpx_map_max_entries", "Entries for which a map of the programs has room.", max_entries)
-    }
-}
-
-const fn verdict_name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Drop => "drop",
-        Verdict::Reject => "reject",
     }
 }
 
