@@ -67,7 +67,7 @@ impl Readings {
             .reasons
             .iter()
             .map(|(reason, packets)| ([("reason", reason.name()), ("verdict", reason.verdict().name())], *packets));
-        let help = "Packets not translated, why, and what becomes of them.";
+        let help = "Packets not translated, why, and what devices' hooks do with them; at the anchor nothing passes.";
         counters(encoder, "kpx_untranslated_packets", help, reasons)
     }
 
