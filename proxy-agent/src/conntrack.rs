@@ -42,15 +42,17 @@ struct Tuple {
 
 /// At most one look through the table in this time.
 const PAUSE: Duration = Duration::from_secs(1);
+/// And after one that failed.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// Removes stale entries on a task of its own: the table may be large.
 #[derive(Debug, Default)]
 pub struct Reconciler {
     /// What is to be looked for next.
     due: Option<Frontends>,
-    /// When the last look began.
-    last: Option<Instant>,
-    work: Option<JoinHandle<Result<Vec<Reconciled>>>>,
+    /// When the next look may begin.
+    not_before: Option<Instant>,
+    work: Option<JoinHandle<(Frontends, Result<Vec<Reconciled>>)>>,
 }
 
 impl Reconciler {
@@ -65,17 +67,25 @@ impl Reconciler {
             if self.due.is_none() {
                 std::future::pending::<()>().await;
             }
-            if let Some(last) = self.last {
-                sleep_until(last + PAUSE).await;
+            if let Some(not_before) = self.not_before {
+                sleep_until(not_before).await;
             }
             let frontends = self.due.take().unwrap_or_default();
-            self.last = Some(Instant::now());
-            self.work = Some(tokio::spawn(async move { stale::remove(&frontends).await }));
+            self.not_before = Some(Instant::now() + PAUSE);
+            self.work = Some(tokio::spawn(async move {
+                let removed = stale::remove(&frontends).await;
+                (frontends, removed)
+            }));
         }
         let Some(work) = &mut self.work else { return Ok(Vec::new()) };
         let ended = work.await;
         self.work = None;
-        ended.context("look through the kernel's connections")?
+        let (frontends, removed) = ended.context("look through the kernel's connections")?;
+        if removed.is_err() {
+            self.due.get_or_insert(frontends);
+            self.not_before = Some(Instant::now() + RETRY);
+        }
+        removed
     }
 }
 

@@ -160,6 +160,11 @@ impl Queue {
         Events::new("").1
     }
 
+    /// Itself if anybody will take what is in it, else one that takes nothing.
+    pub fn only_if(self, taken: bool) -> Self {
+        if taken { self } else { Self::none() }
+    }
+
     /// The next event, which [`Queue::done`] must follow.
     pub(crate) async fn next(&mut self) -> Event {
         match self.receiver.recv().await {

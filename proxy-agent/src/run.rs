@@ -15,7 +15,7 @@ use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::control::Asker;
 use crate::datapath::{Datapath, Options};
 use crate::desired::Desired;
-use crate::events::{Events, Queue};
+use crate::events::Events;
 use crate::health::Health;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
@@ -61,7 +61,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     let source = settings.source;
     let watchers = Watchers::default();
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
-    let event_queue = if has_object { event_queue } else { Queue::none() };
+    let event_queue = event_queue.only_if(has_object);
     let patience = has_object.then_some(settings.node_timeout);
     let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
     conntrack::sysctl::apply(&settings.conntrack, &events);
@@ -88,7 +88,7 @@ pub async fn run(settings: Settings) -> Result<()> {
             change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = watchers.serve(monitor) => result.context("the monitor"),
-            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => bail!("the server of the run directory's socket has ended"),
+            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())

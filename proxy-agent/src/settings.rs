@@ -1,7 +1,7 @@
 //! All that an operator decides, resolved: flags, files and defaults become this, and nothing else reads them.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -91,11 +91,4 @@ pub struct Conntrack {
     pub tcp_be_liberal: bool,
     pub udp_timeout: Option<Duration>,
     pub udp_stream_timeout: Option<Duration>,
-}
-
-impl Settings {
-    /// The primary family is that of `bindAddress`, and it takes the place of the Node object's addresses.
-    pub fn node_ips(&self) -> &[IpAddr] {
-        &self.node.node_ips
-    }
 }

@@ -94,9 +94,19 @@ impl Form {
     }
 }
 
+/// Shows control characters, but for the end of a line, instead of sending them to the terminal: an EndpointSlice's
+/// `zone` and `targetRef` are any text that somebody wrote.
 pub(super) fn cell(text: impl ToString) -> Cell {
-    let text = text.to_string();
+    let text = shown(&text.to_string());
     Cell::new(if text.is_empty() { NONE } else { &text })
+}
+
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() && letter != '\n' { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    shown
 }
 
 pub(super) fn green(text: impl ToString) -> Cell {
@@ -128,6 +138,7 @@ mod tests {
         assert_eq!(form.table(&["NAME", "ADDRESS"], rows()), text);
         assert_eq!(form.table(&["NAME"], []), "");
         assert_eq!(Form::default().table(&["NAME", "ADDRESS"], rows()).lines().count(), 2);
+        assert_eq!(form.table(&["ZONE"], [vec![cell("a\u{1b}]52;c;eA==\u{7}b")]]), "ZONE\na\\u{1b}]52;c;eA==\\u{7}b\n");
         let colours = Form { colours: true, ..form };
         assert!(colours.table(&["NAME", "ADDRESS"], rows()).contains("\u{1b}["));
     }

@@ -57,6 +57,9 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
+    let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
+    let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
+    own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
     if !kpx.manifests.is_empty() {
         let apart = "cannot be used with an API server: a kubeconfig, a context of one, or a master";
         let given = [&kube_proxy.client_connection.kubeconfig, &kpx.context, &kpx.master];

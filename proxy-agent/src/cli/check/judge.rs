@@ -213,14 +213,19 @@ fn kube_proxy_rules(facts: &Facts) -> Finding {
     let tables = rules.tables.iter().map(|family| format!("nftables table {family} kube-proxy"));
     let chains = rules.chains.iter();
     let chains = chains.map(|chains| format!("{} chains in {}'s {}", chains.names.len(), chains.tool, chains.table));
-    fail(WHAT, list(tables.chain(chains)), "kpx cleanup --kube-proxy")
+    fail(WHAT, list(tables.chain(chains)), without_kube_proxy(facts))
+}
+
+/// `kpx cleanup` refuses while a kpx runs, and with --force takes that one's things, too.
+fn without_kube_proxy(facts: &Facts) -> &'static str {
+    if facts.kpx_runs { "kube-proxy --cleanup, of kube-proxy's image" } else { "kpx cleanup --kube-proxy" }
 }
 
 fn kube_ipvs0(facts: &Facts) -> Finding {
     const WHAT: &str = "kube-ipvs0";
     if facts.kube_ipvs0 {
         let found = "there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own";
-        return fail(WHAT, found, "kpx cleanup --kube-proxy");
+        return fail(WHAT, found, without_kube_proxy(facts));
     }
     ok(WHAT, "not there")
 }

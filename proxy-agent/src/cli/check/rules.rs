@@ -10,8 +10,25 @@ use serde_json::Value;
 /// nftables' tables of mode nftables, by family.
 const TABLE: &str = "kube-proxy";
 
-/// Chains that the kubelet makes and that stay.
-const KUBELETS: [&str; 3] = ["KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-FIREWALL"];
+/// kube-proxy's chains of modes iptables and ipvs, and how the names begin of those that it makes for each Service. No
+/// other `KUBE-` chain is its own: the kubelet has some, and kube-router's NetworkPolicies, which k3s has built in, are
+/// made of `KUBE-ROUTER-`, `KUBE-POD-FW-` and `KUBE-NWPLCY-`.
+const CHAINS: [&str; 13] = [
+    "KUBE-SERVICES",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-POSTROUTING",
+    "KUBE-MARK-MASQ",
+    "KUBE-FORWARD",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-PROXY-CANARY",
+    "KUBE-LOAD-BALANCER",
+    "KUBE-NODE-PORT",
+    "KUBE-IPVS-FILTER",
+    "KUBE-IPVS-OUT-FILTER",
+    "KUBE-SOURCE-RANGES-FIREWALL",
+];
+const CHAIN_PREFIXES: [&str; 6] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-", "KUBE-SEP-"];
 
 /// The tools that show iptables' rules, and those that change them. `iptables` may be either of the others.
 const TOOLS: [(&str, &str); 6] = [
@@ -94,7 +111,7 @@ fn tables(json: &str) -> Result<Vec<String>> {
 /// From what `iptables-save` prints: `*nat`, then `:CHAIN POLICY`, then rules.
 fn chains(tool: &'static str, saved: &str) -> Vec<Chains> {
     let mut tables: Vec<Chains> = Vec::new();
-    let is_proxys = |name: &str| name.starts_with("KUBE-") && !KUBELETS.contains(&name);
+    let is_proxys = |name: &str| CHAINS.contains(&name) || CHAIN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     for line in saved.lines() {
         if let Some(table) = line.strip_prefix('*') {
             tables.push(Chains { tool, table: table.to_owned(), names: BTreeSet::new(), jumps: Vec::new() });
@@ -105,7 +122,7 @@ fn chains(tool: &'static str, saved: &str) -> Vec<Chains> {
             table.names.extend(is_proxys(name).then(|| name.to_owned()));
         }
         let mut words = line.split(' ');
-        if words.next() == Some("-A") && !words.next().is_some_and(|chain| chain.starts_with("KUBE-")) {
+        if words.next() == Some("-A") && !words.next().is_some_and(is_proxys) {
             let target = line.split_once(" -j ").map(|(_, target)| target.split(' ').next().unwrap_or_default());
             table.jumps.extend(target.is_some_and(is_proxys).then(|| line.to_owned()));
         }
@@ -129,13 +146,18 @@ mod tests {
     }
 
     #[test]
-    fn chains_of_mode_iptables_but_not_the_kubelets() {
+    fn chains_of_mode_iptables_but_not_the_kubelets_or_kube_routers() {
         let saved = "\
 # Generated
 *filter
 :INPUT ACCEPT [0:0]
 :KUBE-FIREWALL - [0:0]
+:KUBE-ROUTER-INPUT - [0:0]
+:KUBE-POD-FW-ABC - [0:0]
+:KUBE-NWPLCY-DEFAULT - [0:0]
+-A INPUT -m comment --comment \"kube-router netpol\" -j KUBE-ROUTER-INPUT
 -A INPUT -j KUBE-FIREWALL
+-A KUBE-ROUTER-INPUT -d 10.42.0.5/32 -j KUBE-POD-FW-ABC
 COMMIT
 *nat
 :PREROUTING ACCEPT [0:0]

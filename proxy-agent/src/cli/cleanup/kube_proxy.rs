@@ -1,5 +1,6 @@
 //! Takes away what kube-proxy left: as `kube-proxy --cleanup` does, with the tools that made it.
 
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +9,9 @@ use nix::net::if_::if_nametoindex;
 use super::Removed;
 use crate::cli::check::{Chains, KUBE_IPVS0, KubeProxyRules};
 use crate::net::Handle;
+
+/// IPVS's virtual servers in this network namespace, below three lines of headings.
+const IP_VS: &str = "/proc/net/ip_vs";
 
 pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()> {
     let rules = KubeProxyRules::find()?;
@@ -21,6 +25,11 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
         removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
     }
     if let Ok(ifindex) = if_nametoindex(KUBE_IPVS0) {
+        // They would go on taking the host's own packets. Before the device, which tells that they are kube-proxy's.
+        if fs::read_to_string(IP_VS).is_ok_and(|listed| listed.lines().count() > 3) {
+            run("ipvsadm", &["--clear"])?;
+            removed.add("the virtual servers of IPVS");
+        }
         let deleted = handle.link().del(ifindex).execute().await;
         deleted.with_context(|| format!("delete {KUBE_IPVS0}"))?;
         removed.add(format!("the device {KUBE_IPVS0}"));
