@@ -158,6 +158,11 @@ const TAIL: &str = "
 ## Others
 
 - `kpx trace` says what the programs do with a packet, and why.
+- `kpx top` shows what passes for each Service, live in a terminal, as one table elsewhere or with `--once`.
+- `kpx monitor` shows packets as they open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
+  (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
+  `dialled`, and `decision` with `kind`, `service`, `namespace`, `name`, `portName`, `origin`, `set`, `backend`, `affinity`,
+  `source`, `masquerade`. What is not known is null.
 - `kpx cleanup` removes what a kpx left that was killed, and says each thing; with `--kube-proxy` also what kube-proxy
   left. It refuses while a kpx runs.
 - `kpx completions bash|zsh|fish` prints a script for a shell; `kpx man [--dir DIR]` the manual pages.
