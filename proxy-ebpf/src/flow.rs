@@ -34,7 +34,7 @@ pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flo
             there(&entry, flow, packet, now_secs);
         }
         Kind::UNDNAT if note.is_forward() => return false,
-        Kind::UNDNAT if flow.is_snat_on_devices() && note.is_strange() => return false,
+        Kind::UNDNAT if flow.is_snat_on_devices() && note.is_strange(packet.is_fragment()) => return false,
         Kind::SNAT if !note.is_forward() => return false,
         Kind::UNDNAT => back(&entry, flow, packet),
         // Both directions pass one of the above as well.

@@ -148,6 +148,11 @@ impl<A: Net> Packet<A> {
     }
 
     #[inline(always)]
+    pub fn is_fragment(&self) -> bool {
+        self.marks & (FIRST | LATER) != 0
+    }
+
+    #[inline(always)]
     pub fn resets(&self) -> bool {
         self.seen.has(Seen::RST)
     }

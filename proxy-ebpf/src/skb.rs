@@ -51,10 +51,11 @@ impl Note {
         self.0 & FORWARD != 0
     }
 
-    /// Has it come in through a device, where no hook of ours has rewritten it?
+    /// Has it come in through a device, where no hook of ours has rewritten it? Of a fragment that alone counts: where the
+    /// host cuts anew what conntrack has put together, the pieces look as if it had made them.
     #[inline(always)]
-    pub fn is_strange(self) -> bool {
-        self.0 & (TRANSLATED | MADE_HERE) == 0
+    pub fn is_strange(self, is_fragment: bool) -> bool {
+        self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)
     }
 }
 

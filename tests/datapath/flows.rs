@@ -56,6 +56,9 @@ fn between_the_hooks_a_masqueraded_flow_takes_nobody_elses_packets() -> Result<(
         let frame = lab.names.frame("udp far:5353 > stranger:$p +4")?;
         let answer = lab.bench.run_own(EGRESS, &frame)?.packet;
         ensure!(lab.names.text(&answer)? == "udp node:30053 > stranger:1000 +4", "{}", lab.names.text(&answer)?);
+        // Of another conversation, put together and cut anew by the host, which then looks like its maker.
+        let piece = lab.names.frame("[first=9] udp far:5353 > stranger:$p +64")?;
+        ensure!(lab.bench.run_own(EGRESS, &piece)?.packet == piece, "a piece of another's answer");
     }
     Ok(())
 }
