@@ -1,6 +1,6 @@
 //! The map writes that turn one state into another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -62,18 +62,24 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
     let [new_ranges, old_ranges] =
         [(want, now), (now, want)].map(|(some, others)| some.source_ranges.difference(&others.source_ranges).copied());
 
+    let moved = changed(&now.frontends, &want.frontends).filter(|(_, new)| new.kind == FrontendKind::LOAD_BALANCER);
+    let left: BTreeSet<_> = moved.filter_map(|(key, new)| led_to(&key).filter(|old| *old != new.service)).collect();
+    let (left_ranges, new_ranges): (Vec<_>, Vec<_>) =
+        new_ranges.partition(|range| left.contains(&range.range.service) && guards(now, &range.range.service));
     let (late, frontends): (Vec<_>, Vec<_>) =
         changed(&now.frontends, &want.frontends).partition(|(key, frontend)| waits(now, key, frontend));
 
     let mut changes = Vec::new();
     // Nothing leads away from it any more, and whoever gets into the source ranges was never meant to dial it.
     changes.extend(gone(&now.frontends, &want.frontends).map(del_frontend));
-    changes.extend(new_ranges.map(FamilyChange::PutSourceRange));
+    changes.extend(new_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(changed(&now.endpoints, &want.endpoints).map(|(k, v)| FamilyChange::PutEndpoint(k, v)));
     changes.extend(changed(&now.slots, &want.slots).map(|(k, v)| FamilyChange::PutSlot(k, v)));
     changes.extend(changed(&now.maglev, &want.maglev).map(|(k, v)| FamilyChange::PutMaglev(k, v)));
     changes.extend(services.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
     changes.extend(frontends.into_iter().map(put_frontend));
+    // Nor may they dial what another service port has now.
+    changes.extend(left_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(opened.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
     changes.extend(gone(&now.services, &want.services).map(FamilyChange::DelService));
     changes.extend(gone(&now.maglev, &want.maglev).map(FamilyChange::DelMaglev));
@@ -87,16 +93,18 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
 /// Whether a service port is about to let in everyone who had to be in its source ranges. The LoadBalancer frontends that
 /// it loses must be gone by then.
 fn opens<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, want: &Service) -> bool {
-    let guarded = |service: &Service| service.has(Service::SOURCE_RANGES);
-    now.services.get(key).is_some_and(guarded) && !guarded(want)
+    guards(now, key) && !want.has(Service::SOURCE_RANGES)
+}
+
+/// Whether clients of a service port's LoadBalancer frontends must be in its source ranges.
+fn guards<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>) -> bool {
+    now.services.get(key).is_some_and(|service| service.has(Service::SOURCE_RANGES))
 }
 
 /// Whether a new frontend has to wait until the source ranges are gone that its service port had before: those in them
 /// may not dial it.
 fn waits<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, frontend: &Frontend<A>) -> bool {
-    !now.frontends.contains_key(key)
-        && frontend.kind == FrontendKind::LOAD_BALANCER
-        && now.services.get(&frontend.service).is_some_and(|service| service.has(Service::SOURCE_RANGES))
+    !now.frontends.contains_key(key) && frontend.kind == FrontendKind::LOAD_BALANCER && guards(now, &frontend.service)
 }
 
 fn changed<'a, K: Copy + Ord, V: Clone + Eq>(

@@ -65,7 +65,7 @@ pub(super) fn try_out(image: &Path) -> Result<()> {
     unpack_layers(&layout, &root)?;
     let prefix = shell::root_prefix()?;
     for name in ["kpx", "kube-proxy"] {
-        let words = [prefix, &["env", "--ignore-environment", "chroot"]].concat();
+        let words = [prefix, &["env", "--ignore-environment", "/usr/sbin/chroot"]].concat();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).arg(&root).args([&format!("/usr/local/bin/{name}"), "--version"]);
         let output = command.output().with_context(|| format!("run {name} in the image"))?;
