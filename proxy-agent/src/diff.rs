@@ -62,10 +62,15 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
     let [new_ranges, old_ranges] =
         [(want, now), (now, want)].map(|(some, others)| some.source_ranges.difference(&others.source_ranges).copied());
 
-    let moved = changed(&now.frontends, &want.frontends).filter(|(_, new)| new.kind == FrontendKind::LOAD_BALANCER);
-    let left: BTreeSet<_> = moved.filter_map(|(key, new)| led_to(&key).filter(|old| *old != new.service)).collect();
+    let moves = changed(&now.frontends, &want.frontends).filter(|(_, new)| new.kind == FrontendKind::LOAD_BALANCER);
+    let moves = moves.filter_map(|(key, new)| Some((led_to(&key).filter(|old| *old != new.service)?, new.service)));
+    let (left, joined): (BTreeSet<_>, BTreeSet<_>) = moves.unzip();
     let (left_ranges, new_ranges): (Vec<_>, Vec<_>) =
         new_ranges.partition(|range| left.contains(&range.range.service) && guards(now, &range.range.service));
+    let (joined_ranges, old_ranges): (Vec<_>, Vec<_>) = old_ranges.partition(|range| {
+        let service = &range.range.service;
+        joined.contains(service) && guards(now, service) && guards(want, service)
+    });
     let (late, frontends): (Vec<_>, Vec<_>) =
         changed(&now.frontends, &want.frontends).partition(|(key, frontend)| waits(now, key, frontend));
 
@@ -77,6 +82,8 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
     changes.extend(changed(&now.slots, &want.slots).map(|(k, v)| FamilyChange::PutSlot(k, v)));
     changes.extend(changed(&now.maglev, &want.maglev).map(|(k, v)| FamilyChange::PutMaglev(k, v)));
     changes.extend(services.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
+    // Who was in them may not dial what comes from another service port.
+    changes.extend(joined_ranges.into_iter().map(FamilyChange::DelSourceRange));
     changes.extend(frontends.into_iter().map(put_frontend));
     // Nor may they dial what another service port has now.
     changes.extend(left_ranges.into_iter().map(FamilyChange::PutSourceRange));
@@ -84,7 +91,7 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
     changes.extend(gone(&now.services, &want.services).map(FamilyChange::DelService));
     changes.extend(gone(&now.maglev, &want.maglev).map(FamilyChange::DelMaglev));
     changes.extend(gone(&now.slots, &want.slots).map(FamilyChange::DelSlot));
-    changes.extend(old_ranges.map(FamilyChange::DelSourceRange));
+    changes.extend(old_ranges.into_iter().map(FamilyChange::DelSourceRange));
     changes.extend(late.into_iter().map(put_frontend));
     changes.extend(gone(&now.endpoints, &want.endpoints).map(FamilyChange::DelEndpoint));
     changes
