@@ -1,6 +1,6 @@
 //! Every packet that a namespace sees during a scenario, with every checksum verified.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::{fmt, io, thread};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use etherparse::checksum::Sum16BitWords;
-use etherparse::{IpNumber, IpSlice};
+use etherparse::{IpNumber, IpSlice, LaxIpSlice};
 use nix::errno::Errno;
 use nix::net::if_::if_nameindex;
 use nix::sys::socket::{
@@ -78,9 +78,13 @@ impl<'a> Capture<'a> {
         self.stop.store(true, Ordering::Relaxed);
         let captured = self.thread.join().map_err(|_| anyhow!("capture in {name} panicked"))??;
         ensure!(!captured.is_empty(), "capture in {name} saw no packet");
+        let fragments: BTreeSet<_> = captured.iter().filter_map(|raw| fragment(&raw.bytes)).collect();
         let mut bad = Vec::new();
         let mut packets = Vec::new();
         for Raw { ifindex, bytes } in &captured {
+            if put_together(bytes).is_some_and(|way| fragments.contains(&way)) {
+                continue;
+            }
             let device = devices.get(ifindex).map_or("?", String::as_str);
             let checksums = if INTERNAL.contains(&device) { Checksums::MayBePending } else { checksums };
             match verify(bytes, checksums) {
@@ -133,6 +137,19 @@ fn collect(socket: &OwnedFd, stop: &AtomicBool) -> Result<Vec<Raw>> {
             Err(errno) => return Err(io::Error::from(errno)).context("receive"),
         }
     }
+}
+
+/// Where a fragment comes from and goes to.
+fn fragment(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let ip = IpSlice::from_slice(bytes).ok()?;
+    ip.payload().fragmented.then(|| (ip.source_addr(), ip.destination_addr()))
+}
+
+/// Where the first of a packet's fragments comes from and goes to, if the kernel has put them together before this
+/// capture read it: it writes the whole packet's header into memory that it shares with the capture.
+fn put_together(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let (ip, stopped) = LaxIpSlice::from_slice(bytes).ok()?;
+    (ip.payload().incomplete && stopped.is_none()).then(|| (ip.source_addr(), ip.destination_addr()))
 }
 
 /// Checks all checksums of a packet that starts with its network header.

@@ -51,7 +51,7 @@ fn web() -> Service {
 }
 
 fn url(place: &str) -> String {
-    format!("{ORIGIN}/ui/{place}")
+    format!("{ORIGIN}/ui/?every=0.2{place}")
 }
 
 fn address(service: &Service) -> String {

@@ -1,6 +1,7 @@
 // What the agent says, and how often it is asked.
 
-const PERIOD_MS = 2_000;
+const SECONDS = Number(new URLSearchParams(location.search).get("every")) || 2;
+const PERIOD_MS = 1_000 * Math.max(SECONDS, 0.1);
 const TIMEOUT_MS = 15_000;
 
 /** JSON of the agent that served this page. */
