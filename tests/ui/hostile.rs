@@ -67,7 +67,11 @@ fn hostile() -> [Object; 2] {
 fn nothing_leaves_and_nobody_reads_along() -> Result<()> {
     let site = Site::build()?;
     let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &["--host-resolver-rules=MAP evil.example 127.0.0.1"], true)?;
+    let browser = Browser::start(
+        site.ns(),
+        &["--host-resolver-rules=MAP evil.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
+        true,
+    )?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     let requests = browser.strings("return performance.getEntriesByType('resource').map((entry) => entry.name)")?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::setup::{self, Need};
 use crate::step::step;
@@ -18,7 +19,10 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     tally.end(tally.check())
 }
 
-/// Both levels, whatever becomes of the first.
+/// Test programs whose tests have nodes, or programs in the kernel, of their own, and measure no time.
+const SIDE_BY_SIDE: [&str; 3] = ["cells", "datapath", "reference"];
+
+/// All levels, whatever becomes of the first.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     let mut tally = Tally::default();
     step("test what needs no root", || {
@@ -27,18 +31,46 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         tally.add(cargo, &mut stdout())
     })?;
     let helm = helm::ensure();
-    step("test kernel programs and network namespaces", || {
-        let mut cargo = workspace::cargo();
-        cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]).args(filter).env("KPX_BIN", kpx);
-        cargo.envs(helm.map(|helm| ("HELM", helm)));
-        // They share one kernel, and time is part of what they measure.
-        if std::env::var_os("RUST_TEST_THREADS").is_none() {
-            cargo.env("RUST_TEST_THREADS", "1");
-        }
-        workspace::run_as_root(&mut cargo)?;
-        tally.add(cargo, &mut stdout())
-    })?;
+    let (side_by_side, alone): (Vec<_>, Vec<_>) =
+        programs()?.into_iter().partition(|name| SIDE_BY_SIDE.contains(&name.as_str()));
+    // Time is part of what most of them measure, and all share one kernel.
+    for (what, targets, threads) in [
+        ("test kernel programs, and services cell by cell", side_by_side, None),
+        ("test all else in network namespaces", [alone, vec!["--lib".into(), "--bins".into()]].concat(), Some("1")),
+    ] {
+        step(what, || {
+            let mut cargo = workspace::cargo();
+            cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]);
+            for target in targets {
+                if target.starts_with("--") {
+                    cargo.arg(target)
+                } else {
+                    cargo.args(["--test", &target])
+                };
+            }
+            cargo.args(filter).env("KPX_BIN", kpx).envs(helm.as_ref().map(|helm| ("HELM", helm)));
+            if let (None, Some(threads)) = (std::env::var_os("RUST_TEST_THREADS"), threads) {
+                cargo.env("RUST_TEST_THREADS", threads);
+            }
+            workspace::run_as_root(&mut cargo)?;
+            tally.add(cargo, &mut stdout())
+        })?;
+    }
     Ok(tally)
+}
+
+/// The names of the test programs.
+fn programs() -> Result<Vec<String>> {
+    let mut cargo = workspace::cargo();
+    let output = cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().context("run cargo metadata")?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("read cargo's metadata")?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let tests = packages.filter(|package| package["name"] == "kpx-tests");
+    let targets = tests.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let programs = targets.filter(|target| target["kind"][0] == "test").filter_map(|target| target["name"].as_str());
+    let programs: Vec<_> = programs.map(str::to_owned).collect();
+    ensure!(!programs.is_empty(), "cargo's metadata name no test program of kpx-tests");
+    Ok(programs)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,6 +161,12 @@ mod tests {
         assert_eq!(tally(&format!("echo 'test a ... ok'; {good}; {good}")), Tally { passed: 24, failed: 0 });
         assert_eq!(tally(&format!("{good}; {bad}; exit 101")), Tally { passed: 15, failed: 2 });
         assert_eq!(tally("echo 'a test result: ok. 12 passed; 1 failed'"), Tally::default());
+    }
+
+    #[test]
+    fn those_side_by_side_exist() {
+        let programs = programs().unwrap();
+        assert!(SIDE_BY_SIDE.iter().all(|name| programs.iter().any(|program| program == name)), "{programs:?}");
     }
 
     #[test]
