@@ -197,6 +197,8 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
     let host_len = if v4 { 32 } else { 128 };
     let (node_ip, uplink) = (names.addr("node")?, names.addr("uplink")?);
     let uplink_len = if v4 { 24 } else { 64 };
+    // Without it an address is nowhere until the kernel has got round to looking for its duplicates.
+    let at_once = if v4 { "" } else { "nodad" };
     netns.ip(&format!(
         "link add pod0 type veth peer name pod1
          link set pod0 up
@@ -204,8 +206,8 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
          link add eth1 type veth peer name wire
          link set eth1 up
          link set wire up
-         addr add {node_ip}/{host_len} dev lo
-         addr add {uplink}/{uplink_len} dev eth1
+         addr add {node_ip}/{host_len} dev lo {at_once}
+         addr add {uplink}/{uplink_len} dev eth1 {at_once}
          route add {} dev pod0
          route add {} dev eth1",
         names.addr("pod")?,
