@@ -19,8 +19,8 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     tally.end(tally.check())
 }
 
-/// Test programs whose tests have nodes, or programs in the kernel, of their own, and measure no time.
-const SIDE_BY_SIDE: [&str; 3] = ["cells", "datapath", "reference"];
+/// Test programs whose tests have programs in the kernel of their own, and measure no time.
+const SIDE_BY_SIDE: [&str; 2] = ["datapath", "reference"];
 
 /// All levels, whatever becomes of the first.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
@@ -35,7 +35,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         programs()?.into_iter().partition(|name| SIDE_BY_SIDE.contains(&name.as_str()));
     // Time is part of what most of them measure, and all share one kernel.
     for (what, targets, threads) in [
-        ("test kernel programs, and services cell by cell", side_by_side, None),
+        ("test kernel programs", side_by_side, None),
         ("test all else in network namespaces", [alone, vec!["--lib".into(), "--bins".into()]].concat(), Some("1")),
     ] {
         step(what, || {
