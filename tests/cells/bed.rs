@@ -14,9 +14,8 @@ use proxy_agent::net::rule::TABLE;
 
 use crate::services::{self, PORT, SECOND_PORT};
 
-/// From a change of the cluster to what packets meet. It takes milliseconds; but where others make and delete hundreds of
-/// devices on this machine, the kernel lets all that ask for devices wait for seconds.
-const PROMPT: Duration = Duration::from_secs(20);
+/// From a change of the cluster to what packets meet.
+const PROMPT: Duration = Duration::from_secs(5);
 /// For one answer of several that are tried until one comes.
 const TRY: Duration = Duration::from_millis(250);
 
