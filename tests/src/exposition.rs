@@ -194,14 +194,14 @@ mod tests {
         let cases = [
             ("a 1", "a sample without a type"),
             ("# TYPE a numbers", "no such type"),
-            ("# TYPE a gauge\na x", "no number"),
+            ("# TYPE a gauge\na x", "no number: invalid float literal"),
             ("# TYPE a gauge\na{b=\"1\"c=\"2\"} 1", "no comma between labels"),
             ("# TYPE a gauge\na{b=\"1\",b=\"2\"} 1", "label b comes twice"),
             ("# TYPE a gauge\na 1\n# TYPE a gauge", "the type comes twice or late"),
         ];
         for (text, want) in cases {
             let error = format!("{:#}", parse(&format!("{text}\n")).unwrap_err());
-            assert!(error.contains(want), "{text}: {error}");
+            assert!(error.ends_with(want), "{text}: {error}");
         }
         let cases = [
             ("# TYPE a_total counter\na_total 1", "a_total: no help"),
