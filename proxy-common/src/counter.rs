@@ -48,6 +48,10 @@ pub enum Reason {
     RouteLost,
     /// The kernel refused to change the packet.
     Rewrite,
+    /// Might open a flow, wherever it goes, but kpx is about to leave this node.
+    Draining,
+    /// At the anchor, of a flow that it should have met where it came in: somebody has taken the program off that device.
+    Unhooked,
 }
 
 /// What becomes of a packet that was not translated.
@@ -73,7 +77,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -96,6 +100,8 @@ impl Reason {
         Self::NoRoute,
         Self::RouteLost,
         Self::Rewrite,
+        Self::Draining,
+        Self::Unhooked,
     ];
 
     /// The reason whose place in [`Self::ALL`] is `index`.
@@ -116,7 +122,8 @@ impl Reason {
             | Self::Protocol
             | Self::NotUnicast
             | Self::NotOurs
-            | Self::NoFlow => Verdict::Pass,
+            | Self::NoFlow
+            | Self::Draining => Verdict::Pass,
             Self::NoEndpoints | Self::UnknownPort => Verdict::Reject,
             Self::NoLocalEndpoints
             | Self::Outside
@@ -128,14 +135,17 @@ impl Reason {
             | Self::NoNodeAddress
             | Self::NoRoute
             | Self::RouteLost
-            | Self::Rewrite => Verdict::Drop,
+            | Self::Rewrite
+            | Self::Unhooked => Verdict::Drop,
         }
     }
 
-    /// What the anchor does with it. Nothing may pass there: behind it the kernel would route the packet in again.
+    /// What the anchor does with it. Nothing may pass there, for behind it the kernel would route the packet in again; but
+    /// what somebody else is to serve is not ours to refuse. (The anchor's other end does not forward it.)
     #[inline(always)]
     pub const fn verdict_at_anchor(self) -> Verdict {
         match self {
+            Self::Draining => Verdict::Pass,
             Self::NotOurs | Self::NoFlow | Self::NoRoute => Verdict::Reject,
             other => match other.verdict() {
                 Verdict::Pass => Verdict::Drop,
@@ -169,6 +179,8 @@ impl Reason {
             Self::NoRoute => "no_route",
             Self::RouteLost => "route_lost",
             Self::Rewrite => "rewrite",
+            Self::Draining => "draining",
+            Self::Unhooked => "unhooked",
         }
     }
 }
@@ -180,24 +192,46 @@ pub enum Event {
     FlowOpened,
     /// A UDP flow whose backend serves no longer was closed, for its client to be led to another one.
     FlowMoved,
+    /// A half-open flow was closed, to make room for another one.
+    FlowForgotten,
     /// Towards a backend.
     Forwarded,
     /// Back to a client.
     Returned,
     /// A reject was answered: its packet is counted under its reason as well.
     Rejected,
+    /// A socket that dialled a service was given a backend as its peer: no packet of it is translated.
+    SocketLed,
+    /// Past the stack, into the pod's end of its veth, or to the neighbour through another device: counted as forwarded or
+    /// returned as well.
+    FastLocal,
+    FastRemote,
 }
 
 impl Event {
-    pub const ALL: [Self; 5] = [Self::FlowOpened, Self::FlowMoved, Self::Forwarded, Self::Returned, Self::Rejected];
+    pub const ALL: [Self; 9] = [
+        Self::FlowOpened,
+        Self::FlowMoved,
+        Self::FlowForgotten,
+        Self::Forwarded,
+        Self::Returned,
+        Self::Rejected,
+        Self::SocketLed,
+        Self::FastLocal,
+        Self::FastRemote,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::FlowOpened => "flow_opened",
             Self::FlowMoved => "flow_moved",
+            Self::FlowForgotten => "flow_forgotten",
             Self::Forwarded => "forwarded",
             Self::Returned => "returned",
             Self::Rejected => "rejected",
+            Self::SocketLed => "socket_led",
+            Self::FastLocal => "fast_local",
+            Self::FastRemote => "fast_remote",
         }
     }
 }
@@ -246,7 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_passes_the_anchor() {
-        assert!(Reason::ALL.iter().all(|reason| reason.verdict_at_anchor() != Verdict::Pass));
+    fn nothing_passes_the_anchor_but_for_others_to_serve() {
+        let passing = Reason::ALL.iter().filter(|reason| reason.verdict_at_anchor() == Verdict::Pass);
+        assert_eq!(Vec::from_iter(passing), [&Reason::Draining]);
     }
 }

@@ -35,13 +35,33 @@ impl Node {
     /// does not either.
     pub const HOST: u32 = 1 << 5;
 
+    /// `kpx cleanup --drain`: openers are left to whoever comes next, and what is open is followed to its end.
+    pub const DRAINING: u32 = 1 << 6;
+    /// Packets of open connections skip the stack, if the programs were loaded with what that takes.
+    pub const FAST_PATH: u32 = 1 << 7;
+
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }
+    }
+
+    /// The same, of another anchor.
+    pub const fn with_anchor(self, ifindex: u32, mac: [u8; 6]) -> Self {
+        Self { anchor_ifindex: ifindex, anchor_mac: mac, ..self }
     }
 
     #[inline(always)]
     pub const fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// The same with flags more.
+    pub const fn with(self, flags: u32) -> Self {
+        Self { flags: self.flags | flags, ..self }
+    }
+
+    /// The same without some flags.
+    pub const fn without(self, flags: u32) -> Self {
+        Self { flags: self.flags & !flags, ..self }
     }
 }
 
@@ -91,6 +111,8 @@ impl Device {
     pub const POD: u32 = 1 << 0;
     /// Who sends through it is a local pod, says the operator (`--detect-local-mode`).
     pub const DETECTED: u32 = 1 << 1;
+    /// It is one end of a pair, and nobody minds if packets get to the other end in another way than through it.
+    pub const PEER: u32 = 1 << 2;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self { flags, addr4, addr6 }
@@ -104,5 +126,10 @@ impl Device {
     #[inline(always)]
     pub const fn is_detected(&self) -> bool {
         self.flags & Self::DETECTED != 0
+    }
+
+    #[inline(always)]
+    pub const fn has_peer(&self) -> bool {
+        self.flags & Self::PEER != 0
     }
 }

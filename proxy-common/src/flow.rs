@@ -126,6 +126,11 @@ impl Seen {
     pub const PACKET: Self = Self(1 << 0);
     pub const FIN: Self = Self(1 << 1);
     pub const RST: Self = Self(1 << 2);
+    /// The client has gone on after an answer, or the backend has after several: nobody's address was borrowed.
+    pub const ASSURED: Self = Self(1 << 3);
+    /// Nothing speaks against delivering this direction past the stack. Of what comes back: it comes in with the addresses
+    /// with which it leaves, so that nobody between the hooks translates the flow anew. In both entries, of either direction.
+    pub const DIRECT: Self = Self(1 << 4);
 
     #[inline(always)]
     pub const fn has(self, other: Self) -> bool {
@@ -148,7 +153,9 @@ impl Seen {
 pub enum State {
     /// Nothing has come back yet.
     New,
-    /// Both sides have spoken.
+    /// The backend has answered, and the client has said nothing since: it may not exist.
+    Answered,
+    /// Both sides have spoken, each knowing of the other.
     Established,
     /// One FIN.
     HalfClosed,
@@ -168,8 +175,10 @@ impl State {
             Self::Closed
         } else if tx.has(Seen::FIN) || rx.has(Seen::FIN) {
             Self::HalfClosed
-        } else if rx.has(Seen::PACKET) {
+        } else if tx.has(Seen::ASSURED) || rx.has(Seen::ASSURED) {
             Self::Established
+        } else if rx.has(Seen::PACKET) {
+            Self::Answered
         } else {
             Self::New
         }
@@ -188,11 +197,13 @@ impl State {
         match self {
             // Five retries of a SYN, at 1, 2, 4, 8 and 16 s.
             Self::New => 30,
+            // Five retries of what answers a SYN; each of them counts as a sign of life.
+            Self::Answered if tcp || proto.0 == Proto::SCTP.0 => 60,
             // Longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
             Self::Established if tcp => 8_100,
             // A lost path shows within minutes, by heartbeats (RFC 9260 §8.3).
             Self::Established if proto.0 == Proto::SCTP.0 => 18_000,
-            Self::Established => 180,
+            Self::Answered | Self::Established => 180,
             Self::HalfClosed => 120,
             // TIME-WAIT as Linux counts it.
             Self::Closed => 60,
@@ -205,10 +216,17 @@ impl State {
 /// those of the node's own connections.
 pub const SOURCE_PORT_FIRST: u16 = 61_000;
 
+/// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the last FIN again if that
+/// was lost.
+pub const LAST_WORDS_SECS: u32 = 3;
+
 /// A TCP client that dials again from the port of a flow silent for this long has forgotten that flow.
 const REDIAL_SECS: u32 = 60;
 
 impl<A: Addr> Flow<A> {
+    /// Entries of one flow, at the most.
+    pub const ENTRIES_MAX: u32 = 4;
+
     /// Opened by a socket of the host, on the anchor.
     pub const HOST: u8 = 1 << 0;
     /// The backend is a socket of the host itself.
@@ -315,6 +333,13 @@ impl<A: Addr> Flow<A> {
         State::of(self.tx, self.rx)
     }
 
+    /// Of the opener's entry: has its client not shown yet that it exists? Whoever sends packets in a stranger's name gets
+    /// no further than this. Such a flow makes room for others.
+    #[inline(always)]
+    pub const fn is_half_open(&self) -> bool {
+        !self.tx.has(Seen::ASSURED) && !self.rx.has(Seen::ASSURED)
+    }
+
     #[inline(always)]
     pub const fn idle_secs(&self, now_secs: u32) -> u32 {
         now_secs.saturating_sub(self.last_secs)
@@ -325,6 +350,14 @@ impl<A: Addr> Flow<A> {
     pub const fn is_over(&self, proto: Proto, now_secs: u32) -> bool {
         let state = self.state();
         state.is_end() || self.idle_secs(now_secs) > state.timeout_secs(proto)
+    }
+
+    /// Of the opener's entry: is it over, with nobody to be heard any more? It makes room for others as well: there may be
+    /// no agent to sweep it.
+    #[inline(always)]
+    pub fn is_spent(&self, proto: Proto, now_secs: u32) -> bool {
+        let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LAST_WORDS_SECS;
+        has_said_all && self.is_over(proto, now_secs)
     }
 
     /// Of the opener's entry: may a packet of the same client that opens a flow take this one's place and choose anew?

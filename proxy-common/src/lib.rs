@@ -15,10 +15,12 @@ pub mod device;
 pub mod flow;
 pub mod fragment;
 pub mod frontend;
+pub mod layout;
 pub mod monitor;
 pub mod names;
 pub mod policy;
 pub mod service_counts;
+pub mod socket;
 
 #[cfg(feature = "user")]
 pub mod pod;

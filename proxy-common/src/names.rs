@@ -8,6 +8,14 @@ pub const LO: &str = "kpx_lo";
 
 /// Does nothing; for benchmarks.
 pub const EMPTY: &str = "kpx_empty";
+/// Look up a flow and rewrite the packet, no more, like the two above; for benchmarks.
+pub const MINIMAL: &str = "kpx_minimal";
+pub const MINIMAL_OUT: &str = "kpx_minimal_out";
+
+/// The programs of the hooks at which sockets say whom they dial, and are told whom they have dialled.
+pub const SOCKETS: [&str; 4] = ["kpx_connect4", "kpx_connect6", "kpx_getpeer4", "kpx_getpeer6"];
+/// The same for datagrams of sockets that are not connected.
+pub const DATAGRAMS: [&str; 4] = ["kpx_sendmsg4", "kpx_sendmsg6", "kpx_recvmsg4", "kpx_recvmsg6"];
 
 pub const COUNTERS: &str = "COUNTERS";
 pub const DEVICES: &str = "DEVICES";
@@ -22,6 +30,17 @@ pub const MONITORED: &str = "MONITORED";
 
 /// Not 0, what hooks note on a packet is kept in its `mark` as well as in its `tc_index` (`u32`, set before loading).
 pub const NOTES_IN_MARK: &str = "NOTES_IN_MARK";
+/// Not 0, the programs have what it takes to deliver packets past the stack (`u32`, set before loading).
+pub const FAST_PATH: &str = "FAST_PATH";
+
+/// Whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
+pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
+pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
+
+/// Maps that begin anew with every load, and are not part of the layout: a program's own room while it runs, what is told
+/// to those who watch, and numbers whose places move with every new one.
+pub const PER_LOAD: [&str; 9] =
+    ["SCRATCH4", "SCRATCH6", "CLOCK", IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +52,8 @@ pub struct FamilyMaps {
     pub maglev: &'static str,
     pub source_ranges: &'static str,
     pub flows: &'static str,
+    /// Which flows were opened, oldest first: the half-open ones among them make room.
+    pub nursery: &'static str,
     /// Which backend a client had.
     pub affinity: &'static str,
     /// Whose turn it is, of round robin.
@@ -48,6 +69,9 @@ pub struct FamilyMaps {
     pub decisions: &'static str,
     /// What passed for each service port.
     pub service_counts: &'static str,
+    /// Whom sockets have dialled: a table for each protocol, so that many of one make nobody forget the other's.
+    pub tcp_sockets: &'static str,
+    pub udp_sockets: &'static str,
 }
 
 macro_rules! family_maps {
@@ -60,6 +84,7 @@ macro_rules! family_maps {
             maglev: concat!("MAGLEV", $digit),
             source_ranges: concat!("SOURCE_RANGES", $digit),
             flows: concat!("FLOWS", $digit),
+            nursery: concat!("NURSERY", $digit),
             affinity: concat!("AFFINITY", $digit),
             cursors: concat!("CURSORS", $digit),
             connections: concat!("CONNECTIONS", $digit),
@@ -69,6 +94,8 @@ macro_rules! family_maps {
             service_cidrs: concat!("SERVICE_CIDRS", $digit),
             decisions: concat!("DECISIONS", $digit),
             service_counts: concat!("SVC_COUNTS", $digit),
+            tcp_sockets: concat!("TCP_SOCKETS", $digit),
+            udp_sockets: concat!("UDP_SOCKETS", $digit),
         }
     };
 }

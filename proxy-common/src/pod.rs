@@ -13,6 +13,7 @@ use crate::frontend::{
 use crate::monitor::{Monitored, Record};
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
+use crate::socket::{Socket, SocketKey};
 
 /// Every type here is `repr(C)` or transparent, `Copy`, made of integers only, and its size is asserted beside its
 /// definition to be the sum of its fields, so it has no padding: what `Pod` asks for.
@@ -53,6 +54,11 @@ unsafe impl<A: Addr> Pod for FragmentKey<A> {}
 unsafe impl<A: Addr> Pod for Decision<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Record<A> {}
+
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for SocketKey<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Socket<A> {}
 
 /// A value out of its bytes; None if it is not as long as they are.
 pub fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {

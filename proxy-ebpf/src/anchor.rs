@@ -4,6 +4,7 @@ use proxy_common::counter::Reason;
 use proxy_common::flow::Hook;
 
 use crate::net::Net;
+use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{Answer, host, maps};
 
@@ -11,5 +12,15 @@ use crate::{Answer, host, maps};
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     let scratch = maps::scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::ANCHOR)?;
-    host::send(skb, scratch, 0)
+    match host::send(skb, scratch, 0) {
+        Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress(&scratch.packet) => Err(Reason::Unhooked),
+        sent => sent,
+    }
+}
+
+/// Does it belong to a flow that is followed where packets come in? That it was not met there is the fault of whoever has
+/// taken our program off the device. Soon it is put back, and the packet sent again; refused, its connection would end.
+#[inline(never)]
+fn is_met_at_ingress<A: Net>(packet: &Packet<A>) -> bool {
+    maps::is_flow(&packet.flow_key(Hook::INGRESS))
 }

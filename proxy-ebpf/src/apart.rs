@@ -8,7 +8,7 @@ use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::crc32c;
 
 use crate::skb::Skb;
-use crate::{extension, fragment};
+use crate::{extension, fragment, open};
 
 /// As [`crc32c::updated`].
 #[inline(never)]
@@ -50,4 +50,32 @@ pub extern "C" fn kpx_recall4(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn kpx_recall6(skb: *mut __sk_buff) -> u32 {
     fragment::recall::<Addr6>(Skb::from_ptr(skb)).into()
+}
+
+/// As [`fragment::forget`]; 0.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn kpx_disown4(skb: *mut __sk_buff) -> u32 {
+    fragment::forget::<Addr4>(Skb::from_ptr(skb));
+    0
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn kpx_disown6(skb: *mut __sk_buff) -> u32 {
+    fragment::forget::<Addr6>(Skb::from_ptr(skb));
+    0
+}
+
+/// As [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn kpx_forget4(spares: u32) -> u32 {
+    open::forget_first::<Addr4>(spares != 0).into()
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn kpx_forget6(spares: u32) -> u32 {
+    open::forget_first::<Addr6>(spares != 0).into()
 }

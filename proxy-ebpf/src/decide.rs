@@ -1,6 +1,6 @@
 //! What becomes of a packet that opens a flow: which frontend it dials, whether it may, and who shall serve it.
 
-use proxy_common::addr::Proto;
+use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
 use proxy_common::device::Node;
 use proxy_common::flow::Flow;
@@ -12,6 +12,30 @@ use crate::net::{Net, NextHop, route};
 use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{lookup, maps, select};
+
+/// What asks to be led to a backend: a packet, or a socket before it sends any.
+pub trait Dial<A: Net> {
+    fn client(&self) -> A;
+    fn dialled(&self) -> &SockAddr<A>;
+    fn proto(&self) -> Proto;
+}
+
+impl<A: Net> Dial<A> for Packet<A> {
+    #[inline(always)]
+    fn client(&self) -> A {
+        self.src.addr
+    }
+
+    #[inline(always)]
+    fn dialled(&self) -> &SockAddr<A> {
+        &self.dst
+    }
+
+    #[inline(always)]
+    fn proto(&self) -> Proto {
+        self.proto
+    }
+}
 
 /// Decides about a packet of a client at `origin`. Nothing is remembered but the client's affinity.
 #[inline(always)]
@@ -31,16 +55,30 @@ pub fn run<A: Net>(scratch: &mut Scratch<A>, origin: Origin, node: &Node) -> Res
     Ok(decision)
 }
 
+/// A client from outside has opened a flow, and so has not come in another's name: it shall have its backend again, if the
+/// service wants that.
+#[inline(never)]
+pub fn stick<A: Net>(scratch: &Scratch<A>) {
+    // A direct flow was led to no backend.
+    if let Some(decision) = maps::decision::<A>()
+        && decision.origin.is_outside()
+        && decision.has(Decision::<A>::BACKEND)
+        && scratch.service.affinity_secs > 0
+    {
+        select::remember(&scratch.packet.src.addr, decision);
+    }
+}
+
 /// Finds out what is dialled, whether it serves this client, and from which set.
 #[inline(never)]
-fn find<A: Net>(
-    packet: &Packet<A>,
+pub fn find<A: Net>(
+    dial: &impl Dial<A>,
     node: &Node,
     service: &mut Service,
     decision: &mut Decision<A>,
 ) -> Result<(), Reason> {
     decision.flags = 0;
-    lookup::frontend(&packet.dst, packet.proto, decision)?;
+    lookup::frontend(dial.dialled(), dial.proto(), decision)?;
     decision.flags = Decision::<A>::FRONTEND;
     if !policy::is_open_to(decision.kind, decision.origin, node) {
         return Err(Reason::Outside);
@@ -48,7 +86,7 @@ fn find<A: Net>(
     *service = maps::service(&decision.service).ok_or(Reason::NotOurs)?;
     if decision.kind == FrontendKind::LOAD_BALANCER
         && service.has(Service::SOURCE_RANGES)
-        && !maps::is_in_source_range(&decision.service, packet.src.addr)
+        && !maps::is_in_source_range(&decision.service, dial.client())
     {
         return Err(Reason::SourceRange);
     }

@@ -20,8 +20,8 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     if flow.kind == Kind::SNAT {
         packet.rewrite(skb, &flow.source, &packet.dst)?;
     } else {
-        maps::count(Event::Returned);
         packet.rewrite(skb, &flow.frontend, &flow.client)?;
+        maps::count(Event::Returned);
     }
     Ok(PASS)
 }

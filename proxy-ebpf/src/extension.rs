@@ -6,9 +6,6 @@ use proxy_common::counter::Reason;
 use crate::net::Place;
 use crate::skb::Skb;
 
-/// As many as are followed. Nobody needs more than four.
-const MAX: u32 = 6;
-
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
@@ -87,28 +84,61 @@ impl Way {
 /// router of a list, nor to a fragment of a fragment.
 #[inline(always)]
 pub fn walk(skb: Skb, next: u8, at: u32) -> Way {
-    let (mut next, mut at) = (next, at);
-    let (mut place, mut split, mut fragment) = (Place::WHOLE, 0, 0);
-    for _ in 0..=MAX {
-        match next {
-            HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT => {}
-            ENCRYPTED | AUTHENTICATION | NONE => return Way::PROTOCOL,
-            transport => return Way::new(transport, at, place, split, fragment),
-        }
-        let Ok(header) = skb.load::<Extension>(at) else { return Way::MALFORMED };
+    let start = Walker { next, at, place: Place::WHOLE, split: 0, fragment: 0 };
+    match start.follow(skb) {
+        Err(way) => way,
+        Ok(walker) => walker.arrived().err().unwrap_or(Way::PROTOCOL),
+    }
+}
+
+/// How far it has come: before a header of the kind `next`.
+#[derive(Clone, Copy)]
+struct Walker {
+    next: u8,
+    at: u32,
+    place: Place,
+    split: u8,
+    fragment: u32,
+}
+
+impl Walker {
+    /// Past as many headers as are followed. Step by step and no loop: the compiler may lay that out so that it comes
+    /// back to its start without a jump, which old kernels refuse.
+    #[inline(always)]
+    fn follow(self, skb: Skb) -> Result<Self, Way> {
+        // Nobody needs more than four.
+        self.step(skb)?.step(skb)?.step(skb)?.step(skb)?.step(skb)?.step(skb)
+    }
+
+    /// Past one header; or the end of the way.
+    #[inline(always)]
+    fn step(self, skb: Skb) -> Result<Self, Way> {
+        let Self { next, at, fragment, .. } = self.arrived()?;
+        let header: Extension = skb.load(at).map_err(|_| Way::MALFORMED)?;
         if next == FRAGMENT && fragment == 0 {
             let offset_more = u16::from_be_bytes(header.offset_more);
-            (place, split, fragment) = (Place::of(offset_more >> 3, offset_more & 1), header.next, at);
-            at += 8;
-            if place == Place::LATER {
-                return Way::new(header.next, at, place, split, fragment);
-            }
-        } else if next == FRAGMENT || next == ROUTING && header.offset_more[1] != 0 {
-            return Way::PROTOCOL;
-        } else {
-            at += (u32::from(header.len) + 1) * 8;
+            let place = Place::of(offset_more >> 3, offset_more & 1);
+            let past = Self { next: header.next, at: at + 8, place, split: header.next, fragment: at };
+            return if place == Place::LATER { Err(past.way()) } else { Ok(past) };
         }
-        next = header.next;
+        if next == FRAGMENT || next == ROUTING && header.offset_more[1] != 0 {
+            return Err(Way::PROTOCOL);
+        }
+        Ok(Self { next: header.next, at: at + (u32::from(header.len) + 1) * 8, ..self })
     }
-    Way::PROTOCOL
+
+    /// An error if there is nothing more to follow.
+    #[inline(always)]
+    fn arrived(self) -> Result<Self, Way> {
+        match self.next {
+            HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT => Ok(self),
+            ENCRYPTED | AUTHENTICATION | NONE => Err(Way::PROTOCOL),
+            _ => Err(self.way()),
+        }
+    }
+
+    #[inline(always)]
+    fn way(self) -> Way {
+        Way::new(self.next, self.at, self.place, self.split, self.fragment)
+    }
 }

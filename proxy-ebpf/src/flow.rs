@@ -12,6 +12,9 @@ use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::Note;
 
+/// A backend that goes on after as many datagrams serves somebody who listens: a stream, asked for once.
+pub const ANSWERS: u64 = 4;
+
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
 /// on its way forward to a backend is nobody's reply, even if it looks like one. And between the hooks of a masqueraded
 /// flow the client has a port of ours, which on its own machine may be another conversation's: only what the first hook
@@ -21,7 +24,7 @@ pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flo
     let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return false };
     match flow.kind {
         Kind::DNAT => {
-            let now_secs = now_secs();
+            let now_secs = about_now_secs();
             if packet.opens() && flow.yields_to_opener(packet.proto, now_secs) {
                 close(flow, packet.proto);
                 return false;
@@ -64,7 +67,11 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>) -> bool {
 #[inline(always)]
 fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
     entry.count(packet.segments, packet.len);
-    let tx = see(flow.tx, packet);
+    let mut tx = see(flow.tx, packet);
+    // An opener sent again shows nobody, but all packets of UDP are openers.
+    if flow.rx.has(Seen::PACKET) && !packet.resets() && (!packet.opens() || packet.proto == Proto::UDP) {
+        tx = tx.with(Seen::ASSURED);
+    }
     if tx != flow.tx {
         entry.set_tx(tx);
         note_end(flow, flow.state(), State::of(tx, flow.rx), packet.proto);
@@ -87,10 +94,13 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
 /// A packet from the backend. The opener's entry is told once a second, when the state changes, and of
 /// every RST: it may have heard from the client since the last one.
 #[inline(always)]
-fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
+pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
-    let now_secs = now_secs();
-    let rx = see(flow.rx, packet);
+    let now_secs = about_now_secs();
+    let mut rx = see(flow.rx, packet);
+    if packet.proto == Proto::UDP && flow.passed.packets >= ANSWERS {
+        rx = rx.with(Seen::ASSURED);
+    }
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() {
         return;
     }
@@ -145,4 +155,10 @@ pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) -> bool {
 pub fn now_secs() -> u32 {
     // SAFETY: the helper takes no arguments and cannot fail.
     (unsafe { bpf_ktime_get_boot_ns() } / 1_000_000_000) as u32
+}
+
+/// The same, late by a tick of the kernel's at the most, and cheaper: for what is asked of every packet.
+#[inline(always)]
+pub fn about_now_secs() -> u32 {
+    maps::in_this_tick(now_secs)
 }

@@ -18,6 +18,14 @@ pub fn remember<A: Net>(skb: Skb) {
     });
 }
 
+/// Forgets the ports of an earlier packet with the key of this first fragment: IPv4 has 65,536 identifications for all
+/// packets between two addresses, and unless this packet is rewritten too, the later fragments belong to nobody.
+#[inline(always)]
+pub fn forget<A: Net>(skb: Skb) {
+    // Without a key, nothing was remembered by it.
+    let _known = with_key::<A, _>(skb, |key| maps::forget_fragment(key));
+}
+
 /// Gives a later fragment the ports of its first one. False if that was not seen, or belonged to no flow.
 #[inline(always)]
 pub fn recall<A: Net>(skb: Skb) -> bool {

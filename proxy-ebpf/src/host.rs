@@ -26,13 +26,15 @@ pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Ans
     let node = maps::node().ok_or(Reason::NoRoute)?;
     if !flow::follow(&scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow) {
         open(skb, scratch, node, flags)?;
+        decide::stick(scratch);
     }
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
     let next_hop = way(skb, packet, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
-    maps::count(Event::Forwarded);
     packet.rewrite(skb, &flow.source, &flow.backend)?;
-    skb.set_note(true);
+    maps::count(Event::Forwarded);
+    // What egress hooks do to others, to their source, this one has done.
+    skb.set_note(Note::DONE);
     leave(skb, next_hop)
 }
 
@@ -75,6 +77,9 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
 
 #[inline(always)]
 fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
+    if node.has(Node::DRAINING) {
+        return Err(Reason::Draining);
+    }
     let generation = maps::generation();
     let origin = decide::origin_inside(skb, &scratch.packet, node);
     let decision = decide::run(scratch, origin, node)?;
@@ -125,8 +130,8 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
 /// packets to that address go out. So rp_filter finds nothing odd, and conntrack a reply to what it saw leave.
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
-    maps::count(Event::Returned);
     packet.rewrite(skb, &flow.frontend, &flow.client)?;
+    maps::count(Event::Returned);
     inject(skb, flow)
 }
 

@@ -11,7 +11,7 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
 
 use crate::maps::Scratch;
 use crate::net::{Net, Place, route};
-use crate::skb::Skb;
+use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, host, maps};
 
 /// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
@@ -48,9 +48,9 @@ pub struct Translated<A: Addr> {
     quoted_dst: SockAddr<A>,
 }
 
-/// Translates an ICMP error that is met at `hook`; `forward` as in [`flow::follow`](crate::flow::follow).
+/// Translates an ICMP error that is met at `hook`; `note` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, forward: bool) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note) -> Result<Answer, Reason> {
     let Scratch { error, flow, .. } = maps::scratch::<A>().ok_or(Reason::Protocol)?;
     error.parse(skb)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
@@ -71,7 +71,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, forward: bool) -> Result<Answer, Reason
     }
     match hook {
         Hook::INGRESS => ingress(skb, error, flow),
-        Hook::EGRESS if flow.kind == Kind::UNDNAT && forward => Err(Reason::Protocol),
+        Hook::EGRESS if flow.kind == Kind::UNDNAT && note.is_forward() => Err(Reason::Protocol),
+        Hook::EGRESS if flow.is_snat_on_devices() && note.is_strange(false) => Err(Reason::Protocol),
         Hook::EGRESS => egress(skb, error, flow),
         _ => at_anchor(skb, error, flow),
     }
@@ -99,7 +100,7 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Ans
         maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
     }
     error.rewrite(skb)?;
-    skb.set_note(to_backend);
+    skb.set_note(if to_backend { Note::FORWARD } else { Note::BACK });
     Ok(PASS)
 }
 
@@ -135,7 +136,7 @@ fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<A
     error.becomes.quoted_src = flow.backend;
     error.becomes.quoted_dst = flow.source;
     error.rewrite(skb)?;
-    skb.set_note(true);
+    skb.set_note(Note::FORWARD);
     host::leave(skb, next_hop)
 }
 

@@ -8,6 +8,7 @@ use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
 
 use crate::decide;
+use crate::deliver::{self, Forward};
 use crate::maps::Scratch;
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Source};
@@ -16,26 +17,33 @@ use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, flow, host, maps, monitor};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
+pub fn run<A: Forward>(skb: Skb) -> Result<Answer, Reason> {
     let scratch = maps::scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::INGRESS)?;
     if skb.note().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    if !flow::follow(&scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow) {
+    let is_known = flow::follow(&scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow);
+    if deliver::is_on()
+        && let Some(delivered) = deliver::run(skb, scratch, is_known)
+    {
+        return delivered;
+    }
+    if !is_known {
         open(skb, scratch)?;
+        decide::stick(scratch);
     }
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind {
         Kind::DNAT => {
-            maps::count(Event::Forwarded);
             packet.rewrite(skb, &flow.client_between(), &flow.backend)?;
-            skb.set_note(true);
+            maps::count(Event::Forwarded);
+            skb.set_note(Note::forward(flow.is_snat_on_devices()));
             Ok(PASS)
         }
         Kind::UNSNAT => {
             packet.rewrite(skb, &packet.src, &flow.client_between())?;
-            skb.set_note(false);
+            skb.set_note(Note::BACK);
             Ok(PASS)
         }
         _ => host::give_back(skb, packet, flow),
@@ -61,6 +69,9 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
+    }
+    if node.has(Node::DRAINING) {
+        return Err(Reason::Draining);
     }
     let generation = maps::generation();
     let origin = decide::origin(skb.ifindex(), &scratch.packet, node);

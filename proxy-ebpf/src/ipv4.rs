@@ -1,12 +1,13 @@
 //! IPv4.
 
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
-use proxy_common::addr::{Addr4, Proto};
+use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 
 use crate::net::{self, Header, Net, Place, fold, sum};
 use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
+use crate::usual::{self, Head};
 use crate::{Answer, DROP, apart};
 
 /// Of the header checksum, in a frame.
@@ -28,6 +29,15 @@ pub struct Ipv4Header {
     dst: u32,
 }
 
+/// The usual headers: no options between them. (The transport's have 8 bytes at the least.)
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Headers {
+    ip: Ipv4Header,
+    ports: [u16; 2],
+    more: u32,
+}
+
 impl Net for Addr4 {
     const ETHERTYPE: u32 = 0x0800_u16.to_be() as u32;
     const AF: u8 = 2;
@@ -40,6 +50,7 @@ impl Net for Addr4 {
     const ICMP_HAS_PSEUDO: bool = false;
     type IpHeader = Ipv4Header;
     type Quote = [u32; 7];
+    type SctpQuote = [u32; 10];
 
     #[cfg(feature = "log")]
     type Logged = [u8; 4];
@@ -66,6 +77,41 @@ impl Net for Addr4 {
             split: Proto(ip.proto),
             id: ip.id.into(),
         })
+    }
+
+    #[inline(always)]
+    fn peek(skb: Skb) -> Option<Head<Self>> {
+        const FRAGMENT: u16 = 0x3fff_u16.to_be();
+        let Headers { ip, ports: [sport, dport], .. } = skb.peek(ETH_LEN)?;
+        let (len, proto) = (u32::from(u16::from_be(ip.total_len)), Proto(ip.proto));
+        if ip.version_ihl != 0x45 || ip.fragment & FRAGMENT != 0 || ETH_LEN + len > skb.len() {
+            return None;
+        }
+        let len = len.checked_sub(Self::IP_LEN)?;
+        let [high, low] = ip.check.to_ne_bytes();
+        Some(Head {
+            src: SockAddr::new(Addr4::from_wire(ip.src), Port::from_wire(sport)),
+            dst: SockAddr::new(Addr4::from_wire(ip.dst), Port::from_wire(dport)),
+            proto,
+            flags: usual::flags(skb, proto, ETH_LEN + Self::IP_LEN, len)?,
+            check: u32::from_ne_bytes([ip.ttl, ip.proto, high, low]),
+            len,
+        })
+    }
+
+    /// Its header's checksum makes up for the addresses in a sum over the whole packet. From the word with that checksum
+    /// to the ports all is written at once.
+    #[inline(always)]
+    fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+        let ports = usual::word(src.port, dst.port);
+        let (src, dst) = (src.addr.wire(), dst.addr.wire());
+        let diff = net::diff_words(&[head.src.addr.wire(), head.dst.addr.wire()], &[src, dst]);
+        usual::replace_checksum(skb, head, ports, diff)?;
+        let [ttl, proto, high, low] = head.check.to_ne_bytes();
+        // RFC 1624 §3.
+        let sum = u32::from(!u16::from_ne_bytes([high, low])) + (diff & 0xffff) + (diff >> 16);
+        let [high, low] = if diff == net::NO_DIFF { [high, low] } else { (!fold(sum)).to_ne_bytes() };
+        skb.store(CHECK_OFFSET - 2, &[u32::from_ne_bytes([ttl, proto, high, low]), src, dst, ports], 0)
     }
 
     /// Neither 0/8, 127/8, 169.254/16 nor multicast, reserved or broadcast (RFC 6890).
@@ -151,6 +197,16 @@ impl Net for Addr4 {
     #[inline(always)]
     fn recall_fragment(skb: Skb) -> bool {
         apart::kpx_recall4(skb.as_ptr()) != 0
+    }
+
+    #[inline(always)]
+    fn forget_fragment(skb: Skb) {
+        apart::kpx_disown4(skb.as_ptr());
+    }
+
+    #[inline(always)]
+    fn forget_first_flow(spares: bool) -> bool {
+        apart::kpx_forget4(spares.into()) != 0
     }
 }
 

@@ -1,13 +1,14 @@
 //! IPv6.
 
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
-use proxy_common::addr::{Addr6, Proto};
+use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 
 use crate::extension::Way;
 use crate::net::{self, Header, Net, Place, diff, sum};
 use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
+use crate::usual::{self, Head};
 use crate::{Answer, DROP, apart};
 
 /// RFC 8200 §3.
@@ -22,6 +23,24 @@ pub struct Ipv6Header {
     dst: [u32; 4],
 }
 
+/// The usual headers: no options between them. (The transport's have 8 bytes at the least.)
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Headers {
+    ip: Ipv6Header,
+    ports: [u16; 2],
+    more: u32,
+}
+
+/// What may become different in such headers.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Rewritten {
+    src: [u32; 4],
+    dst: [u32; 4],
+    ports: u32,
+}
+
 impl Net for Addr6 {
     const ETHERTYPE: u32 = 0x86dd_u16.to_be() as u32;
     const AF: u8 = 10;
@@ -34,6 +53,7 @@ impl Net for Addr6 {
     const ICMP_HAS_PSEUDO: bool = true;
     type IpHeader = Ipv6Header;
     type Quote = [u32; 12];
+    type SctpQuote = [u32; 15];
 
     #[cfg(feature = "log")]
     type Logged = [u8; 16];
@@ -67,6 +87,37 @@ impl Net for Addr6 {
             }
         }
         Ok(header)
+    }
+
+    #[inline(always)]
+    fn peek(skb: Skb) -> Option<Head<Self>> {
+        let Headers { ip, ports: [sport, dport], .. } = skb.peek(ETH_LEN)?;
+        let (len, proto) = (u32::from(u16::from_be(ip.payload_len)), Proto(ip.next_header));
+        if u32::from_be(ip.version_class_label) >> 28 != 6 || ETH_LEN + Self::IP_LEN + len > skb.len() {
+            return None;
+        }
+        Some(Head {
+            src: SockAddr::new(Addr6::from_wire(ip.src), Port::from_wire(sport)),
+            dst: SockAddr::new(Addr6::from_wire(ip.dst), Port::from_wire(dport)),
+            proto,
+            flags: usual::flags(skb, proto, ETH_LEN + Self::IP_LEN, len)?,
+            check: 0,
+            len,
+        })
+    }
+
+    /// There is no header checksum, so nothing makes up for the changed addresses in a sum that the device took over the
+    /// whole packet: it is told of them.
+    #[inline(always)]
+    fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
+        let ports = usual::word(src.port, dst.port);
+        let new = Rewritten { src: src.addr.wire(), dst: dst.addr.wire(), ports };
+        let sum = u64::from(net::diff_words(&head.src.addr.wire(), &new.src))
+            + u64::from(net::diff_words(&head.dst.addr.wire(), &new.dst));
+        let diff = ((sum & 0xffff_ffff) + (sum >> 32)) as u32;
+        usual::replace_checksum(skb, head, ports, diff)?;
+        skb.add_to_sum(diff);
+        skb.store(Self::SRC_OFFSET, &new, 0)
     }
 
     /// Neither unspecified, loopback, link-local (fe80::/10) nor multicast (RFC 4291 §2.4).
@@ -143,6 +194,16 @@ impl Net for Addr6 {
     #[inline(always)]
     fn recall_fragment(skb: Skb) -> bool {
         apart::kpx_recall6(skb.as_ptr()) != 0
+    }
+
+    #[inline(always)]
+    fn forget_fragment(skb: Skb) {
+        apart::kpx_disown6(skb.as_ptr());
+    }
+
+    #[inline(always)]
+    fn forget_first_flow(spares: bool) -> bool {
+        apart::kpx_forget6(spares.into()) != 0
     }
 }
 

@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::Key;
-use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, Queue, RingBuf};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
@@ -16,26 +16,37 @@ use proxy_common::frontend::{
 use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
+use proxy_common::socket::{Socket, SocketKey};
 
-use crate::icmp;
 use crate::net::Net;
 use crate::packet::Packet;
+use crate::{deliver, icmp};
 
+mod clock;
 mod flows;
+mod fragments;
 mod monitor;
 mod services;
+mod sockets;
 
-pub use flows::{Entry, Refused, claim_flow, flow, opener, remove_flow, undnat};
+pub use clock::{Clock, in_this_tick};
+pub use flows::{
+    Entry, Refused, claim_flow, enlist, flow, is_flow, live_flow, next_in_line, opener, other_end, remove_flow, undnat,
+};
+pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
+pub use sockets::{forget_socket, remember_socket, socket};
 
 // Sizes are defaults: the agent may set others before it loads the object.
 const FRONTENDS: u32 = 65_536;
 const SLOTS: u32 = 262_144;
 const SOURCE_RANGES: u32 = 65_536;
 const FLOWS: u32 = 262_144;
+const NURSERY: u32 = FLOWS / Flow::<Addr4>::ENTRIES_MAX;
 const CLIENTS: u32 = 65_536;
 const BACKENDS: u32 = 65_536;
+const SOCKETS: u32 = 65_536;
 const FRAGMENTED: u32 = 16_384;
 const ADDRS: u32 = 65_536;
 const NETS: u32 = 1_024;
@@ -55,6 +66,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
     maglev: &'static HashMap<SetKey<A>, Maglev>,
     source_ranges: &'static LpmTrie<SourceRange<A>, u32>,
     flows: &'static HashMap<FlowKey<A>, Flow<A>>,
+    nursery: &'static Queue<FlowKey<A>>,
     affinity: &'static LruHashMap<AffinityKey<A>, Affinity<A>>,
     cursors: &'static LruHashMap<SetKey<A>, u32>,
     connections: &'static LruHashMap<FrontendKey<A>, u32>,
@@ -65,14 +77,17 @@ pub struct FamilyMaps<A: Addr + 'static> {
     scratches: &'static PerCpuArray<Scratch<A>>,
     decisions: &'static PerCpuArray<Decision<A>>,
     service_counts: &'static HashMap<FrontendKey<A>, ServiceCounts>,
+    tcp_sockets: &'static LruHashMap<SocketKey<A>, Socket<A>>,
+    udp_sockets: &'static LruHashMap<SocketKey<A>, Socket<A>>,
 }
 
 /// Flows are preallocated and never LRU: what is established must not be evicted, and opening a flow must not allocate.
 /// What is LRU may be forgotten: it costs a client its backend, a fragment, an even share.
 macro_rules! maps {
     ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
-     $flows:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
-     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident) => {
+     $flows:ident $nursery:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
+     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident
+     $tcp_sockets:ident $udp_sockets:ident) => {
         #[map]
         static $frontends: HashMap<FrontendKey<$addr>, Frontend<$addr>> =
             HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
@@ -90,6 +105,8 @@ macro_rules! maps {
             LpmTrie::with_max_entries(SOURCE_RANGES, BPF_F_NO_PREALLOC);
         #[map]
         static $flows: HashMap<FlowKey<$addr>, Flow<$addr>> = HashMap::with_max_entries(FLOWS, 0);
+        #[map]
+        static $nursery: Queue<FlowKey<$addr>> = Queue::with_max_entries(NURSERY, 0);
         #[map]
         static $affinity: LruHashMap<AffinityKey<$addr>, Affinity<$addr>> = LruHashMap::with_max_entries(CLIENTS, 0);
         #[map]
@@ -111,6 +128,10 @@ macro_rules! maps {
         #[map]
         static $service_counts: HashMap<FrontendKey<$addr>, ServiceCounts> =
             HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
+        #[map]
+        static $tcp_sockets: LruHashMap<SocketKey<$addr>, Socket<$addr>> = LruHashMap::with_max_entries(SOCKETS, 0);
+        #[map]
+        static $udp_sockets: LruHashMap<SocketKey<$addr>, Socket<$addr>> = LruHashMap::with_max_entries(SOCKETS, 0);
 
         impl Maps for $addr {
             const MAPS: &'static FamilyMaps<Self> = &FamilyMaps {
@@ -121,6 +142,7 @@ macro_rules! maps {
                 maglev: &$maglev,
                 source_ranges: &$source_ranges,
                 flows: &$flows,
+                nursery: &$nursery,
                 affinity: &$affinity,
                 cursors: &$cursors,
                 connections: &$connections,
@@ -131,14 +153,18 @@ macro_rules! maps {
                 scratches: &$scratches,
                 decisions: &$decisions,
                 service_counts: &$service_counts,
+                tcp_sockets: &$tcp_sockets,
+                udp_sockets: &$udp_sockets,
             };
         }
     };
 }
-maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 AFFINITY4 CURSORS4 CONNECTIONS4
-    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4);
-maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 AFFINITY6 CURSORS6 CONNECTIONS6
-    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6);
+maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 NURSERY4 AFFINITY4 CURSORS4 CONNECTIONS4
+    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4 TCP_SOCKETS4
+    UDP_SOCKETS4);
+maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 NURSERY6 AFFINITY6 CURSORS6 CONNECTIONS6
+    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6 TCP_SOCKETS6
+    UDP_SOCKETS6);
 
 #[map]
 static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, BPF_F_NO_PREALLOC);
@@ -148,6 +174,9 @@ static NODE: Array<Node> = Array::with_max_entries(1, 0);
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+
+#[map]
+static CLOCK: PerCpuArray<Clock> = PerCpuArray::with_max_entries(1, 0);
 
 /// Room for a second's records of a few CPUs: who watches reads as they come.
 const RING_LEN: u32 = 1 << 20;
@@ -322,8 +351,10 @@ pub struct Scratch<A: Addr> {
     pub flow: Flow<A>,
     /// A flow whose place that one may take.
     pub other: Flow<A>,
+    pub other_key: FlowKey<A>,
     pub service: Service,
     pub error: icmp::Error<A>,
+    pub way: deliver::Way,
 }
 
 #[inline(always)]
@@ -340,17 +371,4 @@ fn copied<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
     // value here is good for one packet whichever half is new. (Since Linux 6.1 the element may even be given to another
     // key meanwhile, if the agent's next write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
     unsafe { map.get(key) }.copied()
-}
-
-#[inline(always)]
-pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
-    // SAFETY: as in `copied`. (What belongs to another packet is a wrong guess, such as two packets of one identification
-    // are as well: the receiver finds out by the checksum.)
-    unsafe { A::MAPS.fragments.get(key) }.copied()
-}
-
-#[inline(always)]
-pub fn remember_fragment<A: Net>(key: &FragmentKey<A>, ports: &Ports) {
-    // Without them the later fragments are left alone, and counted.
-    let _full = A::MAPS.fragments.insert(key, ports, 0);
 }

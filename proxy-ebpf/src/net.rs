@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
 };
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
-use proxy_common::addr::{Addr, Proto};
+use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
 
 use crate::Answer;
@@ -15,6 +15,7 @@ use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
 use crate::skb::{ETH_LEN, Skb};
+use crate::usual::Head;
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {
@@ -37,6 +38,8 @@ pub trait Net: Addr + Maps {
     type IpHeader: Copy;
     /// What an ICMP error quotes of a packet: its IP header and 8 bytes, in words.
     type Quote: Copy;
+    /// And its IP header and the first 20 bytes of SCTP.
+    type SctpQuote: Copy;
 
     /// The address as aya-log takes it.
     #[cfg(feature = "log")]
@@ -46,6 +49,10 @@ pub trait Net: Addr + Maps {
 
     /// Reads the IP header at `at`, and what stands between it and the transport header.
     fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason>;
+    /// Reads a packet's headers where they are, if they are the usual ones: see `usual.rs`.
+    fn peek(skb: Skb) -> Option<Head<Self>>;
+    /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
+    fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
     fn is_unicast(self) -> bool;
     /// Is this the type of an ICMP message that quotes the packet it is about?
     fn is_icmp_error(kind: u8) -> bool;
@@ -67,6 +74,10 @@ pub trait Net: Addr + Maps {
     /// As the functions in `fragment.rs`.
     fn remember_fragment(skb: Skb);
     fn recall_fragment(skb: Skb) -> bool;
+    fn forget_fragment(skb: Skb);
+
+    /// As [`open::forget_first`](crate::open::forget_first).
+    fn forget_first_flow(spares: bool) -> bool;
 
     /// Reads and checks a packet's IP header.
     #[inline(always)]
@@ -184,6 +195,17 @@ pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
     let (from, to) = (from_ref(from).cast_mut().cast(), from_ref(to).cast_mut().cast());
     // SAFETY: both buffers are ours and of that size; the kernel only reads them.
     unsafe { bpf_csum_diff(from, size, to, size, 0) as u32 }
+}
+
+/// The difference between equals: one's complement has two zeros.
+pub const NO_DIFF: u32 = u32::MAX;
+
+/// As [`diff`], word by word and without the kernel.
+#[inline(always)]
+pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
+    let sum: u64 = from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum();
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    (sum + (sum >> 32)) as u32
 }
 
 /// Folds a sum to the 16 bits of a checksum field, not yet inverted.

@@ -15,6 +15,16 @@ use crate::{Answer, lookup};
 /// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
 
+/// Places in the line that are made for one flow, before it is given up.
+const PLACE_TRIES: u32 = 16;
+
+/// A client that goes on after as many datagrams without an answer wants none: a stream of logs, of measurements.
+const STREAM: u64 = 16;
+
+/// Flows of two entries that make room for one of four; how far the line is searched for them.
+const FORGET_FLOWS: u32 = 2;
+const FORGET_TRIES: u32 = 16;
+
 /// How a new flow changes its client's address.
 #[derive(Clone, Copy)]
 pub struct Source<A> {
@@ -43,10 +53,80 @@ pub fn flow<A: Net>(
     flow.service = *service;
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
+    if !line_up(flow, packet.proto) {
+        return Err(Reason::FlowsFull);
+    }
     match claim_port(flow, packet, keeps_port) {
+        // Once more, with the port that was tried last.
         Err(Reason::NoSourcePort) if evict(flow, other, packet.proto) => claim_port(flow, packet, true),
+        Err(Reason::FlowsFull) if make_room::<A>() => {
+            // The first try may have left the opener's count.
+            flow.passed = Passed::NOTHING;
+            claim_port(flow, packet, true)
+        }
         result => result,
     }
+}
+
+/// Puts `flow` at the end of the line of those that make room while they are half-open, before it exists. If the line is
+/// full, the first in it has to go: so there are never more half-open flows than places in the line, whoever opens them,
+/// and half of the table is left to the others, or what [`make_room`] makes where flows have four entries. False if other
+/// CPUs took every place that this one made.
+#[inline(never)]
+fn line_up<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    let opener = flow.opener_key(proto);
+    for nth in 0..PLACE_TRIES {
+        if maps::enlist(&opener) {
+            return true;
+        }
+        A::forget_first_flow(nth < PLACE_TRIES / 2);
+    }
+    false
+}
+
+/// Makes room in a full table, where there are half-open flows. True if so.
+#[inline(never)]
+fn make_room<A: Net>() -> bool {
+    let mut forgotten = 0;
+    for _ in 0..FORGET_TRIES {
+        if A::forget_first_flow(false) {
+            forgotten += 1;
+        }
+        if forgotten == FORGET_FLOWS {
+            break;
+        }
+    }
+    forgotten != 0
+}
+
+/// Takes the first flow out of the line, and closes it if it is half-open, or over: while no agent sweeps, nobody else
+/// does. True if so. It may be another one that the same client has opened since: that one goes a round too early.
+///
+/// If it `spares` streams that want no answers, they go to the end of the line instead, and keep their backend: nobody but
+/// a flood of such streams makes them go.
+#[inline(always)]
+pub fn forget_first<A: Net>(spares: bool) -> bool {
+    let Some(Scratch { other, other_key, .. }) = maps::scratch::<A>() else { return false };
+    if !maps::next_in_line(other_key) || maps::flow(other_key, other).is_none() {
+        return false;
+    }
+    if other.is_half_open() {
+        let is_stream = other_key.proto() == Proto::UDP && other.passed.packets >= STREAM;
+        if spares && is_stream && !is_spent(other, Proto::UDP) && maps::enlist(other_key) {
+            return false;
+        }
+        maps::count(Event::FlowForgotten);
+    } else if !is_spent(other, other_key.proto()) {
+        return false;
+    }
+    close(other, other_key.proto());
+    true
+}
+
+/// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
+#[inline(never)]
+fn is_spent<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    flow.is_spent(proto, now_secs())
 }
 
 /// Makes the entries of `flow`, from a source port that is free. A function of its own, as the ports make many paths.
@@ -92,7 +172,7 @@ const TAKEN: Answer = 1;
 const OPENED: Answer = 2;
 const FULL: Answer = 3;
 
-/// Makes room for `flow` where a flow that is over still has its tuple, before the agent has swept it. True if so.
+/// Makes room for `flow` where a flow has its tuple that is over, before the agent has swept it, or half-open. True if so.
 ///
 /// Not at every try: where few ports are taken, it is better to leave those alone that a backend may still remember.
 #[inline(never)]
@@ -104,8 +184,14 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
         return false;
     }
     let opener = old.opener_key(proto);
-    if maps::flow(&opener, old).is_none() || !old.is_over(proto, now_secs()) {
+    if maps::flow(&opener, old).is_none() {
         return false;
+    }
+    if !old.is_over(proto, now_secs()) {
+        if !old.is_half_open() {
+            return false;
+        }
+        maps::count(Event::FlowForgotten);
     }
     close(old, proto);
     true

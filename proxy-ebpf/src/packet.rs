@@ -9,7 +9,8 @@ use proxy_common::flow::{FlowKey, Hook, Seen};
 
 use crate::net::{Header, Net, Place};
 use crate::sctp;
-use crate::skb::Skb;
+use crate::skb::{ETH_LEN, Skb};
+use crate::usual::Head;
 
 /// A TCP, UDP or SCTP packet over one family. It lives in map memory ([`Scratch`](crate::maps::Scratch)): the stack is too
 /// small for it.
@@ -23,6 +24,8 @@ pub struct Packet<A: Addr> {
     /// What it counts for.
     pub segments: u32,
     pub len: u32,
+    /// As in [`Head`].
+    check: u32,
     /// `DECISIONS` is about this packet.
     pub decided: bool,
 }
@@ -59,28 +62,38 @@ const OPENS: u8 = 1 << 0;
 /// Is a first fragment, a later one.
 pub const FIRST: u8 = 1 << 1;
 pub const LATER: u8 = 1 << 2;
+/// Has the usual headers: see [`Head`].
+const USUAL: u8 = 1 << 3;
 /// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
 
-const FIN: u8 = 0x01;
-const SYN: u8 = 0x02;
-const RST: u8 = 0x04;
+pub const FIN: u8 = 0x01;
+pub const SYN: u8 = 0x02;
+pub const RST: u8 = 0x04;
 pub const ACK: u8 = 0x10;
 pub const RST_ACK: u8 = RST | ACK;
 
 /// The first 16 of the 20 bytes of a TCP header.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct TcpStart {
+pub struct TcpStart {
     sport: u16,
     dport: u16,
     seq: u32,
     ack: u32,
     data_offset: u8,
-    flags: u8,
+    pub flags: u8,
     window: u16,
 }
-const TCP_LEN: u32 = 20;
+
+/// All of them, but for options.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TcpHeader {
+    pub start: TcpStart,
+    rest: [u16; 2],
+}
+pub const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -89,6 +102,29 @@ struct UdpHeader {
     dport: u16,
     len: u16,
     check: u16,
+}
+pub const UDP_LEN: u32 = size_of::<UdpHeader>() as u32;
+
+impl Found {
+    /// Takes over what the flags of TCP say.
+    #[inline(always)]
+    fn take_flags(&mut self, flags: u8) {
+        if opens(flags) {
+            self.marks |= OPENS;
+        }
+        if flags & FIN != 0 {
+            self.seen = self.seen.with(Seen::FIN);
+        }
+        if flags & RST != 0 {
+            self.seen = self.seen.with(Seen::RST);
+        }
+    }
+}
+
+/// Is a TCP packet with these flags the first of a connection?
+#[inline(always)]
+pub fn opens(flags: u8) -> bool {
+    flags & (SYN | ACK | RST | FIN) == SYN
 }
 
 impl<A: Net> Packet<A> {
@@ -101,38 +137,31 @@ impl<A: Net> Packet<A> {
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }
-        let header = A::header(skb)?;
-        let mut found = Found {
-            l4: header.l4 as u16,
-            proto: header.proto,
-            hook,
-            sport: Port::ANY,
-            dport: Port::ANY,
-            id: header.id,
-            seen: Seen::PACKET,
-            marks: header.place.0,
-            check: 0,
-            split: header.split,
-            len: header.end - header.l4,
-        };
-        if header.place == Place::LATER {
-            skb.set_found(found);
-            if !A::recall_fragment(skb) {
-                return Err(Reason::Fragment);
+        let (src, dst) = match A::peek(skb) {
+            Some(head) if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() => {
+                return Err(Reason::NotUnicast);
             }
-        } else {
-            transport(skb, &header, &mut found)?;
-            skb.set_found(found);
-        }
+            Some(head) => {
+                skb.set_found(usual(&head, hook));
+                self.check = head.check;
+                (head.src.addr, head.dst.addr)
+            }
+            None => read::<A>(skb, hook)?,
+        };
         let found = skb.found();
-        self.src = SockAddr::new(header.src, found.sport);
-        self.dst = SockAddr::new(header.dst, found.dport);
+        self.src = SockAddr::new(src, found.sport);
+        self.dst = SockAddr::new(dst, found.dport);
         self.proto = found.proto;
         self.seen = found.seen;
         self.marks = found.marks;
         self.segments = skb.segments();
         self.len = skb.len();
         Ok(())
+    }
+
+    #[inline(always)]
+    fn head(&self) -> Head<A> {
+        Head { src: self.src, dst: self.dst, proto: self.proto, flags: 0, check: self.check, len: 0 }
     }
 
     #[inline(always)]
@@ -166,6 +195,9 @@ impl<A: Net> Packet<A> {
     #[inline(never)]
     pub fn rewrite(&self, skb: Skb, src: &SockAddr<A>, dst: &SockAddr<A>) -> Result<(), Reason> {
         let found = skb.found();
+        if found.marks & USUAL != 0 {
+            return A::rewrite(skb, &self.head(), src, dst);
+        }
         // Of what is behind the IP header, later fragments have nothing that we know, and SCTP no addresses.
         if found.check != 0 {
             if src.port != self.src.port {
@@ -190,6 +222,63 @@ impl<A: Net> Packet<A> {
     }
 }
 
+/// What is found in a packet with the usual headers.
+#[inline(always)]
+fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
+    let mut found = Found {
+        l4: (ETH_LEN + A::IP_LEN) as u16,
+        proto: head.proto,
+        hook,
+        sport: head.src.port,
+        dport: head.dst.port,
+        id: 0,
+        seen: Seen::PACKET,
+        marks: USUAL,
+        check: checksum_offset(head.proto) as u8,
+        split: Proto::ANY,
+        len: head.len,
+    };
+    if head.proto == Proto::TCP {
+        found.take_flags(head.flags)
+    } else {
+        found.marks |= OPENS | ZERO_IS_NONE
+    }
+    found
+}
+
+/// Reads the headers of any packet. The addresses; the rest is what is found in it.
+#[inline(always)]
+fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
+    let header = A::header(skb)?;
+    let mut found = Found {
+        l4: header.l4 as u16,
+        proto: header.proto,
+        hook,
+        sport: Port::ANY,
+        dport: Port::ANY,
+        id: header.id,
+        seen: Seen::PACKET,
+        marks: header.place.0,
+        check: 0,
+        split: header.split,
+        len: header.end - header.l4,
+    };
+    if header.place == Place::LATER {
+        skb.set_found(found);
+        if !A::recall_fragment(skb) {
+            return Err(Reason::Fragment);
+        }
+    } else {
+        if header.place == Place::FIRST {
+            skb.set_found(found);
+            A::forget_fragment(skb);
+        }
+        transport(skb, &header, &mut found)?;
+        skb.set_found(found);
+    }
+    Ok((header.src, header.dst))
+}
+
 /// Reads the transport header, which must be there by the lengths that the IP header gives.
 #[inline(always)]
 fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<(), Reason> {
@@ -197,22 +286,14 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
         Proto::TCP => {
             let tcp: TcpStart = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(tcp.sport), Port::from_wire(tcp.dport));
-            if tcp.flags & (SYN | ACK | RST | FIN) == SYN {
-                found.marks |= OPENS;
-            }
-            if tcp.flags & FIN != 0 {
-                found.seen = found.seen.with(Seen::FIN);
-            }
-            if tcp.flags & RST != 0 {
-                found.seen = found.seen.with(Seen::RST);
-            }
+            found.take_flags(tcp.flags);
             TCP_LEN
         }
         Proto::UDP => {
             let udp: UdpHeader = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(udp.sport), Port::from_wire(udp.dport));
             found.marks |= OPENS | ZERO_IS_NONE;
-            size_of::<UdpHeader>() as u32
+            UDP_LEN
         }
         Proto::SCTP => {
             let sctp: sctp::Start = skb.load(header.l4)?;

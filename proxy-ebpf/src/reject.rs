@@ -36,6 +36,10 @@ struct TcpHeader {
 }
 const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
+/// Of SCTP, in bytes: an INIT has no tag in its header, so that its sender knows it by the one inside, which ends here
+/// (RFC 9260 §3.3.2, §10).
+const INIT_QUOTED: u32 = 12 + 4 + 4;
+
 /// RFC 792 p. 4, RFC 4443 §3.1.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -60,9 +64,9 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Answer, Reason> {
     }
     match header.proto {
         Proto::TCP => reset(skb, &header, unfinished)?,
-        // Its checksum would be finished as a CRC, in the middle of the quote.
-        Proto::SCTP if unfinished => return Err(Reason::Rewrite),
-        _ => unreachable(skb, &header, unfinished)?,
+        // An unfinished checksum is that of a socket here, and no wire lies between it and us.
+        Proto::SCTP if header.end - header.l4 >= INIT_QUOTED => unreachable::<A, A::SctpQuote>(skb, &header, false)?,
+        proto => unreachable::<A, A::Quote>(skb, &header, unfinished && proto != Proto::SCTP)?,
     }
     let macs: [[u8; 6]; 2] = skb.load(0)?;
     skb.store(0, &[macs[1], macs[0]], 0)?;
@@ -81,6 +85,7 @@ fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
     skb.resize(header.l4 + TCP_LEN)?;
     skb.cut(header.l4 - ETH_LEN - A::IP_LEN)?;
     header.l4 = ETH_LEN + A::IP_LEN;
+    header.end = header.l4 + len;
     let plain = A::ip_header(header.src, header.dst, header.proto, len as u16);
     skb.store(ETH_LEN, &plain, BPF_F_RECOMPUTE_CSUM)
 }
@@ -117,10 +122,10 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
 }
 
 #[inline(always)]
-fn unreachable<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
+fn unreachable<A: Net, Q: Copy>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
     const ICMP_LEN: u32 = size_of::<IcmpHeader>() as u32;
-    let quote: A::Quote = skb.load(ETH_LEN)?;
-    let len = ICMP_LEN + size_of::<A::Quote>() as u32;
+    let quote: Q = skb.load(ETH_LEN)?;
+    let len = ICMP_LEN + size_of::<Q>() as u32;
     let pseudo = A::icmp_pseudo_sum(header.dst, header.src, len as u16);
     let mut icmp = IcmpHeader { kind: A::ICMP_TYPE, code: A::ICMP_CODE, check: 0, unused: 0, checksum_of_udp: 0 };
     if unfinished {

@@ -49,8 +49,9 @@ impl Start {
 
 /// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
 ///
-/// Where the checksum is still to be computed, by the device or at segmentation, what stands in its place does not matter
-/// and neither does what we make of it.
+/// Where the checksum is still to be computed, by the device or at segmentation, zero stands in its place and has to stay:
+/// the kernel computes it over the packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
+/// lost.)
 #[inline(always)]
 pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
     let found = skb.found();
@@ -77,8 +78,11 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
     if found.marks & FIRST != 0 || found.len > u32::from(u16::MAX) {
         return Err(Reason::Rewrite);
     }
-    let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
     let checksum: u32 = skb.load(l4 + CHECKSUM_OFFSET)?;
+    if checksum == 0 {
+        return skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM);
+    }
+    let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
     let checksum = apart::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
     // To a checksum over the whole packet, which a device may have taken, this one makes up for nothing.
     skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;

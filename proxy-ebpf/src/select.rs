@@ -23,7 +23,8 @@ pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut D
         fresh(client, service, decision)?;
     }
     decision.flags |= Decision::<A>::BACKEND;
-    if sticks {
+    // Who is outside may come in another's name: see `decide::stick`.
+    if sticks && !decision.origin.is_outside() {
         remember(&client.addr, decision);
     }
     Ok(())
@@ -45,7 +46,7 @@ fn again<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>) -> b
 }
 
 #[inline(never)]
-fn remember<A: Net>(client: &A, decision: &Decision<A>) {
+pub fn remember<A: Net>(client: &A, decision: &Decision<A>) {
     let key = AffinityKey::new(decision.service, *client);
     maps::set_affinity(&key, &Affinity::new(decision.backend_at(), now_secs()));
 }

@@ -7,7 +7,7 @@ use core::ptr::null_mut;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
 use aya_ebpf::helpers::generated::{
-    bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
+    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
 };
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
@@ -23,11 +23,14 @@ pub const ETH_LEN: u32 = 14;
 // Our bits of `tc_index`. The lower ones have meanings for others (Cilium's programs among them).
 const TRANSLATED: u32 = 1 << 15;
 const FORWARD: u32 = 1 << 14;
-/// Of no field: the host has made the packet.
+const DONE: u32 = 1 << 13;
+const NOTES: u32 = TRANSLATED | FORWARD | DONE;
+/// The host has made the packet. Of no field but `mark`, where notes are kept there.
 const MADE_HERE: u32 = 1 << 0;
 
-/// Not 0: notes are kept in `mark` as well. For BPF_PROG_TEST_RUN, which takes and shows that field, but no `tc_index`. Set
-/// before the programs are loaded: the verifier knows what it is, and leaves nothing of it in them where it is 0.
+/// Not 0: notes are kept in `mark` as well, and who made the packet is asked there only. For BPF_PROG_TEST_RUN, which takes
+/// and shows that field, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`. Set before the programs are loaded:
+/// the verifier knows what it is, and leaves nothing of it in them where it is 0.
 #[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
 static NOTES_IN_MARK: u32 = 0;
 
@@ -40,6 +43,18 @@ pub struct Note(u32);
 impl Note {
     /// Nobody has seen the packet.
     pub const NONE: Self = Self(0);
+    /// It was rewritten, and is on its way to a client, ...
+    pub const BACK: Self = Self(TRANSLATED);
+    /// ... or to a backend, ...
+    pub const FORWARD: Self = Self(TRANSLATED | FORWARD);
+    /// ... with the source address with which it has to leave.
+    pub const DONE: Self = Self(NOTES);
+
+    /// On its way to a backend; does a hook where it leaves still change its source?
+    #[inline(always)]
+    pub fn forward(source_changes: bool) -> Self {
+        if source_changes { Self::FORWARD } else { Self::DONE }
+    }
 
     #[inline(always)]
     pub fn is_translated(self) -> bool {
@@ -49,6 +64,12 @@ impl Note {
     #[inline(always)]
     pub fn is_forward(self) -> bool {
         self.0 & FORWARD != 0
+    }
+
+    /// Has no hook anything to do to it any more?
+    #[inline(always)]
+    pub fn is_done(self) -> bool {
+        self.0 & NOTES == NOTES
     }
 
     /// Has it come in through a device, where no hook of ours has rewritten it? Of a fragment that alone counts: where the
@@ -111,6 +132,16 @@ impl Skb {
         unsafe { (*self.0).vlan_present != 0 && (*self.0).vlan_tci & IDENTIFIER != 0 }
     }
 
+    /// Did the packet come in through a device? (If not, it was made here.)
+    #[inline(always)]
+    pub fn came_in(self) -> bool {
+        if notes_in_mark() {
+            return mark(self.0) & MADE_HERE == 0;
+        }
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.0).ingress_ifindex != 0 }
+    }
+
     /// What hooks that it passed before on this host have noted on the packet.
     #[inline(always)]
     pub fn note(self) -> Note {
@@ -119,19 +150,18 @@ impl Skb {
         if notes_in_mark() {
             noted |= mark(self.0);
         }
-        // SAFETY: as above.
-        let made_here = if unsafe { (*self.0).ingress_ifindex } == 0 { MADE_HERE } else { 0 };
-        Note(noted & (TRANSLATED | FORWARD) | made_here)
+        let made_here = if self.came_in() { 0 } else { MADE_HERE };
+        Note(noted & NOTES | made_here)
     }
 
-    /// Notes that the packet was rewritten and is on its way to a backend, or to a client.
+    /// Tells the hooks that follow. What stood in our bits before was nobody's note: the kernel leaves a class there
+    /// that another's filter has named, in a pod as well, and it survives veth.
     #[inline(always)]
-    pub fn set_note(self, forward: bool) {
-        let note = if forward { TRANSLATED | FORWARD } else { TRANSLATED };
+    pub fn set_note(self, note: Note) {
         // SAFETY: as in `ethertype`; the kernel lets programs write this field.
-        unsafe { (*self.0).tc_index |= note };
+        unsafe { (*self.0).tc_index = (*self.0).tc_index & !NOTES | note.0 };
         if notes_in_mark() {
-            set_mark(self.0, mark(self.0) | note);
+            set_mark(self.0, mark(self.0) & !NOTES | note.0);
         }
     }
 
@@ -139,9 +169,9 @@ impl Skb {
     #[inline(always)]
     pub fn clear_note(self) {
         // SAFETY: as in `set_note`.
-        unsafe { (*self.0).tc_index &= !(TRANSLATED | FORWARD) };
+        unsafe { (*self.0).tc_index &= !NOTES };
         if notes_in_mark() {
-            set_mark(self.0, mark(self.0) & !(TRANSLATED | FORWARD));
+            set_mark(self.0, mark(self.0) & !NOTES);
         }
     }
 
@@ -165,6 +195,17 @@ impl Skb {
             0 => 1,
             segments => segments,
         }
+    }
+
+    /// What lies at `offset`, if all of it is where it can be read at once, without a helper.
+    #[inline(always)]
+    pub fn peek<T: Copy>(self, offset: u32) -> Option<T> {
+        // SAFETY: as in `ethertype`.
+        let (start, end) = unsafe { ((*self.0).data as usize, (*self.0).data_end as usize) };
+        let at = start + offset as usize;
+        // SAFETY: it is within the packet, where any bits are a `T`. (That a header is where its words can be read is
+        // the kernel's care.)
+        (at + size_of::<T>() <= end).then(|| unsafe { (at as *const T).read() })
     }
 
     #[inline(always)]
@@ -199,6 +240,13 @@ impl Skb {
     #[inline(always)]
     pub fn replace_l4_checksum(self, offset: u32, from: u32, to: u32, flags: u32) -> Result<(), Reason> {
         self.buff().l4_csum_replace(offset as usize, from.into(), to.into(), flags.into()).map_err(|_| Reason::Rewrite)
+    }
+
+    /// Adds a difference to the sum that the device took over the whole packet, if it did.
+    #[inline(always)]
+    pub fn add_to_sum(self, diff: u32) {
+        // SAFETY: the context is the kernel's own. Refused where there is no such sum.
+        let _sum = unsafe { bpf_csum_update(self.0, diff) };
     }
 
     #[inline(always)]

@@ -44,7 +44,14 @@ fn states_follow_what_both_sides_have_shown() {
     let mut flow = flow(at(1, 1000), 0);
     assert_eq!(flow.state(), State::New);
     flow.rx = Seen::PACKET;
-    assert_eq!(flow.state(), State::Established);
+    assert_eq!(flow.state(), State::Answered);
+    assert!(flow.is_half_open());
+    let streams = Flow { rx: flow.rx.with(Seen::ASSURED), ..flow };
+    flow.tx = flow.tx.with(Seen::ASSURED);
+    for flow in [flow, streams] {
+        assert_eq!(flow.state(), State::Established);
+        assert!(!flow.is_half_open());
+    }
     flow.tx = flow.tx.with(Seen::FIN);
     assert_eq!(flow.state(), State::HalfClosed);
     flow.rx = flow.rx.with(Seen::FIN);
@@ -64,6 +71,9 @@ fn an_opener_takes_over_only_what_is_over() {
     flow.rx = Seen::PACKET;
     assert!(!flow.yields_to_opener(Proto::UDP, 280));
     assert!(flow.yields_to_opener(Proto::UDP, 281));
+    assert!(!flow.is_over(Proto::TCP, 160));
+    assert!(flow.is_over(Proto::TCP, 161), "a SYN was answered five times, and nobody came");
+    flow.tx = flow.tx.with(Seen::ASSURED);
     assert!(!flow.yields_to_opener(Proto::TCP, 160));
     assert!(flow.yields_to_opener(Proto::TCP, 161), "a silent minute, then the port dials again");
     assert!(!flow.is_over(Proto::TCP, 161), "but for others it is only silent");

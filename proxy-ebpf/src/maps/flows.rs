@@ -3,8 +3,9 @@
 use core::ptr::copy_nonoverlapping;
 
 use aya_ebpf::bindings::BPF_NOEXIST;
-use proxy_common::addr::{Addr, Proto};
-use proxy_common::flow::{Flow, FlowKey, Seen};
+use aya_ebpf::helpers::bpf_map_pop_elem;
+use proxy_common::addr::{Addr, Proto, SockAddr};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::service_counts::Passed;
 
 use crate::net::Net;
@@ -33,6 +34,20 @@ pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.remove(key).is_ok()
 }
 
+/// Puts an opener's key at the end of the line of those that may have to make room. False if the line is full.
+#[inline(always)]
+pub fn enlist<A: Net>(key: &FlowKey<A>) -> bool {
+    A::MAPS.nursery.push(key, 0).is_ok()
+}
+
+/// Takes the first key out of the line, into `key`. False if there is none.
+#[inline(always)]
+pub fn next_in_line<A: Net>(key: &mut FlowKey<A>) -> bool {
+    let nursery = core::ptr::from_ref(A::MAPS.nursery).cast_mut().cast();
+    // SAFETY: a queue's static is its definition, which stands for the map; its elements are such keys.
+    unsafe { bpf_map_pop_elem(nursery, core::ptr::from_mut(key).cast()) == 0 }
+}
+
 /// An entry of the flow table: the way to read and write the little that changes while it lives.
 pub struct Entry<A: Addr>(*mut Flow<A>);
 
@@ -49,6 +64,28 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
     (flow.key(key.proto()) == *key).then_some(Entry(live))
 }
 
+/// The entry at `key`, nothing of it copied. What was read of it counts if [`Entry::is_at`] says so *after* that.
+///
+/// The kernel gives an element its new value from the front, and what makes up the key is in front of most of what is read.
+#[inline(always)]
+pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
+    A::MAPS.flows.get_ptr_mut(key).map(Entry)
+}
+
+/// What a packet's own end of its flow is called at the other side of `hook`: of programs that do nothing else.
+#[inline(always)]
+pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
+    let live = A::MAPS.flows.get_ptr(key)?;
+    // SAFETY: map memory outlives the program.
+    Some(unsafe { if hook == Hook::INGRESS { (*live).backend } else { (*live).frontend } })
+}
+
+/// Whether there is an entry at `key`.
+#[inline(always)]
+pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
+    A::MAPS.flows.get_ptr(key).is_some()
+}
+
 /// The opener's entry of `flow`.
 #[inline(always)]
 pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
@@ -62,6 +99,81 @@ pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
 }
 
 impl<A: Net> Entry<A> {
+    /// Is this still the entry at `key`?
+    #[inline(always)]
+    pub fn is_at(&self, key: &FlowKey<A>) -> bool {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).key(key.proto()) == *key }
+    }
+
+    #[inline(always)]
+    pub fn is_snat_on_devices(&self) -> bool {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).is_snat_on_devices() }
+    }
+
+    /// Does a backend's count include the flow?
+    #[inline(always)]
+    pub fn is_counted(&self) -> bool {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).has(Flow::<A>::COUNTED) }
+    }
+
+    /// The opener's entry of the same flow.
+    #[inline(always)]
+    pub fn opener(&self, proto: Proto) -> Option<Self> {
+        // SAFETY: as in `flow`.
+        A::MAPS.flows.get_ptr_mut(unsafe { (*self.0).opener_key(proto) }).map(Self)
+    }
+
+    #[inline(always)]
+    pub fn kind(&self) -> Kind {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).kind }
+    }
+
+    #[inline(always)]
+    pub fn client(&self) -> SockAddr<A> {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).client }
+    }
+
+    #[inline(always)]
+    pub fn client_between(&self) -> SockAddr<A> {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).client_between() }
+    }
+
+    #[inline(always)]
+    pub fn frontend(&self) -> SockAddr<A> {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).frontend }
+    }
+
+    #[inline(always)]
+    pub fn backend(&self) -> SockAddr<A> {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).backend }
+    }
+
+    #[inline(always)]
+    pub fn source(&self) -> SockAddr<A> {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).source }
+    }
+
+    #[inline(always)]
+    pub fn last_secs(&self) -> u32 {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).last_secs }
+    }
+
+    #[inline(always)]
+    pub fn generation(&self) -> u32 {
+        // SAFETY: as in `flow`.
+        unsafe { (*self.0).generation }
+    }
+
     #[inline(always)]
     pub fn tx(&self) -> Seen {
         // SAFETY: as in `flow`; a byte is never torn.

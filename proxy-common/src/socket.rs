@@ -1,0 +1,81 @@
+//! Sockets that dial services and get backends as their peers, before there are packets.
+
+use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use crate::assert_size;
+use crate::frontend::FrontendKey;
+
+/// Bits of `SOCKET_FLAGS`: sockets of other network namespaces are served too, not only those of `SOCKET_NETNS`.
+pub const EVERYWHERE: u32 = 1 << 0;
+/// ... UDP as well as TCP.
+pub const UDP: u32 = 1 << 1;
+/// ... the kernel lets a program say with which error a call fails (`bpf_set_retval`).
+pub const REFUSES: u32 = 1 << 2;
+/// ... the kernel tells a program by what name the calling thread goes (`bpf_get_current_comm`).
+pub const NAMES: u32 = 1 << 3;
+
+/// How long a UDP socket that is not connected keeps the backend of a frontend without sending to it, in seconds: as long
+/// as the packet path keeps a flow that was answered.
+pub const KEPT_SECS: u32 = 180;
+
+/// Which of a peer's two addresses a row of `TCP_SOCKETS` or `UDP_SOCKETS` is found by.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Side(u8);
+
+impl Side {
+    /// By the backend's, which the kernel knows; it says what was dialled.
+    pub const BACKEND: Self = Self(0);
+    /// By the frontend's, which the program dials: it says who serves it. For UDP sockets that are not connected.
+    pub const FRONTEND: Self = Self(1);
+}
+
+/// Key of `TCP_SOCKETS` and `UDP_SOCKETS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SocketKey<A: Addr> {
+    /// The kernel's number of the socket, never given twice; the lower half first.
+    cookie: [u32; 2],
+    pub addr: A,
+    pub port: Port,
+    /// Says which of the two tables it is of.
+    pub proto: Proto,
+    pub side: Side,
+}
+assert_size!(SocketKey<Addr4> = 8 + 4 + 2 + 1 + 1);
+assert_size!(SocketKey<Addr6> = 8 + 16 + 2 + 1 + 1);
+
+impl<A: Addr> SocketKey<A> {
+    #[inline(always)]
+    pub const fn new(cookie: u64, at: SockAddr<A>, proto: Proto, side: Side) -> Self {
+        Self { cookie: [cookie as u32, (cookie >> 32) as u32], addr: at.addr, port: at.port, proto, side }
+    }
+
+    /// As `SO_COOKIE` tells it.
+    pub const fn cookie(&self) -> u64 {
+        self.cookie[0] as u64 | (self.cookie[1] as u64) << 32
+    }
+}
+
+/// Value of `TCP_SOCKETS` and `UDP_SOCKETS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Socket<A: Addr> {
+    /// The peer on the other side of the key's.
+    pub at: SockAddr<A>,
+    pub service: FrontendKey<A>,
+    /// When the socket was last led there: seconds since boot.
+    pub last_secs: u32,
+}
+
+/// In the place of that for a socket that was connected to the frontend: from another backend it takes no answers.
+pub const CONNECTED: u32 = u32::MAX;
+
+assert_size!(Socket<Addr4> = 8 + 8 + 4);
+assert_size!(Socket<Addr6> = 20 + 20 + 4);
+
+impl<A: Addr> Socket<A> {
+    #[inline(always)]
+    pub const fn new(at: SockAddr<A>, service: FrontendKey<A>, last_secs: u32) -> Self {
+        Self { at, service, last_secs }
+    }
+}

@@ -1,0 +1,29 @@
+//! The time, which costs more to ask for than most of what a packet costs.
+
+use aya_ebpf::helpers::generated::bpf_jiffies64;
+
+use super::CLOCK;
+
+/// When this CPU last asked for the time, and what it was told.
+#[derive(Clone, Copy)]
+pub struct Clock {
+    jiffies: u64,
+    secs: u32,
+    _pad: u32,
+}
+
+/// The time in seconds as `ask` tells it, asked once in each tick of the kernel's.
+#[inline(always)]
+pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
+    // SAFETY: the helper takes no arguments and cannot fail.
+    let jiffies = unsafe { bpf_jiffies64() };
+    let Some(clock) = CLOCK.get_ptr_mut(0) else { return ask() };
+    // SAFETY: the slot is this CPU's own. The ticks are written last: if another program comes in between, it asks itself.
+    unsafe {
+        if (*clock).jiffies != jiffies {
+            (&raw mut (*clock).secs).write_volatile(ask());
+            (&raw mut (*clock).jiffies).write_volatile(jiffies);
+        }
+        (*clock).secs
+    }
+}

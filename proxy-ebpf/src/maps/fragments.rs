@@ -1,0 +1,24 @@
+//! The ports of first fragments.
+
+use proxy_common::fragment::{FragmentKey, Ports};
+
+use crate::net::Net;
+
+#[inline(always)]
+pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
+    // SAFETY: map memory outlives the program. (What belongs to another packet is a wrong guess, such as two packets of one identification
+    // are as well: the receiver finds out by the checksum.)
+    unsafe { A::MAPS.fragments.get(key) }.copied()
+}
+
+#[inline(always)]
+pub fn remember_fragment<A: Net>(key: &FragmentKey<A>, ports: &Ports) {
+    // Without them the later fragments are left alone, and counted.
+    let _full = A::MAPS.fragments.insert(key, ports, 0);
+}
+
+#[inline(always)]
+pub fn forget_fragment<A: Net>(key: &FragmentKey<A>) {
+    // Most often there is nothing to forget.
+    let _none = A::MAPS.fragments.remove(key);
+}

@@ -1,0 +1,31 @@
+//! Whom sockets have dialled: TCP's and UDP's each in a table of their own.
+
+use aya_ebpf::maps::LruHashMap;
+use proxy_common::addr::Proto;
+use proxy_common::socket::{Socket, SocketKey};
+
+use crate::net::Net;
+
+#[inline(always)]
+pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
+    // SAFETY: map memory outlives the program. An element that changes hands while it is copied costs one socket a look at
+    // another one's peer, at the moment when the table is full.
+    unsafe { table(key).get(key) }.copied()
+}
+
+/// False if there is no room.
+#[inline(always)]
+pub fn remember_socket<A: Net>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
+    table(key).insert(key, socket, 0).is_ok()
+}
+
+#[inline(always)]
+pub fn forget_socket<A: Net>(key: &SocketKey<A>) {
+    // Hardly ever is there one.
+    let _gone = table(key).remove(key);
+}
+
+#[inline(always)]
+fn table<A: Net>(key: &SocketKey<A>) -> &'static LruHashMap<SocketKey<A>, Socket<A>> {
+    if key.proto == Proto::UDP { A::MAPS.udp_sockets } else { A::MAPS.tcp_sockets }
+}

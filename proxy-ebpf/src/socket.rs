@@ -1,0 +1,296 @@
+//! Sockets that dial services, met before they send anything: the programs of the cgroup hooks. `connect` and `sendmsg` get
+//! a backend for the frontend that they name, `getpeername` and `recvmsg` give the frontend back.
+//!
+//! The decision is the packet path's own ([`decide::find`], [`select`]). What it cannot say of a socket, and what is to be
+//! dropped, goes on untranslated, and the packet path decides about its packets.
+
+mod client;
+mod peer;
+
+use aya_ebpf::macros::cgroup_sock_addr;
+use aya_ebpf::programs::SockAddrContext;
+use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
+use proxy_common::counter::{Event, Reason, Verdict};
+use proxy_common::device::Node;
+use proxy_common::frontend::{Algorithm, Backend, FrontendKey, FrontendKind, Service, Set};
+use proxy_common::policy::Decision;
+use proxy_common::socket::{CONNECTED, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
+
+use crate::decide::Dial;
+use crate::flow::now_secs;
+use crate::net::Net;
+use crate::socket::client::{Client, Family};
+use crate::socket::peer::{Peer, flags, is_worker};
+use crate::{decide, maps, select};
+
+/// What a program answers.
+const ALLOW: i32 = 1;
+const REFUSE: i32 = 0;
+
+const ECONNREFUSED: i32 = 111;
+
+#[cgroup_sock_addr(connect4)]
+pub fn kpx_connect4(ctx: SockAddrContext) -> i32 {
+    dial4(Peer::new(&ctx), Call::Connect)
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn kpx_connect6(ctx: SockAddrContext) -> i32 {
+    dial6(Peer::new(&ctx), Call::Connect)
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+pub fn kpx_sendmsg4(ctx: SockAddrContext) -> i32 {
+    dial4(Peer::new(&ctx), Call::Send)
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+pub fn kpx_sendmsg6(ctx: SockAddrContext) -> i32 {
+    dial6(Peer::new(&ctx), Call::Send)
+}
+
+#[cgroup_sock_addr(recvmsg4)]
+pub fn kpx_recvmsg4(ctx: SockAddrContext) -> i32 {
+    show4(Peer::new(&ctx))
+}
+
+#[cgroup_sock_addr(recvmsg6)]
+pub fn kpx_recvmsg6(ctx: SockAddrContext) -> i32 {
+    show6(Peer::new(&ctx))
+}
+
+#[cgroup_sock_addr(getpeername4)]
+pub fn kpx_getpeer4(ctx: SockAddrContext) -> i32 {
+    show4(Peer::new(&ctx))
+}
+
+#[cgroup_sock_addr(getpeername6)]
+pub fn kpx_getpeer6(ctx: SockAddrContext) -> i32 {
+    show6(Peer::new(&ctx))
+}
+
+/// What a program does that dials.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Connect,
+    /// Sends a datagram of a socket that is not connected.
+    Send,
+}
+
+/// What becomes of a call that dials.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// It goes on as it is.
+    Left,
+    /// It goes on with a backend as its peer.
+    Led,
+    Refused,
+}
+
+#[inline(always)]
+fn dial4(peer: Peer, call: Call) -> i32 {
+    let mut at = peer.v4();
+    let outcome = dial::<Addr4>(peer, call, &mut at);
+    if outcome == Outcome::Led {
+        peer.set_v4(&at);
+    }
+    answer(outcome)
+}
+
+/// A socket of IPv6 may dial an IPv4 address, as `::ffff:192.0.2.1`.
+#[inline(always)]
+fn dial6(peer: Peer, call: Call) -> i32 {
+    if peer.is_mapped() {
+        let mut at = peer.mapped();
+        let outcome = dial::<Addr4>(peer, call, &mut at);
+        if outcome == Outcome::Led {
+            peer.set_mapped(&at);
+        }
+        return answer(outcome);
+    }
+    let mut at = peer.v6();
+    let outcome = dial::<Addr6>(peer, call, &mut at);
+    if outcome == Outcome::Led {
+        peer.set_v6(&at);
+    }
+    answer(outcome)
+}
+
+#[inline(always)]
+fn answer(outcome: Outcome) -> i32 {
+    if outcome != Outcome::Refused || flags() & REFUSES == 0 {
+        return ALLOW;
+    }
+    peer::fail(ECONNREFUSED);
+    REFUSE
+}
+
+#[inline(always)]
+fn show4(peer: Peer) -> i32 {
+    let mut at = peer.v4();
+    if show::<Addr4>(peer, &mut at) {
+        peer.set_v4(&at);
+    }
+    ALLOW
+}
+
+#[inline(always)]
+fn show6(peer: Peer) -> i32 {
+    if peer.is_mapped() {
+        let mut at = peer.mapped();
+        if show::<Addr4>(peer, &mut at) {
+            peer.set_mapped(&at);
+        }
+        return ALLOW;
+    }
+    let mut at = peer.v6();
+    if show::<Addr6>(peer, &mut at) {
+        peer.set_v6(&at);
+    }
+    ALLOW
+}
+
+/// A socket that names `dialled` as its peer, to the rules of the packet path.
+struct Dialling<A: Net> {
+    client: SockAddr<A>,
+    dialled: SockAddr<A>,
+    proto: Proto,
+}
+
+impl<A: Net> Dial<A> for Dialling<A> {
+    #[inline(always)]
+    fn client(&self) -> A {
+        self.client.addr
+    }
+
+    #[inline(always)]
+    fn dialled(&self) -> &SockAddr<A> {
+        &self.dialled
+    }
+
+    #[inline(always)]
+    fn proto(&self) -> Proto {
+        self.proto
+    }
+}
+
+/// Puts a backend in the place of the frontend at `at`.
+#[inline(never)]
+fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> Outcome {
+    let Some(proto) = served(peer) else { return Outcome::Left };
+    let Some(node) = maps::node() else { return Outcome::Left };
+    let Some(client) = Client::of(peer, node) else { return Outcome::Left };
+    if node.has(Node::DRAINING) || !client.may_dial(&at.addr, node) {
+        return Outcome::Left;
+    }
+    let port = Port::from_wire(client.cookie as u16);
+    let dialling = Dialling { client: SockAddr::new(A::of_netns(client.netns), port), dialled: *at, proto };
+    let mut service = Service::default();
+    let mut decision = Decision {
+        frontend: FrontendKey::address(A::UNSPECIFIED),
+        service: FrontendKey::address(A::UNSPECIFIED),
+        kind: FrontendKind::ADDRESS,
+        origin: client.origin,
+        set: Set::CLUSTER,
+        flags: 0,
+        backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
+    };
+    if let Err(reason) = decide::find(&dialling, node, &mut service, &mut decision) {
+        if reason == Reason::NotOurs && proto == Proto::UDP && call == Call::Connect {
+            // Dialled before as a service's backend, and now for itself.
+            maps::forget_socket(&SocketKey::new(client.cookie, *at, proto, Side::BACKEND));
+        }
+        return refused(reason, &decision);
+    }
+    // Nobody knows yet from which address its packets will come.
+    if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
+        return Outcome::Left;
+    }
+    // Nobody would count when a flow ends.
+    if service.algorithm == Algorithm::LEAST_CONNECTIONS || is_worker() {
+        return Outcome::Left;
+    }
+    let is_datagram = proto == Proto::UDP && call == Call::Send;
+    let had_secs = if is_datagram { kept(client.cookie, &dialling.dialled, &mut decision) } else { 0 };
+    let stays = had_secs != 0;
+    let last_secs = if call == Call::Connect || had_secs == CONNECTED { CONNECTED } else { now_secs() };
+    if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
+        return Outcome::Left;
+    }
+    if !remember(client.cookie, at, &decision, last_secs) && proto == Proto::UDP {
+        // Nobody would know whose the answers are.
+        return Outcome::Left;
+    }
+    if !stays {
+        maps::service_opened(&decision.service);
+    }
+    maps::count(Event::SocketLed);
+    *at = decision.backend_at();
+    Outcome::Led
+}
+
+/// The protocol of a socket, if it is one that is served.
+#[inline(always)]
+fn served(peer: Peer) -> Option<Proto> {
+    match peer.proto() {
+        Proto::TCP => Some(Proto::TCP),
+        Proto::UDP if flags() & UDP != 0 => Some(Proto::UDP),
+        _ => None,
+    }
+}
+
+/// What the packet path would answer, the socket is told at once; what it would drop or let pass, is left to it.
+#[inline(never)]
+fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> Outcome {
+    let verdict = reason.verdict();
+    if verdict != Verdict::Reject || flags() & REFUSES == 0 {
+        return Outcome::Left;
+    }
+    maps::count(reason);
+    if decision.has(Decision::<A>::FRONTEND) {
+        maps::service_refused(&decision.service, verdict);
+    }
+    Outcome::Refused
+}
+
+/// The backend that a socket's datagrams to a frontend went to, or that it was connected to, if that was not long ago and
+/// it still serves; and when that was, or 0.
+#[inline(never)]
+fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) -> u32 {
+    let key = SocketKey::new(cookie, *dialled, Proto::UDP, Side::FRONTEND);
+    let Some(had) = maps::socket(&key) else { return 0 };
+    if had.service != decision.service || now_secs().saturating_sub(had.last_secs) >= KEPT_SECS {
+        return 0;
+    }
+    decision.backend = Backend::new(had.at.addr, had.at.port, 0);
+    if maps::endpoint(had.service, had.at).is_some() { had.last_secs } else { 0 }
+}
+
+/// Notes whom a socket has dialled. False if there was no room.
+#[inline(never)]
+fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, last_secs: u32) -> bool {
+    let (backend, proto) = (decision.backend_at(), decision.service.proto);
+    let mut key = SocketKey::new(cookie, backend, proto, Side::BACKEND);
+    let mut socket = Socket::new(*dialled, decision.service, last_secs);
+    if !maps::remember_socket(&key, &socket) {
+        return false;
+    }
+    // A connected socket, too, may name whom it sends to.
+    if proto == Proto::UDP {
+        key = SocketKey::new(cookie, *dialled, proto, Side::FRONTEND);
+        socket.at = backend;
+        return maps::remember_socket(&key, &socket);
+    }
+    true
+}
+
+/// Puts the frontend that a socket has dialled in the place of the backend at `at`. False if it has dialled none there.
+#[inline(never)]
+fn show<A: Net>(peer: Peer, at: &mut SockAddr<A>) -> bool {
+    let Some(proto) = served(peer) else { return false };
+    let Some(socket) = maps::socket(&SocketKey::new(peer.cookie(), *at, proto, Side::BACKEND)) else { return false };
+    *at = socket.at;
+    true
+}

@@ -1,0 +1,162 @@
+//! The address in a call's hands, and the socket behind it. The verifier takes single words of the context only, and only
+//! those of the family that the hook is for: so every access is volatile, and of one field. Beside it all else that takes
+//! pointers and helpers.
+
+use core::ptr::{read_volatile, write_volatile};
+
+use aya_ebpf::bindings::bpf_sock_addr;
+use aya_ebpf::helpers::generated::{bpf_get_current_comm, bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
+use aya_ebpf::programs::SockAddrContext;
+use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
+use proxy_common::socket::NAMES;
+
+/// Where an IPv4 address begins that is mapped into IPv6 (RFC 4291 §2.5.5.2).
+const MAPPED: u32 = 0x0000_ffff_u32.to_be();
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Peer(*mut bpf_sock_addr);
+
+// SAFETY of all below: the kernel's context outlives the program, and its fields are in it.
+impl Peer {
+    #[inline(always)]
+    pub fn new(ctx: &SockAddrContext) -> Self {
+        Self(ctx.sock_addr)
+    }
+
+    #[inline(always)]
+    pub fn proto(self) -> Proto {
+        // SAFETY: see above. The protocols that are asked for are below 256.
+        let proto = unsafe { read_volatile(&raw const (*self.0).protocol) };
+        if proto > 0xff { Proto::ANY } else { Proto(proto as u8) }
+    }
+
+    /// The kernel's number of the socket.
+    #[inline(always)]
+    pub fn cookie(self) -> u64 {
+        // SAFETY: the helper takes the context.
+        unsafe { bpf_get_socket_cookie(self.0.cast()) }
+    }
+
+    /// ... and of its network namespace.
+    #[inline(always)]
+    pub fn netns(self) -> u64 {
+        // SAFETY: the helper takes the context.
+        unsafe { bpf_get_netns_cookie(self.0.cast()) }
+    }
+
+    #[inline(always)]
+    pub fn v4(self) -> SockAddr<Addr4> {
+        // SAFETY: see above.
+        let addr = unsafe { read_volatile(&raw const (*self.0).user_ip4) };
+        SockAddr::new(Addr4::from_wire(addr), self.port())
+    }
+
+    #[inline(always)]
+    pub fn set_v4(self, at: &SockAddr<Addr4>) {
+        // SAFETY: see above.
+        unsafe { write_volatile(&raw mut (*self.0).user_ip4, at.addr.wire()) };
+        self.set_port(at.port);
+    }
+
+    #[inline(always)]
+    pub fn v6(self) -> SockAddr<Addr6> {
+        let words = [self.word(0), self.word(1), self.word(2), self.word(3)];
+        SockAddr::new(Addr6::from_wire(words), self.port())
+    }
+
+    #[inline(always)]
+    pub fn set_v6(self, at: &SockAddr<Addr6>) {
+        let [a, b, c, d] = at.addr.wire();
+        self.set_word(0, a);
+        self.set_word(1, b);
+        self.set_word(2, c);
+        self.set_word(3, d);
+        self.set_port(at.port);
+    }
+
+    #[inline(always)]
+    pub fn is_mapped(self) -> bool {
+        self.word(0) == 0 && self.word(1) == 0 && self.word(2) == MAPPED
+    }
+
+    /// The IPv4 address that is mapped.
+    #[inline(always)]
+    pub fn mapped(self) -> SockAddr<Addr4> {
+        SockAddr::new(Addr4::from_wire(self.word(3)), self.port())
+    }
+
+    #[inline(always)]
+    pub fn set_mapped(self, at: &SockAddr<Addr4>) {
+        self.set_word(3, at.addr.wire());
+        self.set_port(at.port);
+    }
+
+    #[inline(always)]
+    fn port(self) -> Port {
+        // SAFETY: see above. The port is in the lower half of the word's bytes.
+        Port::from_wire(unsafe { read_volatile(&raw const (*self.0).user_port) } as u16)
+    }
+
+    #[inline(always)]
+    fn set_port(self, port: Port) {
+        // SAFETY: see above.
+        unsafe { write_volatile(&raw mut (*self.0).user_port, port.wire().into()) };
+    }
+
+    /// Of the IPv6 address.
+    #[inline(always)]
+    fn word(self, nth: usize) -> u32 {
+        // SAFETY: see above; there are four.
+        unsafe { read_volatile((&raw const (*self.0).user_ip6).cast::<u32>().add(nth)) }
+    }
+
+    #[inline(always)]
+    fn set_word(self, nth: usize, word: u32) {
+        // SAFETY: as in `word`.
+        unsafe { write_volatile((&raw mut (*self.0).user_ip6).cast::<u32>().add(nth), word) };
+    }
+}
+
+/// Whose sockets are served: the cookie of a network namespace. Set before the programs are loaded, as is what follows, so
+/// that the verifier leaves out what is not asked for.
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
+static SOCKET_NETNS: u64 = 0;
+
+/// See [`proxy_common::socket`].
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
+static SOCKET_FLAGS: u32 = 0;
+
+#[inline(always)]
+pub fn own_netns() -> u64 {
+    // SAFETY: as in `flags`.
+    unsafe { read_volatile(&raw const SOCKET_NETNS) }
+}
+
+#[inline(always)]
+pub fn flags() -> u32 {
+    // SAFETY: the object's own read-only data, which the loader writes before this runs; so it must not be taken for what
+    // it was when this was compiled.
+    unsafe { read_volatile(&raw const SOCKET_FLAGS) }
+}
+
+/// With which error the call fails, if the program refuses it.
+#[inline(always)]
+pub fn fail(errno: i32) {
+    // SAFETY: the helper takes a number. What it answers says nothing that could be helped.
+    let _set = unsafe { bpf_set_retval(-errno) };
+}
+
+/// Is it a worker of the kernel's that dials, for a file system on the network? Kernels before Linux 6.6 forget whom it
+/// has dialled, and go back to the same backend for as long as it is mounted. Whoever else goes by such a name is served
+/// by packets, too.
+#[inline(never)]
+pub fn is_worker() -> bool {
+    if flags() & NAMES == 0 {
+        return false;
+    }
+    let mut name = [0_u64; 2];
+    // SAFETY: the helper writes as many bytes as it is told are there.
+    let told = unsafe { bpf_get_current_comm(name.as_mut_ptr().cast(), size_of_val(&name) as u32) };
+    told == 0 && name[0] == u64::from_ne_bytes(*b"kworker/")
+}

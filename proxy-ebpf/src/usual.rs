@@ -1,0 +1,218 @@
+//! The usual packet: it belongs to no flow, or to one of which it tells nothing that has consequences. One look-up and
+//! one rewrite, in one function, and nothing copied that is not needed.
+//!
+//! Whatever is unusual is left to the long way, which would decide the same of the usual: packets that open or reset
+//! something, fragments, options, headers that are not where they can be read at once, SCTP, flows of the host's own, the
+//! first packet of a flow in every second.
+
+use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Node;
+use proxy_common::flow::{FlowKey, Hook, Kind, Seen};
+
+use crate::flow::{ANSWERS, about_now_secs};
+use crate::maps::{self, Entry, Scratch};
+use crate::net::{self, Net};
+use crate::packet::{self, TcpHeader};
+use crate::skb::{ETH_LEN, Note, Skb};
+use crate::{Answer, PASS, deliver, lookup};
+
+/// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
+#[derive(Clone, Copy)]
+pub struct Head<A: Addr> {
+    pub src: SockAddr<A>,
+    pub dst: SockAddr<A>,
+    pub proto: Proto,
+    /// Of TCP.
+    pub flags: u8,
+    /// Of IPv4: the word of its header that ends with the checksum.
+    pub check: u32,
+    /// Bytes of transport header and payload.
+    pub len: u32,
+}
+
+impl<A: Addr> Head<A> {
+    #[inline(always)]
+    fn seen(&self) -> Seen {
+        if self.flags & packet::FIN != 0 { Seen::PACKET.with(Seen::FIN) } else { Seen::PACKET }
+    }
+}
+
+/// None: the packet is as it was, and has to go the long way.
+#[inline(always)]
+pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
+    let note = skb.note();
+    if hook == Hook::EGRESS && note.is_done() {
+        skb.clear_note();
+        return Some(Err(Reason::NotOurs));
+    }
+    // With fast delivery, what arrives may have another way.
+    if skb.is_in_vlan() || hook == Hook::INGRESS && (note.is_translated() || deliver::is_on()) {
+        return None;
+    }
+    let head = A::peek(skb)?;
+    if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() {
+        return None;
+    }
+    let key = FlowKey::new(hook, head.proto, head.src, head.dst);
+    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head) };
+    let kind = entry.kind();
+    let (src, dst) = match kind {
+        Kind::DNAT => (entry.client_between(), entry.backend()),
+        Kind::UNSNAT => (head.src, entry.client_between()),
+        Kind::SNAT if note.is_forward() => (entry.source(), head.dst),
+        // At an ingress hook it goes to a socket of the host's.
+        Kind::UNDNAT if hook == Hook::EGRESS && !note.is_forward() => (entry.frontend(), entry.client()),
+        _ => return None,
+    };
+    let change = match kind {
+        Kind::DNAT => there(&entry, &head)?,
+        Kind::UNDNAT => back(&entry, &head, note)?,
+        _ => Seen::NOTHING,
+    };
+    let source_changes = hook == Hook::INGRESS && entry.is_snat_on_devices();
+    // A call of the kernel's: what the compiler has read before, it does not read again behind it.
+    let now_secs = about_now_secs();
+    if !entry.is_at(&key) {
+        return None;
+    }
+    if matches!(kind, Kind::DNAT | Kind::UNDNAT) {
+        if entry.last_secs() != now_secs || !learn(&entry, kind, head.proto, change, now_secs) {
+            return None;
+        }
+        entry.count(skb.segments(), skb.len());
+        maps::count(if kind == Kind::DNAT { Event::Forwarded } else { Event::Returned });
+    }
+    if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
+        name(&head);
+        return Some(Err(reason));
+    }
+    if hook == Hook::INGRESS {
+        skb.set_note(if kind == Kind::DNAT { Note::forward(source_changes) } else { Note::BACK });
+    } else {
+        skb.clear_note();
+    }
+    Some(Ok(PASS))
+}
+
+/// The packet is dropped, and those who watch shall hear of it, not of the last one that went the long way.
+#[inline(always)]
+fn name<A: Net>(head: &Head<A>) {
+    if let Some(Scratch { packet, .. }) = maps::scratch::<A>() {
+        packet.src = head.src;
+        packet.dst = head.dst;
+        packet.proto = head.proto;
+        packet.decided = false;
+    }
+}
+
+/// There is no flow. What arrives may open one.
+#[inline(always)]
+fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> Option<Result<Answer, Reason>> {
+    if hook == Hook::EGRESS {
+        skb.clear_note();
+        return Some(Err(Reason::NotOurs));
+    }
+    if head.proto == Proto::TCP {
+        return (!packet::opens(head.flags)).then_some(Err(Reason::NoFlow));
+    }
+    is_for_nobody(head).then_some(Err(Reason::NotOurs))
+}
+
+/// Is this datagram neither for a service, nor in the way of a flow as one of its backend's own might be? As
+/// [`ingress::run`](crate::ingress::run) finds out.
+#[inline(always)]
+fn is_for_nobody<A: Net>(head: &Head<A>) -> bool {
+    let (Some(node), Some(decision)) = (maps::node(), maps::decision()) else { return false };
+    if node.has(Node::DRAINING) {
+        return false;
+    }
+    let back = FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src);
+    node.has(Node::HOST)
+        || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
+}
+
+/// What a packet towards the backend tells of its flow that was not known. None: more than is told here. See
+/// [`flow::follow`](crate::flow::follow).
+#[inline(always)]
+fn there<A: Net>(entry: &Entry<A>, head: &Head<A>) -> Option<Seen> {
+    let (tx, rx) = (entry.tx(), entry.rx());
+    if tx.has(Seen::RST) || rx.has(Seen::RST) || head.flags & (packet::SYN | packet::RST) != 0 {
+        return None;
+    }
+    if head.proto != Proto::TCP && entry.generation() != maps::generation() {
+        return None;
+    }
+    let seen = if rx.has(Seen::PACKET) { Seen::ASSURED.with(head.seen()) } else { head.seen() };
+    Some(seen.without(tx))
+}
+
+/// The same of a packet from the backend.
+#[inline(always)]
+fn back<A: Net>(entry: &Entry<A>, head: &Head<A>, note: Note) -> Option<Seen> {
+    let rx = entry.rx();
+    if rx.has(Seen::RST) || head.flags & packet::RST != 0 || entry.is_snat_on_devices() && note.is_strange(false) {
+        return None;
+    }
+    let assures = head.proto != Proto::TCP && entry.passed().packets >= ANSWERS;
+    let seen = if assures { Seen::ASSURED.with(head.seen()) } else { head.seen() };
+    Some(seen.without(rx))
+}
+
+/// Enters what a packet has told of its flow. False if that has consequences, which are left to the long way.
+#[inline(always)]
+fn learn<A: Net>(entry: &Entry<A>, kind: Kind, proto: Proto, news: Seen, now_secs: u32) -> bool {
+    if news == Seen::NOTHING {
+        return true;
+    }
+    if news.has(Seen::FIN) && entry.is_counted() {
+        return false;
+    }
+    if kind == Kind::DNAT {
+        entry.set_tx(entry.tx().with(news));
+        return true;
+    }
+    let Some(opener) = entry.opener(proto) else { return false };
+    if opener.tx().has(Seen::RST) {
+        return false;
+    }
+    let rx = entry.rx().with(news);
+    entry.set_rx(rx);
+    opener.set_rx(rx);
+    // Not what stands in the entry: a RST from the client may have made it 0 meanwhile.
+    opener.set_last_secs(now_secs);
+    true
+}
+
+/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: its protocol's flags. None
+/// if it is another's, or not all there.
+#[inline(always)]
+pub fn flags(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<u8> {
+    match proto {
+        Proto::TCP if len >= packet::TCP_LEN => Some(skb.peek::<TcpHeader>(at)?.start.flags),
+        Proto::UDP if len >= packet::UDP_LEN => Some(0),
+        _ => None,
+    }
+}
+
+/// Brings the transport's checksum up to date with other ports, and addresses that make this difference to a sum.
+///
+/// In two steps: only addresses are part of the seed that the hardware starts a checksum from.
+#[inline(always)]
+pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32) -> Result<(), Reason> {
+    let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
+    let flags = if head.proto == Proto::UDP { BPF_F_MARK_MANGLED_0 } else { 0 };
+    let before = word(head.src.port, head.dst.port);
+    if before != ports {
+        skb.replace_l4_checksum(at, before, ports, flags | size_of::<u32>() as u32)?;
+    }
+    if diff == net::NO_DIFF { Ok(()) } else { skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR) }
+}
+
+/// Two ports as they lie in a packet.
+#[inline(always)]
+pub fn word(sport: Port, dport: Port) -> u32 {
+    let ([a, b], [c, d]) = (sport.wire().to_ne_bytes(), dport.wire().to_ne_bytes());
+    u32::from_ne_bytes([a, b, c, d])
+}
