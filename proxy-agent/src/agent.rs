@@ -3,6 +3,7 @@
 mod pace;
 mod readings;
 mod reports;
+mod shadows;
 mod status;
 mod sweeper;
 mod writer;
@@ -13,14 +14,14 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 pub use crate::agent::pace::Pace;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
+use crate::agent::shadows::Shadows;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
-use crate::conntrack::stale::Frontends;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
@@ -36,6 +37,8 @@ use crate::settings::Mode;
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
+/// The same for changes of devices. Small, so that the first ones of many pods do not wait for the last.
+const LINK_BATCH: usize = 64;
 /// First wait between attempts to write what the kernel refused; the longest is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
@@ -76,6 +79,7 @@ pub struct Agent {
     lifecycle: Lifecycle,
     sweeper: Sweeper,
     reconciler: Reconciler,
+    shadows: Shadows,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
     /// When to bring the node up to date again, if that failed.
@@ -111,6 +115,7 @@ impl Agent {
             lifecycle,
             sweeper: Sweeper::new(kernel.flows),
             reconciler: Reconciler::default(),
+            shadows: Shadows::default(),
             retry: None,
             node_retry: None,
             synced: false,
@@ -127,6 +132,7 @@ impl Agent {
     /// Runs until something fails that a restart may mend; cancelled, it leaves everything in place.
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut link_batch = Vec::with_capacity(LINK_BATCH);
         loop {
             let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.pace.due()).min();
             tokio::select! {
@@ -144,14 +150,19 @@ impl Agent {
                         self.sync().await?;
                     }
                 }
-                event = inbox.links.recv() => {
-                    let event = event.context("the watch on devices has ended")?;
+                taken = inbox.links.recv_many(&mut link_batch, LINK_BATCH) => {
+                    if taken == 0 {
+                        bail!("the watch on devices has ended");
+                    }
                     let _work = self.reports.liveness.work();
-                    let result = self.node.on_link(event, &self.health).await;
+                    let result = self.node.on_links(link_batch.drain(..), &self.health).await;
                     self.note("devices", result);
+                    self.reports.mended(self.node.take_mended());
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
-                    // With each pass all routes are asked for: once for all events that have come.
-                    if self.node.is_outside() && inbox.links.is_empty() && self.pace.ask() {
+                    // With each pass all routes are asked for: once for all events that have come. And the first pass may
+                    // have waited for devices.
+                    let asks = self.node.is_outside() || !self.synced;
+                    if asks && inbox.links.is_empty() && self.pace.ask() {
                         self.sync().await?;
                     }
                 }
@@ -184,9 +195,9 @@ impl Agent {
         }
     }
 
-    /// Takes everything off this node again.
-    pub async fn stop(self) -> Result<()> {
-        self.node.stop().await
+    /// Takes the programs off this host. Without this they go on.
+    pub fn detach(self) {
+        self.node.detach();
     }
 
     /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
@@ -233,8 +244,11 @@ impl Agent {
         self.note(NODE, result);
         // The cluster says which of the node's addresses are its own.
         self.health_checks.listen_on(self.node.listen_addresses()).await;
+        if written && !self.node.is_outside() {
+            self.shadows.look(&self.desired, self.node.own_addresses(), &self.reports.events);
+        }
         if written {
-            self.health_checks.set(self.desired.health_checks().clone()).await;
+            self.health_checks.set(self.desired.health_checks()).await;
         }
         Ok(())
     }
@@ -275,12 +289,16 @@ impl Agent {
         pass.passed(Phase::Write, write_started.elapsed());
         let micros = started.elapsed().as_micros();
         if !changes.is_empty() || !self.synced {
-            info!(changes = changes.len(), micros, "synced");
+            // One that follows others is no news of its own: there may be a thousand a second.
+            match pass.full {
+                true => info!(changes = changes.len(), micros, "synced"),
+                false => debug!(changes = changes.len(), micros, "synced"),
+            }
             self.syncs += 1;
             self.last_sync = Some(Timestamp::now());
         }
         if !self.synced || changes.iter().any(conntrack::concerns) {
-            self.reconciler.set_due(Frontends::of(self.desired.tables(), self.node.own_addresses()));
+            self.reconciler.set_due(&self.desired, self.node.own_addresses());
         }
         self.synced = true;
         written

@@ -11,6 +11,7 @@ use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
+use crate::compact;
 use crate::input::{Input, ObjectName, Update};
 
 pub(crate) fn object_name(name: &str) -> ObjectName {
@@ -34,7 +35,7 @@ pub(crate) fn listed() -> [Input; 4] {
 
 fn meta(name: &str) -> ObjectMeta {
     let ObjectName { namespace, name } = object_name(name);
-    ObjectMeta { namespace: Some(namespace), name: Some(name), ..Default::default() }
+    ObjectMeta { namespace: Some(namespace.to_string()), name: Some(name.to_string()), ..Default::default() }
 }
 
 #[derive(Clone, Debug)]
@@ -135,8 +136,8 @@ impl ServiceBuilder {
         self
     }
 
-    pub(crate) fn object(&self) -> Service {
-        self.0.clone()
+    pub(crate) fn object(&self) -> compact::Service {
+        self.0.clone().into()
     }
 
     pub(crate) fn deleted(&self) -> Input {
@@ -146,7 +147,7 @@ impl ServiceBuilder {
 
 impl From<ServiceBuilder> for Input {
     fn from(service: ServiceBuilder) -> Self {
-        Self::Service(Update::Put(Box::new(service.0)))
+        Update::Put(Box::new(service.0)).into()
     }
 }
 
@@ -236,8 +237,8 @@ impl SliceBuilder {
         self
     }
 
-    pub(crate) fn object(&self) -> EndpointSlice {
-        self.0.clone()
+    pub(crate) fn object(&self) -> compact::EndpointSlice {
+        self.0.clone().into()
     }
 
     pub(crate) fn deleted(&self) -> Input {
@@ -247,7 +248,7 @@ impl SliceBuilder {
 
 impl From<SliceBuilder> for Input {
     fn from(slice: SliceBuilder) -> Self {
-        Self::EndpointSlice(Update::Put(Box::new(slice.0)))
+        Update::Put(Box::new(slice.0)).into()
     }
 }
 

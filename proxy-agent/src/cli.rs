@@ -16,8 +16,9 @@ use std::io::{Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use tokio::runtime::Runtime;
 
 use crate::config::{RunArgs, start};
 use crate::control::client::Client;
@@ -43,7 +44,7 @@ pub struct Cli {
 enum Command {
     /// Serve this node until stopped. Needs root.
     ///
-    /// SIGTERM and SIGINT take everything off the node again. The log goes to standard error; RUST_LOG sets what of it
+    /// SIGTERM and SIGINT end it; services stay reachable as it last knew them, unless it is told --cleanup-on-exit. The log goes to standard error; RUST_LOG sets what of it
     /// (default: info).
     Run(Box<RunArgs>),
     Status(status::StatusArgs),
@@ -76,20 +77,21 @@ impl AgentArgs {
 
 impl Cli {
     /// Does what was asked; errors go to standard error.
-    pub async fn execute(self) -> ExitCode {
+    pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
-            Command::Run(args) => done(start(&args).await),
-            Command::Status(args) => status::status(&args).await,
-            Command::Services(args) => done(services::services(&args).await),
-            Command::Backends(args) => done(backends::backends(&args).await),
-            Command::Flows(args) => done(flows::flows(&args).await),
-            Command::Devices(args) => done(devices::devices(&args).await),
-            Command::Top(args) => done(top(&args).await),
-            Command::Trace(args) => done(trace(*args).await),
-            Command::Monitor(args) => done(monitor(&args).await),
-            Command::Check(args) => check::check(&args).await,
-            Command::Cleanup(args) => done(cleanup(&args).await),
+            // It gives up privileges, and that is to be done before there are threads.
+            Command::Run(args) => done(start(&args)),
+            Command::Status(args) => wait_for(status::status(&args)),
+            Command::Services(args) => done(wait_for(services::services(&args))),
+            Command::Backends(args) => done(wait_for(backends::backends(&args))),
+            Command::Flows(args) => done(wait_for(flows::flows(&args))),
+            Command::Devices(args) => done(wait_for(devices::devices(&args))),
+            Command::Top(args) => done(wait_for(top(&args))),
+            Command::Trace(args) => done(wait_for(trace(*args))),
+            Command::Monitor(args) => done(wait_for(monitor(&args))),
+            Command::Check(args) => wait_for(check::check(&args)),
+            Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Completions(args) => done(manual::completions(&args)),
             Command::Man(args) => done(manual::man(&args)),
         };
@@ -99,4 +101,13 @@ impl Cli {
             ExitCode::FAILURE
         })
     }
+}
+
+/// Runs to its end what waits for others, on threads of its own.
+pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = Runtime::new().context("start the runtime")?;
+    let result = runtime.block_on(work);
+    // Whoever still waits for a name server or a credential plugin is not waited for.
+    runtime.shutdown_background();
+    result
 }

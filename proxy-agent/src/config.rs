@@ -4,7 +4,7 @@
 //! [`KpxConfiguration`]. They are laid over each other as one tree of fields, and only then read and checked.
 
 mod configz;
-mod duration;
+pub(crate) mod duration;
 mod flags;
 mod invalid;
 mod kpx;
@@ -26,6 +26,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use crate::datapath::Sizes;
 use crate::model::ModelOptions;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
@@ -84,15 +85,24 @@ impl Configuration {
         Ok(configuration)
     }
 
+    /// A `--config` file with nothing beside it.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut said = Said::default();
+        said.read(Path::new("text"), text)?;
+        Self::resolve(&Given::default(), said, true)
+    }
+
     fn resolve(given: &Given, said: Said, has_file: bool) -> Result<Self> {
         let nothing = || Value::Object(Map::new());
         let mut kube_proxy = said.kube_proxy.unwrap_or_else(nothing);
         let mut kpx = said.kpx.unwrap_or_else(nothing);
         given.apply(&mut kube_proxy, &mut kpx, has_file);
-        let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
-        if kpx.mode == "host" {
+        if kpx["mode"] == "host" {
             kube_proxy = tree::merge(of_a_host_outside(), kube_proxy);
+            // Nobody drains such a host, nor does another kpx follow at once.
+            kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
+        let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
         let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete();
         let checked = check(&kube_proxy, &kpx).map_err(|invalid| {
@@ -109,6 +119,7 @@ impl Configuration {
     pub fn settings(&self) -> Result<Settings> {
         let Self { kube_proxy, kpx, checked, .. } = self;
         let period = |duration: duration::GoDuration| duration.std().unwrap_or(Duration::ZERO);
+        let size = |entries: u32| (entries > 0).then_some(entries);
         Ok(Settings {
             node_name: self.node_name()?,
             mode: checked.mode,
@@ -117,6 +128,8 @@ impl Configuration {
             model: checked.model.clone(),
             attach: checked.attach,
             run_dir: PathBuf::from(&kpx.run_dir),
+            bpf_dir: PathBuf::from(&kpx.bpf_dir),
+            cleanup_on_exit: kpx.cleanup_on_exit,
             healthz_address: checked.healthz_address,
             metrics_address: checked.metrics_address,
             bind_address_hard_fail: kube_proxy.bind_address_hard_fail,
@@ -128,7 +141,14 @@ impl Configuration {
             node_timeout: period(kpx.node_timeout),
             oom_score_adj: Some(kube_proxy.oom_score_adj),
             configz: configz::configz(kube_proxy, kpx),
-            flow_entries: (kpx.flow_table_size > 0).then_some(kpx.flow_table_size),
+            sizes: Sizes {
+                flows: size(kpx.flow_table_size),
+                services: size(kpx.service_table_size),
+                endpoints: size(kpx.endpoint_table_size),
+                memory: None,
+            },
+            sockets: checked.sockets,
+            cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
         })
     }

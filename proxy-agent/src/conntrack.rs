@@ -13,7 +13,9 @@ mod netlink;
 pub mod stale;
 pub mod sysctl;
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -21,6 +23,7 @@ use proxy_common::addr::Proto;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
+use crate::desired::Desired;
 use crate::diff::{Change, ServiceKey};
 use crate::ip_family::IpFamily;
 use stale::Frontends;
@@ -45,20 +48,29 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// And after one that failed.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// What was looked for, and what became of it.
+type Look = (Arc<Frontends>, Result<Vec<Reconciled>>);
+
 /// Removes stale entries on a task of its own: the table may be large.
 #[derive(Debug, Default)]
 pub struct Reconciler {
     /// What is to be looked for next.
-    due: Option<Frontends>,
+    due: Option<Arc<Frontends>>,
+    /// What was last to be looked for, and of which revision it is: most changes are of endpoints, and leave it as it is.
+    known: Option<(u64, Arc<Frontends>)>,
     /// When the next look may begin.
     not_before: Option<Instant>,
-    work: Option<JoinHandle<(Frontends, Result<Vec<Reconciled>>)>>,
+    work: Option<JoinHandle<Look>>,
 }
 
 impl Reconciler {
-    /// Looks soon for entries of these frontends.
-    pub fn set_due(&mut self, frontends: Frontends) {
-        self.due = Some(frontends);
+    /// Looks soon for entries of what clients may dial now; `own` are this node's addresses.
+    pub fn set_due(&mut self, desired: &Desired, own: BTreeSet<IpAddr>) {
+        let revision = desired.revision();
+        let known = self.known.take().filter(|(of, known)| *of == revision && *known.own() == own);
+        let (_, frontends) =
+            self.known.insert(known.unwrap_or_else(|| (revision, Arc::new(Frontends::of(desired.tables(), own)))));
+        self.due = Some(Arc::clone(frontends));
     }
 
     /// Waits for the end of the next look. May be cancelled: it goes on and is waited for the next time.

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
-use proxy_common::frontend::FrontendKind;
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::frontend::{FrontendKey, FrontendKind};
 
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName};
@@ -44,6 +44,8 @@ pub struct Desired {
     news: Vec<Skipped>,
     pending: Pending,
     triggers: Vec<Trigger>,
+    /// Counts the syncs that changed what clients may dial.
+    revision: u64,
 }
 
 /// What has changed since the last sync.
@@ -105,6 +107,7 @@ impl Desired {
             news: Vec::new(),
             pending: Pending::default(),
             triggers: Vec::new(),
+            revision: 0,
         }
     }
 
@@ -117,20 +120,26 @@ impl Desired {
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
                 self.triggers.extend(triggers);
+                if model::concerns_guard(services.iter()) {
+                    self.look_around();
+                }
                 self.dirty.extend(services);
             }
-            Dirty::Node => {
-                let node = NodeModel::of(&self.store, &self.options);
-                if self.node != node {
-                    self.node = node;
-                    self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
-                }
-            }
+            Dirty::Surroundings => self.look_around(),
             Dirty::ServiceCidrs => {
                 let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
                 self.service_cidrs = cidrs;
                 self.unreadable_cidrs.replace((), skipped, &mut self.news);
             }
+        }
+    }
+
+    /// Takes in what of the surroundings every Service may depend on.
+    fn look_around(&mut self) {
+        let node = NodeModel::of(&self.store, &self.options);
+        if self.node != node {
+            self.node = node;
+            self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
         }
     }
 
@@ -175,19 +184,30 @@ impl Desired {
         let mut changes = Vec::new();
         changes.extend(self.v4.settle(&mut self.tables.v4, &mut self.news).into_iter().map(Change::V4));
         changes.extend(self.v6.settle(&mut self.tables.v6, &mut self.news).into_iter().map(Change::V6));
+        self.revision += u64::from(changes.iter().any(Change::is_of_frontend));
         Sync { changes, skipped: std::mem::take(&mut self.news), triggers: std::mem::take(&mut self.triggers) }
     }
 
     /// Like [`Self::sync`], but what changes against what the maps really hold: at the start, and after a failed write.
     pub fn sync_from(&mut self, now: &Tables) -> Sync {
-        let sync = self.sync();
+        let is_known = *now == self.tables;
+        let Sync { changes, skipped, triggers } = self.sync();
+        if is_known {
+            return Sync { changes, skipped, triggers };
+        }
         let changes = if self.is_complete() { diff(now, &self.tables) } else { Vec::new() };
-        Sync { changes, ..sync }
+        Sync { changes, skipped, triggers }
     }
 
     /// What the maps should hold, as of the last sync.
     pub fn tables(&self) -> &Tables {
         &self.tables
+    }
+
+    /// Another one whenever a sync has changed what clients may dial: [`Self::service_addresses`] and all that follows from
+    /// frontends alone.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// The ClusterIPs in force, as of the last sync.
@@ -199,6 +219,15 @@ impl Desired {
     /// protocol, port.
     pub fn external_frontends(&self) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
         externals(&self.tables.v4).chain(externals(&self.tables.v6))
+    }
+
+    /// Of those, which Service and which of its fields says so.
+    pub fn said_by(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
+        let port = Port::new(port);
+        let v4 = Addr4::from_ip(addr).and_then(|addr| self.v4.said_by(&FrontendKey::new(addr, port, proto)));
+        let v6 = Addr6::from_ip(addr).and_then(|addr| self.v6.said_by(&FrontendKey::new(addr, port, proto)));
+        let (service, field) = v4.or(v6)?;
+        Some((ObjectRef { kind: "Service", name: service.clone() }, field.to_owned()))
     }
 
     /// The Services whose health load balancers ask for, as of the last sync.

@@ -133,6 +133,14 @@ pub enum ServiceKey {
 }
 
 impl Change {
+    /// Whether it changes what clients may dial.
+    pub fn is_of_frontend(&self) -> bool {
+        match self {
+            Self::V4(change) => change.is_of_frontend(),
+            Self::V6(change) => change.is_of_frontend(),
+        }
+    }
+
     /// The service ports that this write is part of: one, or two if a frontend passes from one to the other. Once a
     /// write of a service port has failed, or was left out, its others must be left out.
     pub fn services(&self) -> impl Iterator<Item = ServiceKey> {
@@ -145,6 +153,10 @@ impl Change {
 }
 
 impl<A: Addr> FamilyChange<A> {
+    fn is_of_frontend(&self) -> bool {
+        matches!(self, Self::PutFrontend(..) | Self::MoveFrontend(..) | Self::DelFrontend(..))
+    }
+
     fn service(&self) -> FrontendKey<A> {
         match self {
             Self::PutSourceRange(key) | Self::DelSourceRange(key) => key.range.service,

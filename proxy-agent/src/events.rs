@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::input::ObjectName;
-use crate::model::{ObjectRef, Skipped};
+use crate::model::{Cause, ObjectRef, Skipped};
 
 /// Events that may wait to be sent.
 const QUEUE: usize = 1_000;
@@ -107,13 +107,28 @@ impl Events {
 
     /// A part of an object has no effect. `uid` is the object's.
     pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>) {
-        let Skipped { object, field, why, is_conflict } = skipped;
+        let Skipped { object, field, why, cause } = skipped;
         self.tell(Event {
             regarding: Regarding { object: object.clone(), uid: uid.map(str::to_owned) },
             severity: Severity::Warning,
-            reason: if *is_conflict { "FrontendConflict" } else { "InvalidField" },
+            reason: match cause {
+                Cause::Invalid => "InvalidField",
+                Cause::Conflict => "FrontendConflict",
+                Cause::Refused => "FrontendRefused",
+            },
             action: "Sync",
             note: format!("{field}: {why}"),
+        });
+    }
+
+    /// A process of this node gets no packets any more at an address and port: a Service does. `uid` is the Service's.
+    pub fn shadows(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
+        self.tell(Event {
+            regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
+            severity: Severity::Warning,
+            reason: "FrontendShadowsHost",
+            action: "Sync",
+            note: format!("node {}: {note}", self.node_name),
         });
     }
 
@@ -231,11 +246,11 @@ mod tests {
         let (events, mut queue) = Events::new("n1");
         let why = anyhow::anyhow!("in use").context("listen on 0.0.0.0:30000");
         let web = ObjectName::new("default", "web");
-        let skipped = |is_conflict| Skipped {
+        let skipped = |cause| Skipped {
             object: ObjectRef { kind: "EndpointSlice", name: ObjectName::new("default", "web-1") },
             field: "ports[0]".to_owned(),
             why: "port 0".to_owned(),
-            is_conflict,
+            cause,
         };
         events.starting();
         events.healthz_failed(&why);
@@ -243,8 +258,9 @@ mod tests {
         events.sysctls_read_only(&why);
         events.node_changed(&why);
         events.health_check_failed(&web, 30000, &why);
-        events.skipped(&skipped(false), Some("1234"));
-        events.skipped(&skipped(true), None);
+        events.skipped(&skipped(Cause::Invalid), Some("1234"));
+        events.skipped(&skipped(Cause::Conflict), None);
+        events.skipped(&skipped(Cause::Refused), None);
         let rows = [
             "Node n1 Some(\"n1\") Normal Starting StartKubeProxy: ",
             "Node n1 Some(\"n1\") Warning FailedToStartProxierHealthcheck StartKubeProxy: \
@@ -258,6 +274,7 @@ mod tests {
              node n1 cannot serve the health check of default/web at port 30000: listen on 0.0.0.0:30000: in use",
             "EndpointSlice default/web-1 Some(\"1234\") Warning InvalidField Sync: ports[0]: port 0",
             "EndpointSlice default/web-1 None Warning FrontendConflict Sync: ports[0]: port 0",
+            "EndpointSlice default/web-1 None Warning FrontendRefused Sync: ports[0]: port 0",
         ];
         for row in rows {
             let Event { regarding, severity, reason, action, note } = queue.next().await;

@@ -49,18 +49,24 @@ impl HealthChecks {
     }
 
     /// Takes in what Services ask for, after a sync.
-    pub async fn set(&mut self, want: BTreeMap<ObjectName, HealthCheck>) {
-        self.want = want;
-        self.update().await;
+    pub async fn set(&mut self, want: &BTreeMap<ObjectName, HealthCheck>) {
+        // What could not be had is tried again with every sync.
+        if self.want != *want || !self.is_whole(&self.addrs) {
+            self.want.clone_from(want);
+            self.update().await;
+        }
     }
 
     /// Takes in where to listen: an unspecified address stands for all of its family.
     pub async fn listen_on(&mut self, addrs: BTreeSet<IpAddr>) {
-        let is_whole = |check: &Check| addrs.iter().eq(check.listeners.keys());
-        if !self.open.values().all(is_whole) || self.addrs != addrs {
+        if !self.is_whole(&addrs) || self.addrs != addrs {
             self.addrs = addrs;
             self.update().await;
         }
+    }
+
+    fn is_whole(&self, addrs: &BTreeSet<IpAddr>) -> bool {
+        self.open.values().all(|check| addrs.iter().eq(check.listeners.keys()))
     }
 
     /// Opens, closes and moves listeners; those that are as they should be are left alone. A port that cannot be had is

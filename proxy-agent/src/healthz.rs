@@ -12,26 +12,30 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::health;
 use crate::http_server::{nosniff, not_found};
 use crate::liveness::{Liveness, Report};
 use crate::metrics::{ByCode, Metrics};
 
 /// Any method, as load balancers are set to ask with many.
-pub fn router(liveness: Liveness, metrics: Metrics) -> Router {
-    Router::new()
-        .route("/healthz", any(healthz))
-        .route("/livez", any(livez))
-        .fallback(not_found)
-        .with_state(Health { liveness, metrics })
+///
+/// `problems` are told to whoever reads; they decide nothing: a node that cannot ask the API server serves as before.
+pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
+    Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).fallback(not_found).with_state(Health {
+        liveness,
+        metrics,
+        problems,
+    })
 }
 
 #[derive(Clone)]
 struct Health {
     liveness: Liveness,
     metrics: Metrics,
+    problems: [health::Health; 2],
 }
 
-/// The body, in the order in which kube-proxy has it.
+/// The body, in the order in which kube-proxy has it. While something is wrong it says what, which kube-proxy's does not.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -42,6 +46,9 @@ struct Answer {
     /// Of the proxy alone, whether the node is eligible or not.
     healthy: bool,
     status: BTreeMap<&'static str, FamilyAnswer>,
+    /// Reasons, by what they befall.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    problems: BTreeMap<String, String>,
 }
 
 #[derive(Serialize)]
@@ -54,19 +61,19 @@ struct FamilyAnswer {
 /// Whether new load balancer traffic may be sent here.
 async fn healthz(State(health): State<Health>) -> Response {
     let report = health.liveness.report();
-    let response = answer(&report, Some(report.node_eligible));
+    let response = answer(&report, Some(report.node_eligible), &health.problems);
     health.metrics.proxy.healthz.get_or_create(&ByCode::from(response.status())).inc();
     response
 }
 
 /// Whether kpx does its work.
 async fn livez(State(health): State<Health>) -> Response {
-    let response = answer(&health.liveness.report(), None);
+    let response = answer(&health.liveness.report(), None, &health.problems);
     health.metrics.proxy.livez.get_or_create(&ByCode::from(response.status())).inc();
     response
 }
 
-fn answer(report: &Report, node_eligible: Option<bool>) -> Response {
+fn answer(report: &Report, node_eligible: Option<bool>, problems: &[health::Health; 2]) -> Response {
     let current_time = Timestamp::now();
     let ok = report.live && node_eligible.unwrap_or(true);
     let status = report.families.iter().map(|(family, family_report)| {
@@ -79,6 +86,7 @@ fn answer(report: &Report, node_eligible: Option<bool>) -> Response {
         node_eligible,
         healthy: report.live,
         status: status.collect(),
+        problems: problems.iter().flat_map(|of| of.problems()).map(|(what, problem)| (what, problem.why)).collect(),
     };
     let code = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut response: Response<Body> = axum::response::IntoResponse::into_response((code, Json(body)));
@@ -126,7 +134,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn bodies_and_codes_are_those_of_kube_proxy() {
         let liveness = Liveness::new(std::time::Duration::from_secs(30), Mode::Node);
-        let router = router(liveness.clone(), Metrics::new());
+        let problems = [health::Health::default(), health::Health::default()];
+        let router = router(liveness.clone(), Metrics::new(), problems.clone());
         let (code, body) = ask(&router, "GET", "/healthz").await;
         let families =
             r#""status":{"IPv4":{"lastUpdated":"T","healthy":true},"IPv6":{"lastUpdated":"T","healthy":true}}"#;
@@ -141,6 +150,12 @@ mod tests {
         let value: Value = serde_json::from_str(&body).unwrap();
         assert_eq!((code, &value["nodeEligible"]), (200, &Value::Bool(true)));
         assert_eq!(value["lastUpdated"], value["currentTime"], "now, if all is well");
+
+        problems[1].begin("Service watch", "refused");
+        let (code, body) = ask(&router, "GET", "/healthz").await;
+        assert_eq!(code, 200, "an API server that is away takes no traffic from the node");
+        assert!(body.ends_with(r#","problems":{"Service watch":"refused"}}"#), "{body}");
+        problems[1].end("Service watch");
 
         liveness.queued(IpFamily::V6);
         tokio::time::advance(std::time::Duration::from_secs(60)).await;

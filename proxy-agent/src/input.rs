@@ -1,10 +1,14 @@
 //! One thing that happened: the only way anything reaches the agent's loop.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::{self as core, Node};
+use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+
+use crate::compact::{EndpointSlice, Service, Shared};
 
 /// One thing that happened to an object that kpx watches.
 ///
@@ -16,6 +20,8 @@ pub enum Input {
     /// Of this node only.
     Node(Update<Node>),
     ServiceCidr(Update<ServiceCIDR>),
+    /// Where the source reaches the API server: all addresses.
+    ApiServer(BTreeSet<SocketAddr>),
 }
 
 /// What a source says of one kind of object.
@@ -23,6 +29,8 @@ pub enum Input {
 pub enum Update<K> {
     /// All there are: what is not among them is gone. Every source starts with this, for every kind.
     All(Vec<K>),
+    /// The same, but of these that could not be read: what was last known of them stays.
+    AllBut(Vec<K>, BTreeSet<ObjectName>),
     /// Nobody says which there are, in place of the first list: the API server does not serve this kind, or not to us.
     Refused,
     /// A new object, or a new version of one.
@@ -30,15 +38,41 @@ pub enum Update<K> {
     Del(ObjectName),
 }
 
+impl<K> Update<K> {
+    /// The same of another form of the objects.
+    pub fn map<C>(self, form: impl Fn(K) -> C) -> Update<C> {
+        let all = |objects: Vec<K>| objects.into_iter().map(&form).collect();
+        match self {
+            Self::All(objects) => Update::All(all(objects)),
+            Self::AllBut(objects, unreadable) => Update::AllBut(all(objects), unreadable),
+            Self::Refused => Update::Refused,
+            Self::Put(object) => Update::Put(Box::new(form(*object))),
+            Self::Del(name) => Update::Del(name),
+        }
+    }
+}
+
+impl From<Update<core::Service>> for Input {
+    fn from(update: Update<core::Service>) -> Self {
+        Self::Service(update.map(Service::from))
+    }
+}
+
+impl From<Update<discovery::EndpointSlice>> for Input {
+    fn from(update: Update<discovery::EndpointSlice>) -> Self {
+        Self::EndpointSlice(update.map(EndpointSlice::from))
+    }
+}
+
 /// How a namespaced object is called; cluster-wide objects have an empty namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
-    pub namespace: String,
-    pub name: String,
+    pub namespace: Shared,
+    pub name: Shared,
 }
 
 impl ObjectName {
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(namespace: impl Into<Shared>, name: impl Into<Shared>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 }
@@ -52,6 +86,6 @@ impl fmt::Display for ObjectName {
 impl<K: kube::Resource> From<&K> for ObjectName {
     fn from(object: &K) -> Self {
         let meta = object.meta();
-        Self::new(meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+        Self::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
     }
 }

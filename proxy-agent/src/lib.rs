@@ -3,6 +3,7 @@
 
 // The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
 pub mod agent;
+pub mod compact;
 pub mod desired;
 pub mod diff;
 pub mod input;
@@ -35,7 +36,9 @@ pub mod config;
 mod document;
 pub mod health;
 pub mod ip_family;
+pub mod leftovers;
 pub mod object;
+pub mod privileges;
 pub mod run;
 pub mod settings;
 pub mod status;

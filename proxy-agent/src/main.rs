@@ -7,7 +7,6 @@ use clap::Parser;
 use proxy_agent::cli::Cli;
 use proxy_agent::config::arguments;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    Cli::parse_from(arguments(std::env::args_os())).execute().await
+fn main() -> ExitCode {
+    Cli::parse_from(arguments(std::env::args_os())).execute()
 }

@@ -13,6 +13,7 @@ mod process;
 mod readings;
 mod requests;
 mod slis;
+mod watches;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub use own::{OwnMetrics, Phase};
 pub use readings::{ProgramReading, Readings};
 pub use requests::Requests;
 pub use slis::Slis;
+pub use watches::Watches;
 
 use crate::ip_family::IpFamily;
 
@@ -50,6 +52,7 @@ impl Metrics {
         let mut registry = Registry::default();
         let proxy = ProxyMetrics::register(registry.sub_registry_with_prefix("kubeproxy"));
         let own = OwnMetrics::register(registry.sub_registry_with_prefix("kpx"));
+        Watches::of_process().register(registry.sub_registry_with_prefix("kpx"));
         Requests::of_process().register(&mut registry);
         build::register(&mut registry);
         registry.register_collector(Box::new(process::Process::started_now()));

@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{self as core, LoadBalancerIngress, ServiceSpec};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use k8s_openapi::jiff::Timestamp;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
 
+use crate::compact::{self, EndpointSlice, Flat, Shared};
 use crate::input::ObjectName;
 use crate::store::Store;
 
 mod endpoints;
 mod external;
+mod guard;
 mod maglev;
 mod node;
 mod outside;
@@ -28,18 +28,15 @@ use endpoints::{Detour, Joined};
 pub(crate) use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
+pub use guard::Guard;
+pub(crate) use guard::concerns as concerns_guard;
 pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
-pub use read::{ObjectRef, Skipped};
+pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, cidr, ip, port_number, protocol};
-
-/// Another proxy serves a Service with this label (any value).
-const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// An EndpointSlice with this label (any value) is not for proxies.
-const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// What one Service offers, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,9 +50,9 @@ pub struct ServiceModel {
 pub struct FamilyModel<A: Addr> {
     pub claim: Claim,
     /// What clients may dial. Other Services may claim the same, so not all of them need to be in force.
-    pub frontends: BTreeMap<FrontendKey<A>, Offer<A>>,
+    pub frontends: Flat<FrontendKey<A>, Offer<A>>,
     /// By their names, their ClusterIP frontends.
-    pub ports: BTreeMap<FrontendKey<A>, ServicePort<A>>,
+    pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
     /// Who may dial the LoadBalancer frontends; empty if everyone may.
     pub source_ranges: BTreeSet<Range<A>>,
     /// Addresses that are on this node and ready, over all ports.
@@ -69,7 +66,7 @@ pub struct FamilyModel<A: Addr> {
 pub struct Offer<A: Addr> {
     pub frontend: Frontend<A>,
     /// Where the Service says so, for reports.
-    pub field: String,
+    pub field: Shared,
 }
 
 /// Who asks for a frontend. Of several the least, which is the oldest Service, holds it.
@@ -90,8 +87,7 @@ pub struct HealthCheck {
 /// What both families of a Service are made from.
 struct Parts<'a> {
     claim: Claim,
-    spec: &'a ServiceSpec,
-    ingress: &'a [LoadBalancerIngress],
+    service: &'a compact::Service,
     policy: Policy,
     slices: Vec<&'a EndpointSlice>,
     node: &'a NodeModel,
@@ -100,21 +96,19 @@ struct Parts<'a> {
 impl ServiceModel {
     pub fn new<'a>(
         name: &ObjectName,
-        service: &core::Service,
+        service: &compact::Service,
         slices: impl Iterator<Item = &'a EndpointSlice>,
         node: &NodeModel,
     ) -> (Self, Vec<Skipped>) {
         let mut skipped = Vec::new();
-        let Some(spec) = service.spec.as_ref().filter(|spec| is_proxied(service, spec)) else {
+        if !is_proxied(service) {
             return (Self::default(), skipped);
-        };
-        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        }
         let parts = Parts {
             claim: Claim::new(name, service),
-            spec,
-            ingress: status.and_then(|status| status.ingress.as_deref()).unwrap_or_default(),
-            policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, spec, node),
-            slices: slices.filter(|slice| !is_headless(slice)).collect(),
+            service,
+            policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, node),
+            slices: slices.filter(|slice| !slice.is_headless).collect(),
             node,
         };
         let v4 = FamilyModel::new(&parts, &mut skipped);
@@ -141,34 +135,24 @@ impl ServiceModel {
 }
 
 /// Whether the Service has a ClusterIP that is ours to serve.
-fn is_proxied(service: &core::Service, spec: &ServiceSpec) -> bool {
-    let cluster_ip = spec.cluster_ip.as_deref().unwrap_or_default();
-    !has_label(service, SERVICE_PROXY_NAME)
-        && !matches!(cluster_ip, "" | "None")
-        && spec.type_.as_deref() != Some("ExternalName")
-}
-
-pub(crate) fn is_headless(slice: &EndpointSlice) -> bool {
-    has_label(slice, HEADLESS)
-}
-
-fn has_label(object: &impl kube::Resource, label: &str) -> bool {
-    object.meta().labels.as_ref().is_some_and(|labels| labels.contains_key(label))
+fn is_proxied(service: &compact::Service) -> bool {
+    let cluster_ip = service.cluster_ip.as_deref().unwrap_or_default();
+    !service.is_of_other_proxy && !matches!(cluster_ip, "" | "None") && service.type_.as_deref() != Some("ExternalName")
 }
 
 impl<A: Addr> FamilyModel<A> {
     fn new(parts: &Parts<'_>, skipped: &mut Vec<Skipped>) -> Option<Self> {
         let name = &parts.claim.service;
-        let cluster_ip: A = cluster_ip(parts.spec, &mut Reader::new("Service", name, skipped))?;
+        let cluster_ip: A = cluster_ip(parts.service, &mut Reader::new("Service", name, skipped))?;
         let slices: Vec<_> = parts.slices.iter().filter_map(|slice| Slice::new(slice, parts.node, skipped)).collect();
 
         let mut reader = Reader::new("Service", name, skipped);
-        let externals = externals(&mut reader, parts.spec, parts.ingress, cluster_ip);
-        let source_ranges = source_ranges(&mut reader, parts.spec, &externals, parts.node);
+        let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
+        let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
         let mut frontends = Offers::at(cluster_ip);
         let mut ports = BTreeMap::new();
         let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
-        for (index, port) in parts.spec.ports.iter().flatten().enumerate() {
+        for (index, port) in parts.service.ports.iter().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
             let key = FrontendKey::new(cluster_ip, number, proto);
             if ports.contains_key(&key) {
@@ -177,8 +161,12 @@ impl<A: Addr> FamilyModel<A> {
             }
             let node_port = parts.policy.node_port(&mut reader, index, port);
             let own_node_port = node_port.filter(|_| parts.node.outside.is_none());
+            let own_node_port = own_node_port.filter(|node_port| {
+                let admitted = parts.node.guard.admit_node_port(*node_port, proto);
+                reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
+            });
             let is_external = own_node_port.is_some() || !externals.is_empty();
-            frontends.add_port(&mut reader, index, key, own_node_port, &externals);
+            frontends.add_port(&mut reader, index, key, own_node_port, &externals, &parts.node.guard);
             let endpoints = join(&slices, port.name.as_deref().unwrap_or_default(), proto);
             let (endpoints, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
             unreachable.extend(left_out);
@@ -186,7 +174,7 @@ impl<A: Addr> FamilyModel<A> {
             let terms = parts.policy.terms(proto, is_external, !source_ranges.is_empty());
             ports.insert(key, ServicePort::new(&mut reader, index, terms, &endpoints));
         }
-        let Offers(frontends) = frontends;
+        let (frontends, ports) = (frontends.0.into(), ports.into());
         let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
         Some(Self { claim, frontends, ports, source_ranges, local_ready, unreachable })
     }
@@ -219,21 +207,20 @@ impl Parts<'_> {
 }
 
 /// The ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and `clusterIP` is its first.
-fn cluster_ip<A: Addr>(spec: &ServiceSpec, reader: &mut Reader<'_>) -> Option<A> {
-    let primary = spec.cluster_ip.as_deref()?;
-    let families = spec.ip_families.as_deref().unwrap_or_default();
+fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> Option<A> {
+    let primary = service.cluster_ip.as_deref()?;
+    let families = &service.ip_families;
     if families.is_empty() {
         let other_family = ip(primary).is_ok_and(|ip| A::from_ip(ip).is_none());
         return if other_family { None } else { reader.take(format_args!("spec.clusterIP"), addr(primary)) };
     }
-    let index = families.iter().position(|family| family == A::FAMILY)?;
-    let cluster_ips = spec.cluster_ips.as_deref().unwrap_or_default();
+    let index = families.iter().position(|family| **family == *A::FAMILY)?;
     // Only a manifest that never saw an API server leaves `clusterIPs` out.
-    let text = cluster_ips.get(index).map(String::as_str).or((index == 0).then_some(primary))?;
+    let text = service.cluster_ips.get(index).map(AsRef::as_ref).or((index == 0).then_some(primary))?;
     reader.take(format_args!("spec.clusterIPs[{index}]"), addr(text))
 }
 
-fn read_port(reader: &mut Reader<'_>, index: usize, port: &core::ServicePort) -> Option<(Port, Proto)> {
+fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort) -> Option<(Port, Proto)> {
     let number = reader.take(format_args!("spec.ports[{index}].port"), port_number(port.port))?;
     let proto = reader.take(format_args!("spec.ports[{index}].protocol"), protocol(port.protocol.as_deref()))?;
     Some((number, proto))
@@ -245,7 +232,7 @@ impl<A: Addr> Offers<A> {
     fn at(cluster_ip: A) -> Self {
         let key = FrontendKey::address(cluster_ip);
         let frontend = Frontend::new(key, FrontendKind::ADDRESS);
-        Self([(key, Offer { frontend, field: "spec.clusterIP".to_owned() })].into())
+        Self([(key, Offer { frontend, field: "spec.clusterIP".into() })].into())
     }
 
     /// All frontends of one port. Of an address that is listed twice the first listing counts.
@@ -256,6 +243,7 @@ impl<A: Addr> Offers<A> {
         service: FrontendKey<A>,
         node_port: Option<Port>,
         externals: &[External<A>],
+        guard: &Guard,
     ) {
         let FrontendKey { port, proto, .. } = service;
         self.add(service, Frontend::new(service, FrontendKind::CLUSTER_IP), format!("spec.ports[{index}]"));
@@ -267,6 +255,9 @@ impl<A: Addr> Offers<A> {
             }
         }
         for External { addr, kind, field } in externals {
+            if !reader.admit(format_args!("{field}"), guard.admit_port(*addr, port, proto)) {
+                continue;
+            }
             self.add(FrontendKey::new(*addr, port, proto), Frontend::new(service, *kind), field.clone());
         }
     }
@@ -275,7 +266,7 @@ impl<A: Addr> Offers<A> {
     fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
         match self.0.entry(key) {
             Entry::Vacant(entry) => {
-                entry.insert(Offer { frontend, field });
+                entry.insert(Offer { frontend, field: field.into() });
                 true
             }
             Entry::Occupied(_) => false,
@@ -285,9 +276,8 @@ impl<A: Addr> Offers<A> {
 
 impl Claim {
     /// What has no age, because no API server ever saw it, is as young as can be.
-    fn new(name: &ObjectName, service: &core::Service) -> Self {
-        let created = service.metadata.creation_timestamp.as_ref().map_or(Timestamp::MAX, |time| time.0);
-        Self { created, service: name.clone() }
+    fn new(name: &ObjectName, service: &compact::Service) -> Self {
+        Self { created: service.created.unwrap_or(Timestamp::MAX), service: name.clone() }
     }
 }
 

@@ -1,10 +1,13 @@
 //! This node: which devices carry programs, the anchor and the ways to it, and what the programs know of all that.
 
 pub mod detect;
+mod fast_path;
 pub mod lifecycle;
+mod mend;
 pub mod node_ports;
 mod options;
 mod outside;
+mod wanted;
 mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +15,9 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, Device, OwnAddr};
-use tracing::{debug, info};
+use tracing::info;
 
 use crate::datapath::{Attachments, Hooks, NodeMaps};
 use crate::desired::Desired;
@@ -25,9 +28,13 @@ use crate::net::role::Role;
 use crate::net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
 use crate::settings::PodRoutes;
 use detect::Detection;
+use fast_path::FastPathState;
 use outside::Outside;
-use ways::{Surroundings, Want, Ways};
+use wanted::Followed;
+use ways::Ways;
 
+pub use fast_path::FastPath;
+pub use mend::Mended;
 pub use options::{Masquerade, NodeOptions};
 
 /// This node's devices, anchor, and ways to it.
@@ -40,13 +47,17 @@ pub struct Node {
     links: BTreeMap<u32, Link>,
     anchor: Anchor,
     anchor_mtu: u32,
+    /// As of the last event.
+    anchor_up: bool,
     ways: Ways,
     /// What the cluster wants of this node, as of the last sync.
-    wanted: Option<Wanted>,
+    followed: Followed,
+    /// What a predecessor had found out about this node: it stays in force until the first sync.
+    inherited: Option<device::Node>,
     /// The programs can tell local pods, as far as anybody can.
     detects: bool,
-    /// The ranges of which the programs know.
-    service_cidrs: Vec<IpNet>,
+    /// The ranges of which the programs know; None until they were told.
+    service_cidrs: Option<Vec<IpNet>>,
     /// The addresses in force.
     node_addrs: (Addr4, Addr6),
     /// What [`Health`] was told of devices that could not be attached.
@@ -55,32 +66,31 @@ pub struct Node {
     outside: Option<Outside>,
     /// lo carries a program: on a host outside only if a backend is one of its own sockets.
     hooks_lo: bool,
-}
-
-/// What the cluster's objects say that concerns addresses and ways.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted {
-    node_addresses: Vec<IpAddr>,
-    service_cidrs: Vec<IpNet>,
-    service_addresses: BTreeSet<IpAddr>,
-    external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
+    fast_path: FastPathState,
+    /// What others have undone and is as it should be again, since it was last asked.
+    mended: Mended,
 }
 
 impl Node {
-    /// Makes the anchor. Devices get their programs as soon as [`Node::on_link`] hears of them.
+    /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them.
     pub async fn start(
         options: NodeOptions,
         handle: Handle,
         mut attachments: Attachments,
         maps: NodeMaps,
     ) -> Result<Self> {
-        let anchor_mtu = anchor_mtu(&BTreeMap::new());
+        let present = anchor::present_mtu(&handle).await.context("look for the anchor")?;
+        let anchor_mtu = present.unwrap_or_else(|| anchor_mtu(&BTreeMap::new()));
         let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
         attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
         let ways = Ways::open(&handle, anchor.ifindex).await?;
         if options.outside != Some(PodRoutes::Nodes) {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
+        // One that drained is in service again.
+        let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
+        let fast_path = FastPathState::new(options.fast_path);
+        let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let mut node = Self {
             // Outside nobody's pods are told apart, nor is there a Node to learn from.
             detection: if options.outside.is_none() {
@@ -89,7 +99,7 @@ impl Node {
                 Detection::default()
             },
             outside: options.outside.map(|routing| Outside::new(handle.clone(), routing)),
-            hooks_lo: options.outside.is_none(),
+            hooks_lo: options.outside.is_none() || attachments.devices().values().any(|device| device.name == "lo"),
             options,
             handle,
             attachments,
@@ -97,24 +107,27 @@ impl Node {
             links: BTreeMap::new(),
             anchor,
             anchor_mtu,
+            anchor_up: false,
             ways,
-            wanted: None,
+            followed: Followed::default(),
+            inherited,
             detects: false,
-            service_cidrs: Vec::new(),
-            node_addrs: (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED),
+            service_cidrs: None,
+            node_addrs: inherited.map_or(unknown, |node| (node.addr4, node.addr6)),
             failing: BTreeSet::new(),
+            mended: Mended::default(),
+            fast_path,
         };
         node.write_node()?;
         Ok(node)
     }
 
-    /// Removes everything that was put onto this node: rules, programs, anchor, routes.
-    pub async fn stop(self) -> Result<()> {
-        drop(self.attachments);
-        Self::clean(&self.handle).await
+    /// Takes the programs off all devices. Without this they stay.
+    pub fn detach(self) {
+        self.attachments.detach_all();
     }
 
-    /// Removes what outlives a process, whichever left it.
+    /// Removes rules, routes and anchor, whichever process left them.
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
         let pod_routes = pod_route::remove(handle).await.context("remove the routes to pods");
@@ -128,10 +141,6 @@ impl Node {
     /// Whether the devices have been listed. Until then none has programs but the anchor.
     pub fn knows_devices(&self) -> bool {
         !self.links.is_empty()
-    }
-
-    pub fn role(&self, ifindex: u32) -> Option<Role> {
-        self.links.get(&ifindex).map(|link| self.role_of(link))
     }
 
     /// The addresses in force, as far as there are any.
@@ -155,33 +164,49 @@ impl Node {
         self.anchor
     }
 
-    /// Takes in what the kernel says of devices.
-    pub async fn on_link(&mut self, event: LinkEvent, health: &Health) -> Result<()> {
-        let addrs_before = self.addrs_up();
+    /// Takes in what the kernel says of devices: a burst of it costs little more than a single change.
+    pub async fn on_links(&mut self, events: impl IntoIterator<Item = LinkEvent>, health: &Health) -> Result<()> {
+        let (addrs_before, anchor_before) = (self.addrs_up(), self.anchor);
         self.on_routes(); // With a device or an address the kernel drops routes, and says nothing.
-        let listed = matches!(event, LinkEvent::All(_));
-        match event {
-            LinkEvent::All(links) => self.links = links.into_iter().map(|link| (link.index, link)).collect(),
-            LinkEvent::Put(link) => drop(self.links.insert(link.index, *link)),
-            LinkEvent::Del(ifindex) => drop(self.links.remove(&ifindex)),
+        let mut listed = false;
+        for event in events {
+            match event {
+                LinkEvent::All(links) => {
+                    self.links = links.into_iter().map(|link| (link.index, link)).collect();
+                    listed = true;
+                }
+                LinkEvent::Put(link) => drop(self.links.insert(link.index, *link)),
+                LinkEvent::Del(ifindex) => drop(self.links.remove(&ifindex)),
+            }
         }
         // The kernel drops routes with the address that they have as source, and says nothing.
         let lost = !addrs_before.is_subset(&self.addrs_up());
         // The programs know a device before it carries them. One part that fails must not keep the others from work.
         let written = self.write_devices();
         self.attach(health);
+        let judged = if listed { self.judge_fast_path().await } else { Ok(()) };
+        let kept = if listed { self.verify_sysctls() } else { Ok(()) };
         let fitted = self.fit_anchor(listed).await;
+        let verified = if listed { self.verify_programs(health).await.and(kept) } else { kept };
         let updated = self.update_addresses().await;
         let fresh = *fitted.as_ref().unwrap_or(&false);
         let led = self.update_ways(listed || lost || fresh, health).await;
-        written.and(fitted.map(drop)).and(updated).and(led)
+        // What comes and goes with an address or with the anchor nobody took away.
+        if let Ok(changed) = led
+            && listed
+            && (addrs_before, anchor_before) == (self.addrs_up(), self.anchor)
+        {
+            self.mended.ways(changed);
+        }
+        written.and(judged).and(fitted.map(drop)).and(verified).and(updated).and(led.map(drop))
     }
 
     /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
     /// must begin anew.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        // Without devices nothing is beside: routes that lead to pods would go, and come back.
-        if self.is_outside() && !self.knows_devices() {
+        // Without devices nothing is beside, so that routes that lead to pods would go, and come back; and the node has no
+        // address, where it had one.
+        if (self.is_outside() || self.inherited.is_some()) && !self.knows_devices() {
             return Ok(false);
         }
         self.detection.learn(&desired.pod_cidrs())?;
@@ -191,6 +216,7 @@ impl Node {
         }
         if !self.detects {
             self.detects = true;
+            self.inherited = None;
             match self.maps.set_pods(&self.detection.nets()).and_then(|()| self.write_node()) {
                 Ok(()) => health.end(LOCAL_PODS),
                 Err(error) => {
@@ -216,29 +242,20 @@ impl Node {
     fn write_service_cidrs(&mut self, desired: &Desired) -> Result<()> {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
-        if self.service_cidrs != cidrs {
+        if self.service_cidrs.as_deref() != Some(cidrs) {
             self.maps.set_service_cidrs(cidrs)?;
-            self.service_cidrs = cidrs.to_vec();
+            self.service_cidrs = Some(cidrs.to_vec());
         }
         Ok(())
     }
 
     async fn follow(&mut self, desired: &Desired, health: &Health) -> Result<()> {
-        let wanted = Wanted {
-            node_addresses: desired.node_addresses(),
-            service_cidrs: desired.service_cidrs().to_vec(),
-            service_addresses: desired.service_addresses(),
-            external_frontends: desired.external_frontends().collect(),
-        };
-        if self.wanted.as_ref() == Some(&wanted) {
+        if !self.followed.begin(desired) {
             return Ok(());
         }
-        let before = self.wanted.replace(wanted);
         let updated = self.update_addresses().await;
-        let result = updated.and(self.update_ways(false, health).await);
-        if result.is_err() {
-            self.wanted = before; // So that the next sync tries again.
-        }
+        let result = updated.and(self.update_ways(false, health).await.map(drop));
+        self.followed.end(result.is_ok());
         result
     }
 
@@ -283,7 +300,9 @@ impl Node {
         let devices = self.links.values().filter_map(|link| {
             let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = self.detection.finds(link, &self.links);
-            let flags = if pod { Device::POD } else { 0 } | if detected { Device::DETECTED } else { 0 };
+            let peer = pod && link.is_plain_pair();
+            let flags = [(pod, Device::POD), (detected, Device::DETECTED), (peer, Device::PEER)];
+            let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
             let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
             let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
             Some((link.index, Device::new(flags, addr4, addr6)))
@@ -299,7 +318,8 @@ impl Node {
             let serves = self.options.node_ports.accepts(addr, &primary);
             (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
         });
-        let addrs = addrs.collect();
+        let localhost = self.options.localhost(&primary).map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
+        let addrs = addrs.chain(localhost).collect();
         self.maps.set_addrs(&addrs)
     }
 
@@ -308,41 +328,22 @@ impl Node {
         self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
     }
 
-    /// Makes the anchor as it should be, if it is not there, not up, or of another MTU than the ways out; and now and
-    /// then, for what does not show. True if anything was done: then routes may have been lost.
-    async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
-        let mtu = anchor_mtu(&self.links);
-        let up = self.links.get(&self.anchor.ifindex).is_some_and(|link| link.up);
-        if mtu == self.anchor_mtu && up && !listed {
-            return Ok(false);
-        }
-        let anchor = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
-        if anchor != self.anchor {
-            info!(ifindex = anchor.ifindex, "the anchor was gone and is made anew");
-            self.attachments.detach(self.anchor.ifindex);
-            self.attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
-            self.ways = Ways::open(&self.handle, anchor.ifindex).await?;
-            self.anchor = anchor;
-            self.write_node()?;
-        }
-        debug!(mtu, "anchor fitted");
-        self.anchor_mtu = mtu;
-        Ok(true)
-    }
-
     async fn update_addresses(&mut self) -> Result<()> {
+        if self.inherited.is_some() {
+            return Ok(()); // What the cluster says of this node is not known yet.
+        }
         let addrs = (self.node_address::<Addr4>().await?, self.node_address::<Addr6>().await?);
         if addrs == self.node_addrs {
             return Ok(());
         }
         info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
-        self.node_addrs = addrs;
-        self.write_node().and(self.write_addrs())
+        let before = std::mem::replace(&mut self.node_addrs, addrs);
+        self.write_node().and(self.write_addrs()).inspect_err(|_| self.node_addrs = before) // To be tried again.
     }
 
     async fn node_address<A: Addr>(&self) -> Result<A> {
         let mut preferred = self.options.node_ips.clone();
-        preferred.extend(self.wanted.iter().flat_map(|wanted| &wanted.node_addresses));
+        preferred.extend(self.followed.wanted().into_iter().flat_map(|wanted| &wanted.node_addresses));
         // Which is a list of all routes, so only where nobody names an address.
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
@@ -350,28 +351,19 @@ impl Node {
     }
 
     fn write_node(&mut self) -> Result<()> {
+        if let Some(inherited) = self.inherited {
+            let inherited = inherited.without(device::Node::FAST_PATH).with(self.fast_path.flag());
+            return self.maps.set_node(inherited.with_anchor(self.anchor.ifindex, self.anchor.mac));
+        }
         let (addr4, addr6) = self.node_addrs;
-        let flags = self.options.flags() | if self.detects { self.detection.flags() } else { 0 };
+        let detection = if self.detects { self.detection.flags() } else { 0 };
+        let flags = self.options.flags() | detection | self.fast_path.flag();
         self.maps.set_node(device::Node::new(addr4, addr6, self.anchor.ifindex, self.anchor.mac, flags))
     }
-
-    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
-    async fn update_ways(&mut self, verify: bool, health: &Health) -> Result<()> {
-        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
-        // predecessor left leads to services that will be there again.
-        let Some(wanted) = &self.wanted else { return Ok(()) };
-        let given = &self.options.service_cidrs;
-        let want = Want::of(&Surroundings {
-            service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },
-            service_addresses: &wanted.service_addresses,
-            external_frontends: &wanted.external_frontends,
-            own: &self.own_addresses(),
-            primary: &self.addresses(),
-            has_ipv6: sysctl::has_ipv6(),
-        });
-        self.ways.update(&want, verify, health).await
-    }
 }
+
+/// Interface index of lo, in every network namespace.
+const LO: u32 = 1;
 
 /// What [`Health`] calls the detection of local pods.
 const LOCAL_PODS: &str = "local pods";

@@ -1,6 +1,10 @@
 //! The kernel programs that this binary carries.
 
-use anyhow::ensure;
+use std::borrow::Cow;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
 
 /// An ELF object, or nothing if there was none when this was built (see `build.rs`). Aligned, as aya reads its headers
 /// in place.
@@ -10,6 +14,14 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kp
 pub fn embedded() -> anyhow::Result<&'static [u8]> {
     ensure!(!OBJECT.is_empty(), "this kpx was built without its kernel programs: run `cargo xtask build`");
     Ok(OBJECT)
+}
+
+/// Those of a file, or else this binary's.
+pub fn chosen(file: Option<&Path>) -> anyhow::Result<Cow<'static, [u8]>> {
+    match file {
+        Some(file) => Ok(fs::read(file).with_context(|| format!("read {}", file.display()))?.into()),
+        None => embedded().map(Cow::from),
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! Random clusters, small enough that everything in them collides.
 
+use std::net::SocketAddr;
+
 use k8s_openapi::api::core::v1::ServicePort;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use proptest::sample::select;
+use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 
 use crate::builders::{ServiceBuilder, SliceBuilder, node, service, slice};
+use crate::compact::Kept;
 use crate::input::{Input, ObjectName, Update};
 use crate::model::ModelOptions;
 use crate::store::Store;
@@ -53,15 +56,16 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
         2 => some_service().prop_map(|service| service.deleted()),
         3 => some_slice().prop_map(|slice| slice.deleted()),
         1 => some_node(),
+        1 => some_api_server(),
     ]
 }
 
 /// Kind and name of the object that an input is about.
 pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
-    fn name<K: kube::Resource>(update: &Update<K>) -> ObjectName {
+    fn name<K: Kept>(update: &Update<K>) -> ObjectName {
         match update {
-            Update::All(_) | Update::Refused => panic!("a list is about many"),
-            Update::Put(object) => ObjectName::from(&**object),
+            Update::All(_) | Update::AllBut(..) | Update::Refused => panic!("a list is about many"),
+            Update::Put(object) => object.name(),
             Update::Del(name) => name.clone(),
         }
     }
@@ -70,6 +74,7 @@ pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
         Input::EndpointSlice(update) => ("EndpointSlice", name(update)),
         Input::Node(update) => ("Node", name(update)),
         Input::ServiceCidr(update) => ("ServiceCIDR", name(update)),
+        Input::ApiServer(_) => ("the API server", ObjectName::default()),
     }
 }
 
@@ -79,6 +84,12 @@ fn some_node() -> impl Strategy<Value = Input> {
         let addresses: Vec<_> = ip.map(|ip| ("InternalIP", ip)).into_iter().collect();
         node("here", zone, &addresses)
     })
+}
+
+/// Where Services have their addresses, too.
+fn some_api_server() -> impl Strategy<Value = Input> {
+    let places = ["192.0.2.1:80", "[2001:db8::1]:80", "198.51.100.1:30000"].map(|at| at.parse::<SocketAddr>().unwrap());
+    subsequence(places.to_vec(), 0..=3).prop_map(|places| Input::ApiServer(places.into_iter().collect()))
 }
 
 fn some_service() -> impl Strategy<Value = ServiceBuilder> {

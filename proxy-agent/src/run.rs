@@ -3,17 +3,20 @@
 mod servers;
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use aya::sys::{Stats, enable_stats};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rtnetlink::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::control::Asker;
-use crate::datapath::{Datapath, Options};
+use crate::datapath::{Cgroup, Datapath, Options, Pins, StaleSockets, Stays};
 use crate::desired::Desired;
 use crate::events::Events;
 use crate::health::Health;
@@ -21,35 +24,44 @@ use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
-use crate::net::ports::ReservedPorts;
-use crate::node::Node;
+use crate::net::changes::Changes;
 use crate::node::lifecycle::Lifecycle;
+use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
 use crate::settings::{Mode, Settings};
 use crate::source::Source;
-use crate::{conntrack, control, net, object};
+use crate::{conntrack, control, leftovers, net};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
+
+/// What takes more privileges than are kept.
+pub struct Prepared {
+    /// The BPF file system was mounted for this run, and nobody else sees it.
+    pub is_ours_alone: bool,
+    /// Where sockets are served, if so asked.
+    pub cgroup: Option<Cgroup>,
+}
 
 /// Inputs and device events that may wait for the loop.
 const QUEUE: usize = 4_096;
 
 /// Runs until a signal asks to stop, or something fails that a restart may mend.
-pub async fn run(settings: Settings) -> Result<()> {
+pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
     let (health, source_health, metrics) = (Health::default(), Health::default(), Metrics::new());
     let liveness = Liveness::new(settings.sync_period, settings.mode);
     let (asker, asks) = Asker::new();
     let (events, event_queue) = Events::new(&settings.node_name);
-    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), health.clone(), events.clone());
+    let healths = [health.clone(), source_health.clone()];
+    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
-    let Settings { node_name, mode, node: options, .. } = settings;
     let mut signals = Signals::listen()?;
     let _lock = control::lock()?;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
-    let loading = Options { mechanism: settings.attach, flow_entries: settings.flow_entries, ..Options::default() };
-    let datapath = Datapath::load(object::embedded()?, loading)?;
+    let changes = Changes::new(&settings.run_dir);
+    let (datapath, cleanup_on_exit) = take_over(&settings, object, prepared, &changes)?;
+    let Settings { node_name, mode, node: options, .. } = settings;
     let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
     let (input_sender, inputs) = mpsc::channel(QUEUE);
@@ -58,35 +70,33 @@ pub async fn run(settings: Settings) -> Result<()> {
     let mut inbox = Inbox { inputs, links, routes, asks, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
-    let source = settings.source;
-    let watchers = Watchers::default();
+    let (source, watchers) = (settings.source, Watchers::default());
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
     let event_queue = event_queue.only_if(has_object);
     let patience = has_object.then_some(settings.node_timeout);
     let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
-    conntrack::sysctl::apply(&settings.conntrack, &events);
-    let ports = reserve_ports();
+    conntrack::sysctl::apply(&settings.conntrack, &changes, &events);
+    reserve_ports(&changes);
     let work = async {
-        let started = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await;
-        let node = match started {
-            Ok(node) => node,
-            Err(error) => return Node::clean(&handle).await.and(Err(error)),
-        };
+        let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
         // Outside of the cluster no Node is this host's, whatever its name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
-        let Datapath { tables, flows, counters, loaded, monitor, .. } = datapath;
+        let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, .. } = datapath;
         let kernel = Kernel { tables, flows, counters, loaded };
         let pace = Pace::new(settings.sync_period, settings.min_sync_period);
-        let mut agent = Agent::new(node_name.clone(), desired, kernel, node, lifecycle, reports).of(mode, pace);
+        let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, pace);
+        // On a thread of its own: kube waits for a kubeconfig's credential plugin without letting others go on.
+        let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // When any of these ends, so does the agent: whoever started it starts it anew.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
-            result = source.run(node_of_ours, input_sender, source_health, event_queue) => result.context("the source").and_then(|()| bail!("the source has ended")),
-            result = net::watch(link_sender) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
+            Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
+            result = net::watch(link_sender, settings.sync_period) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
+            result = abort_stale(stale_sockets) => result.context("stale sockets"),
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => {
@@ -94,16 +104,52 @@ pub async fn run(settings: Settings) -> Result<()> {
                 Ok(())
             }
         };
-        let stopped = agent.stop().await;
-        end.and(stopped)
+        if cleanup_on_exit {
+            agent.detach();
+        }
+        end
     };
     let end = tokio::select! {
-        end = work => end,
+        end = async { work.await.and(clean_up(cleanup_on_exit, &handle, &changes, &settings.bpf_dir).await) } => end,
         () = netlink => Err(anyhow!("the netlink socket has failed")),
     };
-    end.and(ports.map_or(Ok(()), ReservedPorts::release)).and(control::unlisten(&settings.run_dir))?;
+    end.and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
     Ok(())
+}
+
+/// The programs and maps, those of an earlier run if there are any; and whether all is to be taken away at the end.
+fn take_over(settings: &Settings, object: &[u8], prepared: Prepared, changes: &Changes) -> Result<(Datapath, bool)> {
+    let pins = Pins::open(&settings.bpf_dir, prepared.is_ours_alone)?;
+    let cleanup_on_exit = settings.cleanup_on_exit || pins.is_ours_alone();
+    if cleanup_on_exit != settings.cleanup_on_exit {
+        let bpf_dir = settings.bpf_dir.display();
+        warn!(%bpf_dir, "not the host's, but this container's: all ends with it, and every restart is a gap");
+    }
+    let Settings { attach: mechanism, sockets, .. } = *settings;
+    let fast_path = settings.node.fast_path != FastPath::Off;
+    let loading =
+        Options { mechanism, sizes: settings.sizes.of_this_machine(), sockets, fast_path, ..Options::default() };
+    let mut datapath = Datapath::take_over(object, loading, Stays { pins, changes: changes.clone() })?;
+    if let (Some(cgroup), Some(options)) = (prepared.cgroup, sockets) {
+        datapath.attachments.attach_sockets(cgroup, options)?;
+    }
+    Ok((datapath, cleanup_on_exit))
+}
+
+async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path) -> Result<()> {
+    if !all {
+        return Ok(());
+    }
+    leftovers::remove(netlink, changes, bpf_dir, &mut |what| info!(what, "removed")).await
+}
+
+/// None where no sockets of UDP are led.
+async fn abort_stale(sockets: Option<StaleSockets>) -> Result<()> {
+    match sockets {
+        Some(sockets) => sockets.abort().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// On a node nobody asks for routes.
@@ -143,9 +189,10 @@ impl Signals {
 }
 
 /// A node without them is served all the same.
-fn reserve_ports() -> Result<ReservedPorts> {
-    let ports = ReservedPorts::reserve();
-    ports.inspect_err(|error| warn!(error = format!("{error:#}"), "source ports are not reserved"))
+fn reserve_ports(changes: &Changes) {
+    if let Err(error) = changes.reserve_ports() {
+        warn!(error = format!("{error:#}"), "source ports are not reserved");
+    }
 }
 
 /// The kernel measures how often and how long programs run, for as long as the result is open. Without CAP_SYS_ADMIN, which

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::Files;
-use crate::datapath::Mechanism;
+use crate::datapath::{Mechanism, Sizes, SocketOptions};
 use crate::model::ModelOptions;
 use crate::node::NodeOptions;
 use crate::source::Source;
@@ -23,6 +23,10 @@ pub struct Settings {
     pub attach: Option<Mechanism>,
     /// Where the agent answers those who ask it from the same machine.
     pub run_dir: PathBuf,
+    /// Where maps and links outlive the agent.
+    pub bpf_dir: PathBuf,
+    /// At its end the agent takes everything off this host.
+    pub cleanup_on_exit: bool,
     /// `/healthz` and `/livez`; None disables them.
     pub healthz_address: Option<SocketAddr>,
     /// `/metrics` and its neighbours; None disables them.
@@ -44,8 +48,12 @@ pub struct Settings {
     pub oom_score_adj: Option<i32>,
     /// What `/configz` answers.
     pub configz: serde_json::Value,
-    /// Room in each family's flow table, in entries; None: as built.
-    pub flow_entries: Option<u32>,
+    /// Room in the maps; what is not said is up to this machine.
+    pub sizes: Sizes,
+    /// Whether sockets that dial services are led to backends.
+    pub sockets: Option<SocketOptions>,
+    /// Below which sockets are served; None: all.
+    pub cgroup_root: Option<PathBuf>,
     /// What all this was read from.
     pub files: Files,
 }
@@ -70,6 +78,18 @@ pub enum PodRoutes {
     Default,
     /// By routes of ours through the pods' nodes, as far as these are the host's neighbours.
     Nodes,
+}
+
+/// Which sockets that dial services are led to backends before they send anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum SocketLb {
+    /// None: their packets are.
+    #[default]
+    Off,
+    /// Those of the host's own network namespace.
+    Host,
+    /// Those of pods as well.
+    All,
 }
 
 impl fmt::Display for Mode {

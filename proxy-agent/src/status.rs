@@ -34,6 +34,9 @@ pub struct Status {
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
     pub devices: Vec<DeviceStatus>,
+    /// Sockets that are led to backends; None: none are.
+    #[serde(default)]
+    pub sockets: Option<SocketsStatus>,
     /// By family.
     pub tables: BTreeMap<String, TableStatus>,
     pub flows: BTreeMap<String, FlowStatus>,
@@ -69,6 +72,9 @@ pub struct OptionsStatus {
     /// `all`, `primary`, or networks.
     pub node_port_addresses: String,
     pub cluster_ip_external: bool,
+    /// Whether packets of open connections skip the stack, and why: `off`, `on`, `auto: …`.
+    #[serde(default)]
+    pub fast_path: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -99,6 +105,16 @@ pub struct DeviceStatus {
     pub attached_by: String,
     /// `pod`, `device`, `loopback` or `anchor`.
     pub role: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SocketsStatus {
+    /// `host` or `all`.
+    pub scope: String,
+    pub udp: bool,
+    /// Below which they are.
+    pub cgroup: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

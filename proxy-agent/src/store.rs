@@ -1,21 +1,17 @@
 //! The objects as last seen. Nothing is interpreted here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
+use crate::compact::{EndpointSlice, Kept, Service};
 use crate::input::{Input, ObjectName, Update};
 use crate::ip_family::IpFamily;
 use crate::metrics::Trigger;
 use crate::model::ObjectRef;
-
-/// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The annotation by which an EndpointSlice says when came to pass what it tells, in RFC 3339.
-pub(crate) const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The objects as last seen, and the name of the node that looks.
 #[derive(Clone, Debug)]
@@ -24,9 +20,10 @@ pub struct Store {
     services: Kind<Service>,
     slices: Kind<EndpointSlice>,
     /// Which slices name a Service, whether or not it exists yet.
-    slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
+    slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
+    api_server: BTreeSet<SocketAddr>,
 }
 
 /// What an input makes out of date.
@@ -41,8 +38,8 @@ pub enum Dirty {
         slices: usize,
         triggers: Vec<Trigger>,
     },
-    /// This node, on which every Service may depend.
-    Node,
+    /// This node or the API server's place, on which every Service may depend.
+    Surroundings,
     ServiceCidrs,
 }
 
@@ -55,6 +52,7 @@ impl Store {
             slices_of: BTreeMap::new(),
             nodes: Kind::default(),
             service_cidrs: Kind::default(),
+            api_server: BTreeSet::new(),
         }
     }
 
@@ -71,7 +69,11 @@ impl Store {
             Input::Node(update) => {
                 let mut changed = false;
                 self.nodes.apply(update, |_, _, _| changed = true);
-                if changed { Dirty::Node } else { Dirty::Services(BTreeSet::new()) }
+                if changed { Dirty::Surroundings } else { Dirty::Services(BTreeSet::new()) }
+            }
+            Input::ApiServer(addresses) => {
+                self.api_server = addresses;
+                Dirty::Surroundings
             }
             Input::ServiceCidr(update) => {
                 self.service_cidrs.apply(update, |_, _, _| {});
@@ -87,18 +89,22 @@ impl Store {
         self.slices.apply(update, |slice, old, new| {
             slices += 1;
             triggers.extend(trigger(old, new));
-            if let Some(service) = old.and_then(service_of)
-                && let Some(slices) = slices_of.get_mut(&service)
-            {
-                slices.remove(slice);
-                if slices.is_empty() {
-                    slices_of.remove(&service);
-                }
-                dirty.insert(service);
+            let [before, now] = [old, new].map(|slice| slice.and_then(|slice| slice.service.as_ref()));
+            dirty.extend(before.into_iter().chain(now).cloned());
+            if before == now {
+                return;
             }
-            if let Some(service) = new.and_then(service_of) {
-                slices_of.entry(service.clone()).or_default().insert(slice.clone());
-                dirty.insert(service);
+            if let Some(service) = before
+                && let Some(slices) = slices_of.get_mut(service)
+            {
+                slices.retain(|other| other != slice);
+                if slices.is_empty() {
+                    slices_of.remove(service);
+                }
+            }
+            if let Some(service) = now {
+                let slices = slices_of.entry(service.clone()).or_insert_with(|| Vec::with_capacity(1));
+                slices.insert(slices.partition_point(|other| other < slice), slice.clone());
             }
         });
         Dirty::Endpoints { services: dirty, slices, triggers }
@@ -126,6 +132,11 @@ impl Store {
     /// Whether nobody says if this node has an object.
     pub fn is_node_refused(&self) -> bool {
         self.nodes.refused
+    }
+
+    /// Where the source reaches the API server, if it has one.
+    pub fn api_server(&self) -> &BTreeSet<SocketAddr> {
+        &self.api_server
     }
 
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
@@ -165,16 +176,9 @@ impl Store {
 /// When the change of a slice came to pass. The annotation of one that was deleted tells of the change before.
 fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<Trigger> {
     let slice = new.or(old)?;
-    let (service, family) = (service_of(slice)?, IpFamily::from_name(&slice.address_type)?);
+    let (service, family) = (slice.service.clone()?, IpFamily::from_name(&slice.address_type)?);
     let Some(new) = new else { return Some(Trigger { service, family, at: None }) };
-    let at = new.metadata.annotations.as_ref()?.get(LAST_CHANGE_TRIGGER_TIME)?.parse().ok()?;
-    Some(Trigger { service, family, at: Some(at) })
-}
-
-fn service_of(slice: &EndpointSlice) -> Option<ObjectName> {
-    let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
-    let namespace = slice.metadata.namespace.as_deref().unwrap_or_default();
-    (!service.is_empty()).then(|| ObjectName::new(namespace, service))
+    Some(Trigger { service, family, at: Some(new.triggered?) })
 }
 
 /// The objects of one kind; shared with those who look at them while the next input is taken in.
@@ -191,17 +195,21 @@ impl<K> Default for Kind<K> {
     }
 }
 
-impl<K: kube::Resource + PartialEq> Kind<K> {
+impl<K: Kept + PartialEq> Kind<K> {
     fn uid(&self, name: &ObjectName) -> Option<&str> {
-        self.objects.get(name)?.meta().uid.as_deref()
+        Some(self.objects.get(name)?.uid())
     }
 
     /// Calls `changed(name, old, new)` for every object of which `update` really changes something.
     fn apply(&mut self, update: Update<K>, mut changed: impl FnMut(&ObjectName, Option<&K>, Option<&K>)) {
         match update {
-            Update::All(objects) => {
+            Update::All(objects) => self.apply(Update::AllBut(objects, BTreeSet::new()), changed),
+            Update::AllBut(objects, unreadable) => {
                 (self.listed, self.refused) = (true, false);
-                let objects = objects.into_iter().map(|object| (ObjectName::from(&object), Arc::new(object))).collect();
+                let kept = self.objects.iter().filter(|(name, _)| unreadable.contains(name));
+                let kept = kept.map(|(name, object)| (name.clone(), object.clone()));
+                let listed = objects.into_iter().map(|object| (object.name(), Arc::new(object)));
+                let objects = kept.chain(listed).collect();
                 let before = std::mem::replace(&mut self.objects, objects);
                 for (name, old) in &before {
                     if !self.objects.contains_key(name) {
@@ -218,7 +226,7 @@ impl<K: kube::Resource + PartialEq> Kind<K> {
             }
             Update::Refused => (self.listed, self.refused) = (true, true),
             Update::Put(object) => {
-                let name = ObjectName::from(&*object);
+                let name = object.name();
                 let old = self.objects.get(&name).map(Arc::as_ref);
                 if old != Some(&*object) {
                     changed(&name, old, Some(&object));
@@ -237,11 +245,12 @@ impl<K: kube::Resource + PartialEq> Kind<K> {
 #[cfg(test)]
 impl Store {
     /// What a source says that starts now.
-    pub(crate) fn lists(&self) -> [Input; 4] {
+    pub(crate) fn lists(&self) -> [Input; 5] {
         fn all<K: Clone>(kind: &Kind<K>) -> Update<K> {
             Update::All(kind.objects.values().map(|object| K::clone(object)).collect())
         }
         [
+            Input::ApiServer(self.api_server.clone()),
             Input::Service(all(&self.services)),
             Input::EndpointSlice(all(&self.slices)),
             Input::Node(all(&self.nodes)),
@@ -283,7 +292,7 @@ mod tests {
     #[test]
     fn a_list_dirties_only_what_differs() {
         let mut store = Store::new("here");
-        let list = |objects: Vec<Service>| Input::Service(Update::All(objects));
+        let list = |objects: Vec<_>| Input::Service(Update::All(objects));
         let web = service("web").cluster_ip("10.96.0.1");
         assert_eq!(
             dirty(&mut store, list(vec![web.object(), service("old").object(), service("same").object()])),

@@ -13,6 +13,7 @@ use crate::input::{Input, Update};
 use crate::ip_family::IpFamily;
 use crate::liveness::Liveness;
 use crate::metrics::{Latencies, Metrics, Phase, ProxySync, Trigger};
+use crate::node::Mended;
 
 #[derive(Debug)]
 pub struct Reports {
@@ -55,7 +56,7 @@ impl Reports {
         match input {
             Input::Service(update) => drop(proxy.service_changes.inc_by(objects(update))),
             Input::EndpointSlice(update) => drop(proxy.endpoint_changes.inc_by(objects(update))),
-            Input::Node(_) | Input::ServiceCidr(_) => {}
+            Input::Node(_) | Input::ServiceCidr(_) | Input::ApiServer(_) => {}
         }
     }
 
@@ -112,6 +113,10 @@ impl Reports {
         }
     }
 
+    pub(super) fn mended(&self, mended: Mended) {
+        self.metrics.own.mended(mended);
+    }
+
     pub(super) fn swept(&self, duration: Duration, expired: u64) {
         self.metrics.own.swept(duration, expired);
     }
@@ -119,7 +124,7 @@ impl Reports {
 
 fn objects<K>(update: &Update<K>) -> u64 {
     match update {
-        Update::All(objects) => objects.len() as u64,
+        Update::All(objects) | Update::AllBut(objects, _) => objects.len() as u64,
         Update::Put(_) | Update::Del(_) => 1,
         Update::Refused => 0,
     }

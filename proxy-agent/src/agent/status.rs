@@ -41,6 +41,7 @@ impl Agent {
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
             unreachable: self.desired.unreachable_status(),
             devices: devices.collect(),
+            sockets: self.node.attachments().sockets_status(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
                 (Addr6::FAMILY.to_owned(), table_status(counts.v6)),
@@ -68,7 +69,9 @@ impl Agent {
     pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
-            entries.extend(self.sweeper.last().get(family).map(|swept| (maps.flows, swept.entries)));
+            if let Some(swept) = self.sweeper.last().get(family) {
+                entries.extend([(maps.flows, swept.entries), (maps.nursery, swept.half_open)]);
+            }
         }
         let fill = |(name, max_entries): (&String, &u32)| {
             let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
@@ -85,6 +88,7 @@ impl Agent {
             local_pods: options.detector.to_string(),
             node_port_addresses: options.node_ports.to_string(),
             cluster_ip_external: options.cluster_ip_external,
+            fast_path: self.node.fast_path(),
         }
     }
 

@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::Instant as Due;
 
-use crate::datapath::{FlowMaps, Swept};
+use crate::datapath::{FlowMaps, Pressure, Swept};
 
 /// How often flows are looked through for those that are over.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
-/// Sweeps the flow tables on a thread of its own: a full table takes hundreds of thousands of calls.
+/// ... where there is hardly room for more.
+const EMERGENCY_PERIOD: Duration = Duration::from_secs(1);
+
+/// Sweeps the flow tables on a thread of its own: a large table takes a while.
 pub(super) struct Sweeper {
-    period: Interval,
+    due: Due,
     flows: FlowMaps,
     sweep: Option<JoinHandle<(Result<SweptFamilies>, Duration)>>,
     last: SweptFamilies,
@@ -24,9 +27,7 @@ pub(super) type SweptFamilies = BTreeMap<&'static str, Swept>;
 
 impl Sweeper {
     pub(super) fn new(flows: FlowMaps) -> Self {
-        let mut period = tokio::time::interval(SWEEP_PERIOD);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { period, flows, sweep: None, last: BTreeMap::new() }
+        Self { due: Due::now(), flows, sweep: None, last: BTreeMap::new() }
     }
 
     /// A handle on what it sweeps.
@@ -48,7 +49,7 @@ impl Sweeper {
     /// for the next time.
     pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
-            self.period.tick().await;
+            tokio::time::sleep_until(self.due).await;
             let flows = self.flows.clone();
             self.sweep = Some(tokio::task::spawn_blocking(move || {
                 let started = Instant::now();
@@ -58,8 +59,12 @@ impl Sweeper {
         let sweep = self.sweep.as_mut().context("no sweep is under way")?;
         let ended = sweep.await;
         self.sweep = None;
+        self.due = Due::now() + SWEEP_PERIOD;
         let (swept, duration) = ended.context("sweep flows")?;
         self.last = swept?;
+        if self.last.values().any(|swept| swept.pressure == Pressure::Emergency) {
+            self.due = Due::now() + EMERGENCY_PERIOD;
+        }
         Ok(duration)
     }
 }

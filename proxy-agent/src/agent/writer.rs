@@ -10,6 +10,9 @@ use crate::diff::{Change, ServiceKey};
 use crate::ip_family::IpFamily;
 use crate::tables::Tables;
 
+/// Changes that are handed over at once, at most: after one that is refused they are looked through anew.
+const BATCH: usize = 1_024;
+
 pub(super) struct Writer<M> {
     maps: M,
     /// Service ports of which a write was refused or left out. What changes of them since then is no safe way on from
@@ -49,18 +52,32 @@ impl<M: Maps> Writer<M> {
     /// written: it may be the very deletion that makes room.
     pub(super) fn write(&mut self, changes: &[Change]) -> Result<()> {
         let mut first_error = Ok(());
-        for change in changes {
-            if change.services().any(|service| self.behind.contains(&service)) {
-                self.behind.extend(change.services());
+        let (mut left, mut most) = (changes, BATCH);
+        while let [next, rest @ ..] = left {
+            if self.is_behind(next) {
+                self.behind.extend(next.services());
+                left = rest;
                 continue;
             }
-            debug!(%change, "map");
-            if let Err(error) = self.maps.apply(change) {
-                self.behind.extend(change.services());
+            let ready = left.iter().take(most).take_while(|change| !self.is_behind(change)).count();
+            let (made, result) = self.maps.apply_all(&left[..ready]);
+            left[..made].iter().for_each(|change| debug!(%change, "map"));
+            left = &left[made..];
+            // Where a map is full, one refusal follows the other.
+            most = if result.is_ok() { (most * 2).min(BATCH) } else { 1 };
+            if let Err(error) = result {
+                if let [refused, rest @ ..] = left {
+                    self.behind.extend(refused.services());
+                    left = rest;
+                }
                 first_error = first_error.and(Err(error));
             }
         }
         first_error.with_context(|| format!("{} service ports could not be written, the first", self.behind.len()))
+    }
+
+    fn is_behind(&self, change: &Change) -> bool {
+        !self.behind.is_empty() && change.services().any(|service| self.behind.contains(&service))
     }
 }
 

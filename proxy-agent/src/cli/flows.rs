@@ -56,7 +56,7 @@ struct FlowView {
     masqueraded: bool,
     /// A socket of this node opened it.
     from_node: bool,
-    /// `new`, `established`, `halfClosed`, `closed` or `reset`.
+    /// `new`, `answered` (by the backend, and the client silent since), `established`, `halfClosed`, `closed` or `reset`.
     state: &'static str,
     /// Since a packet of the client passed, in seconds.
     idle_secs: u32,
@@ -143,6 +143,7 @@ fn row(flow: &FlowView, wide: bool) -> Vec<Cell> {
 const fn state_name(state: State) -> &'static str {
     match state {
         State::New => "new",
+        State::Answered => "answered",
         State::Established => "established",
         State::HalfClosed => "halfClosed",
         State::Closed => "closed",

@@ -55,6 +55,10 @@ fn head(status: &Status, form: Form) -> String {
     let mut by_role = BTreeMap::<_, usize>::new();
     status.devices.iter().for_each(|device| *by_role.entry(device.role.as_str()).or_default() += 1);
     let last_sync = status.last_sync.map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
+    let sockets = status.sockets.as_ref().map(|sockets| {
+        let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
+        format!("{}, {protocols}, cgroup {}", sockets.scope, sockets.cgroup)
+    });
     let rows = [
         ("Health:", health),
         ("Node:", cell(format!("{} ({} mode)", status.node_name, status.mode))),
@@ -64,13 +68,17 @@ fn head(status: &Status, form: Form) -> String {
         ("Devices:", cell(by_role.iter().map(|(role, n)| format!("{n} {role}")).collect::<Vec<_>>().join(", "))),
         ("Options:", cell(options(&status.options))),
     ];
+    let rows = rows.into_iter().chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
     let form = Form { headers: false, ..form };
-    form.table(&[], rows.into_iter().map(|(name, value)| vec![cell(name), value]))
+    form.table(&[], rows.map(|(name, value)| vec![cell(name), value]))
 }
 
 fn options(options: &OptionsStatus) -> String {
-    let OptionsStatus { masquerade, local_pods, node_port_addresses, .. } = options;
+    let OptionsStatus { masquerade, local_pods, node_port_addresses, fast_path, .. } = options;
     let mut text = format!("masquerade {masquerade}, local pods by {local_pods}, node ports at {node_port_addresses}");
+    if fast_path != "off" {
+        text += &format!(", fast path {fast_path}");
+    }
     let flags = [(options.masquerade_all, "masquerade all"), (options.cluster_ip_external, "ClusterIPs for outside")];
     for (_, flag) in flags.iter().filter(|(is_set, _)| *is_set) {
         text = text + ", " + flag;

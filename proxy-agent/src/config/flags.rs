@@ -37,6 +37,8 @@ pub(super) enum StandsFor {
     Kpx(&'static str),
     /// None: what to do rather than how.
     Deed,
+    /// None: for those who work on kpx. Not shown.
+    Development,
     /// None that there is still.
     Nothing,
 }
@@ -107,7 +109,11 @@ impl Given {
                 }
                 StandsFor::KubeProxyOver(field) => tree::set(kube_proxy, field, value.clone()),
                 StandsFor::Kpx(field) => tree::set(kpx, field, value.clone()),
-                StandsFor::KubeProxy(_) | StandsFor::Port(_) | StandsFor::Deed | StandsFor::Nothing => {}
+                StandsFor::KubeProxy(_)
+                | StandsFor::Port(_)
+                | StandsFor::Deed
+                | StandsFor::Development
+                | StandsFor::Nothing => {}
             }
         }
         if !has_file {
@@ -164,7 +170,7 @@ impl StandsFor {
             Self::KubeProxy(fields) => (kube_proxy, fields.to_vec()),
             Self::KubeProxyOver(field) | Self::Port(field) => (kube_proxy, vec![field]),
             Self::Kpx(field) => (super::KpxConfiguration::KIND, vec![field]),
-            Self::Deed | Self::Nothing => ("", Vec::new()),
+            Self::Deed | Self::Development | Self::Nothing => ("", Vec::new()),
         }
     }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::duration::GoDuration;
+use crate::datapath::BPF_DIR;
 use crate::run::RUN_DIR;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,9 @@ pub struct KpxConfiguration {
     pub node_ips: Vec<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
+    /// From where ExternalIPs may be; empty: from anywhere; `none` alone: from nowhere.
+    #[serde(rename = "externalIPCIDRs")]
+    pub external_ip_cidrs: Vec<String>,
     /// `default` or `compat`.
     pub masquerade: String,
     #[serde(rename = "clusterIPExternal")]
@@ -30,11 +34,28 @@ pub struct KpxConfiguration {
     pub pod_routes: String,
     /// `tcx` or `clsact`; empty: what the kernel takes.
     pub attach: String,
-    /// Entries of each family's flow table; 0: as built.
+    /// `off`, `auto` or `on`.
+    pub fast_path: String,
+    /// Entries of each family's flow table; 0: by the machine's memory.
     pub flow_table_size: u32,
+    /// Entries of each family's tables of frontends and service ports; 0: by the machine's memory.
+    pub service_table_size: u32,
+    /// Entries of each family's tables of endpoints; 0: by the machine's memory.
+    pub endpoint_table_size: u32,
+    /// `off`, `host` or `all`.
+    #[serde(rename = "socketLB")]
+    pub socket_lb: String,
+    #[serde(rename = "socketLBUDP")]
+    pub socket_lb_udp: bool,
+    /// A folder of a cgroup2 file system; empty: its root.
+    pub cgroup_root: String,
     /// How long to wait for this node's object before giving up.
     pub node_timeout: GoDuration,
     pub run_dir: String,
+    /// In a BPF file system.
+    pub bpf_dir: String,
+    /// The end of the agent is the end of its data path.
+    pub cleanup_on_exit: bool,
     pub ui: bool,
     /// The kernel measures the programs.
     pub bpf_stats: bool,
@@ -56,14 +77,23 @@ impl Default for KpxConfiguration {
             master: String::new(),
             node_ips: Vec::new(),
             service_cidrs: Vec::new(),
+            external_ip_cidrs: Vec::new(),
             masquerade: "default".to_owned(),
             cluster_ip_external: false,
             lb_algorithm: "random".to_owned(),
             pod_routes: "off".to_owned(),
             attach: String::new(),
+            fast_path: "off".to_owned(),
             flow_table_size: 0,
+            service_table_size: 0,
+            endpoint_table_size: 0,
+            socket_lb: "off".to_owned(),
+            socket_lb_udp: false,
+            cgroup_root: String::new(),
             node_timeout: GoDuration::secs(300),
             run_dir: RUN_DIR.to_owned(),
+            bpf_dir: BPF_DIR.to_owned(),
+            cleanup_on_exit: false,
             ui: false,
             bpf_stats: false,
         }

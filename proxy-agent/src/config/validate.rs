@@ -10,12 +10,12 @@ use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
-use crate::datapath::Mechanism;
+use crate::datapath::{Mechanism, SocketOptions};
 use crate::model::{ALGORITHMS, ModelOptions, Reach};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
-use crate::node::{Masquerade, NodeOptions};
-use crate::settings::{Conntrack, Mode, PodRoutes};
+use crate::node::{FastPath, Masquerade, NodeOptions};
+use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb};
 
 /// Longest name of a device, in bytes (`IFNAMSIZ`, without its final zero).
 const DEVICE_NAME_MAX: usize = 15;
@@ -31,6 +31,7 @@ pub(super) struct Checked {
     pub(super) common: Common,
     pub(super) mode: Mode,
     pub(super) attach: Option<Mechanism>,
+    pub(super) sockets: Option<SocketOptions>,
 }
 
 pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) -> Result<Checked, Vec<Invalid>> {
@@ -48,15 +49,19 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
+    let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
     let masquerade = own.one_of::<Masquerade>("masquerade", &kpx.masquerade);
     let algorithm = algorithm(&mut own, &kpx.lb_algorithm);
     let mode = own.one_of::<Mode>("mode", &kpx.mode);
     let pod_routes = own.one_of::<PodRoutes>("podRoutes", &kpx.pod_routes);
+    let fast_path = own.one_of::<FastPath>("fastPath", &kpx.fast_path);
     let is_host = mode == Some(Mode::Host);
     own.check(is_host || pod_routes == Some(PodRoutes::Off), "podRoutes", &kpx.pod_routes, "is for mode host");
     let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
+    let sockets = sockets(&mut own, kpx);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
+    own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
     let why = "is served at metricsBindAddress, which is none (in mode host unless it is given)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
@@ -66,25 +71,47 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
         own.check(given.into_iter().all(String::is_empty), "manifests", &kpx.manifests, apart);
     }
 
-    let (Some(masquerade), Some(algorithm), Some(mode), Some(pod_routes), Some(detector), true) =
-        (masquerade, algorithm, mode, pod_routes, detector, fields.invalid.is_empty() && own.invalid.is_empty())
-    else {
+    let (Some(masquerade), Some(fast_path), Some(algorithm), Some(mode), Some(pod_routes), Some(detector), true) = (
+        masquerade,
+        fast_path,
+        algorithm,
+        mode,
+        pod_routes,
+        detector,
+        fields.invalid.is_empty() && own.invalid.is_empty(),
+    ) else {
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
     let outside = is_host.then_some(pod_routes);
-    let model =
-        ModelOptions { algorithm, node_ips: node_ips.clone(), reach: outside.map(Reach::unknown).map(Arc::new) };
+    let reach = outside.map(Reach::unknown).map(Arc::new);
+    let model = ModelOptions { algorithm, node_ips: node_ips.clone(), external_ip_cidrs, reach };
     let node = NodeOptions {
         node_ips,
         service_cidrs,
         node_ports,
+        // As kube-proxy does in the only mode in which it serves them there.
+        localhost_node_ports: sockets.is_some()
+            && !is_host
+            && !matches!(kube_proxy.mode.as_str(), "ipvs" | "nftables")
+            && kube_proxy.iptables.localhost_node_ports,
         detector,
         masquerade,
         masquerade_all: common.masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
+        fast_path,
         outside,
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach })
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach, sockets })
+}
+
+fn sockets(own: &mut Fields, kpx: &KpxConfiguration) -> Option<SocketOptions> {
+    let scope = own.one_of::<SocketLb>("socketLB", &kpx.socket_lb)?;
+    let is_on = scope != SocketLb::Off;
+    own.check(is_on || !kpx.socket_lb_udp, "socketLBUDP", kpx.socket_lb_udp, "is for socketLB host or all");
+    own.check(is_on || kpx.cgroup_root.is_empty(), "cgroupRoot", &kpx.cgroup_root, "is for socketLB host or all");
+    let is_path = kpx.cgroup_root.is_empty() || kpx.cgroup_root.starts_with('/');
+    own.check(is_path, "cgroupRoot", &kpx.cgroup_root, "must be the full path of a folder");
+    is_on.then_some(SocketOptions { everywhere: scope == SocketLb::All, udp: kpx.socket_lb_udp })
 }
 
 /// The unspecified address says nothing of this node.
@@ -109,6 +136,14 @@ fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
             given,
             "must be a CIDR (e.g. 10.0.0.0/8), or `primary` alone",
         )),
+    }
+}
+
+fn external_ip_cidrs(own: &mut Fields, given: &[String]) -> Option<Vec<IpNet>> {
+    match given {
+        [] => None,
+        [one] if one == "none" => Some(Vec::new()),
+        _ => Some(own.parse_each("externalIPCIDRs", given, "must be a CIDR (e.g. 203.0.113.0/24), or `none` alone")),
     }
 }
 

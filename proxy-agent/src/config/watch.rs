@@ -26,6 +26,10 @@ impl Files {
         Ok(self.0.last().map(|(_, text)| text.as_str()).unwrap_or_default())
     }
 
+    pub(super) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.0.iter().map(|(path, _)| path)
+    }
+
     /// For the log.
     pub(super) fn names(&self) -> String {
         let names: Vec<_> = self.0.iter().map(|(path, _)| path.display().to_string()).collect();

@@ -3,8 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use futures::StreamExt;
-use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, Nla};
+use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, Nla};
 use netlink_packet_netfilter::conntrack::{
     ConntrackAttribute, ConntrackMessage, IPTuple, ProtoTuple, Protocol, Status, Tuple as Part,
 };
@@ -13,6 +12,7 @@ use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 use super::Tuple;
+use crate::net::answers::{self, kernel};
 
 /// Attributes of an entry that make it this one and no other (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
 const CTA_ID: u16 = 12;
@@ -45,38 +45,15 @@ impl Handle {
         // Older kernels than 5.14 send all the others, too.
         let translated = ConntrackAttribute::CtaStatus(Status::DstNat);
         let request = message(family, ConntrackMessage::Get(vec![translated]), NLM_F_REQUEST | NLM_F_DUMP);
-        let mut answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
-        while let Some(answer) = answers.next().await {
-            match answer.payload {
-                NetlinkPayload::InnerMessage(message) => entry(message).into_iter().for_each(&mut take),
-                NetlinkPayload::Done(done) if done.code == 0 => return Ok(()),
-                NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(-done.code)),
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
-                _ => {}
-            }
-        }
-        Err(io::ErrorKind::UnexpectedEof.into())
+        let answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
+        answers::dumped(answers, |message| entry(message).into_iter().for_each(&mut take)).await
     }
 
     /// Whether it was still there.
     pub(super) async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
         let request = message(family, ConntrackMessage::Delete(entry.name.clone()), NLM_F_REQUEST | NLM_F_ACK);
-        let mut answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
-        while let Some(answer) = answers.next().await {
-            if let NetlinkPayload::Error(error) = answer.payload
-                && error.code.is_some()
-            {
-                let error = error.to_io();
-                return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
-            }
-        }
-        // The acknowledgement ends the answers.
-        Ok(true)
+        answers::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
     }
-}
-
-fn kernel() -> rtnetlink::sys::SocketAddr {
-    rtnetlink::sys::SocketAddr::new(0, 0)
 }
 
 fn message(family: NetfilterProtoFamily, message: ConntrackMessage, flags: u16) -> NetlinkMessage<NetfilterMessage> {

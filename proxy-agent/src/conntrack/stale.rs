@@ -40,6 +40,10 @@ impl Frontends {
         Self { dialled: dialled(&tables.v4).chain(dialled(&tables.v6)).collect(), own }
     }
 
+    pub(super) fn own(&self) -> &BTreeSet<IpAddr> {
+        &self.own
+    }
+
     fn has_any_of(&self, family: NetfilterProtoFamily) -> bool {
         self.dialled.iter().any(|at| at.is_ipv4() == (family == NetfilterProtoFamily::IPv4))
     }

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use tracing::{debug, info, warn};
 
 use crate::events::Events;
+use crate::net::changes::Changes;
 use crate::net::sysctl;
 use crate::settings::Conntrack;
 
@@ -21,9 +22,9 @@ const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
 /// Makes the kernel's settings what the operator asks for. A setting that cannot be written is told, and is no reason
 /// not to serve: connections are tracked all the same, as the kernel sees fit.
-pub fn apply(settings: &Conntrack, events: &Events) {
+pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     if let Some(max) = max(settings, processors())
-        && let Err(error) = set_max(max)
+        && let Err(error) = set_max(max, changes)
     {
         warn!(error = format!("{error:#}"), "the limits of conntrack stay as they are");
         if is_read_only(&error) {
@@ -31,7 +32,7 @@ pub fn apply(settings: &Conntrack, events: &Events) {
         }
     }
     for (key, value) in timeouts(settings) {
-        match write(key, value) {
+        match write(key, value, changes) {
             Ok(()) => {}
             Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack stays as it is"),
         }
@@ -58,8 +59,8 @@ fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
 }
 
 /// The table grows with the entries: four to a bucket.
-fn set_max(max: u32) -> Result<()> {
-    write(MAX, u64::from(max))?;
+fn set_max(max: u32, changes: &Changes) -> Result<()> {
+    write(MAX, u64::from(max), changes)?;
     let size = match fs::read_to_string(HASH_SIZE) {
         Ok(size) => size,
         // Built into the kernel, or not there at all.
@@ -76,12 +77,12 @@ fn set_max(max: u32) -> Result<()> {
 }
 
 /// Where nothing is tracked there is nothing to set.
-fn write(key: &str, value: u64) -> Result<()> {
+fn write(key: &str, value: u64, changes: &Changes) -> Result<()> {
     if sysctl::read(key)?.is_none() {
         debug!(key, "the kernel tracks no connections");
         return Ok(());
     }
-    sysctl::write(key, &value.to_string())
+    changes.set_sysctl(key, &value.to_string())
 }
 
 /// Those that this process may use, as Go counts them for kube-proxy.

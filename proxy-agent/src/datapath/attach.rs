@@ -2,19 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
+use std::mem::ManuallyDrop;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use proxy_common::names;
 use tracing::debug;
 
+use super::pins::{Pins, remove_pin};
 use super::program;
+use super::sockets::Sockets;
+use super::verify::same_device;
+use crate::net::changes::Changes;
 use crate::net::filter::PRIORITY;
 
 /// The first handle at our place among a device's clsact filters.
-const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 1);
+pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 1);
 
 /// How programs hang on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -35,13 +42,54 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// A device that carries our programs. Dropping it detaches them.
+/// A device that carries our programs.
 pub struct Attached {
     pub name: String,
     pub mechanism: Mechanism,
-    // Ingress goes first: a flow must not be opened whose replies nobody translates.
-    _ingress: Option<SchedClassifierLink>,
-    _egress: SchedClassifierLink,
+    pub(super) ingress: Option<Held>,
+    pub(super) egress: Option<Held>,
+}
+
+impl Attached {
+    pub(super) fn new(name: &str, mechanism: Mechanism) -> Self {
+        Self { name: name.to_owned(), mechanism, ingress: None, egress: None }
+    }
+
+    fn is_whole(&self, hooks: Hooks) -> bool {
+        self.egress.is_some() && self.ingress.is_some() == (hooks == Hooks::Both)
+    }
+
+    /// Ingress goes first: a flow must not be opened whose replies nobody translates.
+    fn detach(&mut self) {
+        for held in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
+            held.detach();
+        }
+    }
+}
+
+/// One of our programs on a hook of a device.
+pub(super) enum Held {
+    /// A TCX link, which stays when this value goes.
+    Pinned(PinnedLink),
+    /// A filter, which stays as well.
+    Filter(ManuallyDrop<SchedClassifierLink>),
+    /// Detached with this value.
+    Own { _link: SchedClassifierLink },
+}
+
+impl Held {
+    fn detach(self) {
+        match self {
+            Self::Pinned(link) => {
+                // The last handle, unless the kernel is not done with the file yet.
+                if let Err(error) = link.unpin() {
+                    debug!(%error, "a link's pin was gone");
+                }
+            }
+            Self::Filter(link) => drop(ManuallyDrop::into_inner(link)),
+            Self::Own { .. } => {}
+        }
+    }
 }
 
 /// Which of our programs a device carries.
@@ -56,7 +104,7 @@ pub enum Hooks {
 }
 
 impl Hooks {
-    fn at_egress(self) -> &'static str {
+    pub(super) fn at_egress(self) -> &'static str {
         match self {
             Self::Both => names::EGRESS,
             Self::Loopback => names::LO,
@@ -65,17 +113,25 @@ impl Hooks {
     }
 }
 
-/// All devices that carry our programs.
+/// All devices that carry our programs. Dropped, it leaves them there if they were to stay.
 pub struct Attachments {
-    ebpf: Ebpf,
+    pub(super) ebpf: Ebpf,
     /// What to use; unset, each device is tried with TCX first.
     mechanism: Option<Mechanism>,
-    devices: BTreeMap<u32, Attached>,
+    pub(super) devices: BTreeMap<u32, Attached>,
+    pub(super) stays: Option<Stays>,
+    pub(super) sockets: Option<Sockets>,
+}
+
+/// What it takes for programs to stay on their devices when the agent ends.
+pub struct Stays {
+    pub pins: Pins,
+    pub changes: Changes,
 }
 
 impl Attachments {
-    pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>) -> Self {
-        Self { ebpf, mechanism, devices: BTreeMap::new() }
+    pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, stays: Option<Stays>) -> Self {
+        Self { ebpf, mechanism, devices: BTreeMap::new(), stays, sockets: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -88,47 +144,127 @@ impl Attachments {
         program.try_into().with_context(|| format!("program {name}"))
     }
 
-    /// Attaches to a device, egress before ingress, both or neither.
+    /// What to use from now on: see [`super::Options::mechanism`].
+    pub fn set_mechanism(&mut self, mechanism: Mechanism) {
+        self.mechanism = Some(mechanism);
+    }
+
+    /// Attaches to a device what it does not carry yet.
     pub fn attach(&mut self, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
+        let mut carried = None;
         if let Some(attached) = self.devices.get_mut(&ifindex) {
             attached.name = name.to_owned();
-            return Ok(());
+            carried = Some(attached.mechanism);
+            if attached.is_whole(hooks) && self.mechanism.is_none_or(|mechanism| mechanism == attached.mechanism) {
+                return Ok(());
+            }
         }
-        let attached = match self.mechanism {
-            Some(mechanism) => self.attach_by(mechanism, name, hooks)?,
-            None => match self.attach_by(Mechanism::Tcx, name, hooks) {
-                Ok(attached) => attached,
-                Err(error) => {
-                    debug!(device = name, error = format!("{error:#}"), "no TCX, trying clsact");
-                    self.attach_by(Mechanism::Clsact, name, hooks)?
-                }
-            },
-        };
-        self.devices.insert(ifindex, attached);
-        Ok(())
+        match self.mechanism.or(carried) {
+            Some(mechanism) => self.attach_by(mechanism, ifindex, name, hooks),
+            None => self.attach_by(Mechanism::Tcx, ifindex, name, hooks).or_else(|error| {
+                debug!(device = name, error = format!("{error:#}"), "no TCX, trying clsact");
+                self.attach_by(Mechanism::Clsact, ifindex, name, hooks)
+            }),
+        }
     }
 
     /// Detaches from a device; from one that is gone, forgets it.
     pub fn detach(&mut self, ifindex: u32) -> Option<Attached> {
-        self.devices.remove(&ifindex)
+        let mut attached = self.devices.remove(&ifindex)?;
+        attached.detach();
+        Some(attached)
     }
 
-    fn attach_by(&mut self, mechanism: Mechanism, name: &str, hooks: Hooks) -> Result<Attached> {
-        if mechanism == Mechanism::Clsact {
-            // A qdisc that is there already is as good; whether it has an egress, attaching there shows.
-            if let Err(error) = qdisc_add_clsact(name) {
-                debug!(device = name, error = %error, "clsact not added");
+    /// Detaches from all devices, and from sockets.
+    pub fn detach_all(mut self) {
+        self.detach_sockets();
+        self.devices.values_mut().for_each(Attached::detach);
+    }
+
+    /// What another mechanism attached goes once this one has.
+    fn attach_by(&mut self, mechanism: Mechanism, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
+        let (mut attached, before) = match self.devices.remove(&ifindex) {
+            Some(same) if same.mechanism == mechanism => (same, None),
+            other => (Attached::new(name, mechanism), other),
+        };
+        let result = self.complete(&mut attached, ifindex, hooks);
+        let (stands, mut goes) = if result.is_ok() { (Some(attached), before) } else { (before, None) };
+        if let Some(goes) = &mut goes {
+            goes.detach();
+        }
+        self.devices.extend(stands.map(|stands| (ifindex, stands)));
+        result
+    }
+
+    /// Egress before ingress; if either fails there are neither.
+    fn complete(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
+        if attached.mechanism == Mechanism::Clsact {
+            self.ensure_clsact(ifindex, &attached.name)?;
+        }
+        same_device(&attached.name, ifindex)?;
+        let result = self.fill(attached, ifindex, hooks).and_then(|()| same_device(&attached.name, ifindex));
+        if result.is_err() {
+            attached.detach();
+        } else if attached.mechanism == Mechanism::Tcx {
+            remove_filters(&attached.name);
+        }
+        result
+    }
+
+    fn fill(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
+        let place = (attached.mechanism, ifindex);
+        if attached.egress.is_none() {
+            attached.egress = Some(self.hold(place, hooks.at_egress(), &attached.name, TcAttachType::Egress)?);
+        }
+        match (hooks, &attached.ingress) {
+            (Hooks::Both, None) => {
+                attached.ingress = Some(self.hold(place, names::INGRESS, &attached.name, TcAttachType::Ingress)?);
+            }
+            (Hooks::Loopback | Hooks::Anchor, Some(_)) => {
+                if let Some(held) = attached.ingress.take() {
+                    held.detach();
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A qdisc that is there already is as good; whether it has an egress, attaching there shows.
+    fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
+        let changes = self.stays.as_ref().map(|stays| &stays.changes);
+        let is_new = changes.map_or(Ok(false), |changes| changes.begin_qdisc(ifindex))?;
+        if let Err(error) = qdisc_add_clsact(device) {
+            debug!(device, %error, "clsact not added");
+            if let Some(changes) = changes.filter(|_| is_new) {
+                changes.forget_qdisc(ifindex)?;
             }
         }
-        let egress = self.link(mechanism, hooks.at_egress(), name, TcAttachType::Egress)?;
-        let ingress = match hooks {
-            Hooks::Both => Some(self.link(mechanism, names::INGRESS, name, TcAttachType::Ingress)?),
-            Hooks::Loopback | Hooks::Anchor => None,
-        };
-        if mechanism == Mechanism::Tcx {
-            remove_filters(name);
+        Ok(())
+    }
+
+    fn hold(
+        &mut self,
+        (mechanism, ifindex): (Mechanism, u32),
+        program_name: &str,
+        device: &str,
+        attach_type: TcAttachType,
+    ) -> Result<Held> {
+        let link = self.link(mechanism, program_name, device, attach_type)?;
+        let Some(Stays { pins, .. }) = &self.stays else { return Ok(Held::Own { _link: link }) };
+        if mechanism == Mechanism::Clsact {
+            return Ok(Held::Filter(ManuallyDrop::new(link)));
         }
-        Ok(Attached { name: name.to_owned(), mechanism, _ingress: ingress, _egress: egress })
+        let links = pins.links();
+        // Somebody may have removed it with all that is in it.
+        fs::create_dir_all(&links).with_context(|| format!("create {}", links.display()))?;
+        let path = links.join(link_name(ifindex, attach_type));
+        if path.exists() {
+            remove_pin(&path)?; // Of a device that is gone.
+        }
+        let link = FdLink::try_from(link).context("a TCX link")?;
+        let pinned = link.pin(&path).with_context(|| format!("pin the link of {program_name} on {device}"))?;
+        Ok(Held::Pinned(pinned))
     }
 
     fn link(
@@ -159,9 +295,14 @@ impl Attachments {
     }
 }
 
+/// Of a link among the pins.
+pub(super) fn link_name(ifindex: u32, attach_type: TcAttachType) -> String {
+    format!("{ifindex}-{}", if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" })
+}
+
 /// Takes off the filters of a predecessor that used clsact and was killed: after ours they would have their turn as
 /// well, with tables that nobody keeps. There are hardly ever any, so that there are none is no error.
-fn remove_filters(device: &str) {
+pub(super) fn remove_filters(device: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
         // Detached when dropped.
         drop(SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None));

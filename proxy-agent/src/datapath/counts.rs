@@ -1,18 +1,18 @@
 //! What passed for each service port, and how many flows each backend has: the flows' own counters, and what those that
 //! are over had counted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, SockAddr};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
+use proxy_common::flow::{Flow, Kind};
 use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::service_counts::{Passed, ServiceCounts};
 
-use super::flows::{Flows, read, remove};
+use super::flows::{read, remove};
 use super::{Names, take};
 
 /// Of both families.
@@ -33,6 +33,25 @@ pub struct FamilyCounts<A: Addr> {
 impl<A: Addr> Default for FamilyCounts<A> {
     fn default() -> Self {
         Self { ports: BTreeMap::new(), flows: BTreeMap::new() }
+    }
+}
+
+impl<A: Addr> FamilyCounts<A> {
+    /// Adds what an entry has counted.
+    pub(super) fn add(&mut self, flow: &Flow<A>) {
+        if flow.service.addr.is_unspecified() {
+            return;
+        }
+        match flow.kind {
+            Kind::DNAT => {
+                self.ports.entry(flow.service).or_default().sent += flow.passed;
+                if !flow.state().is_end() {
+                    *self.flows.entry(flow.service).or_default().entry(flow.backend).or_default() += 1;
+                }
+            }
+            Kind::UNDNAT => self.ports.entry(flow.service).or_default().returned += flow.passed,
+            _ => {}
+        }
     }
 }
 
@@ -78,7 +97,7 @@ pub(super) struct Ledger<A: Names> {
     services: HashMap<MapData, FrontendKey<A>, Service>,
     /// Of flows that were swept: sent, and returned.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
-    /// What was read last. A flow that a program closes while it is read is met twice, or not at all.
+    /// What was read last. A flow that a program closes meanwhile is not met at all.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
 
@@ -103,8 +122,9 @@ impl<A: Names> Ledger<A> {
         }
     }
 
-    /// Reads everything. While the programs go on: what is exact is a table at rest.
-    pub(super) fn count(&mut self, flows: &Flows<A>) -> Result<FamilyCounts<A>> {
+    /// What is counted beside the flows that are there: before they are added, so that one that a program closes meanwhile
+    /// is not counted twice.
+    pub(super) fn begin(&self) -> Result<FamilyCounts<A>> {
         let mut found = FamilyCounts::default();
         for row in &self.counts {
             let (service, counts) = row.with_context(|| format!("read {}", A::MAPS.service_counts))?;
@@ -115,14 +135,31 @@ impl<A: Names> Ledger<A> {
             totals.sent += *sent;
             totals.returned += *returned;
         }
-        add_flows(flows, &mut found).with_context(|| format!("read {}", A::MAPS.flows))?;
+        Ok(found)
+    }
+
+    /// No number goes back: what is exact is a table at rest.
+    pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {
                 totals.at_least(last);
             }
         }
         self.last.clone_from(&found.ports);
-        Ok(found)
+    }
+
+    /// Adds what swept flows had counted to what the programs count, which outlives the agent. What a program adds in the
+    /// same instant is missing, as where two of them meet. Where there is no room it stays here.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
+            let mut counts = read(&self.counts, &service)?.unwrap_or(ServiceCounts::NOTHING);
+            counts.sent += sent;
+            counts.returned += returned;
+            if self.counts.insert(service, counts, 0).is_err() {
+                self.swept.insert(service, (sent, returned));
+            }
+        }
+        Ok(())
     }
 
     /// Forgets the service ports that are gone with all their flows.
@@ -137,29 +174,4 @@ impl<A: Names> Ledger<A> {
         }
         Ok(())
     }
-}
-
-/// Adds what the flows have counted that are there.
-fn add_flows<A: Names>(map: &Flows<A>, found: &mut FamilyCounts<A>) -> Result<()> {
-    // Once each: the programs delete entries meanwhile, and then the kernel starts over.
-    let keys: BTreeSet<FlowKey<A>> = map.keys().collect::<Result<_, _>>()?;
-    for key in keys.iter().filter(|key| key.hook() != Hook::EGRESS) {
-        let Some(flow) = read(map, key)? else { continue };
-        if flow.kind != Kind::DNAT || flow.service.addr.is_unspecified() {
-            continue;
-        }
-        let totals = found.ports.entry(flow.service).or_default();
-        totals.sent += flow.passed;
-        totals.returned += returned(map, key, &flow)?;
-        if !flow.state().is_end() {
-            *found.flows.entry(flow.service).or_default().entry(flow.backend).or_default() += 1;
-        }
-    }
-    Ok(())
-}
-
-/// What came back to the client of a flow.
-pub(super) fn returned<A: Names>(map: &Flows<A>, key: &FlowKey<A>, opener: &Flow<A>) -> Result<Passed> {
-    let undnat = read(map, &opener.undnat_key(key.proto()))?;
-    Ok(undnat.map_or(Passed::NOTHING, |undnat| undnat.passed))
 }

@@ -1,22 +1,30 @@
 //! The flow table, as the agent sees it: counted, and swept of flows that are over. What it counts for each backend is
 //! the truth to which the programs' own counts are brought back.
+//!
+//! Both take one walk through the table, in batches: little memory for a table of any size, and no more than half of a CPU.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
+use map_walk::Walk;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::flow::{Flow, FlowKey, Kind, State};
+use proxy_common::flow::{Flow, FlowKey, Kind};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
-use super::counts::{Counts, FamilyCounts, Ledger, returned};
+use super::counts::{Counts, FamilyCounts, Ledger};
+use super::pressure::Pressure;
 use super::{Names, take};
+
+/// Entries that are read at once: what takes a fraction of a millisecond.
+const BATCH: usize = 1_024;
 
 /// An entry whose flow's opener is missing is left alone for this long: the programs make it before the opener.
 const ORPHAN_SECS: u32 = 30;
@@ -36,25 +44,41 @@ struct Families {
 }
 
 struct Family<A: Names> {
-    flows: Flows<A>,
+    flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+    /// Through the same table.
+    walk: Walk<FlowKey<A>, Flow<A>>,
+    max_entries: u32,
+    pressure: Pressure,
     /// Open flows of a backend, which the key names as if it were a frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     ledger: Ledger<A>,
 }
 
-pub(super) type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
-
 /// What a sweep found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Swept {
-    /// Entries that remain: two or four a flow.
+    /// Entries of flows that remain: two or four each.
     pub entries: usize,
     /// Flows that remain.
     pub flows: usize,
+    /// Those of them that make room for others.
+    pub half_open: usize,
     /// Flows that were over, and removed.
     pub expired: usize,
     /// Entries without a flow, removed.
     pub orphans: usize,
+    /// How full the table is with flows that make no room.
+    pub pressure: Pressure,
+}
+
+/// What a walk found.
+struct Found<A: Names> {
+    swept: Swept,
+    /// Entries of flows that make no room.
+    lasting: usize,
+    counts: FamilyCounts<A>,
+    /// Flows of each backend that count for it.
+    open: BTreeMap<FrontendKey<A>, u32>,
 }
 
 impl FlowMaps {
@@ -65,15 +89,19 @@ impl FlowMaps {
 
     /// Removes flows that have been silent for longer than their state allows, and says of each backend how many it has.
     pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
-        let now_secs = boot_secs()?;
+        self.sweep_at(boot_secs()?)
+    }
+
+    /// As if it were so many seconds after the host's start.
+    pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
         let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Families { v4, v6, counted } = &mut *families;
-        let swept = BTreeMap::from([(Addr4::FAMILY, v4.sweep(now_secs)?), (Addr6::FAMILY, v6.sweep(now_secs)?)]);
-        let mut counts = Counts { v4: v4.count()?, v6: v6.count()? };
-        v4.ledger.prune(&mut counts.v4)?;
-        v6.ledger.prune(&mut counts.v6)?;
-        *counted = Some((Instant::now(), Arc::new(counts)));
-        Ok(swept)
+        let (swept4, counts4) = v4.sweep(now_secs)?;
+        let (swept6, counts6) = v6.sweep(now_secs)?;
+        // Of what was removed not all was met.
+        let is_whole = [&swept4, &swept6].iter().all(|swept| swept.expired == 0 && swept.orphans == 0);
+        *counted = is_whole.then(|| (Instant::now(), Arc::new(Counts { v4: counts4, v6: counts6 })));
+        Ok(BTreeMap::from([(Addr4::FAMILY, swept4), (Addr6::FAMILY, swept6)]))
     }
 
     /// What passed for the services up to now. Takes its time: not for the loop.
@@ -108,21 +136,65 @@ impl fmt::Debug for FlowMaps {
 
 impl<A: Names> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        let (flows, connections) = (take(ebpf, A::MAPS.flows)?, take(ebpf, A::MAPS.connections)?);
-        Ok(Self { flows, connections, ledger: Ledger::new(ebpf)? })
+        let name = A::MAPS.flows;
+        let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
+        let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
+        let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
+        let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);
+        let ledger = Ledger::new(ebpf)?;
+        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), connections, ledger })
     }
 
     fn count(&mut self) -> Result<FamilyCounts<A>> {
-        self.ledger.count(&self.flows)
+        let mut counts = self.ledger.begin()?;
+        self.walk.restart();
+        while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
+            batch.for_each(|(_, flow)| counts.add(&flow));
+        }
+        self.ledger.end(&mut counts);
+        Ok(counts)
     }
 
-    fn sweep(&mut self, now_secs: u32) -> Result<Swept> {
+    /// A table that turns out to be nearly full is swept again at once, of flows that may stay where there is room.
+    fn sweep(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
+        let (swept, counts) = self.sweep_once(now_secs)?;
+        let before = std::mem::replace(&mut self.pressure, swept.pressure);
+        if swept.pressure != Pressure::Emergency || before == Pressure::Emergency {
+            return Ok((swept, counts));
+        }
+        let (again, counts) = self.sweep_once(now_secs)?;
+        self.pressure = again.pressure;
+        let (expired, orphans) = (swept.expired + again.expired, swept.orphans + again.orphans);
+        Ok((Swept { expired, orphans, ..again }, counts))
+    }
+
+    fn sweep_once(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
         let counted = self.connections()?;
-        let mut open = BTreeMap::new();
-        let swept = sweep(&mut self.flows, now_secs, &mut open, &mut self.ledger);
-        let swept = swept.with_context(|| format!("sweep {}", A::MAPS.flows))?;
+        let found = self.walk(now_secs).with_context(|| format!("sweep {}", A::MAPS.flows))?;
+        let Found { swept, mut counts, open, .. } = found;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
-        Ok(swept)
+        self.ledger.end(&mut counts);
+        self.ledger.settle()?;
+        self.ledger.prune(&mut counts)?;
+        Ok((swept, counts))
+    }
+
+    /// Between batches it rests for as long as one has taken, unless there is no time for that.
+    fn walk(&mut self, now_secs: u32) -> Result<Found<A>> {
+        let counts = self.ledger.begin()?;
+        let mut found = Found { swept: Swept::default(), lasting: 0, counts, open: BTreeMap::new() };
+        self.walk.restart();
+        loop {
+            let started = Instant::now();
+            let Some(batch) = self.walk.next_batch()? else { break };
+            let (flows, ledger) = (&mut self.flows, &mut self.ledger);
+            batch.into_iter().try_for_each(|entry| found.meet(entry, flows, ledger, self.pressure, now_secs))?;
+            if self.pressure != Pressure::Emergency {
+                thread::sleep(started.elapsed());
+            }
+        }
+        found.swept.pressure = Pressure::of(found.lasting, self.max_entries);
+        Ok(found)
     }
 
     fn connections(&self) -> Result<BTreeMap<FrontendKey<A>, u32>> {
@@ -153,54 +225,65 @@ impl<A: Names> Family<A> {
 }
 
 /// The programs' clock: seconds since boot, sleep included.
-fn boot_secs() -> Result<u32> {
+pub(super) fn boot_secs() -> Result<u32> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the boot clock")?;
     u32::try_from(now.tv_sec()).context("the boot clock is past 2^32 s")
 }
 
-/// Adds to `connections` what remains.
-fn sweep<A: Names>(
-    map: &mut Flows<A>,
-    now_secs: u32,
-    connections: &mut BTreeMap<FrontendKey<A>, u32>,
-    ledger: &mut Ledger<A>,
-) -> Result<Swept> {
-    let mut swept = Swept::default();
-    // Deleting while iterating makes the kernel start over, so the keys are gathered first; and once, though the programs
-    // delete as well.
-    let keys: BTreeSet<FlowKey<A>> = map.keys().collect::<Result<_, _>>()?;
-    for key in keys {
-        let Some(flow) = read(map, &key)? else { continue };
+impl<A: Names> Found<A> {
+    /// Counts an entry, or removes it with its flow.
+    fn meet(
+        &mut self,
+        (key, flow): (FlowKey<A>, Flow<A>),
+        map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+        ledger: &mut Ledger<A>,
+        pressure: Pressure,
+        now_secs: u32,
+    ) -> Result<()> {
+        let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, now_secs);
+        self.counts.add(&flow);
         if flow.kind == Kind::DNAT {
-            if is_over(&flow, &key, now_secs) && is_still_over(map, &key, now_secs)? {
-                swept.expired += 1;
-                let returned = returned(map, &key, &flow)?;
+            // A packet may have passed since the flow was read.
+            if is_over(&flow) && read(map, &key)?.is_some_and(|flow| is_over(&flow)) {
+                self.swept.expired += 1;
+                let returned =
+                    read(map, &flow.undnat_key(key.proto()))?.map_or(Passed::NOTHING, |undnat| undnat.passed);
                 if remove_flow(map, &key, flow)? {
                     ledger.close(flow.service, flow.passed, returned);
                 }
             } else {
-                swept.flows += 1;
-                swept.entries += 1;
-                if is_counted(&flow) {
-                    let backend = FrontendKey::new(flow.backend.addr, flow.backend.port, key.proto());
-                    *connections.entry(backend).or_default() += 1;
-                }
+                self.remains(&key, &flow);
             }
         } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
-            swept.orphans += 1;
-            if remove(map, &key)? && flow.kind == Kind::UNDNAT {
-                ledger.close(flow.service, Passed::NOTHING, flow.passed);
+            // Or it was removed with its flow, since it was read.
+            if remove(map, &key)? {
+                self.swept.orphans += 1;
+                if flow.kind == Kind::UNDNAT {
+                    ledger.close(flow.service, Passed::NOTHING, flow.passed);
+                }
             }
+        }
+        Ok(())
+    }
+
+    fn remains(&mut self, key: &FlowKey<A>, opener: &Flow<A>) {
+        let entries = opener.kinds().len();
+        self.swept.flows += 1;
+        self.swept.entries += entries;
+        if opener.is_half_open() {
+            self.swept.half_open += 1;
         } else {
-            swept.entries += 1;
+            self.lasting += entries;
+        }
+        if is_counted(opener) {
+            let backend = FrontendKey::new(opener.backend.addr, opener.backend.port, key.proto());
+            *self.open.entry(backend).or_default() += 1;
         }
     }
-    Ok(swept)
 }
 
-fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, now_secs: u32) -> bool {
-    let state: State = opener.state();
-    opener.idle_secs(now_secs) > state.timeout_secs(key.proto())
+pub(super) fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, pressure: Pressure, now_secs: u32) -> bool {
+    opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto())
 }
 
 /// As the programs do it: a flow no longer counts once both sides have closed it, or one has reset it.
@@ -208,12 +291,7 @@ fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
     opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
 }
 
-/// A packet may have passed since the flow was read.
-fn is_still_over<A: Names>(map: &Flows<A>, key: &FlowKey<A>, now_secs: u32) -> Result<bool> {
-    Ok(read(map, key)?.is_some_and(|flow| is_over(&flow, key, now_secs)))
-}
-
-fn has_opener<A: Names>(map: &Flows<A>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {
+fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
     // The opener may have been opened anew since, towards another backend or from another port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
@@ -221,7 +299,11 @@ fn has_opener<A: Names>(map: &Flows<A>, key: &FlowKey<A>, flow: &Flow<A>) -> Res
 
 /// Removes a flow's entries in the order in which they were made: the opener's last, for as long as it stands the
 /// programs take the flow for whole. True if that one was still there.
-fn remove_flow<A: Names>(map: &mut Flows<A>, key: &FlowKey<A>, flow: Flow<A>) -> Result<bool> {
+fn remove_flow<A: Names>(
+    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: Flow<A>,
+) -> Result<bool> {
     let mut opener = false;
     for kind in flow.kinds() {
         opener = remove(map, &flow.key_as(*kind, key.proto()))?;

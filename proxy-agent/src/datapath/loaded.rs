@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapError};
-use aya::programs::{ProgramInfo, SchedClassifier};
+use aya::programs::ProgramInfo;
 use serde::{Deserialize, Serialize};
 
 /// The maps and programs of one datapath.
@@ -38,7 +38,6 @@ impl Loaded {
         }
         let programs = names.iter().map(|&name| {
             let program = ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
-            let program: &SchedClassifier = program.try_into().with_context(|| format!("program {name}"))?;
             let info = program.info().with_context(|| format!("ask the kernel about program {name}"))?;
             Ok((name.to_owned(), LoadedProgram::of(&info)))
         });
@@ -55,16 +54,19 @@ impl LoadedProgram {
 /// Opens a map of a datapath that runs, by the ids that it tells of its maps. The map's type is checked.
 pub fn open<M: TryFrom<Map, Error = MapError>>(ids: &BTreeMap<String, u32>, name: &str) -> Result<M> {
     let id = *ids.get(name).with_context(|| format!("the running kpx has no map {name}"))?;
-    let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}"))?;
+    let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}, which takes CAP_SYS_ADMIN"))?;
     Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
 }
 
 /// None for a map of a type that the datapath does not have.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
-        Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) => {
-            Some(data)
-        }
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LpmTrie(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::Queue(data) => Some(data),
         _ => None,
     }
 }

@@ -1,28 +1,50 @@
 //! The kernel side of a node: programs loaded, maps taken, devices attached.
 
+mod adopt;
 mod attach;
 mod counts;
+mod drain;
 mod flows;
 mod loaded;
 mod monitor;
 mod node;
+mod pins;
+mod pressure;
+mod sizes;
+mod sockets;
 mod tables;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use aya::maps::{MapData, PerCpuArray};
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::counter::{Counter, Event, Reason};
 use proxy_common::names::{self, FamilyMaps};
+use tokio::sync::Notify;
+use tracing::debug;
 
-pub use attach::{Attached, Attachments, Hooks, Mechanism};
+use pins::{Place, Resize};
+use sizes::Room;
+
+pub use attach::{Attached, Attachments, Hooks, Mechanism, Stays};
 pub use counts::{Counts, FamilyCounts, Totals};
+pub use drain::Drain;
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, open};
 pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;
+pub use pins::{BPF_DIR, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
+pub use pressure::Pressure;
+pub use sizes::Sizes;
+pub use sockets::{Cgroup, SocketOptions, StaleSockets};
 pub use tables::{KernelTables, Maps};
+pub use verify::Missing;
 
 /// The programs, loaded, and their maps.
 pub struct Datapath {
@@ -34,6 +56,8 @@ pub struct Datapath {
     pub monitor: Monitor,
     pub attachments: Attachments,
     pub loaded: Loaded,
+    /// Where sockets of UDP are led.
+    pub stale_sockets: Option<StaleSockets>,
 }
 
 /// The programs that a datapath has.
@@ -44,38 +68,111 @@ const PROGRAMS: [&str; 4] = [names::INGRESS, names::EGRESS, names::ANCHOR, names
 pub struct Options {
     /// How to attach; by default each device is tried with TCX first.
     pub mechanism: Option<Mechanism>,
-    /// Room in each family's flow table, in entries: two or four a flow.
-    pub flow_entries: Option<u32>,
+    pub sizes: Sizes,
+    /// Lead sockets that dial services to backends; unset, they send packets to the services.
+    pub sockets: Option<SocketOptions>,
+    /// Load what it takes to deliver packets past the stack, which [`NodeMaps::set_node`] then switches on and off.
+    pub fast_path: bool,
     /// Keep the hooks' notes where BPF_PROG_TEST_RUN shows them: for tests of more than one hook.
     pub notes_in_mark: bool,
 }
 
 impl Datapath {
-    /// Loads the programs of `object` into the kernel. Nothing is attached yet.
+    /// Loads the programs of `object` into the kernel. Nothing is attached yet, and nothing outlives the result.
     pub fn load(object: &[u8], options: Options) -> Result<Self> {
-        let mut loader = EbpfLoader::new();
-        if let Some(flow_entries) = options.flow_entries {
-            loader.map_max_entries(names::IPV4.flows, flow_entries).map_max_entries(names::IPV6.flows, flow_entries);
-        }
-        if options.notes_in_mark {
-            loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
-        }
-        let mut ebpf = loader.load(object).context("load the BPF object")?;
-        for name in PROGRAMS {
-            program(&mut ebpf, name)?.load().with_context(|| format!("load program {name}"))?;
-        }
-        #[cfg(feature = "log")]
-        log_packets(&mut ebpf)?;
+        Self::new(load(object, options, &[])?, options, None)
+    }
+
+    /// Loads the programs of `object` over the maps of a predecessor, as far as there are any, and puts them where its
+    /// programs are. All that stays when the result goes.
+    pub fn take_over(object: &[u8], options: Options, stays: Stays) -> Result<Self> {
+        let mut places = stays.pins.plan(object, &options.room())?;
+        sockets::remove_unused(&stays.pins, options.sockets)?;
+        let unused = sockets::unused_maps(options.sockets);
+        places.retain(|place| !unused.contains(&place.name.as_str()));
+        let ebpf = load(object, options, &places)?;
+        let resize = Resize::new(places);
+        resize.copy()?;
+        let mut this = Self::new(ebpf, options, Some(stays))?;
+        this.attachments.adopt()?;
+        // What passed since then.
+        resize.copy()?;
+        resize.finish()?;
+        // A predecessor may have ended between an endpoint's removal and this.
+        this.tables.begin_generation()?;
+        Ok(this)
+    }
+
+    fn new(mut ebpf: Ebpf, options: Options, stays: Option<Stays>) -> Result<Self> {
+        let endpoints_removed = Arc::new(Notify::new());
+        let leads_udp = options.sockets.is_some_and(|sockets| sockets.udp);
+        let stale_sockets = leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
         Ok(Self {
-            loaded: Loaded::of(&ebpf, &PROGRAMS)?,
+            stale_sockets: stale_sockets.transpose()?,
+            loaded: Loaded::of(&ebpf, &options.programs())?,
             // Before the tables are taken, which it looks into.
             flows: FlowMaps::new(&mut ebpf)?,
-            tables: KernelTables::new(&mut ebpf)?,
+            tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
             node: NodeMaps::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
             monitor: Monitor::new(&mut ebpf)?,
-            attachments: Attachments::new(ebpf, options.mechanism),
+            attachments: Attachments::new(ebpf, options.mechanism, stays),
         })
+    }
+}
+
+impl Options {
+    /// What is loaded.
+    fn programs(&self) -> Vec<&'static str> {
+        PROGRAMS.into_iter().chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
+    }
+
+    /// By map, where not what the object says.
+    fn room(&self) -> BTreeMap<&'static str, Room> {
+        let mut room = self.sizes.room();
+        // What nobody looks into takes no room.
+        room.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, Room::exactly(1))));
+        room
+    }
+}
+
+/// With the maps of `places` pinned there.
+fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
+    raise_memlock();
+    let mut loader = EbpfLoader::new();
+    for (name, room) in options.room() {
+        loader.map_max_entries(name, room.entries);
+    }
+    for place in places {
+        loader.map_pin_path(&place.name, place.target.as_path());
+    }
+    if options.fast_path {
+        loader.override_global(names::FAST_PATH, &1_u32, true);
+    }
+    let told = options.sockets.map(sockets::Told::of).transpose()?;
+    if let Some(told) = &told {
+        told.tell(&mut loader);
+    }
+    if options.notes_in_mark {
+        loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
+    }
+    let mut ebpf = loader.load(object).context("load the BPF object")?;
+    for name in PROGRAMS {
+        program(&mut ebpf, name)?.load().with_context(|| format!("load program {name}"))?;
+    }
+    if let Some(options) = options.sockets {
+        sockets::load(&mut ebpf, options)?;
+    }
+    #[cfg(feature = "log")]
+    log_packets(&mut ebpf)?;
+    Ok(ebpf)
+}
+
+/// Before Linux 5.11 maps and programs count as locked memory, of which a process may have little by default. Later ones
+/// do not ask, so a failure is none: what is too little, the kernel says when it makes a map.
+fn raise_memlock() {
+    if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
+        debug!(%error, "the limit on locked memory stays");
     }
 }
 

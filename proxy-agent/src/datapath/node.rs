@@ -35,6 +35,12 @@ impl NodeMaps {
         Ok(Self { node, devices, v4: Family::new(ebpf)?, v6: Family::new(ebpf)? })
     }
 
+    /// What a predecessor said of this node; None if there was none, or it did not get that far.
+    pub fn node(&self) -> Result<Option<Node>> {
+        let node = self.node.get(&0, 0).with_context(|| format!("read {}", names::NODE))?;
+        Ok(Some(node).filter(|node| node.addr4 != Addr4::UNSPECIFIED || node.addr6 != Addr6::UNSPECIFIED))
+    }
+
     pub fn set_node(&mut self, node: Node) -> Result<()> {
         self.node.set(0, node, 0).context("write NODE")
     }

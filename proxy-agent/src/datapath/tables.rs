@@ -4,36 +4,54 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use aya::Ebpf;
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, HashMap, MapData, MapError};
-use aya::{Ebpf, Pod};
+use aya::maps::{Array, MapData};
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
 use proxy_common::names;
+use tokio::sync::Notify;
 
+use super::sizes::refused;
 use super::{Names, take};
 use crate::diff::{Change, FamilyChange};
 use crate::tables::{FamilyTables, RangeKey, Tables};
+use table::{Table, deleted};
+
+mod table;
 
 /// Where tables live: the kernel's maps, or a test's.
 pub trait Maps {
     fn read(&self) -> Result<Tables>;
     fn apply(&mut self, change: &Change) -> Result<()>;
+
+    /// Makes changes in their order, up to one that is refused. How many were made, and why no more.
+    fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
+        for (made, change) in changes.iter().enumerate() {
+            if let Err(error) = self.apply(change) {
+                return (made, Err(error));
+            }
+        }
+        (changes.len(), Ok(()))
+    }
 }
 
 /// The kernel's maps.
 pub struct KernelTables {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
-    /// How many endpoints have been deleted: flows that chose an older generation's must look again.
+    /// How often endpoints have been deleted: flows that chose an older generation's must look again.
     generation: Array<MapData, u32>,
+    /// Told of every new generation.
+    endpoints_removed: Arc<Notify>,
 }
 
 impl KernelTables {
-    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        Ok(Self { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, generation: take(ebpf, names::GENERATION)? })
+    pub(super) fn new(ebpf: &mut Ebpf, endpoints_removed: Arc<Notify>) -> Result<Self> {
+        let generation = take(ebpf, names::GENERATION)?;
+        Ok(Self { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, generation, endpoints_removed })
     }
 }
 
@@ -48,49 +66,91 @@ impl Maps for KernelTables {
             Change::V6(change) => self.v6.apply(change),
         }
         .with_context(|| change.to_string())?;
-        if let Change::V4(FamilyChange::DelEndpoint(_)) | Change::V6(FamilyChange::DelEndpoint(_)) = change {
-            self.begin_generation()?;
+        if removes_endpoint(change) { self.begin_generation() } else { Ok(()) }
+    }
+
+    /// Changes of one kind that follow each other are made at once. Where such a batch stops, the change at which it did is
+    /// made alone: it may be refused for good, and says why; or it may be as wanted, as a row that is gone already.
+    fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
+        let mut made = 0;
+        while let Some(change) = changes.get(made) {
+            let at_once = self.apply_batch(&changes[made..]);
+            made += at_once;
+            let result = match at_once {
+                0 => self.apply(change),
+                _ if removes_endpoint(change) => self.begin_generation(),
+                _ => Ok(()),
+            };
+            if let Err(error) = result {
+                return (made, Err(error));
+            }
+            made += usize::from(at_once == 0);
         }
-        Ok(())
+        (made, Ok(()))
     }
 }
 
+fn removes_endpoint(change: &Change) -> bool {
+    matches!(change, Change::V4(FamilyChange::DelEndpoint(_)) | Change::V6(FamilyChange::DelEndpoint(_)))
+}
+
 impl KernelTables {
-    fn begin_generation(&mut self) -> Result<()> {
+    /// How many of the first of `changes` were made, which are all of one kind; none if it takes another way.
+    fn apply_batch(&mut self, changes: &[Change]) -> usize {
+        match changes {
+            [Change::V4(_), Change::V4(_), ..] => {
+                self.v4.apply_batch(changes.iter().map_while(|change| match change {
+                    Change::V4(change) => Some(change),
+                    Change::V6(_) => None,
+                }))
+            }
+            [Change::V6(_), Change::V6(_), ..] => {
+                self.v6.apply_batch(changes.iter().map_while(|change| match change {
+                    Change::V6(change) => Some(change),
+                    Change::V4(_) => None,
+                }))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Flows have to look whether their backends still serve.
+    pub(super) fn begin_generation(&mut self) -> Result<()> {
         let generation = self.generation.get(&0, 0).with_context(|| format!("read {}", names::GENERATION))?;
         let next = generation.wrapping_add(1);
+        self.endpoints_removed.notify_one();
         self.generation.set(0, next, 0).with_context(|| format!("write {}", names::GENERATION))
     }
 }
 
 struct Family<A: Names> {
-    frontends: HashMap<MapData, FrontendKey<A>, Frontend<A>>,
-    services: HashMap<MapData, FrontendKey<A>, Service>,
-    slots: HashMap<MapData, SlotKey<A>, Backend<A>>,
-    endpoints: HashMap<MapData, EndpointKey<A>, Endpoint>,
-    maglev: HashMap<MapData, SetKey<A>, Maglev>,
+    frontends: Table<FrontendKey<A>, Frontend<A>>,
+    services: Table<FrontendKey<A>, Service>,
+    slots: Table<SlotKey<A>, Backend<A>>,
+    endpoints: Table<EndpointKey<A>, Endpoint>,
+    maglev: Table<SetKey<A>, Maglev>,
     source_ranges: LpmTrie<MapData, SourceRange<A>, u32>,
 }
 
 impl<A: Names> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
         Ok(Self {
-            frontends: take(ebpf, A::MAPS.frontends)?,
-            services: take(ebpf, A::MAPS.services)?,
-            slots: take(ebpf, A::MAPS.slots)?,
-            endpoints: take(ebpf, A::MAPS.endpoints)?,
-            maglev: take(ebpf, A::MAPS.maglev)?,
+            frontends: Table::new(ebpf, A::MAPS.frontends)?,
+            services: Table::new(ebpf, A::MAPS.services)?,
+            slots: Table::new(ebpf, A::MAPS.slots)?,
+            endpoints: Table::new(ebpf, A::MAPS.endpoints)?,
+            maglev: Table::new(ebpf, A::MAPS.maglev)?,
             source_ranges: take(ebpf, A::MAPS.source_ranges)?,
         })
     }
 
     fn read(&self) -> Result<FamilyTables<A>> {
         Ok(FamilyTables {
-            frontends: contents(&self.frontends).context(A::MAPS.frontends)?,
-            services: contents(&self.services).context(A::MAPS.services)?,
-            slots: contents(&self.slots).context(A::MAPS.slots)?,
-            endpoints: contents(&self.endpoints).context(A::MAPS.endpoints)?,
-            maglev: shared(contents(&self.maglev).context(A::MAPS.maglev)?),
+            frontends: self.frontends.read()?,
+            services: self.services.read()?,
+            slots: self.slots.read()?,
+            endpoints: self.endpoints.read()?,
+            maglev: shared(self.maglev.read()?),
             source_ranges: ranges(&self.source_ranges).context(A::MAPS.source_ranges)?,
         })
     }
@@ -99,29 +159,70 @@ impl<A: Names> Family<A> {
         match change {
             FamilyChange::PutSourceRange(key) => {
                 let put = self.source_ranges.insert(&lpm_key(key), 1, 0);
-                put.with_context(|| format!("write {}", A::MAPS.source_ranges))
+                put.map_err(|error| refused(error, A::MAPS.source_ranges))
             }
-            FamilyChange::PutEndpoint(key, value) => put(&mut self.endpoints, key, value, A::MAPS.endpoints),
-            FamilyChange::PutSlot(key, value) => put(&mut self.slots, key, value, A::MAPS.slots),
-            FamilyChange::PutMaglev(key, value) => put(&mut self.maglev, key, value, A::MAPS.maglev),
-            FamilyChange::PutService(key, value) => put(&mut self.services, key, value, A::MAPS.services),
+            FamilyChange::PutEndpoint(key, value) => self.endpoints.put(key, value),
+            FamilyChange::PutSlot(key, value) => self.slots.put(key, value),
+            FamilyChange::PutMaglev(key, value) => self.maglev.put(key, value),
+            FamilyChange::PutService(key, value) => self.services.put(key, value),
             FamilyChange::PutFrontend(key, value) | FamilyChange::MoveFrontend(key, value, _) => {
-                put(&mut self.frontends, key, value, A::MAPS.frontends)
+                self.frontends.put(key, value)
             }
-            FamilyChange::DelFrontend(key, _) => deleted(self.frontends.remove(key), A::MAPS.frontends),
-            FamilyChange::DelService(key) => deleted(self.services.remove(key), A::MAPS.services),
-            FamilyChange::DelMaglev(key) => deleted(self.maglev.remove(key), A::MAPS.maglev),
-            FamilyChange::DelSlot(key) => deleted(self.slots.remove(key), A::MAPS.slots),
+            FamilyChange::DelFrontend(key, _) => self.frontends.delete(key),
+            FamilyChange::DelService(key) => self.services.delete(key),
+            FamilyChange::DelMaglev(key) => self.maglev.delete(key),
+            FamilyChange::DelSlot(key) => self.slots.delete(key),
             FamilyChange::DelSourceRange(key) => {
                 deleted(self.source_ranges.remove(&lpm_key(key)), A::MAPS.source_ranges)
             }
-            FamilyChange::DelEndpoint(key) => deleted(self.endpoints.remove(key), A::MAPS.endpoints),
+            FamilyChange::DelEndpoint(key) => self.endpoints.delete(key),
         }
     }
-}
 
-fn contents<K: Pod + Ord, V: Pod>(map: &HashMap<MapData, K, V>) -> Result<BTreeMap<K, V>> {
-    map.iter().collect::<Result<_, _>>().context("read")
+    /// How many of the first of `changes` were made, which are all of one kind.
+    fn apply_batch<'a>(&mut self, changes: impl Iterator<Item = &'a FamilyChange<A>>) -> usize {
+        let mut changes = changes.peekable();
+        match changes.peek() {
+            Some(FamilyChange::PutEndpoint(..)) => self.endpoints.put_all(changes.map_while(|change| match change {
+                FamilyChange::PutEndpoint(key, value) => Some((*key, *value)),
+                _ => None,
+            })),
+            Some(FamilyChange::PutSlot(..)) => self.slots.put_all(changes.map_while(|change| match change {
+                FamilyChange::PutSlot(key, value) => Some((*key, *value)),
+                _ => None,
+            })),
+            Some(FamilyChange::PutService(..)) => self.services.put_all(changes.map_while(|change| match change {
+                FamilyChange::PutService(key, value) => Some((*key, *value)),
+                _ => None,
+            })),
+            Some(FamilyChange::PutFrontend(..)) => self.frontends.put_all(changes.map_while(|change| match change {
+                FamilyChange::PutFrontend(key, value) => Some((*key, *value)),
+                _ => None,
+            })),
+            Some(FamilyChange::DelFrontend(..)) => {
+                self.frontends.delete_all(changes.map_while(|change| match change {
+                    FamilyChange::DelFrontend(key, _) => Some(*key),
+                    _ => None,
+                }))
+            }
+            Some(FamilyChange::DelService(..)) => self.services.delete_all(changes.map_while(|change| match change {
+                FamilyChange::DelService(key) => Some(*key),
+                _ => None,
+            })),
+            Some(FamilyChange::DelSlot(..)) => self.slots.delete_all(changes.map_while(|change| match change {
+                FamilyChange::DelSlot(key) => Some(*key),
+                _ => None,
+            })),
+            Some(FamilyChange::DelEndpoint(..)) => {
+                self.endpoints.delete_all(changes.map_while(|change| match change {
+                    FamilyChange::DelEndpoint(key) => Some(*key),
+                    _ => None,
+                }))
+            }
+            // Few, large, or of a map that takes no batches before Linux 5.13.
+            _ => 0,
+        }
+    }
 }
 
 fn shared<K: Ord>(tables: BTreeMap<K, Maglev>) -> BTreeMap<K, Arc<Maglev>> {
@@ -135,16 +236,4 @@ fn ranges<A: Names>(map: &LpmTrie<MapData, SourceRange<A>, u32>) -> Result<BTree
 
 fn lpm_key<A: Names>(key: &RangeKey<A>) -> Key<SourceRange<A>> {
     Key::new(key.bits, key.range)
-}
-
-fn put<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K, value: &V, name: &str) -> Result<()> {
-    map.insert(key, value, 0).with_context(|| format!("write {name}"))
-}
-
-fn deleted(result: Result<(), MapError>, name: &str) -> Result<()> {
-    match result {
-        // Gone already is as wanted.
-        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        result => result.with_context(|| format!("delete from {name}")),
-    }
 }

@@ -10,14 +10,14 @@ use super::FamilyCounts;
 use super::ledger::Ledger;
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
-use crate::model::{Claim, FamilyModel, ObjectRef, Skipped};
+use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
 use crate::tables::FamilyTables;
 
 #[derive(Debug)]
 pub(super) struct Family<A: Addr> {
     pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
-    /// The first claim holds the frontend.
-    claims: BTreeMap<FrontendKey<A>, BTreeSet<Claim>>,
+    /// In their order: the first claim holds the frontend, and there is hardly ever a second.
+    claims: BTreeMap<FrontendKey<A>, Vec<Claim>>,
     /// Frontends whose rows may be out of date.
     touched: BTreeSet<FrontendKey<A>>,
     conflicts: Ledger<FrontendKey<A>>,
@@ -42,7 +42,7 @@ impl<A: Addr> Family<A> {
         if let Some(old) = self.models.remove(service) {
             for key in old.frontends.keys() {
                 if let Some(claims) = self.claims.get_mut(key) {
-                    claims.remove(&old.claim);
+                    claims.retain(|claim| *claim != old.claim);
                     if claims.is_empty() {
                         self.claims.remove(key);
                     }
@@ -52,7 +52,10 @@ impl<A: Addr> Family<A> {
         }
         if let Some(new) = model {
             for key in new.frontends.keys() {
-                self.claims.entry(*key).or_default().insert(new.claim.clone());
+                let claims = self.claims.entry(*key).or_insert_with(|| Vec::with_capacity(1));
+                if let Err(place) = claims.binary_search(&new.claim) {
+                    claims.insert(place, new.claim.clone());
+                }
                 self.touched.insert(*key);
             }
             self.models.insert(service.clone(), Arc::new(new));
@@ -125,9 +128,15 @@ impl<A: Addr> Family<A> {
             let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
             let why = self.obstacle(key, model).or_else(held)?;
             let object = ObjectRef { kind: "Service", name: model.claim.service.clone() };
-            Some(Skipped { object, field: offer.field.clone(), why, is_conflict: true })
+            Some(Skipped { object, field: offer.field.to_string(), why, cause: Cause::Conflict })
         };
         lost.filter_map(conflict).collect()
+    }
+
+    /// The Service that holds a frontend, and the field of it that says so.
+    pub(super) fn said_by(&self, key: &FrontendKey<A>) -> Option<(&ObjectName, &str)> {
+        let model = self.holder(key)?;
+        Some((&model.claim.service, &model.frontends.get(key)?.field))
     }
 
     pub(super) fn model(&self, service: &ObjectName) -> Option<&Arc<FamilyModel<A>>> {

@@ -11,6 +11,7 @@ use prometheus_client::registry::Registry;
 use super::kube_proxy::durations;
 use super::{ByFamily, Histograms};
 use crate::ip_family::IpFamily;
+use crate::node::Mended;
 
 #[derive(Clone, Debug)]
 pub struct OwnMetrics {
@@ -18,6 +19,7 @@ pub struct OwnMetrics {
     sync_failures: Family<ByFamily, Counter>,
     sweep_duration: Histogram,
     flows_expired: Counter,
+    mended: Family<ByWhat, Counter>,
 }
 
 /// What a sync consists of, in this order.
@@ -31,6 +33,11 @@ pub enum Phase {
     Write,
     /// Addresses, routes and rules.
     Node,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByWhat {
+    what: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -59,7 +66,9 @@ impl OwnMetrics {
             sync_failures: Family::default(),
             sweep_duration: durations(),
             flows_expired: Counter::default(),
+            mended: Family::default(),
         };
+        metrics.mended(Mended::default());
         for phase in Phase::ALL {
             drop(metrics.phases.get_or_create(&phase.label()));
         }
@@ -82,7 +91,21 @@ impl OwnMetrics {
             "Flows that were removed because they were over",
             metrics.flows_expired.clone(),
         );
+        registry.register(
+            "mended",
+            "What others had undone on this node and was put back: programs taken off devices, the anchor, routes, rules, sysctls",
+            metrics.mended.clone(),
+        );
         metrics
+    }
+
+    pub fn mended(&self, mended: Mended) {
+        let Mended { programs, anchors, routes, rules, sysctls } = mended;
+        let counts =
+            [("program", programs), ("anchor", anchors), ("route", routes), ("rule", rules), ("sysctl", sysctls)];
+        for (what, n) in counts {
+            self.mended.get_or_create(&ByWhat { what }).inc_by(n);
+        }
     }
 
     pub fn passed(&self, phase: Phase, duration: Duration) {

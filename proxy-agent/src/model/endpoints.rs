@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use k8s_openapi::api::discovery::v1::{self as discovery, EndpointSlice};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::Backend;
 
+use super::NodeModel;
 use super::outside::Way;
-use super::read::{Reader, Skipped, addr, port_number, protocol};
-use super::{NodeModel, ObjectName};
+use super::read::{Reader, Skipped, addr_of, port_number, protocol};
+use crate::compact::{self, EndpointSlice, Shared};
 
 mod detour;
 
@@ -31,7 +31,7 @@ struct SlicePort<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Endpoint<'a, A: Addr> {
     /// As the slice lists it.
-    pub(crate) object: &'a discovery::Endpoint,
+    pub(crate) object: &'a compact::Endpoint,
     addr: A,
     pub(crate) ready: bool,
     pub(crate) serving: bool,
@@ -72,14 +72,13 @@ pub(super) struct Sets<A: Addr> {
 impl<'a, A: Addr> Slice<'a, A> {
     /// `None` if the slice is of another family, or of none (`FQDN`).
     pub(crate) fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
-        if slice.address_type != A::FAMILY {
+        if *slice.address_type != *A::FAMILY {
             return None;
         }
-        let name = ObjectName::from(slice);
-        let mut reader = Reader::new("EndpointSlice", &name, skipped);
-        let ports = slice.ports.iter().flatten().enumerate();
+        let mut reader = Reader::new("EndpointSlice", &slice.name, skipped);
+        let ports = slice.ports.iter().enumerate();
         let ports = ports.filter_map(|(index, port)| SlicePort::new(&mut reader, index, port)).collect();
-        let endpoints = slice.endpoints.iter().flatten().enumerate();
+        let endpoints = slice.endpoints.iter().enumerate();
         let endpoints =
             endpoints.filter_map(|(index, endpoint)| Endpoint::new(&mut reader, index, endpoint, node)).collect();
         Some(Self { ports, endpoints })
@@ -87,7 +86,7 @@ impl<'a, A: Addr> Slice<'a, A> {
 }
 
 impl<'a> SlicePort<'a> {
-    fn new(reader: &mut Reader<'_>, index: usize, port: &'a discovery::EndpointPort) -> Option<Self> {
+    fn new(reader: &mut Reader<'_>, index: usize, port: &'a compact::EndpointPort) -> Option<Self> {
         let missing = || "missing".to_owned();
         let name = reader.take(format_args!("ports[{index}].name"), port.name.as_deref().ok_or_else(missing))?;
         let number = port.port.ok_or_else(missing).and_then(port_number);
@@ -98,23 +97,19 @@ impl<'a> SlicePort<'a> {
 }
 
 impl<'a, A: Addr> Endpoint<'a, A> {
-    /// Only the first address counts; each condition has its own default.
-    fn new(reader: &mut Reader<'_>, index: usize, endpoint: &'a discovery::Endpoint, node: &NodeModel) -> Option<Self> {
-        let text = endpoint.addresses.first().ok_or_else(|| "missing".to_owned());
-        let addr = reader.take(format_args!("endpoints[{index}].addresses[0]"), text.and_then(|text| addr(text)))?;
-        let conditions = endpoint.conditions.clone().unwrap_or_default();
-        let hints = endpoint.hints.as_ref();
-        let nodes = hints.and_then(|hints| hints.for_nodes.as_ref()).into_iter().flatten();
-        let zones = hints.and_then(|hints| hints.for_zones.as_ref()).into_iter().flatten();
+    fn new(reader: &mut Reader<'_>, index: usize, endpoint: &'a compact::Endpoint, node: &NodeModel) -> Option<Self> {
+        let addr = reader.take(format_args!("endpoints[{index}].addresses[0]"), addr_of(&endpoint.address))?;
+        let nodes = endpoint.hints.iter().flat_map(|hints| &hints.nodes);
+        let zones = endpoint.hints.iter().flat_map(|hints| &hints.zones);
         Some(Self {
             object: endpoint,
             addr,
-            ready: conditions.ready.unwrap_or(true),
-            serving: conditions.serving.unwrap_or(true),
-            terminating: conditions.terminating.unwrap_or(false),
-            local: !node.name.is_empty() && endpoint.node_name.as_ref() == Some(&node.name),
-            for_node: Hint::of(nodes.map(|hint| &hint.name), Some(&node.name)),
-            for_zone: Hint::of(zones.map(|hint| &hint.name), node.zone.as_ref()),
+            ready: endpoint.ready,
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+            local: !node.name.is_empty() && endpoint.node_name.as_deref() == Some(&*node.name),
+            for_node: Hint::of(nodes, Some(&node.name)),
+            for_zone: Hint::of(zones, node.zone.as_deref()),
             way: node.outside.as_ref().map_or(Way::Direct, |outside| outside.way(addr, endpoint)),
         })
     }
@@ -133,9 +128,9 @@ impl<'a, A: Addr> Endpoint<'a, A> {
 
 impl Hint {
     /// An unknown name of one's own, or none, is that of no hint.
-    fn of<'a>(names: impl Iterator<Item = &'a String>, own: Option<&String>) -> Self {
+    fn of<'a>(names: impl Iterator<Item = &'a Shared>, own: Option<&str>) -> Self {
         let own = own.filter(|own| !own.is_empty());
-        names.map(|name| if Some(name) == own { Self::Here } else { Self::Elsewhere }).max().unwrap_or(Self::None)
+        names.map(|name| if Some(&**name) == own { Self::Here } else { Self::Elsewhere }).max().unwrap_or(Self::None)
     }
 }
 

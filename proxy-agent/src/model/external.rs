@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, ServiceSpec};
 use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKind;
 
+use super::guard::Guard;
 use super::node::NodeModel;
 use super::read::{Reader, addr, cidr, ip};
+use crate::compact::Service;
 
 /// An address at which all ports of a Service are dialled.
 pub(super) struct External<A: Addr> {
@@ -21,9 +22,9 @@ pub(super) struct External<A: Addr> {
 /// Those of the family. What is both comes first as a load balancer's, whose rules are the stricter ones.
 pub(super) fn externals<A: Addr>(
     reader: &mut Reader<'_>,
-    spec: &ServiceSpec,
-    ingress: &[LoadBalancerIngress],
+    service: &Service,
     cluster_ip: A,
+    guard: &Guard,
 ) -> Vec<External<A>> {
     let mut externals = Vec::new();
     let mut read = |kind, field: String, text: &str| {
@@ -31,17 +32,18 @@ pub(super) fn externals<A: Addr>(
             let own = || format!("{text:?} is the Service's own ClusterIP");
             let addr = addr.and_then(|addr| if addr == cluster_ip { Err(own()) } else { Ok(addr) });
             let addr = reader.take(format_args!("{field}"), addr);
+            let addr = addr.filter(|addr| reader.admit(format_args!("{field}"), guard.admit_address(*addr, kind)));
             externals.extend(addr.map(|addr| External { addr, kind, field }));
         }
     };
-    for (index, ingress) in ingress.iter().enumerate() {
+    for (index, ingress) in service.ingress.iter().enumerate() {
         // In mode `Proxy` the load balancer wants to see all traffic, also that from inside.
         let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
         if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
             read(FrontendKind::LOAD_BALANCER, format!("status.loadBalancer.ingress[{index}].ip"), text);
         }
     }
-    for (index, text) in spec.external_ips.iter().flatten().enumerate() {
+    for (index, text) in service.external_ips.iter().enumerate() {
         read(FrontendKind::EXTERNAL_IP, format!("spec.externalIPs[{index}]"), text);
     }
     externals
@@ -59,11 +61,11 @@ pub type Range<A> = (A, u8);
 /// From where the Service's load balancer addresses may be dialled; empty if from everywhere.
 pub(super) fn source_ranges<A: Addr>(
     reader: &mut Reader<'_>,
-    spec: &ServiceSpec,
+    service: &Service,
     externals: &[External<A>],
     node: &NodeModel,
 ) -> BTreeSet<Range<A>> {
-    let texts = spec.load_balancer_source_ranges.iter().flatten().enumerate();
+    let texts = service.load_balancer_source_ranges.iter().enumerate();
     // The API server lets blanks pass.
     let nets = texts.filter_map(|(index, text)| {
         reader.take(format_args!("spec.loadBalancerSourceRanges[{index}]"), cidr(text.trim()))

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use proxy_common::frontend::Algorithm;
 
+use super::guard::Guard;
 use super::outside::{Outside, Reach};
 use super::read::{cidr, ip};
 use crate::store::Store;
@@ -22,6 +23,8 @@ pub struct ModelOptions {
     pub algorithm: Algorithm,
     /// The first of a family is the node's primary address, whatever its object says.
     pub node_ips: Vec<IpAddr>,
+    /// From where ExternalIPs may be; None: from anywhere.
+    pub external_ip_cidrs: Option<Vec<IpNet>>,
     /// Of a host that is no node, its routes. To a node everything is within reach.
     pub reach: Option<Arc<Reach>>,
 }
@@ -33,6 +36,7 @@ pub struct NodeModel {
     /// One of each family in which the node has any.
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
+    pub guard: Guard,
     /// This is no node.
     pub outside: Option<Outside>,
 }
@@ -49,6 +53,7 @@ impl NodeModel {
             zone: zone.cloned(),
             primary: [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)].into_iter().flatten().copied().collect(),
             algorithm: options.algorithm,
+            guard: Guard::of(store, options),
             outside: options.reach.clone().map(|reach| Outside::of(store, reach)),
         }
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::discovery::v1::Endpoint;
 use proxy_common::addr::{Addr, Proto};
 
 use super::node::{node_addresses, pod_cidrs};
+use crate::compact::{Endpoint, EndpointSlice};
 use crate::settings::PodRoutes;
 use crate::store::Store;
 
@@ -150,15 +150,16 @@ impl Outside {
             Some(Lead::Default) => Obstacle::OnlyDefault,
             Some(Lead::Nowhere(_)) | None => Obstacle::NoRoute,
         };
-        let node = endpoint.node_name.as_ref().and_then(|name| self.nodes.get(name));
+        let node = endpoint.node_name.as_ref().and_then(|name| self.nodes.get(&**name));
         Way::Around(node.and_then(|peer| self.entrance(peer)), obstacle)
     }
 
     /// What the world's routers know nothing of: they know nodes, and whatever else is no pod.
     fn is_pod(&self, ip: IpAddr, endpoint: &Endpoint) -> bool {
-        let is_pod = endpoint.target_ref.as_ref().is_some_and(|target| target.kind.as_deref() == Some("Pod"));
         let mut peers = self.nodes.values();
-        (is_pod || endpoint.node_name.is_some() || peers.any(|peer| peer.pod_cidrs.iter().any(|net| net.contains(&ip))))
+        (endpoint.pod.is_some()
+            || endpoint.node_name.is_some()
+            || peers.any(|peer| peer.pod_cidrs.iter().any(|net| net.contains(&ip))))
             && !self.nodes.values().any(|peer| peer.addresses.contains(&ip))
     }
 
@@ -186,7 +187,6 @@ fn is_ready(node: &Node) -> bool {
 }
 
 /// The addresses of a slice's endpoints, as far as they count.
-pub fn endpoint_addresses(slice: &k8s_openapi::api::discovery::v1::EndpointSlice) -> BTreeSet<IpAddr> {
-    let firsts = slice.endpoints.iter().flatten().filter_map(|endpoint| endpoint.addresses.first());
-    firsts.filter_map(|text| super::ip(text).ok()).collect()
+pub fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
+    slice.endpoints.iter().filter_map(|endpoint| super::read::ip_of(&endpoint.address).ok()).collect()
 }

@@ -1,6 +1,5 @@
 //! What a Service says of all its ports alike.
 
-use k8s_openapi::api::core::v1::{self as core, ServiceSpec};
 use proxy_common::addr::{Port, Proto};
 use proxy_common::frontend::{Algorithm, Service};
 
@@ -8,9 +7,7 @@ use super::endpoints::Uses;
 use super::node::NodeModel;
 use super::port::Terms;
 use super::read::{Reader, port_number};
-
-/// Asks for another algorithm than the node's: see [`algorithm`].
-const ALGORITHM: &str = "kpx.dev/lb-algorithm";
+use crate::compact::{self, ALGORITHM};
 
 /// Of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1): three hours, and at most a day.
 const AFFINITY_SECS: u32 = 10_800;
@@ -30,18 +27,18 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    pub(super) fn new(reader: &mut Reader<'_>, service: &core::Service, spec: &ServiceSpec, node: &NodeModel) -> Self {
-        let load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
-        let node_ports = load_balancer || spec.type_.as_deref() == Some("NodePort");
-        let external = node_ports || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
-        let external_local = external && spec.external_traffic_policy.as_deref() == Some("Local");
+    pub(super) fn new(reader: &mut Reader<'_>, service: &compact::Service, node: &NodeModel) -> Self {
+        let load_balancer = service.type_.as_deref() == Some("LoadBalancer");
+        let node_ports = load_balancer || service.type_.as_deref() == Some("NodePort");
+        let external = node_ports || !service.external_ips.is_empty();
+        let external_local = external && service.external_traffic_policy.as_deref() == Some("Local");
         Self {
-            internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            internal_local: service.internal_traffic_policy.as_deref() == Some("Local"),
             external_local,
             node_ports,
-            affinity_secs: affinity_secs(reader, spec),
+            affinity_secs: affinity_secs(reader, service),
             algorithm: algorithm_of(reader, service).unwrap_or(node.algorithm),
-            health_check_port: if load_balancer && external_local { health_check_port(reader, spec) } else { None },
+            health_check_port: if load_balancer && external_local { health_check_port(reader, service) } else { None },
         }
     }
 
@@ -63,14 +60,14 @@ impl Policy {
         }
     }
 
-    pub(super) fn node_port(&self, reader: &mut Reader<'_>, index: usize, port: &core::ServicePort) -> Option<Port> {
+    pub(super) fn node_port(&self, reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort) -> Option<Port> {
         let number = port.node_port.filter(|number| self.node_ports && *number != 0)?;
         reader.take(format_args!("spec.ports[{index}].nodePort"), port_number(number))
     }
 }
 
-fn affinity_secs(reader: &mut Reader<'_>, spec: &ServiceSpec) -> u32 {
-    match spec.session_affinity.as_deref() {
+fn affinity_secs(reader: &mut Reader<'_>, service: &compact::Service) -> u32 {
+    match service.session_affinity.as_deref() {
         None | Some("" | "None") => return 0,
         Some("ClientIP") => {}
         Some(other) => {
@@ -78,8 +75,7 @@ fn affinity_secs(reader: &mut Reader<'_>, spec: &ServiceSpec) -> u32 {
             return 0;
         }
     }
-    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-    let Some(secs) = config.and_then(|config| config.timeout_seconds) else { return AFFINITY_SECS };
+    let Some(secs) = service.affinity_secs else { return AFFINITY_SECS };
     match u32::try_from(secs) {
         Ok(secs @ 1..=AFFINITY_SECS_MAX) => secs,
         Ok(_) | Err(_) => {
@@ -90,8 +86,8 @@ fn affinity_secs(reader: &mut Reader<'_>, spec: &ServiceSpec) -> u32 {
     }
 }
 
-fn algorithm_of(reader: &mut Reader<'_>, service: &core::Service) -> Option<Algorithm> {
-    let name = service.metadata.annotations.as_ref()?.get(ALGORITHM)?;
+fn algorithm_of(reader: &mut Reader<'_>, service: &compact::Service) -> Option<Algorithm> {
+    let name = service.algorithm.as_ref()?;
     reader.take(format_args!("metadata.annotations[{ALGORITHM}]"), algorithm(name))
 }
 
@@ -115,8 +111,8 @@ pub const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("least-connections", Algorithm::LEAST_CONNECTIONS),
 ];
 
-fn health_check_port(reader: &mut Reader<'_>, spec: &ServiceSpec) -> Option<u16> {
-    let number = spec.health_check_node_port.unwrap_or_default();
+fn health_check_port(reader: &mut Reader<'_>, service: &compact::Service) -> Option<u16> {
+    let number = service.health_check_node_port.unwrap_or_default();
     let port = port_number(number);
     reader.take(format_args!("spec.healthCheckNodePort"), port).map(|port| port.get())
 }

@@ -62,6 +62,9 @@ impl<A: Addr> ServicePort<A> {
             let table = |set| Some((set, Arc::new(maglev::populate(port.backends(set))?)));
             port.maglev = Set::ALL.into_iter().filter_map(table).collect();
         }
+        // Most ports keep what they are made with for long.
+        port.cluster.shrink_to_fit();
+        port.local.shrink_to_fit();
         if remembers {
             port.endpoints = endpoints.serving().map(|(at, local)| (at, port.endpoint(at, local))).collect();
         }

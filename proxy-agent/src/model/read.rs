@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Port, Proto};
 
+use crate::compact::Address;
 use crate::input::ObjectName;
 
 /// A part of an object that has no effect, and why.
@@ -15,8 +16,18 @@ pub struct Skipped {
     /// Path in the object: `spec.ports[1].port`.
     pub field: String,
     pub why: String,
-    /// It could be read, but another object has what it asks for.
-    pub is_conflict: bool,
+    pub cause: Cause,
+}
+
+/// What kind of reason there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// It cannot be read, or means nothing.
+    Invalid,
+    /// Another object has what it asks for.
+    Conflict,
+    /// No Service may have what it asks for.
+    Refused,
 }
 
 /// An object of the cluster: `Service default/web`.
@@ -51,8 +62,17 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn skip(&mut self, field: fmt::Arguments<'_>, why: impl Into<String>) {
+        self.push(field, why.into(), Cause::Invalid);
+    }
+
+    /// Whether it may be had.
+    pub(super) fn admit(&mut self, field: fmt::Arguments<'_>, admitted: Result<(), String>) -> bool {
+        admitted.map_err(|why| self.push(field, why, Cause::Refused)).is_ok()
+    }
+
+    fn push(&mut self, field: fmt::Arguments<'_>, why: String, cause: Cause) {
         let object = ObjectRef { kind: self.kind, name: self.name.clone() };
-        self.skipped.push(Skipped { object, field: field.to_string(), why: why.into(), is_conflict: false });
+        self.skipped.push(Skipped { object, field: field.to_string(), why, cause });
     }
 
     /// The value, if it could be read.
@@ -84,6 +104,26 @@ fn zero_padded(text: &str) -> Option<Ipv4Addr> {
 pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
     let addr = A::from_ip(ip(text)?).ok_or_else(|| format!("{text:?} is no {} address", A::FAMILY))?;
     if addr.is_unspecified() { Err(format!("{text:?} is no address to send to")) } else { Ok(addr) }
+}
+
+/// The same of what an endpoint says.
+pub(super) fn addr_of<A: Addr>(address: &Address) -> Result<A, String> {
+    match address {
+        Address::Ip(ip) => match A::from_ip(ip.to_canonical()) {
+            Some(addr) if !addr.is_unspecified() => Ok(addr),
+            _ => addr(&ip.to_string()),
+        },
+        Address::Text(text) => addr(text),
+        Address::Missing => Err("missing".to_owned()),
+    }
+}
+
+pub(super) fn ip_of(address: &Address) -> Result<IpAddr, String> {
+    match address {
+        Address::Ip(ip) => Ok(ip.to_canonical()),
+        Address::Text(text) => ip(text),
+        Address::Missing => Err("missing".to_owned()),
+    }
 }
 
 pub(super) fn port_number(number: i32) -> Result<Port, String> {

@@ -7,6 +7,7 @@ use crate::input::Input;
 mod balancing;
 mod endpoints;
 mod external;
+mod guard;
 mod outside;
 mod selection;
 

@@ -124,6 +124,7 @@ mod tests {
             ethernet: true,
             master: None,
             peer_netns: false,
+            queues: false,
             up: true,
             addrs: addrs.iter().map(|net| net.parse().unwrap()).collect(),
         }

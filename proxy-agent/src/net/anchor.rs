@@ -46,6 +46,12 @@ pub fn anchor_mtu(links: &BTreeMap<u32, Link>) -> u32 {
     ways_out.map(|link| link.mtu).min().unwrap_or(DEFAULT_MTU).max(MIN_MTU)
 }
 
+/// Whether both ends are there and up.
+pub fn is_up(links: &BTreeMap<u32, Link>) -> bool {
+    let ends = links.values().filter(|link| link.up && (link.name == NAME || link.name == PEER));
+    ends.count() == 2
+}
+
 /// Makes the pair, or makes the present one as it should be. `mtu` in bytes.
 pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Anchor> {
     let pair = match find(handle).await? {
@@ -73,6 +79,11 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     handle.link().del(pair.near).execute().await.with_context(|| format!("delete {NAME}"))
 }
 
+/// The MTU of the pair in bytes, if it is there.
+pub async fn present_mtu(handle: &Handle) -> anyhow::Result<Option<u32>> {
+    Ok(find(handle).await?.map(|pair| pair.mtu))
+}
+
 /// Whether the pair is there.
 pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
@@ -83,6 +94,7 @@ struct Pair {
     far: u32,
     /// Of the near end.
     mac: [u8; 6],
+    mtu: u32,
     /// What [`ACCEPT_LOCAL`] was before the pair; None until that is written down.
     accept_local: Option<String>,
 }
@@ -106,7 +118,7 @@ async fn find(handle: &Handle) -> anyhow::Result<Option<Pair>> {
     }
     let far = far.with_context(|| format!("{NAME} has no peer"))?;
     let mac = near.mac.with_context(|| format!("{NAME} has no MAC address"))?;
-    Ok(Some(Pair { near: near.index, far, mac, accept_local }))
+    Ok(Some(Pair { near: near.index, far, mac, mtu: near.mtu, accept_local }))
 }
 
 async fn create(handle: &Handle) -> anyhow::Result<Pair> {
@@ -138,20 +150,23 @@ async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::R
     Ok(handle.link().set(link.build()).execute().await?)
 }
 
-fn set_sysctls() -> anyhow::Result<()> {
-    sysctl::write(ACCEPT_LOCAL, "1")?;
-    sysctl::write(&format!("ipv4/conf/{NAME}/forwarding"), "1")?;
-    // rp_filter takes the mark of what is injected into account: see `rule::Rule::Back`.
-    sysctl::write(&format!("ipv4/conf/{NAME}/src_valid_mark"), "1")?;
-    // What comes out of the far end has no program to meet: without forwarding it cannot go round in circles.
-    sysctl::write(&format!("ipv4/conf/{PEER}/forwarding"), "0")?;
+/// How many were not as they should be.
+pub fn set_sysctls() -> anyhow::Result<u64> {
+    let near4 = |key| (format!("ipv4/conf/{NAME}/{key}"), "1");
+    let mut wanted = vec![
+        (ACCEPT_LOCAL.to_owned(), "1"),
+        near4("forwarding"),
+        // rp_filter takes the mark of what is injected into account: see `rule::Rule::Back`.
+        near4("src_valid_mark"),
+        // What comes out of the far end has no program to meet: without forwarding it cannot go round in circles.
+        (format!("ipv4/conf/{PEER}/forwarding"), "0"),
+    ];
     if sysctl::has_ipv6() {
-        sysctl::write(&format!("ipv6/conf/{NAME}/disable_ipv6"), "0")?;
-        sysctl::write(&format!("ipv6/conf/{NAME}/forwarding"), "1")?;
-        sysctl::write(&format!("ipv6/conf/{NAME}/accept_ra"), "0")?;
-        sysctl::write(&format!("ipv6/conf/{PEER}/disable_ipv6"), "1")?;
+        let near6 = [("disable_ipv6", "0"), ("forwarding", "1"), ("accept_ra", "0")];
+        wanted.extend(near6.map(|(key, value)| (format!("ipv6/conf/{NAME}/{key}"), value)));
+        wanted.push((format!("ipv6/conf/{PEER}/disable_ipv6"), "1"));
     }
-    Ok(())
+    wanted.iter().try_fold(0, |changed, (key, value)| Ok(changed + u64::from(sysctl::set(key, value)?)))
 }
 
 #[cfg(test)]
@@ -182,6 +197,18 @@ mod tests {
     fn link(index: u32, kind: LinkKind, mtu: u32) -> Link {
         let name = format!("dev{index}");
         let addrs = [].into();
-        Link { index, name, mac: None, mtu, kind, ethernet: true, master: None, peer_netns: false, up: true, addrs }
+        Link {
+            index,
+            name,
+            mac: None,
+            mtu,
+            kind,
+            ethernet: true,
+            master: None,
+            peer_netns: false,
+            queues: false,
+            up: true,
+            addrs,
+        }
     }
 }

@@ -25,7 +25,7 @@ pub struct Filter {
     message: TcMessage,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
     Ingress,
     Egress,

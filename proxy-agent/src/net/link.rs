@@ -30,6 +30,8 @@ pub struct Link {
     pub master: Option<u32>,
     /// The device it is tied to (a veth's other end, a VLAN's parent) lies in another network namespace.
     pub peer_netns: bool,
+    /// What leaves waits in a queue, or is shaped (any queueing discipline but `noqueue`).
+    pub queues: bool,
     /// Administratively up (`IFF_UP`), with or without carrier.
     pub up: bool,
     /// Those of global scope that may be used: neither under duplicate address detection nor found to be duplicates.
@@ -79,6 +81,7 @@ impl Link {
             ethernet,
             master: None,
             peer_netns: false,
+            queues: false,
             up: message.header.flags.contains(LinkFlags::Up),
             addrs: BTreeSet::new(),
         };
@@ -89,11 +92,17 @@ impl Link {
                 LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
                 LinkAttribute::Controller(master) => link.master = Some(*master).filter(|&master| master != 0),
                 LinkAttribute::LinkNetNsId(_) => link.peer_netns = true,
+                LinkAttribute::Qdisc(name) => link.queues = name != "noqueue",
                 LinkAttribute::LinkInfo(infos) => link.kind = infos.iter().find_map(kind).unwrap_or(link.kind),
                 _ => {}
             }
         }
         Some(link).filter(|link| !link.name.is_empty())
+    }
+
+    /// One end of a pair whose other end is in another namespace, and nothing is done to packets on their way there.
+    pub fn is_plain_pair(&self) -> bool {
+        self.kind == LinkKind::Veth && self.peer_netns && !self.queues
     }
 
     pub fn has(&self, addr: IpAddr) -> bool {

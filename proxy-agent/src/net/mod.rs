@@ -3,15 +3,20 @@
 
 pub mod addr;
 pub mod anchor;
+pub(crate) mod answers;
+pub mod changes;
 pub mod fib;
 pub mod filter;
+pub mod forward;
 pub mod link;
+pub mod listeners;
 pub mod pod_route;
 pub mod ports;
 pub mod role;
 pub mod route;
 mod route_watch;
 pub mod rule;
+pub mod sock_diag;
 pub mod sysctl;
 mod watch;
 

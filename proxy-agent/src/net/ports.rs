@@ -13,34 +13,23 @@ const RANGE: &str = "ipv4/ip_local_port_range";
 /// ...except for these.
 const RESERVED: &str = "ipv4/ip_local_reserved_ports";
 
-/// Ports that were reserved here, and were not before.
-#[derive(Debug)]
-pub struct ReservedPorts(BTreeSet<u16>);
+/// What the kernel would give of our ports.
+pub(super) fn missing() -> Result<BTreeSet<u16>> {
+    let range = sysctl::read(RANGE)?.unwrap_or_default();
+    let Some(last) = range.split_whitespace().nth(1).and_then(|last| last.parse::<u16>().ok()) else {
+        return Ok(BTreeSet::new());
+    };
+    let before = reserved()?;
+    Ok((SOURCE_PORT_FIRST..=last).filter(|port| !before.contains(port)).collect())
+}
 
-impl ReservedPorts {
-    /// Reserves what the kernel would give of our ports. What a predecessor left that could not clean up stays reserved.
-    pub fn reserve() -> Result<Self> {
-        let range = sysctl::read(RANGE)?.unwrap_or_default();
-        let Some(last) = range.split_whitespace().nth(1).and_then(|last| last.parse::<u16>().ok()) else {
-            return Ok(Self(BTreeSet::new()));
-        };
-        let before = reserved()?;
-        let ours = (SOURCE_PORT_FIRST..=last).filter(|port| !before.contains(port)).collect();
-        let this = Self(ours);
-        if !this.0.is_empty() {
-            sysctl::write(RESERVED, &text(&before.union(&this.0).copied().collect()))?;
-        }
-        Ok(this)
-    }
+pub(super) fn reserve(ports: &BTreeSet<u16>) -> Result<()> {
+    sysctl::write(RESERVED, &text(&reserved()?.union(ports).copied().collect()))
+}
 
-    /// Gives back what was reserved here, whatever others have reserved since.
-    pub fn release(self) -> Result<()> {
-        if self.0.is_empty() {
-            return Ok(());
-        }
-        let rest = reserved()?.difference(&self.0).copied().collect();
-        sysctl::write(RESERVED, &text(&rest))
-    }
+/// Gives back what was reserved here, whatever others have reserved since.
+pub(super) fn release(ports: &BTreeSet<u16>) -> Result<()> {
+    sysctl::write(RESERVED, &text(&reserved()?.difference(ports).copied().collect()))
 }
 
 fn reserved() -> Result<BTreeSet<u16>> {
@@ -49,7 +38,7 @@ fn reserved() -> Result<BTreeSet<u16>> {
 }
 
 /// As `8080,30000-30010`.
-fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
+pub(super) fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
     let mut ports = BTreeSet::new();
     for range in ranges.split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -59,7 +48,7 @@ fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
 }
 
 /// As the kernel writes it: an empty line for none.
-fn text(ports: &BTreeSet<u16>) -> String {
+pub(super) fn text(ports: &BTreeSet<u16>) -> String {
     let mut text = String::new();
     let mut ports = ports.iter().copied().peekable();
     while let Some(first) = ports.next() {

@@ -128,6 +128,7 @@ mod tests {
             ethernet: true,
             master: None,
             peer_netns: false,
+            queues: false,
             up: true,
             addrs: [].into(),
         }

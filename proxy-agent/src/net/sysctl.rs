@@ -23,6 +23,11 @@ pub fn read(key: &str) -> anyhow::Result<Option<String>> {
 
 /// Writes only what is different, so that a host with read-only sysctls works once they are right.
 pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
+    set(key, value).map(drop)
+}
+
+/// As [`write`]; false if there was nothing to do.
+pub fn set(key: &str, value: &str) -> anyhow::Result<bool> {
     let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
     if old != value {
         // The end of the line stands for an empty value, too.
@@ -30,7 +35,7 @@ pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
             .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
         info!(key, old, value, "sysctl set");
     }
-    Ok(())
+    Ok(old != value)
 }
 
 /// Container runtimes make /proc/sys read-only, and mount nothing else into it; so a pod has the host's beside it. Either

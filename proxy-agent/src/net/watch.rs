@@ -18,8 +18,8 @@ use tracing::warn;
 use super::link::{self, Link, LinkKind};
 use super::{Handle, connect, dump};
 
-/// How often everything is listed anew: the receiver then also looks whether its programs are still attached.
-const RELIST: Duration = Duration::from_secs(30);
+/// Shortest time between lists of everything.
+const MIN_PERIOD: Duration = Duration::from_secs(1);
 
 /// Bytes of events that may wait in the kernel; it takes what `net.core.rmem_max` allows.
 const RECEIVE_BUFFER: u32 = 4 << 20;
@@ -31,7 +31,7 @@ type Links = BTreeMap<u32, Link>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// All there are: what is not among them is gone. Comes first, whenever events were lost, and every 30 s.
+    /// All there are: what is not among them is gone. Comes first, whenever events were lost, and once in a period.
     All(Vec<Link>),
     /// A new device, or one that is not as it was.
     Put(Box<Link>),
@@ -40,8 +40,9 @@ pub enum LinkEvent {
 }
 
 /// Reports the devices of this thread's network namespace until nobody listens any more. An event is sent as soon as
-/// the kernel tells; several changes of one device that come in one go are one event.
-pub async fn watch(events: mpsc::Sender<LinkEvent>) -> anyhow::Result<()> {
+/// the kernel tells; several changes of one device that come in one go are one event. Once in every `period` all are
+/// listed anew: the receiver then also looks whether what it did to them is still there.
+pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow::Result<()> {
     let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
     // Two sockets, so that answers do not compete with events for room. Events come first: what changes during the
     // first list is not missed.
@@ -53,7 +54,7 @@ pub async fn watch(events: mpsc::Sender<LinkEvent>) -> anyhow::Result<()> {
     tokio::select! {
         () = event_socket => bail!("the netlink socket for events failed"),
         () = request_socket => bail!("the netlink socket for requests failed"),
-        result = follow(&handle, messages, events) => result,
+        result = follow(&handle, messages, events, period) => result,
     }
 }
 
@@ -61,9 +62,10 @@ async fn follow(
     handle: &Handle,
     messages: impl Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin,
     events: mpsc::Sender<LinkEvent>,
+    period: Duration,
 ) -> anyhow::Result<()> {
     let mut messages = messages.ready_chunks(BATCH);
-    let mut relist = interval(RELIST);
+    let mut relist = interval(period.max(MIN_PERIOD));
     relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut links = Links::new();
     loop {

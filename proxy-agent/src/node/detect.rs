@@ -193,6 +193,7 @@ mod tests {
             ethernet: true,
             master,
             peer_netns: false,
+            queues: false,
             up: true,
             addrs: [].into(),
         }

@@ -21,12 +21,16 @@ pub enum NodePortAddresses {
 impl NodePortAddresses {
     /// `primary` are the node's primary addresses. Loopback addresses never take node ports.
     pub fn accepts(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
-        let accepted = match self {
+        self.names(addr, primary) && !addr.is_loopback()
+    }
+
+    /// As kube-proxy takes it, where loopback addresses of IPv4 are like others.
+    pub fn names(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
+        match self {
             Self::All => true,
             Self::Primary => primary.contains(&addr),
             Self::In(nets) => self.takes_all_of(addr.is_ipv4()) || nets.iter().any(|net| net.contains(&addr)),
-        };
-        accepted && !addr.is_loopback()
+        }
     }
 
     /// Where something listens that is to be reached at the same addresses: the unspecified address stands for all of

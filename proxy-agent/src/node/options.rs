@@ -1,12 +1,13 @@
 //! What an operator may say about a node; all of it has a default, or is found out otherwise.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use proxy_common::device::Node;
 
 use super::detect::Detector;
+use super::fast_path::FastPath;
 use super::node_ports::NodePortAddresses;
 use crate::settings::PodRoutes;
 
@@ -18,12 +19,15 @@ pub struct NodeOptions {
     /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
     pub node_ports: NodePortAddresses,
+    /// Node ports are served at the host's own 127.0.0.1, which sockets can be and packets cannot.
+    pub localhost_node_ports: bool,
     pub detector: Detector,
     pub masquerade: Masquerade,
     /// Every client of a ClusterIP is masqueraded.
     pub masquerade_all: bool,
     /// ClusterIPs serve clients outside the cluster, too.
     pub cluster_ip_external: bool,
+    pub fast_path: FastPath,
     /// Of a host that is no node.
     pub outside: Option<PodRoutes>,
 }
@@ -48,6 +52,12 @@ impl fmt::Display for Masquerade {
 }
 
 impl NodeOptions {
+    /// The loopback address at which node ports are served, if they are at any. `primary` are the node's primary addresses.
+    pub(crate) fn localhost(&self, primary: &[IpAddr]) -> Option<IpAddr> {
+        let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        (self.localhost_node_ports && self.node_ports.names(localhost, primary)).then_some(localhost)
+    }
+
     /// As flags of [`Node`].
     pub(crate) fn flags(&self) -> u32 {
         let flags = [

@@ -110,6 +110,10 @@ impl Node {
         Ok(())
     }
 
+    pub fn role(&self, ifindex: u32) -> Option<Role> {
+        self.links.get(&ifindex).map(|link| self.role_of(link))
+    }
+
     /// Outside of the cluster nobody's pods are told from other clients.
     pub(super) fn role_of(&self, link: &Link) -> Role {
         match role(link, &self.links) {
@@ -213,6 +217,7 @@ mod tests {
             ethernet,
             master: None,
             peer_netns: false,
+            queues: false,
             up: true,
             addrs: [].into(),
         }

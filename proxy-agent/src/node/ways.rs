@@ -9,10 +9,30 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::addr::Proto;
 use tracing::info;
 
+use super::Node;
 use crate::health::Health;
-use crate::net::Handle;
 use crate::net::route::{self, Route, Routes};
 use crate::net::rule::{self, Rule, Rules};
+use crate::net::{Handle, sysctl};
+
+impl Node {
+    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
+    pub(super) async fn update_ways(&mut self, verify: bool, health: &Health) -> Result<Changed> {
+        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
+        // predecessor left leads to services that will be there again.
+        let Some(wanted) = self.followed.wanted() else { return Ok(Changed::default()) };
+        let given = &self.options.service_cidrs;
+        let want = Want::of(&Surroundings {
+            service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },
+            service_addresses: &wanted.service_addresses,
+            external_frontends: &wanted.external_frontends,
+            own: &self.own_addresses(),
+            primary: &self.addresses(),
+            has_ipv6: sysctl::has_ipv6(),
+        });
+        self.ways.update(&want, verify, health).await
+    }
+}
 
 /// What the kernel holds of them.
 pub(super) struct Ways {
@@ -34,6 +54,13 @@ pub(super) struct Want {
     rules: BTreeSet<Rule>,
     /// External frontends for which there is no room.
     left_out: usize,
+}
+
+/// How many of them the kernel was told to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    pub(super) routes: u64,
+    pub(super) rules: u64,
 }
 
 /// What decides about ways, of the cluster and of this node.
@@ -59,7 +86,7 @@ impl Ways {
     }
 
     /// Makes them what they should be. `verify` asks the kernel first what there is.
-    pub(super) async fn update(&mut self, want: &Want, verify: bool, health: &Health) -> Result<()> {
+    pub(super) async fn update(&mut self, want: &Want, verify: bool, health: &Health) -> Result<Changed> {
         let (routes, defaults, rules) = if verify {
             let routes = self.routes.verify(&want.routes).await?;
             (routes, self.defaults.verify(&want.defaults).await?, self.rules.verify(&want.rules).await?)
@@ -70,7 +97,9 @@ impl Ways {
         note_routes("routes", &routes, want.routes.len(), health);
         note_routes("default routes of rules", &defaults, want.defaults.len(), health);
         note_rules(&rules, want, health);
-        Ok(())
+        let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
+        let routes = changed(&routes) + changed(&defaults);
+        Ok(Changed { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
     }
 }
 

@@ -33,10 +33,10 @@ impl Servers {
         asker: &Asker,
         metrics: &Metrics,
         liveness: Liveness,
-        health: Health,
+        [health, source_health]: [Health; 2],
         events: Events,
     ) -> Self {
-        let healthz = healthz::router(liveness, metrics.clone());
+        let healthz = healthz::router(liveness, metrics.clone(), [health.clone(), source_health]);
         let page = if settings.ui { ui::router(asker.clone(), &settings.node_name) } else { Router::new() };
         let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), page);
         let servers = [

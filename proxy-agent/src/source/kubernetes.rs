@@ -3,25 +3,29 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use leaky_bucket::RateLimiter;
 use tokio::sync::mpsc::Sender;
-use tower::limit::RateLimitLayer;
-use tower::service_fn;
-use tower::util::option_layer;
 use tracing::info;
 
+use self::client::Clients;
+use self::credentials::Files;
+use self::outage::Outage;
+use self::place::Place;
 use self::recorder::Recorder;
+use self::watch::failure::failed_plugin;
 use self::watch::{Ended, Watch};
+use crate::compact::{EndpointSlice, Service};
 use crate::events;
 use crate::health::Health;
 use crate::input::Input;
-use crate::metrics::Requests;
 
+mod client;
+mod credentials;
+mod outage;
+mod place;
 mod recorder;
 mod watch;
 
@@ -38,11 +42,22 @@ pub struct Options {
     pub rate: Option<Rate>,
 }
 
-/// How many requests may be made in how long.
+impl Options {
+    /// Those that may be read, if they exist.
+    pub fn kubeconfigs(&self) -> Vec<PathBuf> {
+        let named = std::env::var_os("KUBECONFIG").map(|paths| std::env::split_paths(&paths).collect());
+        let usual = || std::env::home_dir().into_iter().map(|home| home.join(".kube/config")).collect();
+        self.kubeconfig.clone().map(|path| vec![path]).or(named).unwrap_or_else(usual)
+    }
+}
+
+/// How many requests may be made, as client-go counts them: a bucket of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    requests: u64,
-    per: Duration,
+    /// Requests that may come at once.
+    burst: usize,
+    /// After which there may be one more.
+    every: Duration,
 }
 
 impl Rate {
@@ -50,15 +65,15 @@ impl Rate {
     /// as everywhere in Kubernetes.
     pub fn new(qps: f32, burst: i32) -> Option<Self> {
         let qps = if qps == 0.0 { 5.0 } else { qps };
-        let requests = u64::try_from(burst).ok().filter(|burst| *burst > 0).unwrap_or(10);
-        let per = Duration::try_from_secs_f64(f64::from(u32::try_from(requests).ok()?) / f64::from(qps)).ok()?;
-        (qps > 0.0).then_some(Self { requests, per })
+        let burst = usize::try_from(burst).ok().filter(|burst| *burst > 0).unwrap_or(10);
+        let every = Duration::try_from_secs_f32(1.0 / qps).ok()?;
+        Some(Self { burst, every })
+    }
+
+    fn bucket(self) -> RateLimiter {
+        RateLimiter::builder().max(self.burst).initial(self.burst).interval(self.every).build()
     }
 }
-
-/// A watch that is silent for this long is taken for dead and resumed: API servers send a bookmark every minute.
-const READ_TIMEOUT: Duration = Duration::from_secs(100);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(
     options: &Options,
@@ -68,40 +83,52 @@ pub(super) async fn run(
     events: events::Queue,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
+    let mut watches = Watches::new(node_name);
+    let outage = Outage::new();
     // What cannot be read at the start is a mistake of whoever started us.
-    let mut client = options.client().await?;
+    let mut files = options.files();
+    let (mut clients, mut place) = options.clients(&outage).await?;
     loop {
-        let until = client.valid_until().as_ref().copied();
+        let until = clients.limited.valid_until().as_ref().copied();
+        // Before any Service, so that none takes it.
+        place.tell(inputs).await;
         tokio::select! {
             () = inputs.closed() => return Ok(()),
-            ended = watch_all(&client, node_name, inputs, health) => match ended {
+            never = place.watch(inputs) => never,
+            ended = watches.run(&clients, inputs, health, &outage) => match ended {
                 Ended::ReceiverGone => return Ok(()),
                 Ended::Unauthorized => info!("credentials are refused, reading them again"),
             },
-            never = recorder.run(&client) => never,
+            never = recorder.run(&clients.limited) => never,
+            never = outage.probe(&clients.paced) => never,
+            () = files.changed(health) => info!("credentials have changed, reading them again"),
             () = passed(until) => info!("credentials expire, asking for new ones"),
         }
-        client = tokio::select! {
+        (clients, place) = tokio::select! {
             () = inputs.closed() => return Ok(()),
-            client = options.client_again(health) => client,
+            clients = options.clients_again(&mut files, &outage, health) => clients,
         };
     }
 }
 
 /// Between attempts to read credentials that could be read before.
-const CREDENTIALS_RETRY: Duration = Duration::from_secs(5);
+const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
 
 impl Options {
-    /// A client with the credentials as they are now. They were good once, so this goes on until they are again: the
+    /// Clients with the credentials as they are now. They were good once, so this goes on until they are again: the
     /// last state stays in force meanwhile.
-    async fn client_again(&self, health: &Health) -> Client {
+    async fn clients_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> (Clients, Place) {
         loop {
-            match self.client().await {
-                Ok(client) => {
+            *files = self.files();
+            match self.clients(outage).await {
+                Ok(clients) => {
                     health.end(CREDENTIALS);
-                    return client;
+                    return clients;
                 }
-                Err(error) => health.begin(CREDENTIALS, format!("{error:#}")),
+                Err(error) => {
+                    let why = failed_plugin(error.as_ref()).unwrap_or_else(|| format!("{error:#}"));
+                    health.begin(CREDENTIALS, why);
+                }
             }
             tokio::time::sleep(CREDENTIALS_RETRY).await;
         }
@@ -110,35 +137,36 @@ impl Options {
 
 const CREDENTIALS: &str = "credentials";
 
-/// Runs until one of the watches ends. The selectors are kube-proxy's.
-async fn watch_all(client: &Client, node_name: Option<&str>, inputs: &Sender<Input>, health: &Health) -> Ended {
-    let services =
-        Watch::new(Input::Service).labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None");
-    let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
-    let node = Watch::new(Input::Node).dispensable().slimmed_by(slim_node);
-    let node = match node_name {
-        Some(name) => node.fields(&format!("metadata.name={name}")),
-        None => node,
-    };
-    let service_cidrs = Watch::new(Input::ServiceCidr).dispensable();
-    tokio::select! {
-        ended = services.run(client, inputs, health) => ended,
-        ended = slices.run(client, inputs, health) => ended,
-        ended = node.run(client, inputs, health) => ended,
-        ended = service_cidrs.run(client, inputs, health) => ended,
-    }
+/// All that is watched. Outlives clients, so that new credentials cost no new lists.
+struct Watches {
+    services: Watch<Service>,
+    slices: Watch<EndpointSlice>,
+    node: Watch<Node>,
+    service_cidrs: Watch<ServiceCIDR>,
 }
 
-/// A node's images alone are tens of kilobytes, and every heartbeat sends them again.
-fn slim_node(node: &mut Node) {
-    if let Some(status) = &mut node.status {
-        status.images = None;
-        status.volumes_attached = None;
-        status.volumes_in_use = None;
-        // Whether it is ready, but not when that was last looked at.
-        status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ == "Ready"));
-        for ready in status.conditions.iter_mut().flatten() {
-            ready.last_heartbeat_time = None;
+impl Watches {
+    /// The selectors are kube-proxy's.
+    fn new(node_name: Option<&str>) -> Self {
+        let services = Watch::new(Input::Service)
+            .labels("!service.kubernetes.io/service-proxy-name")
+            .fields("spec.clusterIP!=None");
+        let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
+        let node = Watch::new(Input::Node).dispensable();
+        let node = match node_name {
+            Some(name) => node.fields(&format!("metadata.name={name}")),
+            None => node,
+        };
+        Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable() }
+    }
+
+    /// Runs until one of the watches ends.
+    async fn run(&mut self, clients: &Clients, inputs: &Sender<Input>, health: &Health, outage: &Outage) -> Ended {
+        tokio::select! {
+            ended = self.services.run(clients, inputs, health, outage) => ended,
+            ended = self.slices.run(clients, inputs, health, outage) => ended,
+            ended = self.node.run(clients, inputs, health, outage) => ended,
+            ended = self.service_cidrs.run(clients, inputs, health, outage) => ended,
         }
     }
 }
@@ -148,119 +176,4 @@ async fn passed(until: Option<Timestamp>) {
     let left = Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();
     // A credential that is already over would otherwise be renewed in a tight loop.
     tokio::time::sleep(left.max(Duration::from_secs(10))).await;
-}
-
-impl Options {
-    /// A client with these options, for watches or for single requests.
-    pub async fn client(&self) -> anyhow::Result<Client> {
-        let mut config = self.config().await?;
-        if let Some(master) = &self.master {
-            config.cluster_url = parse_master(master)?;
-        }
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.read_timeout = Some(READ_TIMEOUT);
-        // Else the time that a pooled connection lay idle would count as silence of the server.
-        config.reset_reader_on_write = true;
-        // Watches back off by themselves, and say so.
-        config.default_retry = false;
-        let server = config.cluster_url.clone();
-        info!(%server, "API server");
-        let layers = ClientBuilder::try_from(config).with_context(|| format!("client for the API server {server}"))?;
-        let rate = self.rate.map(|rate| RateLimitLayer::new(rate.requests, rate.per));
-        Ok(counted(layers.with_layer(&option_layer(rate)).build(), &server))
-    }
-
-    async fn config(&self) -> anyhow::Result<Config> {
-        let context = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        if let Some(path) = &self.kubeconfig {
-            let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
-            return Config::from_custom_kubeconfig(kubeconfig, &context)
-                .await
-                .with_context(|| format!("use {}", path.display()));
-        }
-        // A context can only mean one of a kubeconfig.
-        let in_cluster = match &self.context {
-            None => Config::incluster().map_err(|error| error.to_string()),
-            Some(_) => Err("not asked, as a context is given".to_owned()),
-        };
-        let in_cluster = match in_cluster {
-            Ok(config) => return Ok(config),
-            Err(error) => error,
-        };
-        let inferred = match Config::from_kubeconfig(&context).await {
-            Ok(config) => return Ok(config),
-            Err(error) => error,
-        };
-        if let (Some(master), None) = (&self.master, &self.context) {
-            return Ok(Config::new(parse_master(master)?));
-        }
-        bail!(
-            "found no API server: no kubeconfig given; service account of a pod: {in_cluster}; \
-             KUBECONFIG or ~/.kube/config: {inferred}"
-        )
-    }
-}
-
-/// A client that counts what it asks of `server`.
-fn counted(client: Client, server: &http::Uri) -> Client {
-    let requests = Requests::of_process();
-    let host = server.authority().map(ToString::to_string).unwrap_or_default();
-    let (namespace, valid_until) = (client.default_namespace().to_owned(), *client.valid_until());
-    let service = service_fn(move |request: http::Request<kube::client::Body>| {
-        let (client, host, method) = (client.clone(), host.clone(), request.method().clone());
-        async move {
-            let result = client.send(request).await;
-            requests.count(result.as_ref().ok().map(http::Response::status), &method, &host);
-            result
-        }
-    });
-    Client::new(service, namespace).with_valid_until(valid_until)
-}
-
-fn parse_master(master: &str) -> anyhow::Result<http::Uri> {
-    let url: http::Uri = master.parse().with_context(|| format!("URL of the API server {master}"))?;
-    if !matches!(url.scheme_str(), Some("http" | "https")) {
-        bail!("URL of the API server {master}: begins with neither https:// nor http://");
-    }
-    Ok(url)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KUBECONFIG: &str = "
-apiVersion: v1
-kind: Config
-current-context: one
-contexts: [{name: one, context: {cluster: one, user: me}}, {name: two, context: {cluster: two, user: me}}]
-clusters: [{name: one, cluster: {server: 'https://one:6443'}}, {name: two, cluster: {server: 'https://two:6443'}}]
-users: [{name: me, user: {token: secret}}]
-";
-
-    #[tokio::test]
-    async fn the_kubeconfig_names_the_server_and_master_overrides_it() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), KUBECONFIG).unwrap();
-        let options = Options { kubeconfig: Some(file.path().to_owned()), ..Options::default() };
-        assert_eq!(options.config().await.unwrap().cluster_url, "https://one:6443/");
-
-        let two = Options { context: Some("two".into()), ..options.clone() };
-        assert_eq!(two.config().await.unwrap().cluster_url, "https://two:6443/");
-
-        let three = Options { context: Some("three".into()), ..options.clone() };
-        let error = format!("{:#}", three.config().await.unwrap_err());
-        assert!(error.contains("three"), "{error}");
-
-        let missing = Options { kubeconfig: Some("/nowhere/config".into()), ..options };
-        let error = format!("{:#}", missing.config().await.unwrap_err());
-        assert!(error.starts_with("read /nowhere/config: "), "{error}");
-    }
-
-    #[test]
-    fn a_master_is_a_url() {
-        assert_eq!(parse_master("https://10.0.0.1:6443").unwrap(), "https://10.0.0.1:6443/");
-        assert!(parse_master("10.0.0.1:6443").is_err());
-        assert!(parse_master("not a url").is_err());
-    }
 }

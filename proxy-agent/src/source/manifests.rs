@@ -63,6 +63,15 @@ pub(super) async fn run(
     }
 }
 
+/// The objects of a single file, and what is wrong with it. What [`run`] makes of a folder in which nothing else is.
+pub fn of_text(text: &str) -> (Vec<Input>, BTreeMap<String, String>) {
+    let name = OsString::from("text.yaml");
+    let file = File::parse(&name.to_string_lossy(), text, &File::default());
+    let manifests = Manifests { files: [(name, file)].into(), ..Manifests::default() };
+    let (objects, problems) = manifests.state();
+    (all(&objects), problems)
+}
+
 /// What was read of the folder.
 #[derive(Debug, Default)]
 struct Manifests {
@@ -163,8 +172,8 @@ fn all(objects: &Objects) -> Vec<Input> {
     vec![
         Input::ServiceCidr(Update::All(cidrs)),
         Input::Node(Update::All(nodes)),
-        Input::EndpointSlice(Update::All(slices)),
-        Input::Service(Update::All(services)),
+        Update::All(slices).into(),
+        Update::All(services).into(),
     ]
 }
 
@@ -179,8 +188,8 @@ fn put(object: &Object) -> Input {
     match object {
         Object::ServiceCidr(object) => Input::ServiceCidr(Update::Put(object.clone())),
         Object::Node(object) => Input::Node(Update::Put(object.clone())),
-        Object::EndpointSlice(object) => Input::EndpointSlice(Update::Put(object.clone())),
-        Object::Service(object) => Input::Service(Update::Put(object.clone())),
+        Object::EndpointSlice(object) => Update::Put(object.clone()).into(),
+        Object::Service(object) => Update::Put(object.clone()).into(),
     }
 }
 

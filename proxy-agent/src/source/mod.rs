@@ -11,6 +11,8 @@ use crate::input::Input;
 pub mod kubernetes;
 mod manifests;
 
+pub use manifests::of_text;
+
 /// Where objects come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
@@ -20,6 +22,14 @@ pub enum Source {
 }
 
 impl Source {
+    /// The files and folders of an operator's that are read again and again.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Kubernetes(options) => options.paths(),
+            Self::Manifests(folder) => vec![folder.clone()],
+        }
+    }
+
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is `Update::All`, or
     /// `Update::Refused`.
     ///

@@ -212,6 +212,10 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::NoNodeAddress => "the client must be masqueraded, and the node has no address of this family",
         Reason::NoRoute => "the node has no route to the backend",
         Reason::RouteLost => "the node has lost its route to the backend",
+        Reason::Unhooked => {
+            "its flow is alive, but nothing met it where it came in: a program was taken off that device"
+        }
+        Reason::Draining => "kpx is about to leave this node, and opens no flows any more",
         Reason::Rewrite => "the kernel refused to change the packet",
     }
 }

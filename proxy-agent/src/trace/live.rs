@@ -10,6 +10,7 @@ use aya::Pod;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use nix::net::if_::{if_indextoname, if_nametoindex};
+use proxy_common::addr::Proto;
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
 use proxy_common::names;
@@ -89,7 +90,28 @@ impl Live {
             scene.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
         }
         scene.entry = entry(&scene, from.ip(), origin, to).await?;
+        scene.notes.extend(self.of_sockets(&scene, to));
         Ok((scene, from))
+    }
+
+    /// Of clients whose sockets are led to backends before they send any packet.
+    fn of_sockets<A: Family>(&self, scene: &Scene<A>, to: &Target) -> Option<String> {
+        let sockets = self.status.sockets.as_ref()?;
+        let is_led = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
+        let is_host = scene.entry.program != names::INGRESS;
+        let is_pod = scene.devices.get(&scene.entry.ifindex).is_some_and(|device| device.is_pod());
+        let client = match (is_host, sockets.scope.as_str()) {
+            _ if !is_led => return None,
+            (true, _) => "the node",
+            (false, "all") if is_pod => "this pod",
+            _ => return None,
+        };
+        let (scope, call) =
+            (&sockets.scope, if to.proto == Proto::TCP { "connect()" } else { "connect() or sendmsg()" });
+        Some(format!(
+            "--socket-lb {scope}: sockets of {client} are led to a backend at {call} already. Such a packet comes of one \
+             that is not (docs/socket-lb.md says which), or was open before"
+        ))
     }
 
     /// Of the service ports, by their keys: their ClusterIP frontends.

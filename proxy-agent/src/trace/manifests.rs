@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::ServicePort;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
@@ -18,10 +16,11 @@ use super::ground::{self, Ground};
 use super::programs::LO;
 use super::scene::{Entry, Family, Net, PortName, Scene};
 use super::target::{CLIENT_PORT, Target};
+use crate::compact::{Address, ServicePort};
 use crate::config::NodeArgs;
 use crate::events::Queue;
 use crate::health::Health;
-use crate::input::{Input, ObjectName, Update};
+use crate::input::ObjectName;
 use crate::model::{self, NodeModel, ServiceModel, Skipped};
 use crate::net::anchor::Anchor;
 use crate::net::{self, anchor};
@@ -51,13 +50,9 @@ impl Folder {
         let (sender, mut inputs) = mpsc::channel(Self::KINDS);
         let source = Source::Manifests(PathBuf::from(dir));
         let mut store = Store::new(node_name);
-        let mut slices = Vec::new();
         let take = async {
             while !store.is_complete() {
                 let input = inputs.recv().await.context("the folder gave up its objects")?;
-                if let Input::EndpointSlice(Update::All(all)) = &input {
-                    slices.clone_from(all);
-                }
                 let _dirty = store.apply(input);
             }
             Ok(())
@@ -73,7 +68,7 @@ impl Folder {
         }
         let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();
         let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
-        pod_nets.extend(local_pods(&slices, node_name, &node_addrs).map(IpNet::from));
+        pod_nets.extend(local_pods(&store, &node_addrs).map(IpNet::from));
         let model = NodeModel::of(&store, &model);
         Ok(Self { store, options, model, node_addrs, pod_nets, notes })
     }
@@ -196,21 +191,23 @@ fn tables<A: Family>(
 }
 
 fn port_name<A: Family>(store: &Store, service: &ObjectName, key: &FrontendKey<A>) -> PortName {
-    let spec = store.service(service).and_then(|service| service.spec.as_ref());
-    let mut ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default().iter();
+    let mut ports = store.service(service).into_iter().flat_map(|service| &service.ports);
     let is_of_key = |port: &&ServicePort| {
         let proto = port.protocol.as_deref().unwrap_or("TCP");
         port.port == i32::from(key.port.get()) && proto.eq_ignore_ascii_case(&key.proto.to_string())
     };
-    let port = ports.find(is_of_key).and_then(|port| port.name.clone());
-    let ObjectName { namespace, name } = service.clone();
-    PortName { namespace, service: name, port: port.unwrap_or_default() }
+    let port = ports.find(is_of_key).and_then(|port| port.name.as_deref()).unwrap_or_default();
+    let ObjectName { namespace, name } = service;
+    PortName { namespace: namespace.to_string(), service: name.to_string(), port: port.to_owned() }
 }
 
 /// Endpoints on the node that are not the node itself.
-fn local_pods(slices: &[EndpointSlice], node_name: &str, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
-    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
-    let local = endpoints.filter(move |endpoint| endpoint.node_name.as_deref() == Some(node_name));
-    let addrs = local.filter_map(|endpoint| endpoint.addresses.first()?.parse().ok());
+fn local_pods(store: &Store, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let endpoints = store.slices().flat_map(|slice| &slice.endpoints);
+    let local = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(store.node_name()));
+    let addrs = local.filter_map(|endpoint| match endpoint.address {
+        Address::Ip(addr) => Some(addr),
+        Address::Text(_) | Address::Missing => None,
+    });
     addrs.filter(|addr| !node_addrs.contains(addr))
 }

@@ -54,9 +54,22 @@ impl<A: Family> Programs<A> {
         // Those that remember; the others cost nothing while they are empty. A flow is up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
-            for name in [maps.affinity, maps.cursors, maps.connections, maps.fragments] {
+            for name in [maps.nursery, maps.affinity, maps.cursors, maps.connections, maps.fragments] {
                 loader.map_max_entries(name, MEMORY_MIN);
             }
+        }
+        // The agent's may be larger than they are built.
+        let (maps, tables) = (A::MAPS, &scene.tables);
+        let rows = [
+            (maps.frontends, tables.frontends.len()),
+            (maps.services, tables.services.len()),
+            (maps.slots, tables.slots.len()),
+            (maps.endpoints, tables.endpoints.len()),
+            (maps.maglev, tables.maglev.len()),
+            (maps.source_ranges, tables.source_ranges.len()),
+        ];
+        for (name, rows) in rows {
+            loader.map_max_entries(name, u32::try_from(rows)?.max(MEMORY_MIN));
         }
         let mut ebpf = loader.load(object).context("load a copy of the kernel programs")?;
         let name = scene.entry.program;

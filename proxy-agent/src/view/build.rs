@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 
 use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
+use crate::compact::{EndpointSlice, Service, ServicePort, Shared};
 use crate::datapath::{Counts, FamilyCounts};
 use crate::input::ObjectName;
 use crate::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
@@ -52,10 +51,9 @@ impl Snapshot {
     }
 
     fn view(&self, service: &ServiceSnapshot) -> ServiceView {
-        let no_spec = ServiceSpec::default();
-        let (object, spec) = (&service.object, service.object.spec.as_ref().unwrap_or(&no_spec));
-        let ObjectName { namespace, name } = ObjectName::from(&**object);
-        let mut ports: Vec<_> = spec.ports.iter().flatten().map(port_view).collect();
+        let object = &service.object;
+        let ObjectName { namespace, name } = &object.name;
+        let mut ports: Vec<_> = object.ports.iter().map(port_view).collect();
         let mut addresses = Addresses::default();
         if let Some(v4) = &service.v4 {
             FamilyView { service, model: v4, conflicts: &self.conflicts4, counts: &self.counts.v4 }.add_to(
@@ -75,17 +73,17 @@ impl Snapshot {
         let v4 = service.v4.iter().flat_map(|v4| v4.ports.values().map(|port| port.service));
         let v6 = service.v6.iter().flat_map(|v6| v6.ports.values().map(|port| port.service));
         let terms = v4.chain(v6).next().unwrap_or_default();
-        let policy = |policy: &Option<String>| policy.clone().unwrap_or_else(|| "Cluster".to_owned());
+        let or = |text: &Option<Shared>, default: &str| text.as_deref().unwrap_or(default).to_owned();
         ServiceView {
-            namespace,
-            name,
-            r#type: spec.type_.clone().unwrap_or_else(|| "ClusterIP".to_owned()),
-            created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            namespace: namespace.to_string(),
+            name: name.to_string(),
+            r#type: or(&object.type_, "ClusterIP"),
+            created: object.created,
             cluster_ips: addresses.cluster_ips,
             external_ips: addresses.external_ips,
             load_balancer_ips: addresses.load_balancer_ips,
-            internal_traffic_policy: policy(&spec.internal_traffic_policy),
-            external_traffic_policy: policy(&spec.external_traffic_policy),
+            internal_traffic_policy: or(&object.internal_traffic_policy, "Cluster"),
+            external_traffic_policy: or(&object.external_traffic_policy, "Cluster"),
             affinity_secs: (terms.affinity_secs > 0).then_some(terms.affinity_secs),
             health_check_node_port: service.health_check_node_port,
             algorithm: model::algorithm_name(terms.algorithm).to_owned(),
@@ -119,8 +117,8 @@ impl Addresses {
 /// As the Service lists it, without what a family adds.
 fn port_view(port: &ServicePort) -> PortView {
     PortView {
-        name: port.name.clone().unwrap_or_default(),
-        protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+        name: port.name.as_deref().unwrap_or_default().to_owned(),
+        protocol: port.protocol.as_deref().unwrap_or("TCP").to_owned(),
         port: u16::try_from(port.port).unwrap_or_default(),
         node_port: port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
         frontends: Vec::new(),
@@ -138,12 +136,12 @@ struct FamilyView<'a, A: Addr> {
 
 impl<A: Addr> FamilyView<'_, A> {
     fn add_to(&self, ports: &mut [PortView], addresses: &mut Addresses, node: &NodeModel) {
-        let slices = self.service.slices.iter().filter(|slice| !model::is_headless(slice));
+        let slices = self.service.slices.iter().filter(|slice| !slice.is_headless);
         let slices: Vec<_> = slices.filter_map(|slice| Slice::<A>::new(slice, node, &mut Vec::new())).collect();
-        for (key, offer) in &self.model.frontends {
+        for (key, offer) in self.model.frontends.iter() {
             addresses.add(offer.frontend.kind, key.addr.ip());
         }
-        for (key, port) in &self.model.ports {
+        for (key, port) in self.model.ports.iter() {
             // The first listing of a port counts.
             let is_of_key = |view: &&mut PortView| view.port == key.port.get() && view.protocol == protocol(key.proto);
             let Some(view) = ports.iter_mut().find(is_of_key) else { continue };
@@ -181,14 +179,14 @@ impl<A: Addr> FamilyView<'_, A> {
 
     /// Without the sets that it is in, and its flows.
     fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
-        let pod = endpoint.object.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
         let namespace = &self.model.claim.service.namespace;
+        let pod = endpoint.object.pod.as_ref();
         let pod = pod.and_then(|pod| Some((pod.namespace.as_ref().unwrap_or(namespace), pod.name.as_ref()?)));
         BackendView {
             address: SocketAddr::new(at.addr.ip(), at.port.get()),
             pod: pod.map(|(namespace, name)| format!("{namespace}/{name}")),
-            node: endpoint.object.node_name.clone(),
-            zone: endpoint.object.zone.clone(),
+            node: endpoint.object.node_name.as_ref().map(Shared::to_string),
+            zone: endpoint.object.zone.as_ref().map(Shared::to_string),
             ready: endpoint.ready,
             serving: endpoint.serving,
             terminating: endpoint.terminating,
@@ -222,7 +220,7 @@ fn names<A: Addr>(
     conflicts: &BTreeMap<FrontendKey<A>, Vec<Skipped>>,
 ) -> impl Iterator<Item = NameView> {
     let ObjectName { namespace, name } = &model.claim.service;
-    let ports = || service.object.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).map(port_view);
+    let ports = || service.object.ports.iter().map(port_view);
     let offers = model.frontends.iter().filter(|(key, offer)| {
         offer.frontend.kind != FrontendKind::ADDRESS && conflict(conflicts, key, &model.claim.service).is_none()
     });
@@ -233,8 +231,8 @@ fn names<A: Addr>(
             address: key.addr.ip(),
             port: key.port.get(),
             protocol: protocol(key.proto),
-            namespace: namespace.clone(),
-            name: name.clone(),
+            namespace: namespace.to_string(),
+            name: name.to_string(),
             port_name: named.next().map(|port| port.name).unwrap_or_default(),
         }
     });

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
@@ -20,6 +21,7 @@ use crate::net::filter;
 use crate::net::link::Link;
 use crate::net::role::{Role, role};
 use crate::net::{self, LinkEvent, sysctl};
+use crate::privileges::{Need, missing_here};
 
 /// All that the judgement goes by.
 #[derive(Clone, Debug, Default)]
@@ -27,12 +29,12 @@ pub(super) struct Facts {
     /// As `uname -r` has it.
     pub(super) kernel: String,
     /// Those that kpx needs and this process does not have.
-    pub(super) missing_capabilities: Vec<&'static str>,
+    pub(super) missing_capabilities: Vec<Need>,
     pub(super) probed: Probed,
     pub(super) btf: bool,
     /// Types of mounted file systems.
     pub(super) mounted: BTreeSet<String>,
-    /// Bytes; None without a limit.
+    /// Bytes, after what loads the programs has raised it as far as it may; None without a limit.
     pub(super) memlock: Option<u64>,
     /// By their keys below `net`; those that the kernel does not know are missing.
     pub(super) sysctls: BTreeMap<&'static str, String>,
@@ -42,6 +44,8 @@ pub(super) struct Facts {
     pub(super) programs: BTreeSet<String>,
     /// Of others, on our hooks: device, hook, program.
     pub(super) others: Vec<(String, &'static str, String)>,
+    /// Whether processes without CAP_BPF may use bpf(2) is up to this: 0 says yes. None if the kernel does not say.
+    pub(super) unprivileged_bpf_disabled: Option<u8>,
     /// Another kpx serves this host.
     pub(super) kpx_runs: bool,
     /// Process ids of what is called kube-proxy and is no kpx.
@@ -82,7 +86,7 @@ pub(super) async fn gather() -> Result<Facts> {
     let kpx_runs = control::lock().is_err();
     Ok(Facts {
         kernel: kernel()?,
-        missing_capabilities: missing_capabilities()?,
+        missing_capabilities: missing_here()?,
         probed: probe(),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         mounted: mounted()?,
@@ -92,6 +96,7 @@ pub(super) async fn gather() -> Result<Facts> {
         cni: cni(Path::new(CNI_DIR)),
         programs: loaded_programs().filter_map(|info| Some(info.ok()?.name_as_str()?.to_owned())).collect(),
         others: others(links.values()).await?,
+        unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
         kube_proxies: processes::kube_proxies()?,
         kube_proxy_rules: KubeProxyRules::find()?,
@@ -105,11 +110,14 @@ pub(super) async fn gather() -> Result<Facts> {
 /// kube-proxy's device of mode ipvs.
 pub(in crate::cli) const KUBE_IPVS0: &str = "kube-ipvs0";
 
+/// A period in which nobody waits for the end.
+const ONCE: Duration = Duration::from_secs(3_600);
+
 /// The devices of this thread's network namespace.
 async fn links() -> Result<BTreeMap<u32, Link>> {
     let (sender, mut events) = mpsc::channel(1);
     tokio::select! {
-        ended = net::watch(sender) => ended.and_then(|()| bail!("the watch on devices has ended")),
+        ended = net::watch(sender, ONCE) => ended.and_then(|()| bail!("the watch on devices has ended")),
         event = events.recv() => match event {
             Some(LinkEvent::All(links)) => Ok(links.into_iter().map(|link| (link.index, link)).collect()),
             _ => bail!("the devices are not listed"),
@@ -121,17 +129,8 @@ fn kernel() -> Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's version")?.trim().to_owned())
 }
 
-/// The numbers are those of linux/capability.h. CAP_SYS_ADMIN stands for both of BPF's.
-fn missing_capabilities() -> Result<Vec<&'static str>> {
-    const SYS_ADMIN: u32 = 21;
-    const NEEDED: [(&str, u32, bool); 3] =
-        [("CAP_NET_ADMIN", 12, false), ("CAP_BPF", 39, true), ("CAP_PERFMON", 38, true)];
-    let status = fs::read_to_string("/proc/self/status").context("read this process's capabilities")?;
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("no CapEff in the status")?;
-    let effective = u64::from_str_radix(effective.trim(), 16).context("CapEff is no number")?;
-    let has = |bit: u32| effective >> bit & 1 == 1;
-    let missing = NEEDED.into_iter().filter(|(_, bit, bpf)| !(has(*bit) || *bpf && has(SYS_ADMIN)));
-    Ok(missing.map(|(name, ..)| name).collect())
+fn unprivileged_bpf_disabled() -> Option<u8> {
+    fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled").ok()?.trim().parse().ok()
 }
 
 fn mounted() -> Result<BTreeSet<String>> {

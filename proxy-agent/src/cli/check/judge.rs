@@ -9,9 +9,6 @@ use crate::cli::output::list;
 /// BPF memory is no longer charged to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);
 
-/// A file system, a name, what its absence means.
-const MOUNTS: [(&str, &str); 2] = [("cgroup2", "cgroup2"), ("bpf", "bpf file system")];
-
 /// A dataplane that translates Services itself, and what to do about it: by how its programs' names begin.
 const TRANSLATORS: [(&str, &str, &str); 2] = [
     ("cil_sock", "Cilium", "set kubeProxyReplacement: \"false\" in its configuration"),
@@ -21,7 +18,8 @@ const TRANSLATORS: [(&str, &str, &str); 2] = [
 /// In the order in which they are shown.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel(facts), capabilities(facts), programs(facts), attach(facts), btf(facts)];
-    findings.extend(MOUNTS.map(|(kind, what)| mounted(facts, kind, what)));
+    findings.push(unprivileged_bpf(facts));
+    findings.extend([cgroup2(facts), sockets(facts), bpf_fs(facts)]);
     findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
     findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
     findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
@@ -48,7 +46,10 @@ fn kernel(facts: &Facts) -> Finding {
 fn capabilities(facts: &Facts) -> Finding {
     match facts.missing_capabilities.as_slice() {
         [] => ok("capabilities", "all that kpx needs"),
-        missing => fail("capabilities", format!("{} missing", list(missing)), "run as root, or grant them"),
+        missing => {
+            let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+            fail("capabilities", format!("missing: {}", missing.join("; ")), "run as root, or grant them")
+        }
     }
 }
 
@@ -56,11 +57,15 @@ fn programs(facts: &Facts) -> Finding {
     match &facts.probed.programs {
         Ok(()) => ok("programs", "the kernel takes them"),
         Err(why) if !facts.missing_capabilities.is_empty() => fail("programs", why, "mend the capabilities first"),
-        Err(why) => fail("programs", why, "use a newer kernel: kpx is tried with Linux 6.18"),
+        Err(why) => fail("programs", why, "use a newer kernel: kpx is for Linux 5.10 and later"),
     }
 }
 
 fn attach(facts: &Facts) -> Finding {
+    if facts.probed.may_not_attach {
+        let found = "not tried: it is done in a network namespace of its own, which takes CAP_SYS_ADMIN";
+        return warn("attach", found, "run kpx check on the host itself, as root");
+    }
     match (&facts.probed.tcx, &facts.probed.clsact) {
         (Ok(()), _) => ok("attach", "by TCX"),
         (Err(_), Ok(())) => {
@@ -78,13 +83,48 @@ fn attach(facts: &Facts) -> Finding {
     }
 }
 
+/// kpx has the capabilities that it takes, so any setting does.
+fn unprivileged_bpf(facts: &Facts) -> Finding {
+    const WHAT: &str = "unprivileged bpf";
+    match facts.unprivileged_bpf_disabled {
+        None => ok(WHAT, "the kernel does not say"),
+        Some(0) => warn(
+            WHAT,
+            "on: any process may load BPF programs",
+            "kpx needs none: sysctl -w kernel.unprivileged_bpf_disabled=2",
+        ),
+        Some(_) => ok(WHAT, "off; kpx has its capabilities"),
+    }
+}
+
 fn btf(facts: &Facts) -> Finding {
     ok("BTF", if facts.btf { "the kernel describes its types" } else { "none, and kpx needs none" })
 }
 
-/// kpx has neither cgroup hooks nor pins.
-fn mounted(facts: &Facts, kind: &str, what: &'static str) -> Finding {
-    ok(what, if facts.mounted.contains(kind) { "mounted" } else { "not mounted, and kpx needs none" })
+/// Without --socket-lb there are no cgroup hooks.
+fn cgroup2(facts: &Facts) -> Finding {
+    ok("cgroup2", if facts.mounted.contains("cgroup2") { "mounted" } else { "not mounted: --socket-lb mounts its own" })
+}
+
+/// They are by choice.
+fn sockets(facts: &Facts) -> Finding {
+    match &facts.probed.sockets {
+        Ok(()) => ok("sockets", "--socket-lb can be had"),
+        Err(why) => ok("sockets", format!("--socket-lb cannot be had: {why}")),
+    }
+}
+
+/// Maps and links outlive the agent there. Root mounts one by itself; the pod and the unit of systemd may not.
+fn bpf_fs(facts: &Facts) -> Finding {
+    const WHAT: &str = "bpf file system";
+    match facts.mounted.contains("bpf") {
+        true => ok(WHAT, "mounted"),
+        false => warn(
+            WHAT,
+            "not mounted: kpx in a pod or of systemd ends at once",
+            "mount -t bpf -o mode=0700 bpf /sys/fs/bpf",
+        ),
+    }
 }
 
 fn memlock(facts: &Facts) -> Finding {

@@ -3,9 +3,10 @@
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use caps::{CapSet, Capability};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::datapath::{Datapath, Hooks, Mechanism, Options};
+use crate::datapath::{Datapath, Hooks, Mechanism, Options, SocketOptions};
 use crate::object;
 
 /// The error says why not.
@@ -13,13 +14,17 @@ use crate::object;
 pub(super) struct Probed {
     /// The verifier takes the programs, and the kernel has the maps.
     pub(super) programs: Result<(), String>,
+    /// ... and those for sockets.
+    pub(super) sockets: Result<(), String>,
     pub(super) tcx: Result<(), String>,
     pub(super) clsact: Result<(), String>,
+    /// Attaching was not tried, as this process may not make a network namespace.
+    pub(super) may_not_attach: bool,
 }
 
 impl Default for Probed {
     fn default() -> Self {
-        Self { programs: Ok(()), tcx: Ok(()), clsact: Ok(()) }
+        Self { programs: Ok(()), sockets: Ok(()), tcx: Ok(()), clsact: Ok(()), may_not_attach: false }
     }
 }
 
@@ -27,23 +32,44 @@ impl Default for Probed {
 const LO: (u32, &str) = (1, "lo");
 
 pub(super) fn probe() -> Probed {
-    let load = |mechanism| Datapath::load(object::embedded()?, Options { mechanism, ..Options::default() });
-    let programs = told(load(None).map(drop));
-    if programs.is_err() {
-        let not_tried = Err("not tried".to_owned());
-        return Probed { programs, tcx: not_tried.clone(), clsact: not_tried };
-    }
-    let attach = |mechanism| {
-        // A thread that leaves the network namespace, and ends: with it the namespace and what is attached there.
-        let attached = thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
-            load(Some(mechanism))?.attachments.attach(LO.0, LO.1, Hooks::Both)
-        });
-        told(attached.join().unwrap_or_else(|_| Err(anyhow!("the probe panicked"))))
+    let may_not_attach = !caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
+    let not_tried = || Err("not tried".to_owned());
+    // Once: to load them is most of the work.
+    let (datapath, sockets) = load();
+    let mut datapath = match datapath {
+        Err(error) => {
+            let programs = Err(format!("{error:#}"));
+            return Probed { programs, sockets, tcx: not_tried(), clsact: not_tried(), may_not_attach };
+        }
+        Ok(_) if may_not_attach => {
+            return Probed { sockets, tcx: not_tried(), clsact: not_tried(), may_not_attach, ..Probed::default() };
+        }
+        Ok(datapath) => datapath,
     };
-    Probed { programs, tcx: attach(Mechanism::Tcx), clsact: attach(Mechanism::Clsact) }
+    let mut attach = |mechanism| {
+        datapath.attachments.set_mechanism(mechanism);
+        // A thread that leaves the network namespace, and ends: with it the namespace and what is attached there.
+        let attached = thread::scope(|scope| {
+            let attaching = scope.spawn(|| {
+                unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
+                let attached = datapath.attachments.attach(LO.0, LO.1, Hooks::Both);
+                datapath.attachments.detach(LO.0);
+                attached
+            });
+            attaching.join()
+        });
+        attached.unwrap_or_else(|_| Err(anyhow!("the probe panicked"))).map_err(|error| format!("{error:#}"))
+    };
+    Probed { programs: Ok(()), sockets, tcx: attach(Mechanism::Tcx), clsact: attach(Mechanism::Clsact), may_not_attach }
 }
 
-fn told(result: Result<()>) -> Result<(), String> {
-    result.map_err(|error| format!("{error:#}"))
+/// With the programs for sockets, and without if these cannot be had: they are nobody's that does not ask for them.
+fn load() -> (Result<Datapath>, Result<(), String>) {
+    let load = |sockets| {
+        object::embedded().and_then(|object| Datapath::load(object, Options { sockets, ..Options::default() }))
+    };
+    match load(Some(SocketOptions { everywhere: true, udp: true })) {
+        Ok(datapath) => (Ok(datapath), Ok(())),
+        Err(error) => (load(None), Err(format!("{error:#}"))),
+    }
 }

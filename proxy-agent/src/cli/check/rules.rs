@@ -71,10 +71,11 @@ impl KubeProxyRules {
             found.unknown = false;
             for chains in chains(tool_name, &saved) {
                 // `iptables` shows again what one of its variants did.
-                let known = found.chains.iter().any(|other| {
-                    (&other.table, &other.names) == (&chains.table, &chains.names)
-                        && other.tool.starts_with("ip6") == chains.tool.starts_with("ip6")
-                });
+                let known = !tool_name.contains('-')
+                    && found.chains.iter().any(|other| {
+                        (&other.table, &other.names) == (&chains.table, &chains.names)
+                            && other.tool.starts_with("ip6") == chains.tool.starts_with("ip6")
+                    });
                 if !known {
                     found.chains.push(chains);
                 }

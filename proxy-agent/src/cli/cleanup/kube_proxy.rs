@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use nix::net::if_::if_nametoindex;
 
-use super::Removed;
+use super::{Removed, keep};
 use crate::cli::check::{Chains, KUBE_IPVS0, KubeProxyRules};
 use crate::net::Handle;
 
@@ -17,10 +17,18 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
     let rules = KubeProxyRules::find()?;
     ensure!(!rules.unknown, "neither nft nor iptables is installed to look for kube-proxy's rules");
     for family in &rules.tables {
+        if keep::translates(family, "kube-proxy") {
+            keep::keep_by_nft(family)?;
+            removed.keep(format!("the nftables table {family} kpx-keep"));
+        }
         run("nft", &["delete", "table", family, "kube-proxy"])?;
         removed.add(format!("the nftables table {family} kube-proxy"));
     }
     for chains in &rules.chains {
+        if chains.table == "nat" {
+            keep::keep_by_iptables(chains.tool)?;
+            removed.keep(format!("{}'s rule kpx-keep", chains.tool));
+        }
         remove_chains(chains)?;
         removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
     }
@@ -53,7 +61,7 @@ fn remove_chains(chains: &Chains) -> Result<()> {
     Ok(())
 }
 
-fn run(tool: &str, arguments: &[&str]) -> Result<()> {
+pub(super) fn run(tool: &str, arguments: &[&str]) -> Result<()> {
     let output = Command::new(tool).args(arguments).output().with_context(|| format!("run {tool}"))?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{tool} {}: {}", arguments.join(" "), error.trim());
@@ -61,7 +69,7 @@ fn run(tool: &str, arguments: &[&str]) -> Result<()> {
 }
 
 /// A rule as `iptables-save` prints it: what has blanks is in quotation marks.
-fn words(rule: &str) -> Vec<String> {
+pub(super) fn words(rule: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let (mut quoted, mut escaped) = (false, false);
     for letter in rule.chars() {

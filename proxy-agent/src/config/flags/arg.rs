@@ -90,7 +90,7 @@ impl Flag {
             StandsFor::Deed => "Deeds and files",
             _ => "As of kube-proxy",
         };
-        arg.help_heading(heading).hide_short_help(!self.is_obeyed)
+        arg.help_heading(heading).hide_short_help(!self.is_obeyed).hide(self.stands_for == StandsFor::Development)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::{Flag, Kind, StandsFor};
 use Kind::{Dir, Duration, File, Gates, Integer, List, Number, OneOf, Switch, Text, Version};
-use StandsFor::{Deed, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
+use StandsFor::{Deed, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
 
 /// Those that `kpx trace` takes as well.
-pub(super) const OF_A_NODE: [&str; 9] = [
+pub(super) const OF_A_NODE: [&str; 10] = [
     "nodeport-addresses",
     "masquerade-all",
     "cluster-cidr",
@@ -15,6 +15,7 @@ pub(super) const OF_A_NODE: [&str; 9] = [
     "masquerade",
     "cluster-ip-external",
     "lb-algorithm",
+    "external-ip-cidrs",
 ];
 
 const LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"];
@@ -29,8 +30,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("version", Version, Deed, "Print the version, and end"),
 
     flag("kubeconfig", File, KubeProxy(&["clientConnection.kubeconfig"]), "Kubeconfig to use; without it the pod's service account, else $KUBECONFIG or ~/.kube/config"),
-    flag("kube-api-qps", Number, KubeProxy(&["clientConnection.qps"]), "Requests to the API server per second; below 0 there is no limit"),
-    flag("kube-api-burst", Integer, KubeProxy(&["clientConnection.burst"]), "Requests to the API server that may come at once"),
+    flag("kube-api-qps", Number, KubeProxy(&["clientConnection.qps"]), "Lists and writes that the API server is asked for per second; below 0 there is no limit"),
+    flag("kube-api-burst", Integer, KubeProxy(&["clientConnection.burst"]), "Of these, as many as may come at once"),
     Flag { aliases: &["node-name"], ..flag("hostname-override", Text, KubeProxyOver("hostnameOverride"), "Name of this node's Node object; without it the host name") },
     flag("bind-address", Text, KubeProxy(&["bindAddress"]), "This node's primary address, if not the unspecified one: nothing listens there"),
     flag("healthz-bind-address", Text, KubeProxy(&["healthzBindAddress"]), "Where to answer /healthz and /livez; empty or port 0: nowhere"),
@@ -49,6 +50,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("pod-interface-name-prefix", Text, KubeProxy(&["detectLocal.interfaceNamePrefix"]), "How the names of local pods' devices begin, in mode InterfaceNamePrefix"),
     flag("cluster-cidr", Text, KubeProxy(&["clusterCIDR"]), "Where pods have their addresses, one network a family: how clients inside the cluster are told from others"),
     flag("nodeport-addresses", List, KubeProxy(&["nodePortAddresses"]), "Where node ports are served: the node's addresses in these networks, or `primary` for its primary addresses; without it all but loopback addresses. A family without a network, or with one of length zero, has them all"),
+    flag("iptables-localhost-nodeports", Switch, KubeProxy(&["iptables.localhostNodePorts"]), "With --socket-lb, in proxy mode iptables: serve node ports at the host's own 127.0.0.1 too, if --nodeport-addresses has it"),
     flag("oom-score-adj", Integer, KubeProxy(&["oomScoreAdj"]), "How soon the kernel ends this process when memory runs out, from -1000 (never) to 1000"),
     flag("conntrack-max-per-core", Integer, KubeProxy(&["conntrack.maxPerCore"]), "Room in the kernel's connection tracking, per core; 0: as it is"),
     flag("conntrack-min", Integer, KubeProxy(&["conntrack.min"]), "Least room in the kernel's connection tracking, unless --conntrack-max-per-core is 0"),
@@ -68,22 +70,32 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("pod-routes", OneOf(&["off", "default", "nodes"]), Kpx("podRoutes"), "In mode host: how to reach pods beside by routes that are for them: by the default route, or by routes of kpx's own through their nodes"),
     flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one a family, instead of the Node object's"),
     flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
+    flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it they may be any addresses but the API server's, and what means the same on every host"),
     flag("masquerade", OneOf(&["default", "compat"]), Kpx("masquerade"), "Whose addresses are replaced by the node's: those of clients to whom replies would not find back otherwise, or those that kube-proxy would replace"),
     flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node"),
     flag("lb-algorithm", OneOf(&["random", "maglev", "round-robin", "least-connections"]), Kpx("lbAlgorithm"), "How new flows are spread over the backends of Services that do not say it by the annotation `kpx.dev/lb-algorithm`"),
     flag("attach", OneOf(&["tcx", "clsact"]), Kpx("attach"), "How to attach programs; without it TCX where the kernel takes it, else clsact"),
-    flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table, of which a flow takes two or four; 0: as built"),
+    flag("fast-path", OneOf(&["off", "auto", "on"]), Kpx("fastPath"), "Whether packets of open connections skip the node's stack, and with it all rules of its FORWARD chains, which see connections open and end only: never, where no such rule is found, or always"),
+    flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table, of which a flow takes two or four; a quarter as many flows may be half-open; 0: by the machine's memory, an entry for every 64 KiB, down to the next power of two, from 131,072 to 1,048,576; a table that is there and larger stays as it is"),
+    flag("service-table-size", Integer, Kpx("serviceTableSize"), "Entries in each of a family's tables of frontends and of service ports; a Service has a frontend for its ClusterIP, and one for each of its ports at each address and node port; 0: by the machine's memory, an entry for every 64 KiB, down to the next power of two, from 65,536 to 262,144; a table that is there and larger stays as it is"),
+    flag("endpoint-table-size", Integer, Kpx("endpointTableSize"), "Entries in each of a family's tables of endpoints; an endpoint has one for each service port, and one more where that has local endpoints of its own; 0: by the machine's memory, an entry for every 32 KiB, down to the next power of two, from 262,144 to 1,048,576; a table that is there and larger stays as it is"),
+    flag("socket-lb", OneOf(&["off", "host", "all"]), Kpx("socketLB"), "Which sockets that dial services are led to backends before they send anything, so that no packet of theirs is translated: none, the host's own, or those of pods as well"),
+    flag("socket-lb-udp", Switch, Kpx("socketLBUDP"), "With --socket-lb: sockets of UDP as well as those of TCP"),
+    flag("cgroup-root", Dir, Kpx("cgroupRoot"), "With --socket-lb: the cgroup (version 2) below which sockets are served; without it all are"),
     flag("node-timeout", Duration, Kpx("nodeTimeout"), "How long to wait for this node's Node object, its addresses and, where they matter, its podCIDRs, before giving up"),
-    flag("run-dir", Dir, Kpx("runDir"), "Folder for the socket on which the agent is asked"),
+    flag("run-dir", Dir, Kpx("runDir"), "Folder for the socket on which the agent is asked, and for the list of what it has changed on this host"),
+    flag("bpf-dir", Dir, Kpx("bpfDir"), "Folder in a BPF file system for the maps and links that outlive the agent"),
+    flag("cleanup-on-exit", Switch, Kpx("cleanupOnExit"), "Take everything off this host when the agent ends. Without it services stay reachable, by what was last known of them: the way of restarts and upgrades. In mode host on unless it is switched off"),
     flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
     flag("bpf-stats", Switch, Kpx("bpfStats"), "Have the kernel measure how often and how long the programs run, for /metrics: it costs each run some tens of nanoseconds"),
+
+    flag("bpf-object", File, Development, "Load the kernel programs of this object instead of those in this binary"),
 
     ignored("config-sync-period", Duration, KubeProxy(&["configSyncPeriod"]), "kpx's watches go by themselves"),
     ignored("kube-api-content-type", Text, KubeProxy(&["clientConnection.contentType"]), "kpx speaks JSON with the API server"),
     ignored("profiling", Switch, KubeProxy(&["enableProfiling"]), "there are no Go profiles"),
     ignored("show-hidden-metrics-for-version", Text, KubeProxy(&["showHiddenMetricsForVersion"]), "no metrics are hidden"),
     ignored("iptables-masquerade-bit", Integer, KubeProxy(&["iptables.masqueradeBit", "nftables.masqueradeBit"]), "packets are not marked"),
-    ignored("iptables-localhost-nodeports", Switch, KubeProxy(&["iptables.localhostNodePorts"]), "loopback addresses have no node ports"),
     ignored("ipvs-scheduler", Text, KubeProxy(&["ipvs.scheduler"]), IPVS),
     ignored("ipvs-exclude-cidrs", List, KubeProxy(&["ipvs.excludeCIDRs"]), IPVS),
     ignored("ipvs-strict-arp", Switch, KubeProxy(&["ipvs.strictARP"]), IPVS),

@@ -76,7 +76,8 @@ impl Defaults {
 
 fn table() -> String {
     let defaults = Defaults::new();
-    let flags = FLAGS.iter().map(|flag| row(flag, &defaults));
+    let shown = FLAGS.iter().filter(|flag| flag.stands_for != StandsFor::Development);
+    let flags = shown.map(|flag| row(flag, &defaults));
     let others = FIELDS_WITHOUT_FLAG.iter().map(|(field, why)| {
         let default = defaults.of(KubeProxyConfiguration::KIND, field);
         format!("| | `{field}` | {default} | | ignored: {why} |\n")
@@ -87,7 +88,7 @@ fn table() -> String {
 fn row(flag: &Flag, defaults: &Defaults) -> String {
     let (kind, fields) = flag.stands_for.fields();
     let default = match flag.stands_for {
-        StandsFor::Port(_) | StandsFor::Deed | StandsFor::Nothing => String::new(),
+        StandsFor::Port(_) | StandsFor::Deed | StandsFor::Development | StandsFor::Nothing => String::new(),
         _ => defaults.of(kind, fields[0]),
     };
     let owner = if kind == KpxConfiguration::KIND { "kpx: " } else { "" };
@@ -95,7 +96,7 @@ fn row(flag: &Flag, defaults: &Defaults) -> String {
     let with_config = match flag.stands_for {
         StandsFor::KubeProxy(_) | StandsFor::Port(_) => "the file counts",
         StandsFor::KubeProxyOver(_) | StandsFor::Kpx(_) => "the flag goes before",
-        StandsFor::Deed | StandsFor::Nothing => "",
+        StandsFor::Deed | StandsFor::Development | StandsFor::Nothing => "",
     };
     let aliases = flag.aliases.iter().map(|alias| match alias.len() {
         1 => format!(", `-{alias}`"),

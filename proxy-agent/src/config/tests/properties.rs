@@ -48,7 +48,7 @@ prop_compose! {
     ) -> Value {
         json!({
             "apiVersion": "kpx.dev/v1alpha1", "kind": "KpxConfiguration", "mode": mode, "masquerade": masquerade, "attach": attach,
-            "lbAlgorithm": algorithm, "clusterIPExternal": external, "nodeIPs": ips, "flowTableSize": size, "ui": ui, "context": context,
+            "lbAlgorithm": algorithm, "clusterIPExternal": external, "nodeIPs": ips, "flowTableSize": size, "endpointTableSize": size / 2, "ui": ui, "context": context,
         })
     }
 }

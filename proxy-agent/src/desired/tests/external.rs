@@ -63,6 +63,31 @@ fn an_external_frontend_belongs_to_the_oldest_service() {
     );
 }
 
+/// Where nobody is older, names decide: on every node alike, and whichever came first.
+#[test]
+fn of_services_of_one_age_the_first_by_name_has_it() {
+    let of = |name: &str, last| web(name, last).type_("LoadBalancer").created(7).node_port(30_080).vip("192.0.2.1");
+    let holders = |order: [&str; 3]| {
+        let all = [("b/a", 1), ("a/z", 2), ("a/y", 3)];
+        let services = order.map(|name| of(name, all.iter().find(|(known, _)| *known == name).unwrap().1));
+        let mut desired = desired(services.map(Input::from));
+        desired.sync();
+        let holder = |desired: &Desired| {
+            let said = desired.said_by("192.0.2.1".parse().unwrap(), Proto::TCP, 80);
+            said.map(|(service, field)| format!("{service} {field}"))
+        };
+        let first = holder(&desired);
+        desired.apply(of("a/y", 3).deleted());
+        desired.sync();
+        (first, holder(&desired), desired.skipped().count())
+    };
+    let field = "status.loadBalancer.ingress[0].ip";
+    let expected = |name: &str| Some(format!("Service {name} {field}"));
+    for order in [["b/a", "a/z", "a/y"], ["a/y", "a/z", "b/a"]] {
+        assert_eq!(holders(order), (expected("a/y"), expected("a/z"), 2), "one loses its node port and its address");
+    }
+}
+
 /// A ClusterIP is not to be had for less, however old the other Service is.
 #[test]
 fn an_external_frontend_gives_way_to_a_cluster_ip() {

@@ -99,7 +99,7 @@ impl Recorder {
     }
 
     async fn send_once(&self, client: &Client, event: &Event, step: &Step, at: Timestamp) -> kube::Result<()> {
-        let namespace = match event.regarding.object.name.namespace.as_str() {
+        let namespace = match &*event.regarding.object.name.namespace {
             "" => DEFAULT_NAMESPACE,
             namespace => namespace,
         };
@@ -153,8 +153,8 @@ fn reference(regarding: &Regarding) -> ObjectReference {
     let name = &regarding.object.name;
     ObjectReference {
         kind: Some(regarding.object.kind.to_owned()),
-        namespace: (!name.namespace.is_empty()).then(|| name.namespace.clone()),
-        name: Some(name.name.clone()),
+        namespace: (!name.namespace.is_empty()).then(|| name.namespace.to_string()),
+        name: Some(name.name.to_string()),
         uid: regarding.uid.clone(),
         ..Default::default()
     }

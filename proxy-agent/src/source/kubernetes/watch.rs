@@ -1,31 +1,54 @@
 //! One kind of object, listed and watched until nobody listens.
+//!
+//! What kube's `watcher` does, with what a proxy needs beyond it: a bad object costs only itself, the position outlives the
+//! client, and events that do not follow from each other are noticed.
 
-use std::error::Error as _;
-use std::fmt::Debug;
-use std::mem;
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use kube::core::Status;
-use kube::runtime::utils::Backoff as _;
-use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep};
-use tower::ServiceBuilder;
+use futures::{AsyncBufReadExt as _, TryStreamExt as _};
+use kube::api::{ListParams, WatchParams};
+use kube::core::{ObjectList, PartialObjectMeta, Request};
+use kube::{Client, Resource as _};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
+use self::event::{Event, Lenient};
+use self::failure::{Over, explain, is_lost};
+use self::pace::Pace;
+use self::trouble::Trouble;
+use super::client::Clients;
+use super::outage::Outage;
+use crate::compact::Kept;
 use crate::health::Health;
 use crate::input::{Input, ObjectName, Update};
-use crate::store::LAST_CHANGE_TRIGGER_TIME;
+use crate::metrics::Watches;
 
-/// What is watched, and what it is sent as.
+mod event;
+pub(super) mod failure;
+mod list;
+mod pace;
+mod trouble;
+
+/// What is watched, what it is sent as, and how far it has come.
 pub(super) struct Watch<K> {
     input: fn(Update<K>) -> Input,
-    config: watcher::Config,
+    list: ListParams,
+    watch: WatchParams,
     dispensable: bool,
-    slim: fn(&mut K),
+    pace: Pace,
+    /// The version that amounts to all that was sent. None: only a list can tell.
+    position: Option<String>,
+    /// The server does not know the position any more, or says so.
+    expired: bool,
+    /// How many more streaming lists are tried over this connection.
+    streams: u8,
+    /// A list was sent, or that there is none.
+    delivered: bool,
+    /// Objects of the wrong shape, and what is wrong with them. The last form that could be read stays in force.
+    unreadable: BTreeMap<ObjectName, String>,
 }
 
 /// Why a watch ended.
@@ -38,253 +61,229 @@ pub(super) enum Ended {
 
 /// How long until a kind that the API server does not serve is asked for again.
 const UNSERVED_RETRY: Duration = Duration::from_secs(300);
-/// How long a resumed watch must hold to count as well: one that is answered and then broken at once does not.
+/// How long a watch must hold to count: one that is answered and then broken at once does not.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Credentials younger than this are not read again.
+/// Credentials younger than this are not read again, unless their files have changed.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
-/// Requests per second and watch. Only a server that ends every watch at once gets so far.
-const MAX_RATE: u64 = 10;
 const PAGE_SIZE: u32 = 1000;
+/// For one page of a list. API servers give themselves 60 seconds.
+const PAGE: Duration = Duration::from_secs(120);
 
 impl<K> Watch<K> {
-    /// Everything of a kind, listed consistently in pages. (A streaming list would spare the server some memory, but
-    /// servers before 1.32 refuse it; a consistent list comes from the server's cache since 1.31.)
+    /// Everything of a kind, listed consistently.
     pub(super) fn new(input: fn(Update<K>) -> Input) -> Self {
-        // The server ends watches at different times, so that not all nodes come back at once.
-        let config = watcher::Config::default().page_size(PAGE_SIZE).timeout(rand::random_range(230..=290));
-        Self { input, config, dispensable: false, slim: |_| () }
+        Self {
+            input,
+            list: ListParams::default().limit(PAGE_SIZE),
+            // The server ends watches at different times, so that not all nodes come back at once.
+            watch: WatchParams::default().timeout(rand::random_range(230..=290)),
+            dispensable: false,
+            pace: Pace::default(),
+            position: None,
+            expired: false,
+            streams: list::STREAMS,
+            delivered: false,
+            unreadable: BTreeMap::new(),
+        }
     }
 
     pub(super) fn labels(self, selector: &str) -> Self {
-        Self { config: self.config.labels(selector), ..self }
+        Self { list: self.list.labels(selector), watch: self.watch.labels(selector), ..self }
     }
 
     pub(super) fn fields(self, selector: &str) -> Self {
-        Self { config: self.config.fields(selector), ..self }
+        Self { list: self.list.fields(selector), watch: self.watch.fields(selector), ..self }
     }
 
     /// kpx can do without: as long as the server never served or allowed it, the list is empty.
     pub(super) fn dispensable(self) -> Self {
         Self { dispensable: true, ..self }
     }
-
-    /// Drops fields that kpx never reads, beyond those that it reads of no object.
-    pub(super) fn slimmed_by(self, slim: fn(&mut K)) -> Self {
-        Self { slim, ..self }
-    }
 }
 
 impl<K> Watch<K>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Kept + Clone + Send + 'static,
 {
-    pub(super) async fn run(self, client: &Client, inputs: &mpsc::Sender<Input>, health: &Health) -> Ended {
+    /// May be cancelled and go on with another client: nothing is lost for it.
+    pub(super) async fn run(
+        &mut self,
+        clients: &Clients,
+        inputs: &mpsc::Sender<Input>,
+        health: &Health,
+        outage: &Outage,
+    ) -> Ended {
         let began = Instant::now();
-        let (client, mut answered) = observed(client);
-        let start = || watcher(Api::<K>::all(client.clone()), self.config.clone()).boxed();
-        let mut events = start();
-        let mut fold = Fold::default();
-        let mut trouble = Trouble::new(format!("{} watch", K::kind(&())), health);
+        self.streams = list::STREAMS;
+        let mut trouble = Trouble::new(K::Object::kind(&()).into_owned(), health);
         loop {
-            let event = tokio::select! {
-                event = events.next() => event.expect("a watcher never ends"),
-                () = settled(&mut answered), if trouble.unsettled => {
+            let mut is_of_list = false;
+            let over = match self.position.clone() {
+                Some(position) if !(self.expired && self.pace.may_list()) => {
+                    self.follow(&clients.paced, inputs, &position, &mut trouble).await
+                }
+                None if !self.pace.may_list() => Over::Lost("waiting for the next list".to_owned()),
+                _ => match self.list(&clients.limited, inputs, &mut trouble).await {
+                    Ok(()) => continue,
+                    Err(over) => {
+                        is_of_list = true;
+                        over
+                    }
+                },
+            };
+            let unserved = self.dispensable && over.code() == Some(404);
+            let pause = match &over {
+                Over::ReceiverGone => return Ended::ReceiverGone,
+                Over::Failed(_) | Over::Late if unserved => UNSERVED_RETRY,
+                Over::Failed(_) | Over::Late => self.pace.after_failure(),
+                Over::Lost(_) if is_of_list => self.pace.after_failure(),
+                Over::Ended(_) | Over::Lost(_) => self.pace.after_end(),
+            };
+            trouble.met(&over, unserved, self.pace.ends());
+            if self.dispensable
+                && matches!(over.code(), Some(403 | 404))
+                && !std::mem::replace(&mut self.delivered, true)
+                && inputs.send((self.input)(Update::Refused)).await.is_err()
+            {
+                return Ended::ReceiverGone;
+            }
+            if outage.wait(pause, over.is_outage()).await {
+                self.pace.back();
+            }
+            if over.code() == Some(401) && began.elapsed() > CREDENTIALS_AGE {
+                return Ended::Unauthorized;
+            }
+        }
+    }
+
+    /// Sends what happens after `position`.
+    async fn follow(
+        &mut self,
+        client: &Client,
+        inputs: &mpsc::Sender<Input>,
+        position: &str,
+        trouble: &mut Trouble<'_>,
+    ) -> Over {
+        if trouble.was_away()
+            && let Err(over) = self.check_history(client, position).await
+        {
+            return self.note(over);
+        }
+        let request = match self.request().watch(&self.watch, position) {
+            Ok(request) => request,
+            Err(error) => return Over::Failed(kube::Error::BuildRequest(error)),
+        };
+        let mut lines = match client.request_stream(request).await {
+            Ok(stream) => pin!(stream.lines()),
+            Err(error) => return self.note(Over::from(error)),
+        };
+        let _open = Watches::of_process().open(&K::Object::kind(&()));
+        let settled = sleep_until(Instant::now() + SETTLED);
+        let mut settled = pin!(settled);
+        let mut holds = false;
+        loop {
+            let line = tokio::select! {
+                line = lines.try_next() => line,
+                () = &mut settled, if !holds => {
+                    (holds, self.expired) = (true, false);
+                    self.pace.settled();
                     trouble.over();
                     continue;
                 }
             };
-            let (update, pause) = match event {
-                Ok(event) => {
-                    if !matches!(event, Event::Init) {
-                        trouble.over();
-                    }
-                    (fold.event(event.modify(|object| self.slim(object))), Duration::ZERO)
-                }
-                Err(error) => {
-                    answered.mark_unchanged();
-                    let code = status(&error).map_or(0, |status| status.code);
-                    let pause = trouble.begin(&error, self.dispensable && code == 404);
-                    if code == 401 && began.elapsed() > CREDENTIALS_AGE {
-                        sleep(pause).await;
-                        return Ended::Unauthorized;
-                    }
-                    if loses_updates(&error) {
-                        events = start();
-                    }
-                    let refused = self.dispensable && matches!(code, 403 | 404);
-                    (if refused { fold.nothing() } else { None }, pause)
-                }
+            let taken = match line {
+                Ok(Some(line)) => match Event::read(&line) {
+                    Ok(Some(event)) => self.take(event, inputs, trouble).await,
+                    Ok(None) => Err(Over::Ended(None)),
+                    Err(error) => Err(self.lose(format!("an event that cannot be read: {error}"))),
+                },
+                Ok(None) => Err(Over::Ended(None)),
+                Err(error) => Err(Over::Ended(Some(error.to_string()))),
             };
-            if let Some(update) = update
-                && inputs.send((self.input)(update)).await.is_err()
-            {
-                return Ended::ReceiverGone;
+            if let Err(over) = taken {
+                return self.note(over);
             }
-            sleep(pause).await;
         }
     }
 
-    fn slim(&self, object: &mut K) {
-        let meta = object.meta_mut();
-        meta.managed_fields = None;
-        if let Some(annotations) = &mut meta.annotations {
-            annotations.retain(|key, _| key == LAST_CHANGE_TRIGGER_TIME || key.starts_with("kpx.dev/"));
-        }
-        (self.slim)(object);
+    /// What a lost position means for the next attempt.
+    fn note(&mut self, over: Over) -> Over {
+        self.expired |= matches!(over, Over::Lost(_));
+        over
     }
-}
 
-/// Turns a watcher's events into updates: a list is sent when it is complete, or not at all.
-struct Fold<K> {
-    listed: Vec<K>,
-    /// Something was sent before.
-    delivered: bool,
-}
-
-impl<K> Default for Fold<K> {
-    fn default() -> Self {
-        Self { listed: Vec::new(), delivered: false }
+    /// Only a new list can tell what is missing.
+    fn lose(&mut self, why: String) -> Over {
+        self.position = None;
+        Over::Lost(why)
     }
-}
 
-impl<K: Resource<DynamicType = ()>> Fold<K> {
-    fn event(&mut self, event: Event<K>) -> Option<Update<K>> {
-        match event {
-            Event::Init => {
-                self.listed = Vec::new();
+    async fn take(&mut self, event: Event<K>, inputs: &mpsc::Sender<Input>, trouble: &Trouble<'_>) -> Result<(), Over> {
+        let (object, gone) = match event {
+            Event::Put(object) => (object, false),
+            Event::Gone(object) => (object, true),
+            Event::Bookmark(version) | Event::Listed(version) => return self.advance(version),
+            // What the server no longer knows it may know again: it is cheap to ask.
+            Event::Error(status) if is_lost(&status) => return Err(Over::Lost(explain(&kube::Error::Api(status)))),
+            Event::Error(status) => return Err(self.lose(explain(&kube::Error::Api(status)))),
+        };
+        let Lenient { name, version, object } = object;
+        self.check_order(&version)?;
+        let update = match object {
+            _ if gone => Some(Update::Del(name.clone())),
+            Ok(object) => Some(Update::Put(Box::new(object))),
+            Err(why) => {
+                self.unreadable.insert(name.clone(), why);
                 None
             }
-            Event::InitApply(object) => {
-                self.listed.push(object);
-                None
+        };
+        let is_news = match update {
+            Some(update) => {
+                inputs.send((self.input)(update)).await.map_err(|_| Over::ReceiverGone)?;
+                self.unreadable.remove(&name).is_some()
             }
-            Event::InitDone => {
-                self.delivered = true;
-                Some(Update::All(mem::take(&mut self.listed)))
-            }
-            Event::Apply(object) => Some(Update::Put(Box::new(object))),
-            Event::Delete(object) => Some(Update::Del(ObjectName::from(&object))),
+            None => true,
+        };
+        if is_news {
+            trouble.unreadable(&self.unreadable);
         }
+        self.advance(version)
     }
 
-    /// Takes the place of a first list that will not come. What was once listed stays.
-    fn nothing(&mut self) -> Option<Update<K>> {
-        (!mem::replace(&mut self.delivered, true)).then_some(Update::Refused)
-    }
-}
-
-/// What is wrong with a watch, and how long to leave the server alone.
-struct Trouble<'a> {
-    what: String,
-    health: &'a Health,
-    backoff: DefaultBackoff,
-    /// The last failure was the server's own word.
-    reachable: bool,
-    /// It failed, and has not yet been found well again. At first it has yet to be found well:
-    /// an earlier watch, with other credentials, may have left a problem behind.
-    unsettled: bool,
-}
-
-impl<'a> Trouble<'a> {
-    fn new(what: String, health: &'a Health) -> Self {
-        Self { what, health, backoff: DefaultBackoff::default(), reachable: true, unsettled: true }
+    fn advance(&mut self, version: String) -> Result<(), Over> {
+        self.check_order(&version)?;
+        self.position = Some(version);
+        Ok(())
     }
 
-    fn begin(&mut self, error: &watcher::Error, unserved: bool) -> Duration {
-        let why = explain(error);
-        debug!(what = self.what, why, "watch failed");
-        if unserved {
-            self.over();
-        } else if !is_routine(error) {
-            self.health.begin(&self.what, why);
-        }
-        self.unsettled = true;
-        if unserved {
-            return UNSERVED_RETRY;
-        }
-        // A server that is back and first says that the watch is too old does not wait as long as one that was away.
-        if !mem::replace(&mut self.reachable, status(error).is_some()) && self.reachable {
-            self.backoff.reset();
-        }
-        // 0.8 s to 30 s, with jitter.
-        self.backoff.next().expect("a back-off without end")
+    /// Versions of a kind grow (KEP-5504). If they do not, events are missing, or the server's data are older than ours.
+    fn check_order(&mut self, version: &str) -> Result<(), Over> {
+        let Some(position) = self.position.as_deref().filter(|position| is_older(version, position)) else {
+            return Ok(());
+        };
+        let why = format!("version {version} after {position}");
+        Err(self.lose(why))
     }
 
-    fn over(&mut self) {
-        if mem::take(&mut self.unsettled) {
-            self.health.end(&self.what);
-            self.backoff.reset();
-        }
+    /// After a server was away, its data may have been restored from a backup. A watch from a version that is yet to come
+    /// is granted, and silent until then.
+    async fn check_history(&mut self, client: &Client, position: &str) -> Result<(), Over> {
+        let one = self.list.clone().limit(1);
+        let request = self.request().list_metadata(&one).map_err(kube::Error::BuildRequest)?;
+        let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request)).await??;
+        let now = list.metadata.resource_version.unwrap_or_default();
+        debug!(kind = %K::Object::kind(&()), position, now, "is the history the same");
+        self.check_order(&now)
+    }
+
+    fn request(&self) -> Request {
+        Request::new(K::Object::url_path(&(), None))
     }
 }
 
-/// Connections break and resource versions grow old in the best of clusters. It is a problem if no new watch starts.
-fn is_routine(error: &watcher::Error) -> bool {
-    let broken = matches!(error, watcher::Error::WatchFailed(kube::Error::ReadEvents(_)));
-    broken || status(error).is_some_and(|status| status.code == 410)
-}
-
-/// Whether only a new list can tell what happened. (The watcher lists anew by itself when a watch, once begun, says
-/// that it is too old; not when it is refused for that, nor when an event could not be read.)
-fn loses_updates(error: &watcher::Error) -> bool {
-    match error {
-        watcher::Error::WatchError(_) => true,
-        watcher::Error::WatchFailed(error) => !matches!(error, kube::Error::ReadEvents(_)),
-        watcher::Error::WatchStartFailed(_)
-        | watcher::Error::InitialListFailed(_)
-        | watcher::Error::NoResourceVersion => status(error).is_some_and(|status| status.code == 410),
-    }
-}
-
-/// What the server itself says of an error.
-fn status(error: &watcher::Error) -> Option<&Status> {
-    match error {
-        watcher::Error::WatchError(status) => Some(status),
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status),
-        _ => None,
-    }
-}
-
-/// The error and its causes, each once: many errors repeat what caused them.
-fn explain(error: &watcher::Error) -> String {
-    if let Some(Status { code, reason, message, .. }) = status(error) {
-        return format!("{code} {reason}: {message}");
-    }
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
-/// A client of one watch, and what wakes when the server answers it with success. The watcher alone does not tell
-/// that a watch was resumed: in a quiet cluster a problem that is over would stay for hours.
-fn observed(client: &Client) -> (Client, watch::Receiver<()>) {
-    let (succeeded, answered) = watch::channel(());
-    let client = client.clone();
-    let service = ServiceBuilder::new().rate_limit(MAX_RATE, Duration::from_secs(1)).service_fn(move |request| {
-        let (client, succeeded) = (client.clone(), succeeded.clone());
-        async move {
-            let response = client.send(request).await?;
-            if response.status().is_success() {
-                succeeded.send_replace(());
-            }
-            Ok::<_, kube::Error>(response)
-        }
-    });
-    (Client::new(service, "default"), answered)
-}
-
-async fn settled(answered: &mut watch::Receiver<()>) {
-    answered.changed().await.expect("the watch has the client that holds the sender");
-    sleep(SETTLED).await;
+/// Whether it is known to be: versions of other servers than Kubernetes' own may be no numbers.
+fn is_older(version: &str, than: &str) -> bool {
+    matches!((version.parse::<u64>(), than.parse::<u64>()), (Ok(version), Ok(than)) if version < than)
 }
 
 #[cfg(test)]

@@ -159,7 +159,7 @@ pub(super) fn decode(kind: Kind, value: &Value) -> Result<(Key, Object), Refused
     };
     let key = key(kind, value).ok_or_else(|| Refused::new("metadata.name", "is missing"))?;
     validate::name(&key.name)?;
-    object.meta_mut().namespace = kind.is_namespaced().then(|| key.name.namespace.clone());
+    object.meta_mut().namespace = kind.is_namespaced().then(|| key.name.namespace.to_string());
     validate::object(&mut object)?;
     Ok((key, object))
 }

@@ -3,13 +3,12 @@ use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use expect_test::expect;
-use k8s_openapi::api::core::v1::Service;
-use kube::Resource;
 use tempfile::TempDir;
 use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::timeout;
 
 use super::*;
+use crate::compact::{Address, Kept, Service};
 
 mod refused;
 
@@ -243,15 +242,14 @@ fn read(dir: &TempDir, before: Manifests) -> Manifests {
 
 fn ports(objects: &Objects) -> Vec<String> {
     let services = objects.values().filter_map(|object| match &**object {
-        Object::Service(service) => Some(show(service)),
+        Object::Service(service) => Some(show(&Service::from(service.as_ref().clone()))),
         Object::ServiceCidr(_) | Object::Node(_) | Object::EndpointSlice(_) => None,
     });
     services.collect()
 }
 
 fn show(service: &Service) -> String {
-    let ports = service.spec.as_ref().unwrap().ports.as_ref().unwrap();
-    format!("{} {}", service.metadata.name.as_ref().unwrap(), ports[0].port)
+    format!("{} {}", service.name.name, service.ports[0].port)
 }
 
 fn show_problems(to: &mut String, problems: &BTreeMap<String, String>) {
@@ -296,8 +294,8 @@ fn show_input(input: &Input) -> String {
     fn all<K>(what: &str, all: &[K], show: impl Fn(&K) -> String) -> String {
         std::iter::once(what.to_owned()).chain(all.iter().map(show)).collect::<Vec<_>>().join(" ")
     }
-    fn name<K: Resource>(object: &K) -> String {
-        object.meta().name.clone().unwrap()
+    fn name<K: Kept>(object: &K) -> String {
+        object.name().name.to_string()
     }
     match input {
         Input::Service(Update::All(services)) => all("services", services, show),
@@ -305,7 +303,7 @@ fn show_input(input: &Input) -> String {
         Input::Service(Update::Del(name)) => format!("del service {name}"),
         Input::EndpointSlice(Update::All(slices)) => all("slices", slices, name),
         Input::EndpointSlice(Update::Put(slice)) => {
-            let address = &slice.endpoints.as_ref().unwrap()[0].addresses[0];
+            let Address::Ip(address) = slice.endpoints[0].address else { panic!("no address") };
             format!("put slice {} {address}", name(&**slice))
         }
         Input::EndpointSlice(Update::Del(name)) => format!("del slice {name}"),

@@ -1,5 +1,6 @@
 use super::*;
 use crate::cli::check::rules::{Chains, KubeProxyRules};
+use crate::privileges::NEEDED;
 
 /// A node as it should be.
 fn node() -> Facts {
@@ -35,10 +36,15 @@ fn nothing_is_wrong_with_a_node_as_it_should_be() {
 type Change = fn(&mut Facts);
 
 /// What is found of which fact, and how bad it is, on a node that is fit but for a change.
-const CASES: [(&str, Level, &str, Change); 32] = [
-    ("capabilities", Level::Fail, "CAP_BPF missing", |f| f.missing_capabilities = vec!["CAP_BPF"]),
+const CASES: [(&str, Level, &str, Change); 36] = [
+    ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
+        f.missing_capabilities = vec![NEEDED[0]];
+    }),
+    ("unprivileged bpf", Level::Warn, "any process", |f| f.unprivileged_bpf_disabled = Some(0)),
+    ("unprivileged bpf", Level::Ok, "off", |f| f.unprivileged_bpf_disabled = Some(2)),
     ("programs", Level::Fail, "load kpx_ingress", |f| f.probed.programs = Err("load kpx_ingress".to_owned())),
     ("attach", Level::Warn, "by clsact", |f| f.probed.tcx = Err("EINVAL".to_owned())),
+    ("attach", Level::Warn, "not tried", |f| f.probed.may_not_attach = true),
     ("attach", Level::Ok, "by TCX", |f| f.probed.clsact = Err("no clsact".to_owned())),
     ("attach", Level::Fail, "neither by TCX (EINVAL) nor by clsact (ENOENT)", |f| {
         f.probed.tcx = Err("EINVAL".to_owned());
@@ -46,7 +52,8 @@ const CASES: [(&str, Level, &str, Change); 32] = [
     }),
     ("BTF", Level::Ok, "none, and kpx needs none", |f| f.btf = false),
     ("cgroup2", Level::Ok, "not mounted", |f| f.mounted.clear()),
-    ("bpf file system", Level::Ok, "not mounted", |f| f.mounted.clear()),
+    ("sockets", Level::Ok, "cannot be had: too old", |f| f.probed.sockets = Err("too old".to_owned())),
+    ("bpf file system", Level::Warn, "not mounted", |f| f.mounted.clear()),
     ("memlock", Level::Ok, "no limit", |f| f.memlock = None),
     ("memlock", Level::Fail, "8192 KiB, too little", |f| f.kernel = "5.10.0-30-amd64".to_owned()),
     ("memlock", Level::Ok, "does not ask", |f| f.kernel = "5.15.0".to_owned()),

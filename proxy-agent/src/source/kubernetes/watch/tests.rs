@@ -1,45 +1,11 @@
-use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+mod server;
 
-use bytes::Bytes;
-use futures::stream;
-use http::{Request, Response};
-use http_body_util::StreamBody;
-use hyper::body::Frame;
-use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::client::Body;
-use serde_json::{Value, json};
-use tokio::time::timeout;
-use tower::service_fn;
+use serde_json::json;
+use tokio::time::{sleep, timeout};
 
+use self::server::{Answer, Server, failure, list, service};
 use super::*;
-
-#[test]
-fn a_list_is_sent_when_it_is_complete_or_not_at_all() {
-    let service = |name: &str| serde_json::from_value::<Service>(service(name, "1")).unwrap();
-    let mut fold = Fold::default();
-    let sent: Vec<_> = [
-        Event::Init,
-        Event::InitApply(service("interrupted")),
-        Event::Init,
-        Event::InitApply(service("a")),
-        Event::InitApply(service("b")),
-        Event::InitDone,
-        Event::Apply(service("c")),
-        Event::Delete(service("a")),
-        Event::Init,
-        Event::InitApply(service("d")),
-        Event::InitDone,
-    ]
-    .into_iter()
-    .filter_map(|event| fold.event(event))
-    .map(|update| show(&update))
-    .collect();
-    assert_eq!(sent, ["all a b", "put c", "del default/a", "all d"]);
-    assert!(fold.nothing().is_none(), "what was listed is not emptied by a refusal");
-}
 
 #[tokio::test(start_paused = true)]
 async fn lists_in_pages_watches_and_lists_again_when_the_watch_is_too_old() {
@@ -73,6 +39,68 @@ async fn lists_in_pages_watches_and_lists_again_when_the_watch_is_too_old() {
     for selector in selectors.split('&') {
         assert!(asked.iter().all(|asked| asked.contains(selector)), "{selector}: {asked:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_is_streamed_where_the_server_can() {
+    let added = |name: &str, version: &str| json!({"type": "ADDED", "object": service(name, version)});
+    let end = json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": {
+        "resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "true"}}}});
+    let gone = json!({"type": "DELETED", "object": service("c", "8")});
+    let server = Server::new([
+        Answer::List(vec![added("a", "1")]),
+        Answer::List(vec![added("a", "1"), added("c", "3"), added("b", "2"), gone, end]),
+        Answer::OpenWatch(vec![json!({"type": "MODIFIED", "object": service("b", "10")})]),
+    ]);
+    let health = Health::default();
+    let mut running = server.run(Watch::new(Input::Service), &health);
+    assert_eq!(running.next().await, "all a b", "not what was cut off, nor what is gone");
+    assert_eq!(running.next().await, "put b");
+    let asked = server.asked();
+    let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    assert!(asked[..2].iter().all(|asked| asked.contains(streamed) && !asked.contains("limit=")), "{asked:?}");
+    assert!(asked[2].contains("resourceVersion=9") && !asked[2].contains(streamed), "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_streams_is_asked_for_pages_soon_and_for_streams_no_more() {
+    let added = json!({"type": "ADDED", "object": service("x", "1")});
+    let refusals = [
+        ("refuses", None, Duration::from_secs(1), 1),
+        ("has nothing to say", Some(Answer::OpenList(vec![])), Duration::from_secs(11), 0),
+        ("takes it for a watch", Some(Answer::OpenList(vec![added.clone()])), Duration::from_secs(11), 0),
+        ("takes it for a watch that is never silent", Some(Answer::EndlessList(added)), Duration::from_secs(61), 0),
+    ];
+    for (server_that, answer, within, refused) in refusals {
+        let server = Server::new(answer.into_iter().chain([
+            Answer::Json(200, list("7", "", [service("a", "1")])),
+            Answer::Watch(vec![json!({"type": "ERROR", "object": failure(410)})]),
+            Answer::Json(200, list("20", "", [service("b", "20")])),
+            Answer::OpenWatch(vec![]),
+        ]));
+        let began = Instant::now();
+        let mut running = server.run(Watch::new(Input::Service), &Health::default());
+        assert_eq!(running.next().await, "all a", "{server_that}");
+        assert!(began.elapsed() < within, "{server_that}: {:?}", began.elapsed());
+        assert_eq!(running.next().await, "all b", "{server_that}");
+        assert_eq!(server.streams_refused(), refused, "{server_that}: {:?}", server.asked());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_breaks_again_and_again_is_given_up() {
+    let broken = || Answer::List(vec![json!({"type": "ADDED", "object": service("a", "1")})]);
+    let too_old = Answer::List(vec![json!({"type": "ERROR", "object": failure(410)})]);
+    let server = Server::new([
+        broken(),
+        too_old,
+        broken(),
+        Answer::Json(200, list("7", "", [service("a", "1"), service("b", "2")])),
+        Answer::OpenWatch(vec![]),
+    ]);
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all a b", "nothing of half a list");
+    assert_eq!(server.streams_refused(), 0, "{:?}", server.asked());
 }
 
 #[tokio::test(start_paused = true)]
@@ -111,24 +139,99 @@ async fn a_server_that_comes_back_is_listed_at_once() {
     let back = Instant::now();
     assert!(health.problems()["Service watch"].why.ends_with("no route"), "{:?}", health.problems());
     assert_eq!(running.next().await, "all b");
-    assert!(back.elapsed() < Duration::from_secs(2), "{:?}", back.elapsed());
+    assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
     assert!(health.problems().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_cannot_be_read_costs_a_new_list_and_not_an_update() {
-    let mut broken = service("a", "8");
-    broken["spec"]["ports"] = json!("eighty");
+async fn an_object_that_cannot_be_read_costs_only_itself() {
+    let broken = |version| {
+        let mut broken = service("a", version);
+        broken["spec"]["ports"] = json!("eighty");
+        broken
+    };
+    let server = Server::new([
+        Answer::Json(200, list("7", "", [service("a", "1"), service("b", "2")])),
+        Answer::Watch(vec![
+            json!({"type": "MODIFIED", "object": broken("8")}),
+            json!({"type": "MODIFIED", "object": service("b", "9")}),
+            json!({"type": "ERROR", "object": failure(410)}),
+        ]),
+        Answer::Json(200, list("9", "", [broken("8"), service("b", "9")])),
+        Answer::OpenWatch(vec![json!({"type": "MODIFIED", "object": service("a", "10")})]),
+    ]);
+    let health = Health::default();
+    let mut running = server.run(Watch::new(Input::Service), &health);
+    assert_eq!(running.next().await, "all a b");
+    assert_eq!(running.next().await, "put b", "what is bad is left out, and its last form stays");
+    assert_eq!(running.next().await, "all b, but default/a");
+    let why = &health.problems()["Service objects"].why;
+    assert!(why.starts_with("1 cannot be read, such as default/a: ") && why.contains("eighty"), "{why}");
+    assert_eq!(running.next().await, "put a");
+    tokio::task::yield_now().await;
+    assert!(health.problems().is_empty(), "{:?}", health.problems());
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_do_not_follow_from_each_other_cost_a_new_list() {
     let server = Server::new([
         Answer::Json(200, list("7", "", [service("a", "1")])),
-        Answer::OpenWatch(vec![json!({"type": "MODIFIED", "object": broken})]),
-        Answer::Json(200, list("9", "", [service("a", "9"), service("b", "9")])),
+        Answer::OpenWatch(vec![
+            json!({"type": "MODIFIED", "object": service("a", "9")}),
+            json!({"type": "MODIFIED", "object": service("a", "9")}),
+            json!({"type": "ADDED", "object": service("b", "8")}),
+        ]),
+        Answer::Json(200, list("9", "", [service("a", "9"), service("b", "8")])),
         Answer::OpenWatch(vec![]),
+    ]);
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    for expected in ["all a", "put a", "put a", "all a b"] {
+        assert_eq!(running.next().await, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_data_were_restored_is_listed_anew() {
+    let server = Server::new([
+        Answer::Json(200, list("700", "", [service("a", "1"), service("b", "600")])),
+        Answer::Watch(vec![]),
+        Answer::Unreachable,
+        Answer::Json(200, list("20", "", [service("a", "1")])),
+        Answer::Json(200, list("20", "", [service("a", "1")])),
+        Answer::OpenWatch(vec![]),
+    ]);
+    server.versions_from(20);
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all a b");
+    assert_eq!(running.next().await, "all a");
+    let asked = server.asked();
+    let check = &asked[asked.len() - 3];
+    assert!(check.contains("limit=1&") || check.ends_with("limit=1"), "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
+    let server = Server::new([
+        Answer::Json(200, list("7", "", [service("a", "1")])),
+        Answer::Watch(vec![]),
+        Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("b", "8")})]),
     ]);
     let health = Health::default();
     let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all a");
-    assert_eq!(running.next().await, "all a b");
+    server.set_away(true);
+    sleep(Duration::from_secs(600)).await;
+    assert!(health.problems()["Service watch"].why.ends_with("no route"), "{:?}", health.problems());
+    let (asked, probed) = (server.asked().len() - 1, server.probed());
+    assert!((15..=40).contains(&asked), "{asked} requests in 10 minutes");
+    assert!((1_000..=2_000).contains(&probed), "{probed} probes in 10 minutes");
+    server.set_away(false);
+    let back = Instant::now();
+    assert_eq!(running.next().await, "put b");
+    assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
+    sleep(Duration::from_secs(60)).await;
+    assert!(health.problems().is_empty());
+    assert!(server.probed() <= probed + 2, "who is well is not probed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +280,7 @@ async fn a_kind_that_is_not_served_is_empty_no_problem_and_asked_for_again() {
     let health = Health::default();
     let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).dispensable(), &health);
     assert_eq!(running.next().await, "refused");
-    assert!(timeout(UNSERVED_RETRY.mul_f32(2.5), running.inputs.recv()).await.is_err());
+    assert!(timeout(UNSERVED_RETRY.mul_f32(2.3), running.inputs.recv()).await.is_err());
     assert!(health.problems().is_empty());
     assert_eq!(server.asked().len(), 3);
 }
@@ -205,11 +308,13 @@ async fn a_problem_is_over_when_the_watch_is_resumed_even_if_nothing_happens() {
 async fn a_server_that_ends_every_watch_at_once_is_not_flooded() {
     let first = Answer::Json(200, list("7", "", []));
     let server = Server::new(std::iter::once(first).chain((0..10_000).map(|_| Answer::Watch(vec![]))));
-    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    let health = Health::default();
+    let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all");
     assert!(timeout(Duration::from_secs(10), running.inputs.recv()).await.is_err());
     let asked = server.asked().len();
-    assert!((50..=120).contains(&asked), "{asked} requests in 10 s");
+    assert!((20..=34).contains(&asked), "{asked} requests in 10 s");
+    assert!(health.problems()["Service watch"].why.starts_with("no watch lasts"), "{:?}", health.problems());
 }
 
 #[tokio::test(start_paused = true)]
@@ -221,122 +326,4 @@ async fn refused_credentials_are_read_again_after_a_while() {
     assert_eq!(ended, Ended::Unauthorized);
     assert!(began.elapsed() > CREDENTIALS_AGE);
     assert_eq!(health.problems()["Service watch"].why, "401 Failed: no such luck");
-}
-
-#[test]
-fn fields_that_nobody_reads_are_dropped() {
-    let mut object: Service = serde_json::from_value(json!({"metadata": {
-        "name": "a",
-        "managedFields": [{"manager": "kubectl"}],
-        "annotations": {"kpx.dev/algorithm": "maglev", "note": "long", LAST_CHANGE_TRIGGER_TIME: "2026-01-01T00:00:00Z"},
-    }}))
-    .unwrap();
-    Watch::new(Input::Service).slim(&mut object);
-    assert!(object.metadata.managed_fields.is_none());
-    let kept: Vec<_> = object.metadata.annotations.unwrap().into_keys().collect();
-    assert_eq!(kept, [LAST_CHANGE_TRIGGER_TIME, "kpx.dev/algorithm"]);
-}
-
-fn service(name: &str, version: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Service", "spec": {},
-        "metadata": {"name": name, "namespace": "default", "resourceVersion": version}})
-}
-
-fn list<const N: usize>(version: &str, more: &str, items: [Value; N]) -> Value {
-    json!({"apiVersion": "v1", "kind": "ServiceList", "items": items.to_vec(),
-        "metadata": {"resourceVersion": version, "continue": more}})
-}
-
-fn failure(code: u16) -> Value {
-    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Failed", "message": "no such luck", "code": code})
-}
-
-fn show<K: Resource<DynamicType = ()>>(update: &Update<K>) -> String {
-    let name = |object: &K| object.meta().name.clone().unwrap_or_default();
-    match update {
-        Update::All(all) => std::iter::once("all".to_owned()).chain(all.iter().map(name)).collect::<Vec<_>>().join(" "),
-        Update::Refused => "refused".to_owned(),
-        Update::Put(object) => format!("put {}", name(object)),
-        Update::Del(name) => format!("del {name}"),
-    }
-}
-
-/// An API server that gives prepared answers one after the other, and then none.
-#[derive(Clone)]
-struct Server {
-    answers: Arc<Mutex<VecDeque<Answer>>>,
-    asked: Arc<Mutex<Vec<String>>>,
-}
-
-enum Answer {
-    Json(u16, Value),
-    /// Events, then the end of the watch.
-    Watch(Vec<Value>),
-    /// Events, then silence.
-    OpenWatch(Vec<Value>),
-    Unreachable,
-}
-
-struct RunningWatch {
-    inputs: mpsc::Receiver<Input>,
-    ended: tokio::task::JoinHandle<Ended>,
-}
-
-impl Server {
-    fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
-        Self { answers: Arc::new(Mutex::new(answers.into_iter().collect())), asked: Arc::default() }
-    }
-
-    fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
-    }
-
-    fn run<K>(&self, watch: Watch<K>, health: &Health) -> RunningWatch
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    {
-        let (sender, inputs) = mpsc::channel(1);
-        let (client, health) = (self.client(), health.clone());
-        let ended = tokio::spawn(async move { watch.run(&client, &sender, &health).await });
-        RunningWatch { inputs, ended }
-    }
-
-    fn client(&self) -> Client {
-        let server = self.clone();
-        let service = service_fn(move |request: Request<Body>| {
-            server.asked.lock().unwrap().push(request.uri().to_string());
-            let answer = server.answers.lock().unwrap().pop_front();
-            async move {
-                let Some(answer) = answer else { return std::future::pending().await };
-                answer.response().ok_or("no route")
-            }
-        });
-        Client::new(service, "default")
-    }
-}
-
-impl Answer {
-    fn response(self) -> Option<Response<impl hyper::body::Body<Data = Bytes, Error = Infallible>>> {
-        let (code, chunks, open) = match self {
-            Self::Json(code, value) => (code, vec![value], false),
-            Self::Watch(events) => (200, events, false),
-            Self::OpenWatch(events) => (200, events, true),
-            Self::Unreachable => return None,
-        };
-        let frames = chunks.into_iter().map(|chunk| Ok::<_, Infallible>(Frame::data(format!("{chunk}\n").into())));
-        let silence = stream::pending().take(usize::from(open));
-        let body = StreamBody::new(stream::iter(frames).chain(silence));
-        Some(Response::builder().status(code).body(body).unwrap())
-    }
-}
-
-impl RunningWatch {
-    async fn next(&mut self) -> String {
-        let input = timeout(Duration::from_secs(600), self.inputs.recv()).await.expect("an input").expect("a sender");
-        match input {
-            Input::Service(update) => show(&update),
-            Input::ServiceCidr(update) => show(&update),
-            Input::EndpointSlice(_) | Input::Node(_) => panic!("not watched: {input:?}"),
-        }
-    }
 }

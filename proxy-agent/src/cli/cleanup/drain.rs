@@ -1,0 +1,32 @@
+//! `kpx cleanup --drain`: waits until what is open has ended.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::datapath::Drain;
+
+/// How often the flows are counted.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Says on standard error how many flows are left, when that changes. True if none is.
+pub(super) async fn drain(bpf_dir: &Path, timeout: Duration) -> Result<bool> {
+    let Some(mut drain) = Drain::open(bpf_dir)? else { return Ok(true) };
+    drain.begin()?;
+    let end = Instant::now() + timeout;
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut before = None;
+    loop {
+        period.tick().await;
+        let open = drain.open_flows()?;
+        if before.replace(open) != Some(open) {
+            eprintln!("draining: {open} flows are open");
+        }
+        if open == 0 || Instant::now() >= end {
+            return Ok(open == 0);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Services and EndpointSlices as they are kept: only what kpx reads of them, in as little memory as it takes. A cluster has
+//! hundreds of thousands of endpoints, and as the API has them each is half a kilobyte.
+//!
+//! What the API calls valid is not judged here: texts stay texts until the model reads them.
+
+mod flat;
+mod service;
+mod shared;
+mod slice;
+
+pub use flat::Flat;
+pub(crate) use service::ALGORITHM;
+pub use service::{Ingress, Service, ServicePort};
+pub use shared::Shared;
+pub use slice::{Address, Endpoint, EndpointPort, EndpointSlice, Hints, Pod};
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::Resource;
+use serde::de::DeserializeOwned;
+
+use crate::input::ObjectName;
+
+/// What is kept of a kind of object.
+pub trait Kept: Sized {
+    /// As the API has it.
+    type Object: Resource<DynamicType = ()> + Clone + DeserializeOwned;
+
+    fn keep(object: Self::Object) -> Self;
+
+    fn name(&self) -> ObjectName;
+
+    /// What the API server calls it, whatever becomes of its name.
+    fn uid(&self) -> &str;
+}
+
+/// There are few of them, but each is tens of kilobytes: images alone are most of it, and every heartbeat brings them again.
+impl Kept for Node {
+    type Object = Self;
+
+    fn keep(mut node: Self) -> Self {
+        node.metadata.managed_fields = None;
+        node.metadata.annotations = None;
+        if let Some(status) = &mut node.status {
+            status.images = None;
+            status.volumes_attached = None;
+            status.volumes_in_use = None;
+            // Whether it is ready, but not when that was last looked at.
+            status
+                .conditions
+                .iter_mut()
+                .for_each(|conditions| conditions.retain(|condition| condition.type_ == "Ready"));
+            for ready in status.conditions.iter_mut().flatten() {
+                ready.last_heartbeat_time = None;
+            }
+        }
+        node
+    }
+
+    fn name(&self) -> ObjectName {
+        ObjectName::from(self)
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+}
+
+impl Kept for ServiceCIDR {
+    type Object = Self;
+
+    fn keep(mut cidr: Self) -> Self {
+        cidr.metadata.managed_fields = None;
+        cidr.metadata.annotations = None;
+        cidr
+    }
+
+    fn name(&self) -> ObjectName {
+        ObjectName::from(self)
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+}
+
+fn texts(list: Option<Vec<String>>) -> Box<[Box<str>]> {
+    list.into_iter().flatten().map(String::into_boxed_str).collect()
+}
+
+fn shared(text: Option<String>) -> Option<Shared> {
+    text.as_deref().map(Shared::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_node_is_kept_whether_it_is_ready_but_not_when_it_said_so() {
+        let node = |heartbeat: &str| {
+            serde_json::json!({
+                "metadata": { "name": "a", "annotations": { "note": "long" }, "managedFields": [{ "manager": "kubelet" }] },
+                "status": { "images": [{ "names": ["pause"] }], "conditions": [
+                    { "type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat },
+                    { "type": "DiskPressure", "status": "False" },
+                ] },
+            })
+        };
+        let kept = |heartbeat| Node::keep(serde_json::from_value(node(heartbeat)).unwrap());
+        let kept = [kept("2026-01-01T00:00:00Z"), kept("2026-01-01T00:00:10Z")];
+        assert_eq!(kept[0], kept[1]);
+        let text = serde_json::to_string(&kept[0]).unwrap();
+        assert!(text.contains("Ready") && text.len() < 150, "{text}");
+    }
+}

@@ -1,0 +1,73 @@
+//! Leaving a node without cutting what is open: packets that open something are left to whoever serves next, and the
+//! programs follow what is open to its end. No agent runs meanwhile: it would keep the node in service.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::device::Node;
+use proxy_common::flow::{Flow, FlowKey, Kind, LAST_WORDS_SECS};
+use proxy_common::layout::LAYOUT;
+use proxy_common::names;
+
+use super::Names;
+use super::Pressure;
+use super::flows::{boot_secs, is_over};
+
+type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
+
+/// The pinned maps of a kpx that has ended.
+pub struct Drain {
+    node: Array<MapData, Node>,
+    v4: Flows<Addr4>,
+    v6: Flows<Addr6>,
+}
+
+impl Drain {
+    /// `root` is the folder of pins. None if no kpx of this layout left its maps there.
+    pub fn open(root: &Path) -> Result<Option<Self>> {
+        let maps = root.join(format!("v{LAYOUT}")).join("maps");
+        if !maps.join(names::NODE).exists() {
+            return Ok(None);
+        }
+        Ok(Some(Self { node: pinned(&maps, names::NODE)?, v4: flows(&maps)?, v6: flows(&maps)? }))
+    }
+
+    /// From now on nothing is opened. Ends with the next agent.
+    pub fn begin(&mut self) -> Result<()> {
+        let node = self.node.get(&0, 0).context("read NODE")?;
+        self.node.set(0, node.with(Node::DRAINING), 0).context("write NODE")
+    }
+
+    /// How many flows are open, of both families.
+    pub fn open_flows(&self) -> Result<usize> {
+        let now_secs = boot_secs()?;
+        Ok(open(&self.v4, now_secs)? + open(&self.v6, now_secs)?)
+    }
+}
+
+fn open<A: Names>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
+    let mut open = 0;
+    for key in flows.keys() {
+        let key = key.with_context(|| format!("read {}", A::MAPS.flows))?;
+        let flow = match flows.get(&key, 0) {
+            Ok(flow) if flow.kind == Kind::DNAT => flow,
+            Ok(_) | Err(MapError::KeyNotFound) => continue,
+            Err(error) => return Err(error).with_context(|| format!("read {}", A::MAPS.flows)),
+        };
+        let has_ended = flow.state().is_end() && flow.idle_secs(now_secs) > LAST_WORDS_SECS;
+        open += usize::from(!has_ended && !is_over(&flow, &key, Pressure::None, now_secs));
+    }
+    Ok(open)
+}
+
+fn flows<A: Names>(maps: &Path) -> Result<Flows<A>> {
+    pinned(maps, A::MAPS.flows)
+}
+
+fn pinned<M: TryFrom<Map, Error = MapError>>(maps: &Path, name: &str) -> Result<M> {
+    let map = MapData::from_pin(maps.join(name)).map_err(anyhow::Error::from);
+    let map = map.and_then(|map| Ok(M::try_from(Map::from_map_data(map)?)?));
+    map.with_context(|| format!("open the pinned map {}", maps.join(name).display()))
+}

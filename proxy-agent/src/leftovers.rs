@@ -1,0 +1,75 @@
+//! Everything that a kpx puts onto a host, taken off again, whichever kpx left it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::net::if_::if_nameindex;
+
+use crate::datapath;
+use crate::net::changes::Changes;
+use crate::net::filter::{self, Filter};
+use crate::net::{Handle, anchor, pod_route, rule};
+use crate::node::Node;
+
+/// Says each thing that was removed to `removed`, also if the next one fails. What cannot be removed keeps nothing else.
+pub async fn remove(handle: &Handle, changes: &Changes, bpf_dir: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
+    // First what leads packets to the programs.
+    let ways = ways(handle, removed).await;
+    let pins = datapath::remove(bpf_dir, removed);
+    // Before the list is forgotten; what is wrong with it, its end says.
+    let made = changes.qdiscs().unwrap_or_default();
+    let filters = filters(handle, &made, removed).await;
+    let undone = changes.undo(removed).context("change parameters back");
+    ways.and(pins).and(filters).and(undone)
+}
+
+async fn ways(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
+    let (rules, anchor) = (rule::count(handle).await?, anchor::exists(handle).await?);
+    let pod_routes = pod_route::count(handle).await?;
+    Node::clean(handle).await?;
+    if rules > 0 {
+        removed(format!("{rules} routing rules of preference {}", rule::PREFERENCE));
+    }
+    if pod_routes > 0 {
+        removed(format!("{pod_routes} routes to pods"));
+    }
+    if anchor {
+        removed(format!("the devices {} and {}, and the routes through them", anchor::NAME, anchor::PEER));
+    }
+    Ok(())
+}
+
+/// Of all devices, with the qdiscs that were made for them unless others use these by now. One that vanishes meanwhile is
+/// clean.
+async fn filters(handle: &Handle, made: &BTreeSet<u32>, removed: &mut dyn FnMut(String)) -> Result<()> {
+    let mut result = Ok(());
+    for device in if_nameindex().context("list the devices")?.iter() {
+        let (ifindex, name) = (device.index(), device.name().to_string_lossy().into_owned());
+        let cleaned = filters_of(handle, ifindex, &name, made.contains(&ifindex), removed).await;
+        let is_there = || if_nameindex().is_ok_and(|devices| devices.iter().any(|device| device.index() == ifindex));
+        if cleaned.is_err() && is_there() {
+            result = result.and(cleaned);
+        }
+    }
+    result
+}
+
+async fn filters_of(
+    handle: &Handle,
+    ifindex: u32,
+    name: &str,
+    is_made: bool,
+    removed: &mut dyn FnMut(String),
+) -> Result<()> {
+    let listed = filter::list(handle, ifindex).await?;
+    let (ours, others): (Vec<Filter>, Vec<Filter>) = listed.into_iter().partition(Filter::is_ours);
+    for filter in &ours {
+        filter::remove(handle, filter).await.with_context(|| format!("clean {name}"))?;
+        removed(format!("the filter {} at {name}'s {}", filter.name, filter.hook.name()));
+    }
+    if others.is_empty() && is_made && filter::remove_qdisc(handle, ifindex).await? {
+        removed(format!("the clsact qdisc of {name}"));
+    }
+    Ok(())
+}

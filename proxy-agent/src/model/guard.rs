@@ -1,0 +1,99 @@
+//! What no Service may take from others by naming it as its own (CVE-2020-8554): whoever may write a Service may write any
+//! address into it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Port, Proto};
+use proxy_common::frontend::FrontendKind;
+
+use super::node::{ModelOptions, node_addresses};
+use super::read::ip_of;
+use crate::compact::EndpointSlice;
+use crate::input::ObjectName;
+use crate::store::Store;
+
+/// What of the surroundings is to be left alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Guard {
+    /// Where the API server is reached: as this agent does it, and as the cluster says.
+    api_servers: BTreeSet<SocketAddr>,
+    /// This node's addresses, at which node ports are served.
+    own: BTreeSet<IpAddr>,
+    /// From where ExternalIPs may be; None: from anywhere.
+    external_ip_cidrs: Option<Vec<IpNet>>,
+}
+
+/// The Service of whose endpoints the API server keeps its own addresses.
+const KUBERNETES: (&str, &str) = ("default", "kubernetes");
+
+impl Guard {
+    pub(super) fn of(store: &Store, options: &ModelOptions) -> Self {
+        let (namespace, name) = KUBERNETES;
+        let kubernetes = ObjectName::new(namespace, name);
+        let told = store.slices_of(&kubernetes).flat_map(|slice| socket_addresses(slice));
+        let known = store.node().map(node_addresses).unwrap_or_default();
+        Self {
+            api_servers: store.api_server().iter().copied().chain(told).collect(),
+            own: options.node_ips.iter().copied().chain(known).collect(),
+            external_ip_cidrs: options.external_ip_cidrs.clone(),
+        }
+    }
+
+    /// Whether a Service may be dialled at an external address at all. The error says why not.
+    pub(super) fn admit_address<A: Addr>(&self, addr: A, kind: FrontendKind) -> Result<(), String> {
+        let ip = addr.ip();
+        if let Some(what) = not_on_a_network(ip) {
+            return Err(format!("{ip} is {what}"));
+        }
+        let nets = self.external_ip_cidrs.as_deref().filter(|_| kind == FrontendKind::EXTERNAL_IP);
+        if nets.is_some_and(|nets| !nets.iter().any(|net| net.contains(&ip))) {
+            return Err(format!("{ip} is not among the operator's external-ip-cidrs"));
+        }
+        Ok(())
+    }
+
+    /// Whether it may be dialled there at this port.
+    pub(super) fn admit_port<A: Addr>(&self, addr: A, port: Port, proto: Proto) -> Result<(), String> {
+        let at = SocketAddr::new(addr.ip(), port.get());
+        if proto == Proto::TCP && self.api_servers.contains(&at) {
+            return Err(format!("{at}/{proto:?} is the API server's"));
+        }
+        Ok(())
+    }
+
+    /// Whether this node may take a port of its own addresses.
+    pub(super) fn admit_node_port(&self, port: Port, proto: Proto) -> Result<(), String> {
+        let taken = |at: &&SocketAddr| at.port() == port.get() && self.own.contains(&at.ip());
+        match self.api_servers.iter().find(taken) {
+            Some(at) if proto == Proto::TCP => Err(format!("{at}/{proto:?} is the API server's")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether an input about these Services changes what is guarded.
+pub(crate) fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
+    services.any(|service| (&*service.namespace, &*service.name) == KUBERNETES)
+}
+
+/// What an address means on every host by itself. The API server refuses the same in `spec.externalIPs`, and lets them
+/// pass in `status.loadBalancer`. Link-local ones are among them for what clouds have there: credentials of the node.
+fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    match ip {
+        ip if ip.is_loopback() => Some("a loopback address"),
+        ip if ip.is_multicast() => Some("a multicast address"),
+        _ => is_link_local.then_some("a link-local address"),
+    }
+}
+
+fn socket_addresses(slice: &EndpointSlice) -> impl Iterator<Item = SocketAddr> {
+    let ports = slice.ports.iter().filter_map(|port| u16::try_from(port.port?).ok());
+    let addresses: Vec<IpAddr> = slice.endpoints.iter().filter_map(|endpoint| ip_of(&endpoint.address).ok()).collect();
+    ports.flat_map(move |port| addresses.clone().into_iter().map(move |ip| SocketAddr::new(ip, port)))
+}

@@ -1,0 +1,115 @@
+//! What no Service may have, however it asks for it.
+
+use expect_test::expect;
+
+use super::check;
+use crate::builders::{ServiceBuilder, listed, node, service, slice};
+use crate::desired::Desired;
+use crate::input::Input;
+use crate::model::{Cause, ModelOptions};
+
+#[test]
+fn addresses_that_mean_the_same_on_every_host_are_refused() {
+    let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
+    let refused = ["127.0.0.1", "224.0.0.1", "::1", "ff02::1"];
+    let web = refused.into_iter().fold(web, ServiceBuilder::external_ip);
+    let web = ["169.254.169.254", "fe80::1", "255.255.255.255"].into_iter().fold(web, ServiceBuilder::vip);
+    check(
+        [web.external_ip("192.0.2.1").vip("2001:db8::1").into()],
+        expect![[r#"
+            10.96.0.1 address
+            10.96.0.1:80/tcp cluster-ip cluster=0 local=0
+            192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp
+            [2001:db8::1]:80/tcp load-balancer of [fd00:96::1]:80/tcp
+            fd00:96::1 address
+            [fd00:96::1]:80/tcp cluster-ip cluster=0 local=0
+            skipped Service default/web spec.externalIPs[0]: 127.0.0.1 is a loopback address
+            skipped Service default/web spec.externalIPs[1]: 224.0.0.1 is a multicast address
+            skipped Service default/web spec.externalIPs[2]: ::1 is a loopback address
+            skipped Service default/web spec.externalIPs[3]: ff02::1 is a multicast address
+            skipped Service default/web status.loadBalancer.ingress[0].ip: 169.254.169.254 is a link-local address
+            skipped Service default/web status.loadBalancer.ingress[1].ip: fe80::1 is a link-local address
+            skipped Service default/web status.loadBalancer.ingress[2].ip: 255.255.255.255 is a link-local address
+        "#]],
+    );
+}
+
+/// By its ports alone: what else is at its address may be had, and so may its own Service.
+#[test]
+fn the_api_server_stays_where_it_is() {
+    let kubernetes = || slice("kubernetes", "kubernetes").port("https", "TCP", 6443);
+    let greedy = service("greedy").cluster_ip("10.96.0.2").type_("LoadBalancer");
+    let greedy = greedy.port("api", "TCP", 6443).node_port(6443).port("udp", "UDP", 6443).node_port(6443);
+    let greedy = greedy.port("web", "TCP", 80).external_ip("192.0.2.1").external_ip("192.0.2.2").vip("198.51.100.7");
+    let mut desired = desired(ModelOptions::default());
+    desired.apply(service("kubernetes").cluster_ip("10.96.0.1").port("https", "TCP", 443).into());
+    desired.apply(kubernetes().ready("192.0.2.1").into());
+    desired.apply(node("here", None, &[("InternalIP", "192.0.2.1")]));
+    desired.apply(Input::ApiServer(["198.51.100.7:6443", "10.96.0.1:443"].map(|at| at.parse().unwrap()).into()));
+    desired.apply(greedy.into());
+    let refused = |desired: &Desired| -> Vec<String> { desired.skipped().map(ToString::to_string).collect() };
+    desired.sync();
+    assert_eq!(
+        refused(&desired),
+        [
+            "Service default/greedy spec.externalIPs[0]: 192.0.2.1:6443/tcp is the API server's",
+            "Service default/greedy spec.ports[0].nodePort: 192.0.2.1:6443/tcp is the API server's",
+            "Service default/greedy status.loadBalancer.ingress[0].ip: 198.51.100.7:6443/tcp is the API server's",
+        ]
+    );
+    assert!(desired.skipped().all(|skipped| skipped.cause == Cause::Refused));
+    expect![[r#"
+        IPv4 *:6443/udp node-port of 10.96.0.2:6443/udp
+        10.96.0.1 address
+        10.96.0.1:443/tcp cluster-ip cluster=1 local=0 has-endpoints
+          cluster[0] -> 192.0.2.1:6443
+        10.96.0.2 address
+        10.96.0.2:80/tcp cluster-ip cluster=0 local=0
+        10.96.0.2:6443/tcp cluster-ip cluster=0 local=0
+        10.96.0.2:6443/udp cluster-ip cluster=0 local=0
+        192.0.2.1:80/tcp external-ip of 10.96.0.2:80/tcp
+        192.0.2.1:6443/udp external-ip of 10.96.0.2:6443/udp
+        192.0.2.2:80/tcp external-ip of 10.96.0.2:80/tcp
+        192.0.2.2:6443/tcp external-ip of 10.96.0.2:6443/tcp
+        192.0.2.2:6443/udp external-ip of 10.96.0.2:6443/udp
+        198.51.100.7:80/tcp load-balancer of 10.96.0.2:80/tcp
+        198.51.100.7:6443/udp load-balancer of 10.96.0.2:6443/udp
+    "#]]
+    .assert_eq(&desired.tables().to_string());
+
+    // Where it goes, what it left is anybody's, and what it comes to is not.
+    desired.apply(kubernetes().ready("192.0.2.2").into());
+    desired.sync();
+    assert_eq!(
+        refused(&desired),
+        [
+            "Service default/greedy spec.externalIPs[1]: 192.0.2.2:6443/tcp is the API server's",
+            "Service default/greedy status.loadBalancer.ingress[0].ip: 198.51.100.7:6443/tcp is the API server's",
+        ]
+    );
+}
+
+#[test]
+fn the_operator_may_say_where_external_ips_are() {
+    let web = || {
+        let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
+        web.external_ip("192.0.2.1").external_ip("203.0.113.1").external_ip("2001:db8::1").vip("198.51.100.1")
+    };
+    let externals = |cidrs: Option<&[&str]>| -> Vec<String> {
+        let cidrs = cidrs.map(|cidrs| cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect());
+        let mut desired = desired(ModelOptions { external_ip_cidrs: cidrs, ..ModelOptions::default() });
+        desired.apply(web().into());
+        desired.sync();
+        desired.external_frontends().map(|(addr, ..)| addr.to_string()).collect()
+    };
+    assert_eq!(externals(None), ["192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1"]);
+    assert_eq!(externals(Some(&["203.0.113.0/24"])), ["198.51.100.1", "203.0.113.1"]);
+    assert_eq!(externals(Some(&["2001:db8::/64", "192.0.2.0/31"])), ["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
+    assert_eq!(externals(Some(&[])), ["198.51.100.1"], "who writes a status is trusted with addresses");
+}
+
+fn desired(options: ModelOptions) -> Desired {
+    let mut desired = Desired::with_options("here", options);
+    listed().into_iter().for_each(|input| desired.apply(input));
+    desired
+}

@@ -1,0 +1,99 @@
+//! What the cluster's objects say that concerns addresses and ways, and whether it is in force.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy_common::addr::Proto;
+
+use crate::desired::Desired;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Of the frontends, from which the last two fields are made.
+    revision: u64,
+    pub(super) node_addresses: Vec<IpAddr>,
+    pub(super) service_cidrs: Vec<IpNet>,
+    pub(super) service_addresses: BTreeSet<IpAddr>,
+    pub(super) external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
+}
+
+/// What was wanted last.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    wanted: Option<Wanted>,
+    /// If not, nobody knows what of it is in force, and of what was wanted before.
+    is_done: bool,
+}
+
+impl Followed {
+    /// None before the first sync.
+    pub(super) fn wanted(&self) -> Option<&Wanted> {
+        self.wanted.as_ref()
+    }
+
+    /// Takes in what is wanted now. True if there is something to do, of which [`Self::end`] is to be told.
+    pub(super) fn begin(&mut self, desired: &Desired) -> bool {
+        let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
+        let known = self.wanted.as_mut().filter(|_| self.is_done);
+        if known.as_ref().is_some_and(|known| {
+            known.revision == revision
+                && known.node_addresses == node_addresses
+                && known.service_cidrs == desired.service_cidrs()
+        }) {
+            return false;
+        }
+        let wanted = Wanted {
+            revision,
+            node_addresses,
+            service_cidrs: desired.service_cidrs().to_vec(),
+            service_addresses: desired.service_addresses(),
+            external_frontends: desired.external_frontends().collect(),
+        };
+        if let Some(known) = known {
+            known.revision = revision;
+            if *known == wanted {
+                return false;
+            }
+        }
+        (self.wanted, self.is_done) = (Some(wanted), false);
+        true
+    }
+
+    pub(super) fn end(&mut self, is_done: bool) {
+        self.is_done = is_done;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::{listed, service_cidr};
+
+    fn declare(desired: &mut Desired, cidr: &str) {
+        desired.apply(service_cidr("kubernetes", &[cidr]));
+        desired.sync();
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_whatever_is_wanted_then() {
+        let mut desired = Desired::new("here");
+        listed().into_iter().for_each(|input| desired.apply(input));
+        let mut followed = Followed::default();
+        assert!(followed.wanted().is_none());
+        declare(&mut desired, "10.96.0.0/16");
+        assert!(followed.begin(&desired));
+        followed.end(false);
+        assert!(followed.begin(&desired), "it has failed");
+        followed.end(true);
+        assert!(!followed.begin(&desired), "it is in force");
+        declare(&mut desired, "10.97.0.0/16");
+        assert!(followed.begin(&desired), "something else is wanted");
+        followed.end(false);
+        // What it was before, of which half may be in force no longer.
+        declare(&mut desired, "10.96.0.0/16");
+        assert!(followed.begin(&desired), "half of the other is in force");
+        followed.end(true);
+        assert!(!followed.begin(&desired));
+    }
+}

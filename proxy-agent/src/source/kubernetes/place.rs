@@ -1,0 +1,84 @@
+//! Where the API server is: the addresses to which its name leads.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::lookup_host;
+use tokio::sync::mpsc::Sender;
+use tokio::time::{sleep, timeout};
+use tracing::debug;
+
+use crate::input::Input;
+
+/// Names come to lead elsewhere without saying so.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// What a name server may take, before anything else is asked for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// Host and port.
+    names: Vec<(String, u16)>,
+    /// All that were ever found: connections last longer than what names lead to.
+    known: BTreeSet<SocketAddr>,
+}
+
+impl Place {
+    /// Of the server itself, and of the proxy through which it is reached.
+    pub(super) fn of<'a>(urls: impl Iterator<Item = &'a http::Uri>) -> Self {
+        let name = |url: &http::Uri| {
+            let usual = if url.scheme_str() == Some("http") { 80 } else { 443 };
+            let host = url.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();
+            Some((host, url.port_u16().unwrap_or(usual)))
+        };
+        Self { names: urls.filter_map(name).collect(), known: BTreeSet::new() }
+    }
+
+    /// Tells what is new of it.
+    pub(super) async fn tell(&mut self, inputs: &Sender<Input>) {
+        let before = self.known.len();
+        for (host, port) in &self.names {
+            match timeout(PATIENCE, lookup_host((host.as_str(), *port))).await {
+                Ok(Ok(found)) => {
+                    self.known.extend(found.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())));
+                }
+                // Then it is not reached either, and the watches say so.
+                Ok(Err(error)) => debug!(%error, host, "the API server's name leads nowhere"),
+                Err(_) => debug!(host, "the API server's name is not resolved in time"),
+            }
+        }
+        if self.known.len() > before {
+            // Whoever asked may have gone meanwhile, which the watches notice.
+            let _sent = inputs.send(Input::ApiServer(self.known.clone())).await;
+        }
+    }
+
+    pub(super) async fn watch(&mut self, inputs: &Sender<Input>) -> ! {
+        loop {
+            sleep(INTERVAL).await;
+            self.tell(inputs).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_addresses_of_server_and_proxy_are_told_once() {
+        let urls = ["https://127.0.0.1:6443", "https://[::1]", "http://[::ffff:127.0.0.2]/proxy"];
+        let urls: Vec<http::Uri> = urls.iter().map(|url| url.parse().unwrap()).collect();
+        let (sender, mut inputs) = mpsc::channel(2);
+        let mut place = Place::of(urls.iter());
+        place.tell(&sender).await;
+        let Some(Input::ApiServer(told)) = inputs.recv().await else { panic!("told otherwise") };
+        let told: Vec<_> = told.iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["127.0.0.1:6443", "127.0.0.2:80", "[::1]:443"]);
+        place.tell(&sender).await;
+        assert!(inputs.try_recv().is_err(), "nothing is new");
+    }
+}

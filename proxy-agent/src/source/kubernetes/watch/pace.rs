@@ -1,0 +1,127 @@
+//! How soon a server is asked again.
+//!
+//! Three things must hold at once: a node is up to date within a second of the server's recovery; thousands of nodes
+//! do not keep a server that recovers from doing so; and no fault, however odd, makes a node ask without end. So:
+//!
+//! - A server that begins watches and breaks them is well: it is asked again within [`FLAP`].
+//! - Lists are dear. The first of a row come as soon as they are needed, then ever more slowly, up to [`SLOW`]. The
+//!   version last seen is tried again meanwhile, which is cheap, and makes the list needless if the server knows it.
+//! - A server that refuses, or does not answer, is asked at growing intervals, as client-go does it (0.8 s to 30 s). What
+//!   makes the recovery from an outage quick is not this but the probe: see `outage.rs`.
+//!
+//! All with jitter, as all nodes begin to wait at the same time.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Between the end of a watch and the next: at first, and at most.
+const SOON: Duration = Duration::from_millis(100);
+const FLAP: Duration = Duration::from_millis(500);
+/// After a failure: at first, and at most.
+const FAILED: Duration = Duration::from_millis(800);
+const SLOW: Duration = Duration::from_secs(30);
+/// Lists of a row that may follow each other as watches do.
+const EARLY_LISTS: u32 = 12;
+/// When a row of lists is over.
+const ROW: Duration = Duration::from_secs(120);
+
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Each in a row.
+    flaps: u32,
+    failures: u32,
+    lists: u32,
+    last_list: Option<Instant>,
+}
+
+impl Pace {
+    /// All is well.
+    pub(super) fn settled(&mut self) {
+        (self.flaps, self.failures) = (0, 0);
+    }
+
+    /// The server was away: how its watches ended before says nothing of those to come.
+    pub(super) fn back(&mut self) {
+        self.flaps = 0;
+    }
+
+    /// How many watches have ended in a row before they had settled.
+    pub(super) fn ends(&self) -> u32 {
+        self.flaps
+    }
+
+    /// The wait after a watch that had begun.
+    pub(super) fn after_end(&mut self) -> Duration {
+        self.failures = 0;
+        jittered(doubled(SOON, self.flaps, FLAP), &mut self.flaps)
+    }
+
+    /// The wait after a failure.
+    pub(super) fn after_failure(&mut self) -> Duration {
+        jittered(doubled(FAILED, self.failures, SLOW), &mut self.failures)
+    }
+
+    /// Whether it is time for a list.
+    pub(super) fn may_list(&self) -> bool {
+        let wait = match self.lists.checked_sub(EARLY_LISTS) {
+            Some(late) => doubled(2 * FLAP, late, SLOW),
+            None => Duration::ZERO,
+        };
+        self.last_list.is_none_or(|last| last.elapsed() >= wait)
+    }
+
+    pub(super) fn listed(&mut self) {
+        if self.last_list.is_none_or(|last| last.elapsed() > ROW) {
+            self.lists = 0;
+        }
+        (self.lists, self.last_list) = (self.lists.saturating_add(1), Some(Instant::now()));
+    }
+}
+
+fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    first.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX)).min(most)
+}
+
+/// Between two thirds and all of it.
+fn jittered(wait: Duration, count: &mut u32) -> Duration {
+    *count = count.saturating_add(1);
+    wait.mul_f32(rand::random_range(0.67..=1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[test]
+    fn waits_grow_up_to_their_caps_and_begin_anew_when_all_is_well() {
+        let mut pace = Pace::default();
+        let ends: Vec<_> = (0..50).map(|_| pace.after_end()).collect();
+        assert!(ends[0] <= SOON && ends[3..].iter().all(|wait| (FLAP.mul_f32(0.6)..=FLAP).contains(wait)), "{ends:?}");
+        let failures: Vec<_> = (0..50).map(|_| pace.after_failure()).collect();
+        assert!(failures[0] <= FAILED && failures[6..].iter().all(|wait| (SLOW.mul_f32(0.6)..=SLOW).contains(wait)));
+        let different: std::collections::BTreeSet<_> = failures[6..].iter().collect();
+        assert!(different.len() > 40, "no jitter");
+        pace.settled();
+        assert!(pace.after_end() <= SOON && pace.after_failure() <= FAILED);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_of_a_row_grow_rare() {
+        let mut pace = Pace::default();
+        let (mut lists, start) = (0, Instant::now());
+        while start.elapsed() < Duration::from_secs(600) {
+            if pace.may_list() {
+                pace.listed();
+                lists += 1;
+            }
+            advance(FLAP).await;
+        }
+        assert!((20..=40).contains(&lists), "{lists} lists in 10 minutes of a storm");
+        advance(ROW).await;
+        pace.listed();
+        assert!(pace.may_list(), "a new row");
+    }
+}
