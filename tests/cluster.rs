@@ -9,6 +9,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kpx_tests::agent::{Agent, Object, Service, Source, node, wait_until};
 use kpx_tests::apiserver::{ApiServer, History, Options};
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
@@ -236,8 +238,8 @@ impl Cluster {
     /// What a node's maps should hold, computed from the objects as the API server has them.
     fn wanted(&self, world: &World, name: &str) -> Result<Tables> {
         let mut desired = Desired::new(name);
-        desired.apply(Input::Service(Update::All(self.stored(world, "Service")?)));
-        desired.apply(Input::EndpointSlice(Update::All(self.stored(world, "EndpointSlice")?)));
+        desired.apply(Update::All(self.stored::<core::Service>(world, "Service")?).into());
+        desired.apply(Update::All(self.stored::<EndpointSlice>(world, "EndpointSlice")?).into());
         let node = self.api().get("Node", "", name).context("the node's object")?;
         desired.apply(Input::Node(Update::All(vec![serde_json::from_value(node)?])));
         desired.apply(Input::ServiceCidr(Update::All(Vec::new())));

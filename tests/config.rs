@@ -21,7 +21,8 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     let place = Place::new("rules")?;
     place.write_config("oomScoreAdj: 321\nnodePortAddresses: [10.0.0.0/8]\niptables: {masqueradeAll: true, new: 1}")?;
     place.put_service("web", "10.96.0.10")?;
-    let mut agent = place.start("--hostname-override=Node-7 --cluster-cidr=10.0.0.0/8 --ipvs-scheduler=rr --v=2")?;
+    let mut agent = place
+        .start("--hostname-override=Node-7 --cluster-cidr=10.0.0.0/8 --ipvs-scheduler=rr --v=2 --cleanup-on-exit")?;
     agent.wait(|status| status.healthy)?;
     let status = agent.status()?;
     ensure!(status.node_name == "node-7" && status.options.masquerade == "compat", "{status:?}");
@@ -159,7 +160,8 @@ impl Place {
         let text = format!(
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}\nlogging: {{format: json}}\n\
              ---\napiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\nmasquerade: compat\n\
-             manifests: {dir}/manifests\nrunDir: {dir}/run\n"
+             manifests: {dir}/manifests\nrunDir: {dir}/run\nbpfDir: {}\n",
+            self.node.bpf_dir().display()
         );
         Ok(fs::write(self.config(), text)?)
     }

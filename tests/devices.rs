@@ -57,18 +57,17 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_left_when_kpx_ends() -> Result<()> {
+fn nothing_is_left_when_kpx_ends_if_so_asked() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let node = NetNs::create(format!("kpx-{}-end-{how}", std::process::id()))?;
         node.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0")?;
-        let before = state(&node)?;
-        let kpx = Kpx::start(&node, how, &["--attach", how])?;
+        let before = settled(&node)?;
+        let kpx = Kpx::start(&node, how, &["--attach", how, "--cleanup-on-exit"])?;
         wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status(&node)?.contains("\"eth0\"")))?;
         let with_kpx = state(&node)?;
         ensure!(with_kpx.contains("10.96.0.10 dev kpx0") && with_kpx.contains("accept_local=1"), "{with_kpx}");
         kpx.stop()?;
         let after = state(&node)?;
-        // The kernel gives qdiscs no owner, so the clsact qdisc stays: others may use it by now.
         ensure!(before == after, "{how}: before\n{before}\nafter\n{after}");
         for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
             ensure!(programs(&node, "eth0", direction)?.is_empty(), "programs are left on eth0");
@@ -83,14 +82,14 @@ fn what_a_killed_kpx_left_is_taken_over() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let node = NetNs::create(format!("kpx-{}-kill-{how}", std::process::id()))?;
         node.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0")?;
-        let before = state(&node)?;
+        let before = settled(&node)?;
         for _ in 0..2 {
             let mut kpx = Kpx::start(&node, how, &["--attach", how])?;
             wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status(&node)?.contains("\"eth0\"")))?;
             kpx.child.kill()?;
             kpx.child.wait()?;
         }
-        let kpx = Kpx::start(&node, how, &["--attach", how])?;
+        let kpx = Kpx::start(&node, how, &["--attach", how, "--cleanup-on-exit"])?;
         wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status(&node)?.contains("\"eth0\"")))?;
         let at_egress = filters(&node)?.lines().filter(|line| line.contains("kpx_egress")).count();
         ensure!(how == "tcx" || at_egress == 1, "{at_egress} filters at egress");
@@ -107,6 +106,7 @@ fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
     let mut second = Command::new(binary()?);
     // Also with a run directory of its own.
     second.args(["run", "--manifests"]).arg(kpx.dir.join("manifests")).arg("--run-dir").arg(kpx.dir.join("run2"));
+    second.arg("--bpf-dir").arg(format!("{}-2", node.bpf_dir().display()));
     let error = node.exec(&mut second).err().context("the second one must end")?;
     ensure!(format!("{error:#}").contains("another kpx is running"), "{error:#}");
     ensure!(kpx.status(&node)?.contains("\"healthy\": true"));
@@ -122,7 +122,8 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
     kpx.child.kill()?;
     kpx.child.wait()?;
     ensure!(filters(&node)?.contains("kpx_ingress"), "the kernel keeps filters of dead processes");
-    let kpx = Kpx::start(&node, "swap", &[])?;
+    // Left to itself it would stay with what is there.
+    let kpx = Kpx::start(&node, "swap", &["--attach", "tcx"])?;
     wait_until(DEADLINE, "eth0 has programs", || {
         Ok(programs(&node, "eth0", TcAttachType::Ingress)? == ["kpx_ingress"] && filters(&node)?.is_empty())
     })?;
@@ -244,6 +245,13 @@ fn state(node: &NetNs) -> Result<String> {
     Ok(links + &ip(&["route", "show"])? + &ip(&["-6", "route", "show"])? + "accept_local=" + &accept_local)
 }
 
+/// The state, when the kernel has given both ends of the wire what it gives to devices that are up.
+fn settled(node: &NetNs) -> Result<String> {
+    let has_all = |state: &str| ["eth0", "wire"].iter().all(|name| state.contains(&format!("fe80::/64 dev {name} ")));
+    wait_until(DEADLINE, "both ends have link-local addresses", || Ok(has_all(&state(node)?)))?;
+    state(node)
+}
+
 /// A kpx with a folder of manifests of its own.
 struct Kpx {
     child: Child,
@@ -258,7 +266,14 @@ impl Kpx {
         let log = fs::File::options().create(true).append(true).open(dir.join("log"))?;
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--manifests"]).arg(dir.join("manifests"));
-        command.arg("--run-dir").arg(dir.join("run")).args(arguments).stdout(Stdio::null()).stderr(log);
+        command
+            .arg("--run-dir")
+            .arg(dir.join("run"))
+            .arg("--bpf-dir")
+            .arg(node.bpf_dir())
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(log);
         let kpx = Self { child: node.spawn(&mut command)?, dir };
         let healthy = wait_until(DEADLINE, "kpx is healthy", || {
             Ok(kpx.status(node).is_ok_and(|status| status.contains("\"healthy\": true")))

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use kpx_tests::agent::{Agent, Cluster, Service, wait_until};
-use kpx_tests::echo::{Answer, Dial, Fault, Protocol, Servers, pattern};
+use kpx_tests::echo::{Answer, Dial, Fault, Protocol, Servers, kernel_speaks_sctp, pattern};
 use kpx_tests::kernel_tables;
 use kpx_tests::lab::{CLUSTER_PODS, EXTERNAL, Family, Lab};
 use proxy_agent::net::rule::TABLE;
@@ -51,7 +51,16 @@ pub(crate) fn furnish(lab: &Lab, servers: &Servers) -> Result<()> {
         let len = if family == Family::V4 { 32 } else { 128 };
         lab.fabric.ns.ip(&format!("route add {}/{len} via {}", proxy.ip(family), ext.addrs.ip(family)))?;
     }
-    lead_sctp_to_rules(lab)
+    if kernel_speaks_sctp() { set_up_sctp(lab) } else { lead_sctp_to_rules(lab) }
+}
+
+/// SCTP of a kernel does not dial an address of the internet from a private one if the host has any other, whatever source
+/// the route has; unless it is told not to care. And it does not hear a refusal that comes before `connect` has come back,
+/// as it does in one kernel, but that of the next INIT, which is sent after three seconds unless it is told a shorter time.
+fn set_up_sctp(lab: &Lab) -> Result<()> {
+    lab.nodes().into_iter().try_for_each(|node| node.host.ns.sysctl("sctp/addr_scope_policy", "0"))?;
+    let hosts = lab.backends().chain([&lab.x, &lab.xl]);
+    hosts.into_iter().try_for_each(|host| host.ns.sysctl("sctp/rto_initial", "200")) // Milliseconds.
 }
 
 /// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside each of the rules that

@@ -103,6 +103,11 @@ impl Cell {
         is_own && services::backend(self.service) != self.client
     }
 
+    /// Do a process of a node and a backend in the network of the same node meet?
+    pub(crate) fn is_answered_on_lo(&self) -> bool {
+        services::backend(self.service) == self.client
+    }
+
     pub(crate) fn expect(&self, compat: bool) -> Expect {
         if compat { self.compat } else { self.default }
     }

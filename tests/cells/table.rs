@@ -180,13 +180,17 @@ pub(crate) const ABOUT: &[(&str, &str)] = &[
     ("D16", "kpx.dev/lb-algorithm"),
 ];
 
-const ON_LO: &str = "not run for fragments from a process that dials an address of its node: lo does not cut datagrams to the way's MTU";
+const ON_LO: &str = "not run for fragments, and long messages of the kernel's own SCTP, from a process that dials an address of its node: lo does not cut them to the way's MTU";
 
 /// What is not run, and why.
 pub(crate) const NOT_RUN: &[(&str, &str)] = &[
     (
         "C20",
         "not run here but by `tests/host`, with TCP, UDP and SCTP, IPv4 and IPv6: by routes, by the default route, by routes through nodes, by node ports",
+    ),
+    (
+        "C09",
+        "not run for fragments, and long messages of the kernel's own SCTP, before Linux 5.12: they come back over lo, and there a packet put into a device must fit its MTU",
     ),
     ("N11", ON_LO),
     ("N12", ON_LO),

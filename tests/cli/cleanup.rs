@@ -35,13 +35,14 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
     ensure!(run(&node.ns, "ip", "link")?.contains("kpx0"), "it left something");
     let mut said = String::new();
     wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let output = kpx(&node.ns, "cleanup")?;
-        said = String::from_utf8(output.stdout)?;
+        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display()))?;
+        said = String::from_utf8(output.stdout)?.replace(&node.ns.bpf_dir().display().to_string(), "BPF_DIR");
         Ok(output.status.success())
     })?;
     expect![[r#"
         removed 3 routing rules of preference 75
         removed the devices kpx0 and kpx1, and the routes through them
+        removed 35 maps pinned in BPF_DIR/v1
         removed the filter kpx_lo at lo's egress
         removed the clsact qdisc of lo
         removed the filter kpx_ingress at wire's ingress
@@ -49,6 +50,8 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
         removed the filter kpx_ingress at eth0's ingress
         removed the filter kpx_egress at eth0's egress
         removed the clsact qdisc of eth0
+        removed the value 3600 of sysctl net/netfilter/nf_conntrack_tcp_timeout_close_wait, which is 60 again
+        removed the value 86400 of sysctl net/netfilter/nf_conntrack_tcp_timeout_established, which is 432000 again
     "#]]
     .assert_eq(&said);
     let (links, rules) = (run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?);

@@ -163,7 +163,8 @@ const TAIL: &str = "
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
   `dialled`, and `decision` with `kind`, `service`, `namespace`, `name`, `portName`, `origin`, `set`, `backend`, `affinity`,
   `source`, `masquerade`. What is not known is null.
-- `kpx cleanup` removes what a kpx left that was killed, and says each thing; with `--kube-proxy` also what kube-proxy
-  left. It refuses while a kpx runs.
+- `kpx cleanup` removes everything that a kpx left, of any version, and says each thing; with `--kube-proxy` also what
+  kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves what
+  is new to kube-proxy and waits for what is open to end, `--timeout` at most ([migration.md](migration.md)).
 - `kpx completions bash|zsh|fish` prints a script for a shell; `kpx man [--dir DIR]` the manual pages.
 ";

@@ -29,7 +29,7 @@ fn fill(status: &Status) -> Result<()> {
         let frontend = if n % 2 == 0 { (Ipv4Addr::new(10, 96, 0, 10), 80) } else { (Ipv4Addr::new(10, 96, 0, 53), 53) };
         let frontend = at(frontend.0.into(), frontend.1);
         let mut flow = Flow::new(client, frontend, backend, client, 0, now_secs);
-        flow.rx = Seen::PACKET;
+        (flow.tx, flow.rx) = (Seen::PACKET.with(Seen::ASSURED), Seen::PACKET);
         flows.insert(flow.opener_key(Proto::TCP), flow, 0)?;
     }
     Ok(())

@@ -51,7 +51,9 @@ impl Node {
         let log = fs::File::create(dir.path().join("log"))?;
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--manifests"]).arg(dir.path().join("manifests"));
-        command.arg("--run-dir").arg(dir.path()).args(arguments.split_whitespace());
+        command.arg("--run-dir").arg(dir.path()).arg("--bpf-dir").arg(ns.bpf_dir()).args(arguments.split_whitespace());
+        // Shown in the document, and on every machine the same.
+        command.args(["--service-table-size", "65536", "--endpoint-table-size", "262144"]);
         let agent = ns.spawn(command.stdout(Stdio::null()).stderr(log))?;
         let node = Self { ns, dir, agent };
         let log = || fs::read_to_string(node.dir.path().join("log")).unwrap_or_default();

@@ -12,7 +12,7 @@ use crate::lab::{Lab, labs};
 use crate::policy::outside;
 
 /// What was counted for a service port, and how many of its flows are open.
-fn counted(lab: &Lab, service: &str, port: u16, proto: Proto) -> Result<(Totals, u64)> {
+pub(crate) fn counted(lab: &Lab, service: &str, port: u16, proto: Proto) -> Result<(Totals, u64)> {
     let counts = lab.bench.datapath.flows.counts()?;
     if lab.names.addr("web")?.is_ipv4() {
         of_family(lab, &counts.v4, service, port, proto)

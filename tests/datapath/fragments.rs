@@ -20,8 +20,9 @@ fn later_fragments_follow_the_first_one() -> Result<()> {
         ),
         (INGRESS, "[later=7] udp client > web +64", Pass, "[later=7] udp client > pod +64", "forwarded"),
         (INGRESS, "[later=7] udp client > web +1", Pass, "[later=7] udp client > pod +1", "forwarded"),
-        // Each hook has its own memory, and each direction.
-        (EGRESS, "[later=7] udp client > pod +64", Pass, "same", "fragment"),
+        // Nothing is to be done to it any more, ...
+        (EGRESS, "[later=7] udp client > pod +64", Pass, "same", "not_ours"),
+        // ... and each hook has its own memory, and each direction.
         (
             EGRESS,
             "[first=7] udp pod:5353 > client:1000 +64",
@@ -125,6 +126,24 @@ fn what_is_not_ours_is_not_remembered() -> Result<()> {
             "no_endpoints rejected",
         ),
         (INGRESS, "[later=10] tcp client > none +64", Pass, "same", "fragment"),
+    ])
+}
+
+/// Identifications come again, IPv4's soon: the later fragments of a packet are not those of an earlier one.
+#[test]
+fn an_identification_comes_again() -> Result<()> {
+    check(&[
+        (INGRESS, "udp client:1000 > web:53", Pass, "udp client:1000 > pod:5353", "flow_opened forwarded"),
+        (
+            EGRESS,
+            "[first=7] udp pod:5353 > client:1000 +64",
+            Pass,
+            "[first=7] udp web:53 > client:1000 +64",
+            "returned",
+        ),
+        (EGRESS, "[later=7] udp pod > client +64", Pass, "[later=7] udp web > client +64", "returned"),
+        (EGRESS, "[first=7] udp pod:7000 > client:7000 +64", Pass, "same", "not_ours"),
+        (EGRESS, "[later=7] udp pod > client +64", Pass, "same", "fragment"),
     ])
 }
 

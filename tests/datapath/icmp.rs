@@ -114,16 +114,16 @@ fn where_the_source_changes_errors_follow_in_both_directions() -> Result<()> {
         (EGRESS, "unreachable tcp client:$p > client:8080", Pass, "unreachable tcp client:1000 > self:80", "returned"),
         (
             INGRESS,
-            "icmp frag-needed=1400 router > node about tcp A node:$p > client:8080 +9",
+            "icmp frag-needed=1400 router > node about cut tcp node:$p > client:8080",
             Pass,
-            "icmp frag-needed=1400 router > client about tcp A client:$p > client:8080 +9",
+            "icmp frag-needed=1400 router > client about cut tcp client:$p > client:8080",
             "",
         ),
         (
             EGRESS,
-            "icmp frag-needed=1400 router > client about tcp A client:$p > client:8080 +9",
+            "icmp frag-needed=1400 router > client about cut tcp client:$p > client:8080",
             Pass,
-            "icmp frag-needed=1400 router > client about tcp A client:1000 > self:80 +9",
+            "icmp frag-needed=1400 router > client about cut tcp client:1000 > self:80",
             "returned",
         ),
         // About the reply.
@@ -136,12 +136,22 @@ fn where_the_source_changes_errors_follow_in_both_directions() -> Result<()> {
         ),
         (EGRESS, "unreachable tcp client:8080 > client:$p", Pass, "unreachable tcp client:8080 > node:$p", ""),
         (
+            INGRESS,
+            "icmp time-exceeded router > self about cut tcp self:80 > client:1000",
+            Pass,
+            "icmp time-exceeded router > client about cut tcp client:8080 > client:$p",
+            "forwarded",
+        ),
+        (
             EGRESS,
             "icmp time-exceeded router > client about cut tcp client:8080 > client:$p",
             Pass,
             "icmp time-exceeded router > client about cut tcp client:8080 > node:$p",
             "",
         ),
+        // What no hook has noted is about a conversation of the client's own, from a port that happens to be the same.
+        (EGRESS, "icmp prohibited router > client about cut tcp client:8080 > client:$p", Pass, "same", "protocol"),
+        (EGRESS, "icmp prohibited router > client about cut tcp client:$p > client:8080", Pass, "same", "protocol"),
     ])
 }
 

@@ -7,12 +7,14 @@ use anyhow::{Context, Result, ensure};
 use kpx_tests::bench::{Bench, Verdict};
 use kpx_tests::netns::NetNs;
 use kpx_tests::text::Names;
-use proxy_agent::datapath::{Maps, Options};
+use proxy_agent::datapath::Maps;
 use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
+
+use crate::reuse::{Reused, Setup};
 
 /// Program, packet in, verdict, packet out ("same", or "-" for a dropped one), what is counted.
 pub(crate) type Row = (&'static str, &'static str, Verdict, &'static str, &'static str);
@@ -101,21 +103,22 @@ pub(crate) fn check(rows: &[Row]) -> Result<()> {
 }
 
 pub(crate) struct Lab {
-    pub(crate) bench: Bench,
+    pub(crate) bench: Reused,
     pub(crate) names: Names,
     pub(crate) netns: NetNs,
 }
 
 pub(crate) fn labs(name: &str) -> Result<Vec<Lab>> {
-    labs_with(name, Options::default())
+    labs_of(name, Setup::default())
 }
 
-pub(crate) fn labs_with(name: &str, options: Options) -> Result<Vec<Lab>> {
-    make_labs(name, || Bench::load(options))
+/// With room for so many entries of flows, by default for as many as a node has.
+pub(crate) fn labs_with_room(name: &str, flow_entries: Option<u32>) -> Result<Vec<Lab>> {
+    labs_of(name, Setup { flow_entries, ..Setup::default() })
 }
 
 /// One lab per family: programs that are attached to nothing, in a namespace with routes for them to look up.
-fn make_labs(name: &str, load: impl Fn() -> Result<Bench>) -> Result<Vec<Lab>> {
+pub(crate) fn labs_of(name: &str, setup: Setup) -> Result<Vec<Lab>> {
     let make = |addrs: &&[(&'static str, &str)]| {
         let addrs: Vec<(&'static str, IpAddr)> =
             addrs.iter().map(|(name, addr)| Ok((*name, addr.parse()?))).collect::<Result<_>>()?;
@@ -125,7 +128,7 @@ fn make_labs(name: &str, load: impl Fn() -> Result<Bench>) -> Result<Vec<Lab>> {
         let test: String =
             thread.name().unwrap_or("main").chars().rev().take(8).filter(char::is_ascii_alphanumeric).collect();
         let netns = NetNs::create(format!("kpx-{}-{name}-{test}-{family}", std::process::id()))?;
-        let mut bench = load()?;
+        let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
         Ok(Lab { bench, names, netns })
     };
@@ -166,9 +169,24 @@ impl Lab {
 
     /// Makes this the device through which packets come in.
     pub(crate) fn set_device(&mut self, device: Device) -> Result<()> {
+        self.set_devices(&[("lo", Some(device))])
+    }
+
+    /// Makes these devices what is said of them, and the others what they were at the beginning; None: there is no such.
+    pub(crate) fn set_devices(&mut self, of: &[(&str, Option<Device>)]) -> Result<()> {
         let mut devices = devices(&self.names, &self.netns)?;
-        devices.insert(1, device);
+        for (name, device) in of {
+            let ifindex = self.ifindex(name)?;
+            match device {
+                Some(device) => devices.insert(ifindex, *device),
+                None => devices.remove(&ifindex),
+            };
+        }
         self.bench.datapath.node.set_devices(&devices)
+    }
+
+    pub(crate) fn ifindex(&self, device: &str) -> Result<u32> {
+        ifindex(&self.netns, device)
     }
 
     pub(crate) fn counts(&self) -> Result<BTreeMap<&'static str, u64>> {
@@ -197,7 +215,7 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
     let host_len = if v4 { 32 } else { 128 };
     let (node_ip, uplink) = (names.addr("node")?, names.addr("uplink")?);
     let uplink_len = if v4 { 24 } else { 64 };
-    // Without it an address is nowhere until the kernel has got round to looking for its duplicates.
+    // Without it an address is nowhere until the kernel has looked for its duplicates.
     let at_once = if v4 { "" } else { "nodad" };
     netns.ip(&format!(
         "link add pod0 type veth peer name pod1
@@ -213,6 +231,7 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
         names.addr("pod")?,
         names.addr("far")?,
     ))?;
+    netns.settle()?;
     // BPF_PROG_TEST_RUN takes lo for the packet's device.
     netns.sysctl("ipv4/conf/lo/forwarding", "1")?;
     netns.sysctl("ipv6/conf/lo/forwarding", "1")?;

@@ -1,18 +1,15 @@
 //! What happens where there is no room, and how much the programs need themselves.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use aya::Ebpf;
-use aya::programs::SchedClassifier;
+use anyhow::{Context, Result, bail, ensure};
+use aya::EbpfLoader;
+use aya::programs::Program;
 use kpx_tests::bench::Verdict::{Drop, Pass};
-use nix::time::{ClockId, clock_gettime};
-use proxy_agent::datapath::Options;
 use proxy_agent::object;
-use proxy_common::names::{EGRESS, INGRESS};
+use proxy_common::names::{EGRESS, FAST_PATH, INGRESS};
 
-use crate::lab::{labs, labs_with};
+use crate::lab::{labs, labs_with_room};
 
 #[test]
 fn where_all_ports_are_taken_a_flow_that_is_over_makes_room() -> Result<()> {
@@ -32,15 +29,20 @@ fn where_all_ports_are_taken_a_flow_that_is_over_makes_room() -> Result<()> {
 
 #[test]
 fn a_full_table_refuses_new_flows_and_keeps_the_old() -> Result<()> {
-    let options = Options { flow_entries: Some(64), ..Options::default() };
-    for mut lab in labs_with("full", options)? {
-        lab.check(&[(INGRESS, "tcp S client:1 > web:80", Pass, "tcp S client:1 > pod:8080", "flow_opened forwarded")])?;
-        let full = (2..200).find_map(|port| {
-            let frame = lab.names.frame(&format!("tcp S client:{port} > web:80")).ok()?;
-            (lab.bench.run(INGRESS, &frame).ok()?.verdict == Drop).then_some(port)
-        });
-        ensure!(full.is_some_and(|port| port > 20), "refused at {full:?}");
-        ensure!(lab.counts()?.get("flows_full") == Some(&1), "{:?}", lab.counts()?);
+    for mut lab in labs_with_room("full", Some(64))? {
+        let mut open = 0;
+        for port in 1..200 {
+            let frame = lab.names.frame(&format!("tcp S client:{port} > web:80"))?;
+            if lab.bench.run(INGRESS, &frame)?.verdict == Drop {
+                break;
+            }
+            open = port;
+            lab.bench.run(EGRESS, &lab.names.frame(&format!("tcp SA pod:8080 > client:{port}"))?)?;
+            lab.bench.run(INGRESS, &lab.names.frame(&format!("tcp A client:{port} > web:80"))?)?;
+        }
+        ensure!((20..100).contains(&open), "{open} flows");
+        let counts = lab.counts()?;
+        ensure!(counts["flows_full"] == 1 && counts["flow_forgotten"] == 0, "{counts:?}");
         lab.check(&[
             (EGRESS, "tcp SA pod:8080 > client:1", Pass, "tcp SA web:80 > client:1", "returned"),
             (INGRESS, "tcp A client:1 > web:80", Pass, "tcp A client:1 > pod:8080", "forwarded"),
@@ -64,6 +66,11 @@ fn source_ports_are_never_given_twice_and_can_run_out() -> Result<()> {
             let text = lab.names.text(&outcome.packet)?;
             let other = given.insert(text.clone(), port);
             ensure!(other.is_none(), "{text} for ports {other:?} and {port}");
+            // Answered and asked again, it keeps its port.
+            let source = text.split([':', ' ']).nth(2).context("a port")?;
+            let answer = lab.names.frame(&format!("udp client:5353 > node:{source}"))?;
+            lab.bench.run(EGRESS, &lab.bench.run(INGRESS, &answer)?.packet)?;
+            lab.bench.run(INGRESS, &frame)?;
         }
         let range = usize::from(u16::MAX - 61_000) + 1;
         ensure!(given.len() > range * 9 / 10 && given.len() <= range, "{} ports given", given.len());
@@ -72,20 +79,27 @@ fn source_ports_are_never_given_twice_and_can_run_out() -> Result<()> {
     Ok(())
 }
 
+/// Of the million that the kernel follows before it refuses a program, no more than a quarter: the rest is for kernels that
+/// follow more ways.
 #[test]
-fn every_program_is_verified_in_half_a_second() -> Result<()> {
-    let mut ebpf = Ebpf::load(object::embedded()?)?;
-    // Of this thread: what else the machine does is not the programs' fault.
-    let cpu_time = || -> Result<Duration> { Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into()) };
-    let mut count = 0;
-    for (name, program) in ebpf.programs_mut() {
-        let program: &mut SchedClassifier = program.try_into()?;
-        let started = cpu_time()?;
-        program.load().with_context(|| format!("load {name}"))?;
-        let took = cpu_time()? - started;
-        ensure!(took < Duration::from_millis(500), "{name}: {took:?}");
-        count += 1;
+fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
+    const MOST: u32 = 250_000;
+    for fast_path in [0_u32, 1] {
+        let mut loader = EbpfLoader::new();
+        let mut ebpf = loader.override_global(FAST_PATH, &fast_path, true).load(object::embedded()?)?;
+        let mut count = 0;
+        for (name, program) in ebpf.programs_mut() {
+            let loaded = match program {
+                Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
+                Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
+                _ => bail!("{name} is of a type that kpx does not have"),
+            };
+            // Kernels before 5.16 do not tell.
+            let verified = loaded.with_context(|| format!("load {name}"))?.verified_instruction_count().unwrap_or(0);
+            ensure!(verified <= MOST, "{name}: {verified} instructions");
+            count += 1;
+        }
+        ensure!(count >= 4, "only {count} programs");
     }
-    ensure!(count >= 4, "only {count} programs");
     Ok(())
 }

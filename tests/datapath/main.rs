@@ -3,6 +3,8 @@
 //! Every row names the program, the packet that goes in, the verdict, the packet that comes out, and all that is counted.
 
 mod counts;
+mod fast;
+mod fast_bed;
 mod flows;
 mod fragments;
 mod frames;
@@ -12,8 +14,12 @@ mod lab;
 mod limits;
 mod meetings;
 mod monitor;
+mod nursery;
 mod offload;
 mod options;
 mod policy;
+mod reuse;
 mod sctp;
+mod stack;
+mod sweep;
 mod verdicts;

@@ -95,17 +95,14 @@ fn a_masqueraded_flow_that_is_over_makes_room_for_another_client() -> Result<()>
         let dial = |lab: &Lab, client: &str, port: u16| -> Result<()> {
             for flags in ["S", "R"] {
                 let frame = lab.names.frame(&format!("tcp {flags} {client}:{port} > node:30099"))?;
-                let verdict = lab.netns.run(|| lab.bench.run(INGRESS, &frame))?.verdict;
+                let verdict = lab.bench.run(INGRESS, &frame)?.verdict;
                 ensure!(verdict == Pass, "{flags} {client}:{port}: {verdict:?} {:?}", lab.counts()?);
             }
             Ok(())
         };
-        for port in 1_000..40_000_u16 {
-            dial(&lab, "stranger", port)?;
-        }
-        for port in 1_000..1_200 {
-            dial(&lab, "burglar", port)?;
-        }
+        // One has twice as many connections as there are ports for them, one after the other; then another comes.
+        lab.netns.run(|| (1_000..10_000).try_for_each(|port| dial(&lab, "stranger", port)))?;
+        lab.netns.run(|| (1_000..1_200).try_for_each(|port| dial(&lab, "burglar", port)))?;
     }
     Ok(())
 }

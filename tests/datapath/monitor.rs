@@ -9,7 +9,8 @@ use proxy_common::monitor::{Record, What};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
 use proxy_common::policy::Decision;
 
-use crate::lab::{Lab, labs};
+use crate::lab::{Lab, labs, labs_of};
+use crate::reuse::Setup;
 
 /// As the tests speak of packets: who, whom, what and why.
 fn told(lab: &mut Lab) -> Result<Vec<String>> {
@@ -87,15 +88,54 @@ fn openers_and_refusals_are_told_of_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
+/// Whichever way it goes through the programs.
+#[test]
+fn a_packet_that_the_kernel_does_not_let_change_is_told_of_as_it_came() -> Result<()> {
+    for mut lab in labs_of("refused", Setup { refuses: true, ..Setup::default() })? {
+        lab.bench.datapath.monitor.watch(true)?;
+        let other = (INGRESS, "tcp S stranger:7 > local:80");
+        for (program, packet) in [
+            (INGRESS, "tcp S client:1000 > web:80"),
+            other,
+            // Of an open flow.
+            (INGRESS, "tcp A client:1000 > web:80 +5"),
+            other,
+            (EGRESS, "tcp SA pod:8080 > client:1000"),
+            other,
+            (EGRESS, "tcp A pod:8080 > client:1000 +7"),
+            other,
+            (INGRESS, "[options] tcp A client:1000 > web:80"),
+        ] {
+            let frame = lab.names.frame(packet)?;
+            let outcome = lab.netns.run(|| lab.bench.run(program, &frame))?;
+            ensure!(outcome.verdict == Drop, "{packet}: {:?}", outcome.verdict);
+        }
+        let found = told(&mut lab)?;
+        let others = "no_local_endpoints at ingress: stranger:7 > local:80 local";
+        let want = [
+            "decided at ingress: client:1000 > web:80 web => pod",
+            "rewrite at ingress: client:1000 > web:80 web => pod",
+            others,
+            "rewrite at ingress: client:1000 > web:80 -",
+            others,
+            "rewrite at egress: pod:8080 > client:1000 -",
+            others,
+            "rewrite at egress: pod:8080 > client:1000 -",
+            others,
+            "rewrite at ingress: client:1000 > web:80 -",
+        ];
+        ensure!(found == want, "{found:#?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_flood_is_cut_off_and_counted() -> Result<()> {
     for mut lab in labs("flood")? {
         lab.bench.datapath.monitor.watch(true)?;
         let frame = lab.names.frame("tcp S client:1000 > local:80")?;
         let runs = 30_000;
-        for _ in 0..runs {
-            lab.netns.run(|| lab.bench.run(INGRESS, &frame))?;
-        }
+        lab.netns.run(|| (0..runs).try_for_each(|_| lab.bench.run(INGRESS, &frame).map(drop)))?;
         let mut told = 0;
         while lab.bench.datapath.monitor.record().is_some() {
             told += 1;

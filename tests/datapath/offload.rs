@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use kpx_tests::agent::wait_until;
+use kpx_tests::kernel;
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 
@@ -18,7 +18,7 @@ use nix::sys::time::TimeVal;
 use nix::{libc, setsockopt_impl, sockopt_impl};
 use proxy_agent::datapath::Hooks;
 
-use crate::lab::{Lab, counted_since, labs, words};
+use crate::lab::{Lab, labs};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -26,7 +26,7 @@ sockopt_impl!(VirtioHeader, SetOnly, libc::SOL_PACKET, libc::PACKET_VNET_HDR, bo
 
 /// What the kernel has noted on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Notes {
+pub(crate) struct Notes {
     /// The checksum from here on is to be finished, in the field at this offset from here.
     checksum: Option<(u16, u16)>,
     /// The kind of segmentation, and the size of each segment's payload.
@@ -37,6 +37,8 @@ const NEEDS_CHECKSUM: u8 = 1;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 const UDP_SEGMENTS: u8 = 5;
+/// From here on: commit 860b7f27b8f7 (linux/virtio_net.h: Support USO offload in vnet header).
+const UDP_FROM_SOCKETS: (u32, u32) = (6, 2);
 
 #[test]
 fn a_pending_checksum_stays_pending_and_comes_out_right() -> Result<()> {
@@ -81,24 +83,16 @@ fn a_reject_of_a_packet_with_a_pending_checksum_is_right() -> Result<()> {
     Ok(())
 }
 
-/// As a CRC it would be finished in the middle of what an ICMP error quotes.
+/// Its CRC would be finished in the middle of what the ICMP error quotes; but such a packet is one of a socket here, and
+/// nobody finishes what does not leave the host.
 #[test]
-fn an_sctp_packet_with_a_pending_checksum_is_dropped_and_not_rejected() -> Result<()> {
+fn an_sctp_packet_with_a_pending_checksum_is_rejected() -> Result<()> {
     for mut lab in labs("sctppend")? {
         let wire = Wire::new(&mut lab)?;
-        let before = lab.counts()?;
-        let (frame, notes) = pending(&lab.names.frame("sctp INIT client:1000 > none:3868")?)?;
+        let (frame, notes) = pending(&lab.names.frame("sctp INIT client:1000 > none:3868 +16")?)?;
         wire.send(&frame, notes)?;
-        let counted = || Ok(counted_since(&before, &lab.counts()?).contains(&"no_endpoints".to_owned()));
-        wait_until(DEADLINE, "it is counted", counted)?;
-        // Whatever comes next is not its answer.
-        wire.send(&lab.names.frame("tcp S client:1000 > none:80")?, Notes::default())?;
-        let (frame, _) = wire.receive()?;
-        ensure!(lab.names.text(&frame)? == "tcp RA none:80 > client:1000");
-        // What else is counted is the kernel's own, or the answer on its way out.
-        let mut counted = counted_since(&before, &lab.counts()?);
-        counted.retain(|counter| ["no_endpoints", "rejected"].contains(&counter.as_str()));
-        ensure!(counted == words("no_endpoints no_endpoints rejected"), "{counted:?}");
+        let text = lab.names.text(&wire.receive()?.0)?;
+        ensure!(text == "unreachable sctp INIT client:1000 > none:3868", "it became {text}");
     }
     Ok(())
 }
@@ -115,6 +109,10 @@ fn segmentation_stays_as_it_was_asked_for() -> Result<()> {
             ("udp client:1000 > web:53 +9000", UDP_SEGMENTS, "udp client:1000 > pod:5353 +9000"),
             ("udp pod:5353 > client:1000 +9000", UDP_SEGMENTS, "udp web:53 > client:1000 +9000"),
         ] {
+            if kind == UDP_SEGMENTS && kernel::version()? < UDP_FROM_SOCKETS {
+                println!("{packet}: left out, as this kernel takes no UDP from a socket that is to be segmented");
+                continue;
+            }
             let (frame, notes) = pending(&lab.names.frame(packet)?)?;
             let notes = Notes { segments: Some((kind, 1_000)), ..notes };
             wire.send(&frame, notes)?;
@@ -128,10 +126,10 @@ fn segmentation_stays_as_it_was_asked_for() -> Result<()> {
 }
 
 /// The far end of a pod's device, whose near end has the programs.
-struct Wire(OwnedFd);
+pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
-    fn new(lab: &mut Lab) -> Result<Self> {
+    pub(crate) fn new(lab: &mut Lab) -> Result<Self> {
         // Frames are sent to this address. Nobody answers for the pods, so their neighbours are known beforehand.
         let pods = ["client", "pod"].map(|name| lab.names.addr(name)).into_iter().collect::<Result<Vec<_>>>()?;
         lab.netns.ip(&format!(
@@ -166,7 +164,7 @@ impl Wire {
         })
     }
 
-    fn send(&self, frame: &[u8], notes: Notes) -> Result<()> {
+    pub(crate) fn send(&self, frame: &[u8], notes: Notes) -> Result<()> {
         let (start, offset) = notes.checksum.unwrap_or_default();
         let (kind, size) = notes.segments.unwrap_or_default();
         // Up to where headers go, for segmentation: behind the checksum, and what little follows it.
@@ -184,7 +182,7 @@ impl Wire {
     }
 
     /// The next frame that is none of the kernel's own (neighbour discovery, multicast reports, redirects).
-    fn receive(&self) -> Result<(Vec<u8>, Notes)> {
+    pub(crate) fn receive(&self) -> Result<(Vec<u8>, Notes)> {
         let since = Instant::now();
         let mut buffer = vec![0; 1 << 17];
         while since.elapsed() < DEADLINE {
@@ -254,7 +252,7 @@ fn field(proto: u8) -> usize {
 }
 
 /// One's complement sum (RFC 1071).
-fn sum(bytes: &[u8]) -> u16 {
+pub(crate) fn sum(bytes: &[u8]) -> u16 {
     let word = |two: &[u8]| u32::from(u16::from_be_bytes([two[0], two.get(1).copied().unwrap_or(0)]));
     let mut sum: u32 = bytes.chunks(2).map(word).sum();
     while sum > 0xffff {

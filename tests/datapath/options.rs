@@ -119,7 +119,7 @@ fn answers_have_no_options_and_quote_none() -> Result<()> {
             INGRESS,
             "[options] sctp INIT client:1000 > none:3868 +16",
             Redirect,
-            "unreachable sctp client:1000 > none:3868",
+            "unreachable sctp INIT client:1000 > none:3868",
             "no_endpoints rejected",
         ),
         (
@@ -181,6 +181,7 @@ fn what_cannot_be_translated_is_left_alone() -> Result<()> {
     check6(&[
         // More than six.
         (INGRESS, "[hop,hop,hop,hop,hop,hop,hop] tcp S client:1000 > web:80", Pass, "same", "protocol"),
+        (INGRESS, "[hop,hop,hop,hop,hop,hop,later=7] udp client > web +64", Pass, "same", "protocol"),
         // The address is that of the next router, not of the one whom the packet is for.
         (INGRESS, "[visits] tcp S client:1000 > web:80", Pass, "same", "protocol"),
         // Authenticates the addresses.

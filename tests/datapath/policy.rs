@@ -9,7 +9,7 @@ use proxy_common::device::{Device, Node};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
 
 use crate::frontends::frontends;
-use crate::lab::{Lab, Row, labs};
+use crate::lab::{Lab, Row, labs_with_room};
 
 #[test]
 fn a_client_outside_keeps_its_address_where_the_backend_is_here() -> Result<()> {
@@ -308,7 +308,11 @@ fn from_pod(rows: &[Row]) -> Result<()> {
 
 /// Packets come in through a device that is no pod's.
 pub(crate) fn outside() -> Result<Vec<Lab>> {
-    let mut labs = pods()?;
+    outside_with_room(None)
+}
+
+pub(crate) fn outside_with_room(flow_entries: Option<u32>) -> Result<Vec<Lab>> {
+    let mut labs = pods_with_room(flow_entries)?;
     for lab in &mut labs {
         lab.set_device(Device::new(0, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED))?;
     }
@@ -317,17 +321,24 @@ pub(crate) fn outside() -> Result<Vec<Lab>> {
 
 /// Packets come in through a pod's device.
 pub(crate) fn pods() -> Result<Vec<Lab>> {
-    let mut labs = labs("policy")?;
-    for lab in &mut labs {
-        lab.bench.datapath.node.set_service_cidrs(&["10.96.0.0/16".parse()?, "fd00:10:96::/112".parse()?])?;
-        let changes = if lab.names.addr("web")?.is_ipv4() {
-            frontends::<Addr4>(lab)?.into_iter().map(Change::V4).collect::<Vec<_>>()
-        } else {
-            frontends::<Addr6>(lab)?.into_iter().map(Change::V6).collect()
-        };
-        for change in changes {
-            lab.bench.datapath.tables.apply(&change)?;
-        }
-    }
+    pods_with_room(None)
+}
+
+pub(crate) fn pods_with_room(flow_entries: Option<u32>) -> Result<Vec<Lab>> {
+    let mut labs = labs_with_room("policy", flow_entries)?;
+    labs.iter_mut().try_for_each(Lab::add_frontends)?;
     Ok(labs)
+}
+
+impl Lab {
+    /// Services of every kind.
+    pub(crate) fn add_frontends(&mut self) -> Result<()> {
+        self.bench.datapath.node.set_service_cidrs(&["10.96.0.0/16".parse()?, "fd00:10:96::/112".parse()?])?;
+        let changes = if self.names.addr("web")?.is_ipv4() {
+            frontends::<Addr4>(self)?.into_iter().map(Change::V4).collect::<Vec<_>>()
+        } else {
+            frontends::<Addr6>(self)?.into_iter().map(Change::V6).collect()
+        };
+        changes.iter().try_for_each(|change| self.bench.datapath.tables.apply(change))
+    }
 }

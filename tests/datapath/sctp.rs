@@ -141,7 +141,7 @@ fn nobody_to_serve_is_an_icmp_error() -> Result<()> {
             INGRESS,
             "sctp INIT client:1000 > none:3868 +16",
             Redirect,
-            "unreachable sctp client:1000 > none:3868",
+            "unreachable sctp INIT client:1000 > none:3868",
             "no_endpoints rejected",
         ),
         (
@@ -155,11 +155,11 @@ fn nobody_to_serve_is_an_icmp_error() -> Result<()> {
             ANCHOR,
             "sctp DATA node:1000 > web:3868 +1000",
             Redirect,
-            "unreachable sctp node:1000 > web:3868",
+            "unreachable sctp DATA node:1000 > web:3868",
             "no_flow rejected",
         ),
         // Its checksum covers what is in other fragments as well.
-        (INGRESS, "[first=7] sctp INIT client:1000 > web:3868 +64", Drop, "-", "flow_opened forwarded rewrite"),
+        (INGRESS, "[first=7] sctp INIT client:1000 > web:3868 +64", Drop, "-", "flow_opened rewrite"),
         (INGRESS, "[later=7] sctp client > web +64", Pass, "same", "fragment"),
     ])
 }
@@ -182,6 +182,27 @@ fn the_checksum_is_right_at_every_length() -> Result<()> {
             let outcome = lab.bench.run(INGRESS, &lab.names.frame(&there)?)?;
             assert_eq!(lab.names.text(&outcome.packet)?, out);
         }
+    }
+    Ok(())
+}
+
+/// Zero is what the kernel's SCTP leaves to the device that sends the packet, or to who takes that device's place.
+#[test]
+fn a_checksum_yet_to_be_computed_stays_so() -> Result<()> {
+    for mut lab in labs("later")? {
+        let mut frame = lab.names.frame("sctp INIT client:1000 > web:3868 +16")?;
+        let checksum = 14 + if lab.names.addr("web")?.is_ipv4() { 20 } else { 40 } + 8;
+        frame[checksum..][..4].fill(0);
+        let outcome = lab.bench.run(INGRESS, &frame)?;
+        assert_eq!(outcome.packet[checksum..][..4], [0; 4]);
+        assert_eq!(outcome.packet[checksum - 6..][..2], 13_868_u16.to_be_bytes(), "it is translated");
+        lab.check(&[(
+            INGRESS,
+            "sctp DATA client:1000 > web:3868 +5",
+            Pass,
+            "sctp DATA client:1000 > pod:13868 +5",
+            "forwarded",
+        )])?;
     }
     Ok(())
 }

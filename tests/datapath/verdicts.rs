@@ -2,9 +2,10 @@
 
 use anyhow::Result;
 use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
+use proxy_common::device::Node;
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
 
-use crate::lab::check;
+use crate::lab::{check, labs};
 
 #[test]
 fn nobody_to_serve_is_told_at_once() -> Result<()> {
@@ -72,5 +73,35 @@ fn what_is_not_ours_passes_untouched() -> Result<()> {
         (EGRESS, "udp pod:5353 > client:1000", Pass, "same", "not_ours"),
         // A service is not looked up on the way out.
         (EGRESS, "tcp S client:1000 > web:80", Pass, "same", "not_ours"),
+    ])
+}
+
+#[test]
+fn a_node_that_drains_leaves_openers_to_others_and_follows_its_flows() -> Result<()> {
+    for mut lab in labs("draining")? {
+        lab.check(&[
+            (INGRESS, "tcp S client:1000 > web:80", Pass, "tcp S client:1000 > pod:8080", "flow_opened forwarded"),
+            (EGRESS, "tcp SA pod:8080 > client:1000", Pass, "tcp SA web:80 > client:1000", "returned"),
+        ])?;
+        lab.set_flags(Node::DRAINING)?;
+        lab.check(&[
+            (INGRESS, "tcp A client:1000 > web:80 +9", Pass, "tcp A client:1000 > pod:8080 +9", "forwarded"),
+            (EGRESS, "tcp A pod:8080 > client:1000 +5", Pass, "tcp A web:80 > client:1000 +5", "returned"),
+            (INGRESS, "tcp S client:1001 > web:80", Pass, "same", "draining"),
+            (INGRESS, "udp client:1001 > web:80", Pass, "same", "draining"),
+            (ANCHOR, "tcp S node:1001 > web:80", Pass, "same", "draining"),
+        ])?;
+        lab.set_flags(0)?;
+    }
+    Ok(())
+}
+
+/// Somebody has taken the program off the device where they came in: soon it is put back, and they are sent again.
+#[test]
+fn packets_of_flows_that_nothing_met_where_they_came_in_are_not_refused() -> Result<()> {
+    check(&[
+        (INGRESS, "tcp S client:1000 > web:80", Pass, "tcp S client:1000 > pod:8080", "flow_opened forwarded"),
+        (ANCHOR, "tcp A client:1000 > web:80 +9", Drop, "-", "unhooked"),
+        (ANCHOR, "tcp A client:1001 > web:80 +9", Redirect, "tcp R web:80 > client:1001", "no_flow rejected"),
     ])
 }

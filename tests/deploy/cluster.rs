@@ -79,9 +79,14 @@ impl Cluster {
 
     /// A pod, and the node itself, reach that Service, which is made if it is missing, by either protocol and family.
     pub(crate) fn serves(&self, node: &str) -> Result<()> {
-        let web = self.web()?;
         let pod = self.lab.host(node).name.replacen('n', "p", 1) + "a";
-        self.everywhere(&web, &[&pod, node], |result| match result {
+        self.is_served(&[&pod, node])
+    }
+
+    /// As [`Cluster::serves`], to these clients.
+    pub(crate) fn is_served(&self, clients: &[&str]) -> Result<()> {
+        let web = self.web()?;
+        self.everywhere(&web, clients, |result| match result {
             Ok(backend) if backend == "p2a" => Ok(true),
             Ok(backend) => bail!("{backend} answered"),
             Err(Fault::Refused | Fault::TimedOut(_)) => Ok(false),

@@ -1,9 +1,11 @@
 //! What `deploy/` holds: manifests and chart as their tools render them, and kpx in the pods that they describe.
 
 mod cluster;
+mod confined;
 mod drop_in;
 mod manifests;
 mod migration;
 mod own;
 mod pod;
 mod render;
+mod seccomp;

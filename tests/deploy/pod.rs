@@ -17,11 +17,14 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, SecurityContext, Volume};
 use kpx_tests::agent::{binary, wait_until};
 use kpx_tests::lab::{Lab, Node};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl::set_no_new_privs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chdir, chroot};
 use serde_json::Value;
+
+use crate::seccomp::apply_default_profile;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -29,6 +32,8 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const DEFAULT_CAPABILITIES: &str = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW \
                                     SETFCAP SETGID SETPCAP SETUID SYS_CHROOT";
 /// Of the node's files, those that are the kernel's: there is one of each for all nodes of a lab.
+/// Where machines have their BPF file system.
+const BPF_FS: &str = "/sys/fs/bpf";
 const OF_THE_KERNEL: [&str; 3] = ["/proc", "/sys", "/lib/modules"];
 
 /// What a cluster has for its pods.
@@ -111,6 +116,13 @@ impl<'a> Running<'a> {
         status.context("it has ended")
     }
 
+    /// What the kernel says of its process: `CapEff`, `Seccomp` and their like.
+    pub(crate) fn process(&self, key: &str) -> Result<String> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        Ok(value.with_context(|| format!("no {key} in the status"))?.trim().to_owned())
+    }
+
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_else(|error| error.to_string())
     }
@@ -181,6 +193,8 @@ impl<'a> Pod<'a> {
         for dir in ["/proc", "/sys", "/dev"] {
             bind(Path::new(dir), &self.inside(dir), true, dir == "/sys" && !privileged)?;
         }
+        // Runtimes mount a sysfs of the container's own, in which there is no BPF file system.
+        umount2(&self.inside(BPF_FS), MntFlags::MNT_DETACH).context("unmount the BPF file system")?;
         if !privileged {
             bind(&self.inside("/proc/sys"), &self.inside("/proc/sys"), true, true)?;
         }
@@ -190,10 +204,18 @@ impl<'a> Pod<'a> {
         }
         chroot(&self.root).context("change the root directory")?;
         chdir("/").context("go to the root directory")?;
-        for capability in caps::all().difference(&capabilities(&security)?) {
+        let capabilities = capabilities(&security)?;
+        for capability in caps::all().difference(&capabilities) {
             caps::drop(None, CapSet::Bounding, *capability).with_context(|| format!("drop {capability}"))?;
         }
-        Ok(())
+        if security.allow_privilege_escalation == Some(false) {
+            set_no_new_privs().context("forbid new privileges")?;
+        }
+        match security.seccomp_profile.map(|profile| profile.type_).as_deref() {
+            Some("RuntimeDefault") => apply_default_profile(&capabilities),
+            Some("Unconfined") | None => Ok(()),
+            Some(other) => bail!("a seccompProfile of type {other} is not played here"),
+        }
     }
 
     /// kpx under both of its names, and what a kpx that is not linked statically needs.
@@ -240,6 +262,12 @@ impl<'a> Pod<'a> {
         }
         let host_path = volume.host_path.as_ref().context("a source that is not played here")?;
         let path = Path::new(&host_path.path);
+        if path == Path::new(BPF_FS) {
+            // A node's own part of it.
+            let folder = self.node.host.ns.bpf_dir();
+            fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+            return Ok(folder);
+        }
         if OF_THE_KERNEL.iter().any(|dir| path.starts_with(dir)) {
             // Some machines have no modules; the kubelet makes the folder then.
             fs::create_dir_all(path).with_context(|| format!("make {}", path.display()))?;

@@ -68,7 +68,12 @@ impl Bed {
         let log = fs::File::options().create(true).append(true).open(self.dir.path().join("log"))?;
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--kubeconfig"]).arg(self.dir.path().join("kubeconfig"));
-        command.arg("--run-dir").arg(self.dir.path().join("run")).args(arguments.split_whitespace());
+        command
+            .arg("--run-dir")
+            .arg(self.dir.path().join("run"))
+            .arg("--bpf-dir")
+            .arg(self.node.bpf_dir())
+            .args(arguments.split_whitespace());
         // Its size is the machine's, which a test leaves alone.
         command.args(["--conntrack-max-per-core", "0"]);
         let child = self.node.spawn(command.stdout(Stdio::null()).stderr(log))?;

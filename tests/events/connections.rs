@@ -87,7 +87,7 @@ fn source_ports_are_reserved_where_the_kernel_would_give_them() -> Result<()> {
 
     bed.node.sysctl(RANGE, "32768 65535")?;
     bed.node.sysctl(RESERVED, "8080,62000")?;
-    let kpx = bed.start_healthy("")?;
+    let kpx = bed.start_healthy("--cleanup-on-exit")?;
     assert_eq!(reserved()?, "8080,61000-65535");
     bed.node.sysctl(RESERVED, "8080,9999,61000-65535")?;
     kpx.stop()?;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use kpx_tests::netns::NetNs;
 use proxy_agent::conntrack::sysctl::apply;
 use proxy_agent::events::Events;
+use proxy_agent::net::changes::Changes;
 use proxy_agent::settings::Conntrack;
 
 #[test]
@@ -25,9 +26,12 @@ fn settings_are_written_where_they_may_be_and_told_where_not() -> Result<()> {
         ..Conntrack::default()
     };
     let udp_timeout = read("udp_timeout")?;
+    let dir = tempfile::tempdir()?;
+    let changes = Changes::new(dir.path());
+    let before = read("tcp_timeout_established")?;
     let told = |settings: &Conntrack| {
         let (events, queue) = Events::new("n1");
-        node.run(|| apply(settings, &events));
+        node.run(|| apply(settings, &changes, &events));
         queue.waiting()
     };
     assert_eq!(told(&settings), 0);
@@ -41,5 +45,11 @@ fn settings_are_written_where_they_may_be_and_told_where_not() -> Result<()> {
     assert_eq!(told(&sized(max)), 0);
     assert_eq!(told(&sized(max + 1)), 1);
     assert_eq!(read("max")?, max);
+
+    // Somebody else has changed his mind about one of them since.
+    node.sysctl("netfilter/nf_conntrack_udp_timeout_stream", "78")?;
+    node.run(|| changes.undo(&mut |_| {}))?;
+    assert_eq!(read("tcp_timeout_established")?, before);
+    assert_eq!(read("udp_timeout_stream")?, 78);
     Ok(())
 }

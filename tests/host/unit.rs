@@ -38,7 +38,7 @@ fn the_capabilities_are_enough() -> Result<()> {
     bed.put(&web)?;
     let before = state(c)?;
     let (dir, log) = (bed.lab.dir(), bed.lab.dir().join("unit.log"));
-    let config = configuration(dir, bed.cluster.source())?;
+    let config = configuration(dir, &c.ns.bpf_dir(), bed.cluster.source())?;
     let granted: Vec<String> = line("CapabilityBoundingSet=")?
         .split(' ')
         .map(|cap| format!("+{}", cap.replace("CAP_", "").to_lowercase()))
@@ -62,7 +62,7 @@ fn the_capabilities_are_enough() -> Result<()> {
 }
 
 /// `host.yaml`, with the bed's kubeconfig, and routes through nodes.
-fn configuration(dir: &Path, source: Source<'_>) -> Result<std::path::PathBuf> {
+fn configuration(dir: &Path, bpf_dir: &Path, source: Source<'_>) -> Result<std::path::PathBuf> {
     let Source::Kubeconfig(kubeconfig) = source else { unreachable!("the bed has an API server") };
     let text = include_str!("../../deploy/systemd/host.yaml");
     let ours = text.replace("/etc/kpx/kubeconfig", kubeconfig.to_str().context("a path in UTF-8")?);
@@ -70,7 +70,10 @@ fn configuration(dir: &Path, source: Source<'_>) -> Result<std::path::PathBuf> {
     let cidrs = Family::ALL.map(|family| kpx_tests::lab::SERVICE_CIDR.cidr(family));
     let run_dir = dir.join("unit-run");
     let file = dir.join("unit.yaml");
-    fs::write(&file, format!("{ours}serviceCIDRs: {cidrs:?}\nrunDir: {}\n", run_dir.display()))?;
+    fs::write(
+        &file,
+        format!("{ours}serviceCIDRs: {cidrs:?}\nrunDir: {}\nbpfDir: {}\n", run_dir.display(), bpf_dir.display()),
+    )?;
     Ok(file)
 }
 

@@ -72,7 +72,12 @@ impl Cluster {
         let log = File::create(self.dir.path().join("log"))?;
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--kubeconfig"]).arg(self.dir.path().join("kubeconfig"));
-        command.arg("--run-dir").arg(self.dir.path().join("run")).args(arguments.split_whitespace());
+        command
+            .arg("--run-dir")
+            .arg(self.dir.path().join("run"))
+            .arg("--bpf-dir")
+            .arg(self.ns.bpf_dir())
+            .args(arguments.split_whitespace());
         let child = self.ns.spawn(command.stdout(Stdio::null()).stderr(log))?;
         Ok(Kpx { cluster: self, child })
     }

@@ -30,7 +30,7 @@ fn an_address_that_must_be_had_and_is_taken_ends_kpx() -> Result<()> {
     let cluster = Cluster::start("hard")?;
     for (at, what) in [("0.0.0.0:10256", "health server"), (METRICS, "metrics server")] {
         let taken = cluster.ns.run(|| TcpListener::bind(at))?;
-        let mut kpx = cluster.spawn("--bind-address-hard-fail")?;
+        let mut kpx = cluster.spawn("--bind-address-hard-fail --cleanup-on-exit")?;
         let end = kpx.ended()?;
         ensure!(end.code() == Some(1), "{end}: {}", cluster.log());
         let message = format!("kpx: {what}: listen on {at}: Address already in use");

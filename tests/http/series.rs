@@ -52,7 +52,11 @@ kpx_flows_expired_total counter
 kpx_sync_phase_duration_seconds histogram phase 11
 kpx_sync_failures_total counter ip_family
 kpx_devices gauge role
+kpx_mended_total counter what
 kpx_problems gauge
+kpx_unreadable_objects gauge kind
+kpx_watch_failures_total counter kind
+kpx_watch_up gauge kind
 kpx_build_info gauge arch,version
 ";
 

@@ -15,7 +15,7 @@ use crate::kpx::{Cluster, DEADLINE, HEALTH, Kpx, service};
 #[test]
 fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> Result<()> {
     let cluster = Cluster::start("full")?;
-    let kpx = cluster.healthy_kpx("--iptables-sync-period 100ms")?;
+    let kpx = cluster.healthy_kpx(&format!("--iptables-sync-period 100ms --service-table-size {ROOM}"))?;
     cluster.api.apply(&service("first", 10, false))?;
     wait_until(DEADLINE, "the first Service is served", || Ok(kpx.status()?.tables["IPv4"].services == 1))?;
 
@@ -50,6 +50,9 @@ fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> 
     kpx.stop()
 }
 
+/// Service ports that kpx has room for.
+const ROOM: u32 = 1_000;
+
 type Services = HashMap<MapData, FrontendKey<Addr4>, Service>;
 
 fn services(kpx: &Kpx<'_>) -> Result<Services> {
@@ -59,14 +62,14 @@ fn services(kpx: &Kpx<'_>) -> Result<Services> {
 
 /// With service ports that nobody asks for, to the last entry.
 fn fill(services: &mut Services) -> Result<()> {
-    for nth in 0..70_000_u32 {
+    for nth in 0..2 * ROOM {
         let addr = Ipv4Addr::from(u32::from(Ipv4Addr::new(203, 0, 0, 0)) + nth);
         let key = FrontendKey::new(Addr4::from(addr), Port::new(1), Proto::TCP);
         if services.insert(key, Service::new(0, 0, 0), 0).is_err() {
             return Ok(());
         }
     }
-    anyhow::bail!("SERVICES4 has room for more than 70,000")
+    anyhow::bail!("SERVICES4 has room for more than {ROOM}")
 }
 
 fn value(metrics: &Exposition, name: &str, family: &str) -> Result<f64> {

@@ -26,7 +26,7 @@ fn answers_are_those_of_kube_proxy() {
         let liveness = Liveness::new(Duration::ZERO, Mode::Node);
         let mut checks = HealthChecks::new(Health::default(), liveness.clone(), Events::new("n1").0);
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
-        checks.set(wanted(&[("web", 30100, 2), ("none", 30200, 0)])).await;
+        checks.set(&wanted(&[("web", 30100, 2), ("none", 30200, 0)])).await;
         for to in ["127.0.0.1:30100", "192.0.2.1:30100", "[::1]:30100", "[fd00::1]:30100"] {
             for request in ["GET /healthz", "GET /", "POST /any/path?x=1", "PUT /healthz"] {
                 let (status, headers, body) = ask(to, request).await?;
@@ -77,14 +77,14 @@ fn listeners_follow_the_services_and_the_addresses() {
         node().await?;
         let mut checks = HealthChecks::new(Health::default(), liveness(), Events::new("n1").0);
         checks.listen_on(addrs(&["192.0.2.1", "fd00::1"])).await;
-        checks.set(wanted(&[("web", 30100, 1), ("dns", 30200, 1)])).await;
+        checks.set(&wanted(&[("web", 30100, 1), ("dns", 30200, 1)])).await;
         ask("192.0.2.1:30100", "GET /").await?;
         ask("[fd00::1]:30200", "GET /").await?;
         ensure!(is_closed("127.0.0.1:30100").await, "it listens where it should not");
 
         // One that stays is left alone: a connection lives on, and sees the new count.
         let mut kept = TcpStream::connect("192.0.2.1:30100").await?;
-        checks.set(wanted(&[("web", 30100, 7)])).await;
+        checks.set(&wanted(&[("web", 30100, 7)])).await;
         ensure!(is_closed("192.0.2.1:30200").await, "not closed");
         kept.write_all(b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").await?;
         let mut answer = String::new();
@@ -93,7 +93,7 @@ fn listeners_follow_the_services_and_the_addresses() {
 
         // A port passes to another Service, and its own moves: both in one go.
         let idle = TcpStream::connect("192.0.2.1:30100").await?;
-        checks.set(wanted(&[("api", 30100, 3), ("web", 30300, 7)])).await;
+        checks.set(&wanted(&[("api", 30100, 3), ("web", 30300, 7)])).await;
         ensure!(ask("192.0.2.1:30100", "GET /").await?.2.contains("\"name\": \"api\""));
         ensure!(ask("192.0.2.1:30300", "GET /").await?.2.contains("\"name\": \"web\""));
         ensure!(is_ended(idle).await?, "a connection to what is closed lives on");
@@ -119,7 +119,7 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
         let taken = TcpListener::bind("192.0.2.1:30100").await?;
         checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
         let want = wanted(&[("web", 30100, 1), ("dns", 30200, 1)]);
-        checks.set(want.clone()).await;
+        checks.set(&want).await;
         let problems = health.problems();
         let why = &problems.get("healthCheckNodePort of default/web").context("no problem")?.why;
         ensure!(problems.len() == 1 && why.starts_with("listen on 0.0.0.0:30100: Address already in use"), "{why}");
@@ -127,15 +127,15 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
         ensure!(ask("127.0.0.1:30200", "GET /").await.is_ok());
 
         drop(taken);
-        checks.set(want.clone()).await;
+        checks.set(&want).await;
         ensure!(health.problems().is_empty(), "{:?}", health.problems());
         ensure!(ask("192.0.2.1:30100", "GET /").await?.2.contains("\"name\": \"web\""));
 
         // What cannot be had and is no longer asked for is no problem any more.
         let _taken = TcpListener::bind("192.0.2.1:30400").await?;
-        checks.set(wanted(&[("web", 30400, 1)])).await;
+        checks.set(&wanted(&[("web", 30400, 1)])).await;
         ensure!(health.problems().len() == 1);
-        checks.set(wanted(&[])).await;
+        checks.set(&wanted(&[])).await;
         ensure!(health.problems().is_empty(), "{:?}", health.problems());
         Ok(())
     });

@@ -167,7 +167,7 @@ struct Devices {
 impl Devices {
     async fn watch() -> Result<Self> {
         let (sender, events) = mpsc::channel(64);
-        tokio::spawn(watch(sender));
+        tokio::spawn(watch(sender, DEADLINE));
         let mut devices = Self { events, links: BTreeMap::new(), lists: 0 };
         devices.next().await?;
         ensure!(devices.lists == 1, "the first event is not the list");

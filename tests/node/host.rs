@@ -15,7 +15,7 @@ fn the_hosts_way_follows_objects_and_addresses() -> Result<()> {
     let node = node("way")?;
     node.ip("rule add pref 75 to 203.0.113.9 lookup 99\nrule add pref 100 from 192.0.2.99 lookup 99")?;
     let before = state(&node)?;
-    let kpx = Kpx::start_healthy(&node, &[("shop", SHOP)], "")?;
+    let kpx = Kpx::start_healthy(&node, &[("shop", SHOP)], "--cleanup-on-exit")?;
     let are = |want: &[&str]| wait_until(DEADLINE, &format!("rules {want:?}"), || Ok(frontends(&node)? == want));
     are(&SHOP_FRONTENDS)?;
     ensure!(way(&node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.1"));
@@ -51,7 +51,7 @@ fn what_a_killed_kpx_left_is_adopted_and_removed_in_the_end() -> Result<()> {
     let before = state(&node)?;
     Kpx::start_healthy(&node, &[("shop", SHOP)], "")?.crash()?;
     ensure!(frontends(&node)? == SHOP_FRONTENDS, "{:?}", frontends(&node)?);
-    let kpx = Kpx::start_healthy(&node, &[("shop", &SHOP.replace("port: 53", "port: 54"))], "")?;
+    let kpx = Kpx::start_healthy(&node, &[("shop", &SHOP.replace("port: 53", "port: 54"))], "--cleanup-on-exit")?;
     let want = SHOP_FRONTENDS.map(|frontend| frontend.replace("udp 53", "udp 54"));
     ensure!(frontends(&node)? == want, "{:?}", frontends(&node)?);
     kpx.stop()?;

@@ -53,7 +53,7 @@ impl<'a> Kpx<'a> {
         let log = fs::File::create(dir.path().join("log"))?;
         let mut command = Command::new(binary()?);
         command.args(["run", "--node-name", "n1", "--manifests"]).arg(manifest_dir);
-        command.arg("--run-dir").arg(run_dir).args(arguments.split_whitespace());
+        command.arg("--run-dir").arg(run_dir).arg("--bpf-dir").arg(node.bpf_dir()).args(arguments.split_whitespace());
         let kpx = Self { node, child: node.spawn(command.stdout(Stdio::null()).stderr(log))?, dir };
         wait_until(DEADLINE, "kpx answers", || Ok(kpx.status().is_ok())).with_context(|| kpx.log())?;
         Ok(kpx)

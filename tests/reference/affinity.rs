@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
 
-use crate::bed::{self, Bed, Observed};
-use crate::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS};
-use crate::world::{Detector, Hook, NodeFacts, Packet, Proto, World, object};
+use crate::bed::{Bed, Observed};
+use kpx_tests::reference::node;
+use kpx_tests::reference::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS};
+use kpx_tests::reference::world::{Detector, Hook, NodeFacts, Packet, Proto, World, object};
 
 const TIMEOUT_SECS: u32 = 20;
 const PORT: u16 = 80;
@@ -18,7 +19,7 @@ const TIMES: u16 = 60;
 
 #[test]
 fn a_client_has_its_backend_until_it_stays_away() -> Result<()> {
-    let netns = bed::namespace("affinity")?;
+    let netns = node::namespace("affinity")?;
     netns.run(|| {
         let mut bed = Bed::new("here")?;
         for family in Family::ALL {

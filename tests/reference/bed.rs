@@ -1,16 +1,12 @@
-//! The system under test: the agent's pure core and the loaded programs, in a namespace with the routes of the world.
+//! The node under test, as a place to send first packets of flows to.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
-use kpx_tests::bench::{Bench, Outcome, Verdict};
-use kpx_tests::netns::NetNs;
-use proxy_agent::datapath::{Maps, Options};
-use proxy_agent::desired::Desired;
-use proxy_agent::input::{Input, Update};
+use kpx_tests::bench::{Outcome, Verdict};
+use proxy_agent::datapath::Options;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto as Number, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::{Event, Reason};
@@ -18,15 +14,13 @@ use proxy_common::flow::{Flow, FlowKey, Hook as Table};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{ANCHOR, INGRESS, IPV4, IPV6, LO};
 
-use crate::facts;
 use crate::frame;
-use crate::place::{self, Device, Family};
-use crate::world::{Hook, Packet, Proto, World};
+use kpx_tests::reference::node::Node;
+use kpx_tests::reference::place::{Device, Family};
+use kpx_tests::reference::world::{Hook, Packet, Proto, World};
 
 pub(crate) struct Bed {
-    bench: Bench,
-    desired: Desired,
-    ifindexes: BTreeMap<Device, u32>,
+    node: Node,
     flows4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>>,
     flows6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
     counts: Counts,
@@ -54,62 +48,25 @@ struct Counts {
     reasons: Vec<(Reason, u64)>,
 }
 
-/// A namespace with the node's devices, addresses and routes.
-pub(crate) fn namespace(name: &str) -> Result<NetNs> {
-    let netns = NetNs::create(format!("kpx-{}-{name}", std::process::id()))?;
-    let mut lines = String::new();
-    for device in Device::ALL.into_iter().filter(|device| *device != Device::Lo) {
-        let name = device.name();
-        lines += &format!("link add {name} type veth peer name {name}-far\n");
-        lines += &format!("link set {name} up\nlink set {name}-far up\n");
-    }
-    for family in Family::ALL {
-        let host_len = family.addr_bits();
-        for (addr, device) in place::own(family) {
-            lines += &format!("addr add {addr}/{host_len} dev {}\n", device.name());
-        }
-        for (cidr, device) in place::routes(family) {
-            lines += &format!("route add {cidr} dev {}\n", device.name());
-        }
-    }
-    netns.ip(&lines)?;
-    netns.sysctl("ipv4/conf/all/forwarding", "1")?;
-    netns.sysctl("ipv6/conf/all/forwarding", "1")?;
-    Ok(netns)
-}
-
 impl Bed {
-    /// On a thread that stays in `namespace`. `node` is the name by which the agent knows its node.
+    /// On a thread that stays in the namespace. `node` is the name by which the agent knows its node.
     pub(crate) fn new(node: &str) -> Result<Self> {
-        let bench = Bench::load(Options::default())?;
-        let index = |device: Device| {
-            let ifindex = nix::net::if_::if_nametoindex(device.name());
-            Ok((device, ifindex.with_context(|| format!("index of {}", device.name()))?))
-        };
-        let ifindexes = Device::ALL.into_iter().map(index).collect::<Result<_>>()?;
-        let flows4 = bench.map(INGRESS, IPV4.flows)?.try_into()?;
-        let flows6 = bench.map(INGRESS, IPV6.flows)?.try_into()?;
-        let mut bed = Self { bench, desired: Desired::new(node), ifindexes, flows4, flows6, counts: Counts::default() };
+        let node = Node::new(node, Options::default())?;
+        let flows4 = node.bench.map(INGRESS, IPV4.flows)?.try_into()?;
+        let flows6 = node.bench.map(INGRESS, IPV6.flows)?.try_into()?;
+        let mut bed = Self { node, flows4, flows6, counts: Counts::default() };
         bed.counts = bed.read_counts()?;
         Ok(bed)
     }
 
     /// Makes the objects and the node what they are in `world`.
     pub(crate) fn enter(&mut self, world: &World) -> Result<()> {
-        facts::write(&mut self.bench, &world.node, &world.service_cidrs, &self.ifindexes)?;
-        self.desired.apply(Input::Node(Update::All(vec![world.node_object()])));
-        self.desired.apply(Input::ServiceCidr(Update::All(world.service_cidr_objects())));
-        self.desired.apply(Input::EndpointSlice(Update::All(world.slices.clone())));
-        self.desired.apply(Input::Service(Update::All(world.services.clone())));
-        for change in self.desired.sync().changes {
-            self.bench.datapath.tables.apply(&change)?;
-        }
-        Ok(())
+        self.node.enter(world)
     }
 
     /// What the agent leaves out of the objects, and why.
     pub(crate) fn skipped(&self) -> Vec<String> {
-        self.desired.skipped().map(ToString::to_string).collect()
+        self.node.skipped()
     }
 
     /// Sends the packet, and forgets the flow that it opened.
@@ -130,7 +87,7 @@ impl Bed {
             Hook::Lo => (LO, Device::Lo),
         };
         let sent = frame::of(packet)?;
-        let outcome = self.bench.run_on(program, &sent, self.ifindexes[&device])?;
+        let outcome = self.node.bench.run_on(program, &sent, self.node.ifindexes[&device])?;
         let counts = self.read_counts()?;
         let before = std::mem::replace(&mut self.counts, counts);
         let (mut events, reasons) = self.counts.since(&before)?;
@@ -178,13 +135,13 @@ impl Bed {
     /// Makes the affinity of a client to the service port of this ClusterIP older.
     pub(crate) fn age_affinity(&self, packet: &Packet, service: SocketAddr, secs: u32) -> Result<()> {
         match packet.family() {
-            Family::V4 => age::<Addr4>(self.bench.map(INGRESS, IPV4.affinity)?.try_into()?, packet, service, secs),
-            Family::V6 => age::<Addr6>(self.bench.map(INGRESS, IPV6.affinity)?.try_into()?, packet, service, secs),
+            Family::V4 => age::<Addr4>(self.node.bench.map(INGRESS, IPV4.affinity)?.try_into()?, packet, service, secs),
+            Family::V6 => age::<Addr6>(self.node.bench.map(INGRESS, IPV6.affinity)?.try_into()?, packet, service, secs),
         }
     }
 
     fn read_counts(&self) -> Result<Counts> {
-        let counters = &self.bench.datapath.counters;
+        let counters = &self.node.bench.datapath.counters;
         Ok(Counts { events: counters.events()?, reasons: counters.reasons()? })
     }
 }

@@ -5,17 +5,10 @@
 
 mod affinity;
 mod bed;
-mod endpoints;
-mod facts;
 mod frame;
-mod generate;
-mod model;
 mod pairs;
-mod place;
 mod sequences;
-mod slices;
 mod tally;
-mod world;
 
 use std::env;
 

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 
-use crate::bed::{self, Bed, Observed};
-use crate::generate::{self, dice};
-use crate::model::{self, Answer, Entry};
+use crate::bed::{Bed, Observed};
 use crate::seed;
 use crate::tally::Tally;
-use crate::world::{Packet, World};
+use kpx_tests::reference::generate::{self, dice};
+use kpx_tests::reference::model::{self, Answer, Entry};
+use kpx_tests::reference::node;
+use kpx_tests::reference::world::{Packet, World};
 
 const PAIRS: u64 = 100_000;
 /// Packets to one world, since a world costs as much as many packets.
@@ -19,7 +20,7 @@ const PACKETS: u64 = 200;
 #[test]
 fn the_kernel_does_what_the_model_says() -> Result<()> {
     let first = seed()?;
-    let netns = bed::namespace("reference")?;
+    let netns = node::namespace("reference")?;
     netns.run(|| {
         let mut bed = Bed::new("here")?;
         let mut tally = Tally::default();

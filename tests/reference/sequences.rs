@@ -3,15 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
-use rand::Rng;
-use serde_json::json;
 
-use crate::bed::{self, Bed, Forwarded, Observed};
-use crate::generate::{self, Dice, dice};
-use crate::model::{self, Answer};
+use crate::bed::{Bed, Forwarded, Observed};
 use crate::pairs::agree;
 use crate::seed;
-use crate::world::{Packet, Proto, World, object};
+use kpx_tests::reference::generate::{self, Dice, dice};
+use kpx_tests::reference::model::{self, Answer};
+use kpx_tests::reference::node;
+use kpx_tests::reference::world::{Packet, Proto, World};
 
 /// A UDP flow leaves a backend that serves no longer, if there is one that does; no other flow ever leaves its backend.
 #[test]
@@ -19,7 +18,7 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
     const WORLDS: usize = 60;
     const STEPS: usize = 5;
     let first = seed()?;
-    let netns = bed::namespace("moves")?;
+    let netns = node::namespace("moves")?;
     netns.run(|| {
         let mut bed = Bed::new("here")?;
         let mut outcomes = BTreeMap::new();
@@ -29,7 +28,7 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
             bed.enter(&world)?;
             let mut flows = open_some(&mut bed, &mut dice, &world)?;
             for step in 0..STEPS {
-                change_endpoints(&mut dice, &mut world);
+                generate::change_endpoints(&mut dice, &mut world);
                 bed.enter(&world)?;
                 for (packet, flow, outcomes_so_far) in &mut flows {
                     let context = || {
@@ -105,44 +104,13 @@ fn follow(
     Ok((now, outcome))
 }
 
-/// Endpoints of about half of the Services come, go, or change their conditions: all records of one alike.
-fn change_endpoints(dice: &mut Dice, world: &mut World) {
-    let owner = |labels: &BTreeMap<String, String>| labels["kubernetes.io/service-name"].clone();
-    let owners: BTreeSet<String> =
-        world.slices.iter().filter_map(|slice| slice.metadata.labels.as_ref()).map(owner).collect();
-    for changed in owners {
-        let gone = dice.random_bool(0.2);
-        if !gone && dice.random_bool(0.4) {
-            continue;
-        }
-        let slices =
-            world.slices.iter_mut().filter(|slice| slice.metadata.labels.as_ref().map(owner) == Some(changed.clone()));
-        let mut fates: BTreeMap<String, u32> = BTreeMap::new();
-        for slice in slices {
-            let endpoints = slice.endpoints.get_or_insert_default();
-            for endpoint in endpoints {
-                let fate = *fates.entry(endpoint.addresses[0].clone()).or_insert_with(|| dice.random_range(0..10));
-                let (ready, serving, terminating) = match fate {
-                    _ if gone => (false, false, true),
-                    0 | 1 => (false, true, true),
-                    2..=4 => (false, false, false),
-                    5..=7 => (true, true, false),
-                    _ => continue,
-                };
-                endpoint.conditions =
-                    Some(object(json!({ "ready": ready, "serving": serving, "terminating": terminating })));
-            }
-        }
-    }
-}
-
 /// All nodes lead a client to the same backend, without having spoken to each other.
 #[test]
 fn every_node_chooses_alike_by_maglev() -> Result<()> {
     const WORLDS: usize = 40;
     const PACKETS: usize = 300;
     let first = seed()?;
-    let netns = bed::namespace("maglev")?;
+    let netns = node::namespace("maglev")?;
     netns.run(|| {
         let (mut here, mut there) = (Bed::new("here")?, Bed::new("there")?);
         let mut alike = 0;

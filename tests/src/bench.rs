@@ -1,4 +1,6 @@
-//! The programs, run on single packets by BPF_PROG_TEST_RUN.
+//! The programs, run on single packets by BPF_PROG_TEST_RUN; and what they cost where packets are many.
+
+pub mod data;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,16 +10,18 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
-use proxy_agent::datapath::{Datapath, Options};
+use proxy_agent::datapath::{Datapath, Options, Sizes};
 use proxy_agent::object;
 use proxy_common::names::{EGRESS, EMPTY, INGRESS};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
-/// Of `mark`, `ingress_ifindex` and `ifindex` in `struct __sk_buff` (linux/bpf.h).
+/// The host has made the packet: `MADE_HERE` of proxy-ebpf.
+const MADE_HERE: u32 = 1;
+/// Of `mark`, `ifindex` and `gso_size` in `struct __sk_buff` (linux/bpf.h).
 const MARK_OFFSET: usize = 8;
-const INGRESS_IFINDEX_OFFSET: usize = 36;
 const IFINDEX_OFFSET: usize = 40;
+const GSO_SIZE_OFFSET: usize = 176;
 const SK_BUFF_LEN: usize = 192;
 /// Flow entries that are enough for every source port to be given to a flow of four.
 const SMALL: u32 = 32_768;
@@ -29,6 +33,14 @@ pub struct Bench {
     empty: OnceLock<Ebpf>,
     /// Marks of packets as ingress hooks put them out: the hook through which one leaves finds on it what they noted.
     marks: Mutex<HashMap<Vec<u8>, u32>>,
+}
+
+/// What the kernel says of a packet.
+struct Surroundings {
+    ifindex: u32,
+    /// Beside what hooks have noted.
+    more_mark: u32,
+    gso_size: u32,
 }
 
 /// What a program made of a packet.
@@ -67,14 +79,19 @@ fn load_empty() -> Result<Ebpf> {
 
 impl Bench {
     pub fn load(options: Options) -> Result<Self> {
+        Self::load_object(object::embedded()?, options)
+    }
+
+    /// With another object than kpx's own.
+    pub fn load_object(object: &[u8], options: Options) -> Result<Self> {
         let options = Options { notes_in_mark: true, ..options };
-        let datapath = Datapath::load(object::embedded()?, options)?;
+        let datapath = Datapath::load(object, options)?;
         Ok(Self { datapath, empty: OnceLock::new(), marks: Mutex::default() })
     }
 
     /// Programs with room for so few flows that loading them takes no time.
     pub fn load_small() -> Result<Self> {
-        Self::load(Options { flow_entries: Some(SMALL), ..Options::default() })
+        Self::load(Options { sizes: Sizes { flows: Some(SMALL), ..Sizes::default() }, ..Options::default() })
     }
 
     fn program(&self, name: &str) -> Result<&SchedClassifier> {
@@ -96,22 +113,29 @@ impl Bench {
     /// Runs a program once, as if the packet were on that device of this thread's network namespace. One that leaves is on
     /// its way through this host if an ingress hook put it out just like that before.
     pub fn run_on(&self, program: &str, packet: &[u8], ifindex: u32) -> Result<Outcome> {
-        self.run_from(program, packet, ifindex, ifindex)
+        self.run_segmented(program, packet, ifindex, 0)
+    }
+
+    /// The same of a packet that is to be cut into segments of so many bytes of payload, unless that is 0.
+    pub fn run_segmented(&self, program: &str, packet: &[u8], ifindex: u32, size: u32) -> Result<Outcome> {
+        self.run_in(program, packet, Surroundings { ifindex, more_mark: 0, gso_size: size })
     }
 
     /// As [`Self::run`], of a packet that the host itself has made.
     pub fn run_own(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
-        self.run_from(program, packet, LO, 0)
+        self.run_in(program, packet, Surroundings { ifindex: LO, more_mark: MADE_HERE, gso_size: 0 })
     }
 
-    fn run_from(&self, program: &str, packet: &[u8], ifindex: u32, came_through: u32) -> Result<Outcome> {
+    fn run_in(&self, program: &str, packet: &[u8], around: Surroundings) -> Result<Outcome> {
         let mut out = vec![0; 65_536];
         let mut context = [0; SK_BUFF_LEN];
         let mut context_out = [0; SK_BUFF_LEN];
-        let mark = if program == EGRESS { self.marks().get(packet).copied().unwrap_or(0) } else { 0 };
-        context[MARK_OFFSET..][..size_of::<u32>()].copy_from_slice(&mark.to_ne_bytes());
-        context[INGRESS_IFINDEX_OFFSET..][..size_of::<u32>()].copy_from_slice(&came_through.to_ne_bytes());
-        context[IFINDEX_OFFSET..][..size_of::<u32>()].copy_from_slice(&ifindex.to_ne_bytes());
+        let noted = if program == EGRESS { self.marks().get(packet).copied().unwrap_or(0) } else { 0 };
+        let Surroundings { ifindex, more_mark, gso_size } = around;
+        let mark = noted | more_mark;
+        for (at, value) in [(MARK_OFFSET, mark), (IFINDEX_OFFSET, ifindex), (GSO_SIZE_OFFSET, gso_size)] {
+            context[at..][..size_of::<u32>()].copy_from_slice(&value.to_ne_bytes());
+        }
         let mut options = TestRunOptions::new();
         options.data_in = Some(packet);
         options.data_out = Some(&mut out);
@@ -123,7 +147,7 @@ impl Bench {
             .with_context(|| format!("run {program} on a packet of {} bytes", packet.len()))?;
         out.truncate(result.data_size_out as usize);
         let verdict = Verdict::from(result.return_value.cast_signed());
-        if program == INGRESS && verdict == Verdict::Pass {
+        if program == INGRESS && verdict != Verdict::Drop {
             let mark = context_out[MARK_OFFSET..].first_chunk().context("a mark in the context")?;
             self.marks().insert(out.clone(), u32::from_ne_bytes(*mark));
         }

@@ -20,7 +20,7 @@ pub fn of(pid: Pid) -> Result<Tables> {
     Ok(Tables { v4: family(&maps, IPV4)?, v6: family(&maps, IPV6)? })
 }
 
-/// How many endpoints the process has deleted.
+/// How often the process has deleted endpoints: many at once count once.
 pub fn generation(pid: Pid) -> Result<u32> {
     let map: Array<MapData, u32> = open(&maps_of(pid)?, GENERATION)?.try_into()?;
     Ok(map.get(&0, 0)?)

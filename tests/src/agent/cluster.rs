@@ -4,7 +4,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::objects::{Object, node};
@@ -61,6 +61,14 @@ impl Cluster {
         match self.keeper {
             Keeper::Api(_) => Source::Kubeconfig(&self.path),
             Keeper::Folder => Source::Manifests(&self.path),
+        }
+    }
+
+    /// To switch its faults on.
+    pub fn server(&mut self) -> Result<&mut ApiServer> {
+        match &mut self.keeper {
+            Keeper::Api(server) => Ok(server),
+            Keeper::Folder => bail!("a folder of manifests has no API server"),
         }
     }
 

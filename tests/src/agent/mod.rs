@@ -18,8 +18,8 @@ pub use self::cluster::{Cluster, Source};
 pub use self::objects::{Hint, Object, SERVICE_PORT, Service, node};
 use crate::lab::{Family, Host, Lab, Node, SERVICE_CIDR};
 
-/// How long an agent may take to become healthy, and to end.
-const DEADLINE: Duration = Duration::from_secs(20);
+/// How long an agent may take to become healthy, with 50,000 Services on a slow machine, and to end.
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A `kpx` that runs on a node, or on a host outside of the cluster. Killed with this value; see [`Agent::stop`] for its regular end.
 #[derive(Debug)]
@@ -62,6 +62,7 @@ impl<'a> Agent<'a> {
         let output = output.with_context(|| format!("open {}", log.display()))?;
         let mut command = Command::new(binary()?);
         command.arg("run").arg("--node-name").arg(name).arg("--run-dir").arg(&run_dir);
+        command.arg("--bpf-dir").arg(host.ns.bpf_dir());
         match source {
             Source::Manifests(dir) => command.arg("--manifests").arg(dir),
             Source::Kubeconfig(file) => command.arg("--kubeconfig").arg(file),

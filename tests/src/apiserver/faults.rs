@@ -9,6 +9,12 @@ use super::failure::Failure;
 pub(crate) struct Faults {
     /// Verb, resource (plural), and what is answered instead.
     pub(crate) answers: Vec<(String, String, Failure)>,
+    /// What is answered to every request, whoever makes it, as by a load balancer without servers.
+    pub(crate) everything: Option<Failure>,
+    /// Every list comes in pieces, over so long.
+    pub(crate) list_trickle: Option<Duration>,
+    /// After each event of a watch it comes once more, and so does the one before it.
+    pub(crate) disorder: bool,
     /// Every list waits so long before it is read.
     pub(crate) list_delay: Duration,
     /// Every watch that starts ends after so long.
@@ -28,6 +34,9 @@ impl Default for Faults {
     fn default() -> Self {
         Self {
             answers: Vec::new(),
+            everything: None,
+            list_trickle: None,
+            disorder: false,
             list_delay: Duration::ZERO,
             watch_life: None,
             tokens_refused: false,

@@ -3,12 +3,13 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming};
 use serde_json::{Value, json};
 
 use super::discovery;
@@ -52,6 +53,10 @@ pub(crate) async fn answer(
 
 async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<Incoming>) -> Outcome<Answer> {
     let path = request.uri().path().to_owned();
+    shared.change(|state| state.traffic.arrived());
+    if let Some(failure) = shared.read(|state| state.faults.everything.clone()) {
+        return Err(failure);
+    }
     let is_public = matches!(path.as_str(), "/version" | "/healthz" | "/livez" | "/readyz");
     authenticate(&shared, has_certificate, &request, is_public)?;
     if matches!(path.as_str(), "/healthz" | "/livez" | "/readyz") {
@@ -69,8 +74,8 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
     }
     let view = View::accepted(header_text(&request, header::ACCEPT), query.get("includeObject"))?;
     match verb {
-        "list" => answer_list(&shared, &route, &query, view).await,
-        "watch" => answer_watch(&shared, &route, &query, view),
+        "list" if query.flag("watch") != Some(true) => answer_list(&shared, &route, &query, view).await,
+        "list" | "watch" => answer_watch(&shared, &route, &query, view).await,
         "get" => {
             let key = Key::new(route.kind, &route.namespace, &route.name);
             let object = shared.read(|state| state.objects.store.get(&key).cloned());
@@ -122,6 +127,8 @@ fn verb(method: &Method, route: &Route, query: &Query) -> Outcome<&'static str> 
     let is_collection = route.name.is_empty();
     let is_homeless = route.kind.namespaced && route.namespace.is_empty();
     Ok(match *method {
+        // A streaming list is a list to whoever counts or refuses.
+        Method::GET if is_collection && query.flag("sendInitialEvents") == Some(true) => "list",
         Method::GET if is_collection && query.flag("watch") == Some(true) => "watch",
         Method::GET if is_collection => "list",
         Method::GET => "get",
@@ -138,13 +145,33 @@ async fn answer_list(shared: &Shared, route: &Route, query: &Query, view: View) 
     shared.read(|state| {
         let options = ListOptions::parse(route.kind, query, false, state.faults.streaming_lists)?;
         let list = list(&state.objects.store, route.kind, &route.namespace, &options, view)?;
-        Ok(json_answer(StatusCode::OK, &list))
+        let answer = match state.faults.list_trickle {
+            Some(time) => trickle(Bytes::from(list.to_string()), time),
+            None => json_answer(StatusCode::OK, &list),
+        };
+        shared.meter.list_made();
+        Ok(answer)
     })
 }
 
-fn answer_watch(shared: &Arc<Shared>, route: &Route, query: &Query, view: View) -> Outcome<Answer> {
-    let streaming_lists = shared.read(|state| state.faults.streaming_lists);
+/// A body in pieces, evenly over `time`.
+fn trickle(body: Bytes, time: Duration) -> Answer {
+    const PIECES: usize = 20;
+    let pieces: Vec<Bytes> = body.chunks(body.len().div_ceil(PIECES).max(1)).map(Bytes::copy_from_slice).collect();
+    let pieces = futures::stream::unfold(pieces.into_iter(), move |mut pieces| async move {
+        tokio::time::sleep(time / PIECES as u32).await;
+        Some((Ok::<_, io::Error>(Frame::data(pieces.next()?)), pieces))
+    });
+    with_type("application/json", Response::new(StreamBody::new(Box::pin(pieces)).boxed_unsync()))
+}
+
+async fn answer_watch(shared: &Arc<Shared>, route: &Route, query: &Query, view: View) -> Outcome<Answer> {
+    // What is to come in pieces comes in pages.
+    let streaming_lists = shared.read(|state| state.faults.streaming_lists && state.faults.list_trickle.is_none());
     let options = ListOptions::parse(route.kind, query, true, streaming_lists)?;
+    if options.send_initial_events == Some(true) {
+        tokio::time::sleep(shared.read(|state| state.faults.list_delay)).await;
+    }
     let watch = Watch::start(shared, route.kind, &route.namespace, options, view)?;
     let body = StreamBody::new(Box::pin(watch.into_stream()));
     Ok(with_type("application/json", Response::new(body.boxed_unsync())))

@@ -6,8 +6,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -20,10 +21,14 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::http::answer;
+use super::meter::Metered;
 use super::shared::Shared;
+use crate::agent::wait_until;
 
 /// Pending connections, as in Go.
 const BACKLOG: i32 = 4_096;
+/// How long an address may stay taken whose listener is closed.
+const FREED: Duration = Duration::from_secs(2);
 
 /// The thread that serves, and the means to stop it.
 #[derive(Debug)]
@@ -40,6 +45,8 @@ enum Command {
     /// Close the listening socket and all connections, then say so.
     Stop(mpsc::Sender<()>),
     Start(TcpListener),
+    /// Serve new connections with this.
+    Tls(Arc<ServerConfig>),
 }
 
 impl Server {
@@ -70,12 +77,12 @@ impl Server {
             Some(network) => thread::scope(|scope| {
                 let bind_there = || {
                     setns(network, CloneFlags::CLONE_NEWNET)?;
-                    bind(self.address)
+                    bind_when_free(self.address)
                 };
                 // Never in this thread: it would stay in that namespace.
-                scope.spawn(bind_there).join().unwrap_or_else(|_| Err(io::Error::other("thread panicked")))
+                scope.spawn(bind_there).join().unwrap_or_else(|_| bail!("thread panicked"))
             }),
-            None => bind(self.address),
+            None => bind_when_free(self.address),
         };
         parked.with_context(|| format!("keep {} while the API server is stopped", self.address))
     }
@@ -84,6 +91,11 @@ impl Server {
     pub(crate) fn start_again(&self, parked: Socket) -> Result<()> {
         parked.listen(BACKLOG).with_context(|| format!("listen on {} again", self.address))?;
         self.send(Command::Start(parked.into()))
+    }
+
+    /// Shows another certificate to those that connect from now on.
+    pub(crate) fn serve_by(&self, tls: Arc<ServerConfig>) -> Result<()> {
+        self.send(Command::Tls(tls))
     }
 
     fn send(&self, command: Command) -> Result<()> {
@@ -102,7 +114,7 @@ impl Drop for Server {
     }
 }
 
-async fn serve(mut commands: commands::UnboundedReceiver<Command>, tls: TlsAcceptor, shared: Arc<Shared>) {
+async fn serve(mut commands: commands::UnboundedReceiver<Command>, mut tls: TlsAcceptor, shared: Arc<Shared>) {
     let mut listener: Option<tokio::net::TcpListener> = None;
     let mut connections = JoinSet::new();
     loop {
@@ -115,6 +127,7 @@ async fn serve(mut commands: commands::UnboundedReceiver<Command>, tls: TlsAccep
         tokio::select! {
             command = commands.recv() => match command {
                 None => return,
+                Some(Command::Tls(config)) => tls = TlsAcceptor::from(config),
                 Some(Command::Stop(done)) => {
                     listener = None;
                     connections.shutdown().await;
@@ -136,7 +149,7 @@ async fn serve(mut commands: commands::UnboundedReceiver<Command>, tls: TlsAccep
 
 async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>) {
     let _ = stream.set_nodelay(true);
-    let stream = match tls.accept(stream).await {
+    let stream = match tls.accept(Metered { stream, meter: shared.meter.clone() }).await {
         Ok(stream) => stream,
         Err(error) => return tracing::debug!(%error, "TLS handshake failed"),
     };
@@ -151,6 +164,19 @@ async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>) {
 fn listen(socket: TcpListener) -> io::Result<tokio::net::TcpListener> {
     socket.set_nonblocking(true)?;
     tokio::net::TcpListener::from_std(socket)
+}
+
+/// A child that another thread starts holds the listener as well, from its fork until it runs its own program.
+fn bind_when_free(address: SocketAddr) -> Result<Socket> {
+    let mut socket = None;
+    wait_until(FREED, "the address is free", || match bind(address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(false),
+        bound => {
+            socket = Some(bound?);
+            Ok(true)
+        }
+    })?;
+    socket.context("nothing was bound")
 }
 
 /// A socket that has the address but does not listen: who connects is refused, and no one else can take the address.

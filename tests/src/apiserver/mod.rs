@@ -14,6 +14,7 @@ mod http;
 mod kinds;
 mod list;
 mod listen;
+mod meter;
 mod objects;
 mod options;
 mod patch;
@@ -40,6 +41,7 @@ use socket2::Socket;
 use failure::Failure;
 use kinds::Kind;
 use listen::Server;
+pub use meter::Meter;
 use objects::{Objects, Target};
 pub use pki::Login;
 use pki::Pki;
@@ -79,6 +81,10 @@ pub enum History {
     /// Watches and lists from before get 410 Gone.
     Lost,
 }
+
+/// What [`ApiServer::restore`] goes back to.
+#[derive(Clone, Debug)]
+pub struct Backup(store::Store);
 
 /// A running server; dropping it stops it.
 #[derive(Debug)]
@@ -155,6 +161,33 @@ impl ApiServer {
             .read(|state| state.objects.store.objects(kind, "").map(|(_, object)| Value::clone(object)).collect())
     }
 
+    /// Stores an object as it is, of whatever shape, so that it has a kind and a name.
+    pub fn apply_as_is(&self, object: &Value) -> Result<()> {
+        let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
+        let [namespace, name] = ["/metadata/namespace", "/metadata/name"].map(|at| admit::text(object, at));
+        let key = store::Key::new(kind, namespace, name);
+        self.shared.change(|state| state.objects.store.write(&key, Some(object.clone())));
+        Ok(())
+    }
+
+    /// Deletes what may be no object of its kind.
+    pub fn delete_as_is(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
+        let kind = Kind::named(kind).with_context(|| format!("no such kind: {kind}"))?;
+        let key = store::Key::new(kind, namespace, name);
+        self.shared.change(|state| state.objects.store.write(&key, None));
+        Ok(())
+    }
+
+    /// All data and their versions, as they are now.
+    pub fn backup(&self) -> Backup {
+        Backup(self.shared.read(|state| state.objects.store.clone()))
+    }
+
+    /// Goes back to the data of a backup, and to their versions: they are given out a second time.
+    pub fn restore(&self, backup: Backup) {
+        self.shared.change(|state| state.objects.store.restore(backup.0));
+    }
+
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
         let kind = Kind::named(kind).with_context(|| format!("no such kind: {kind}"))?;
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
@@ -171,6 +204,11 @@ impl ApiServer {
     /// What clients have asked so far.
     pub fn traffic(&self) -> Traffic {
         self.shared.read(|state| state.traffic.clone())
+    }
+
+    /// What it has sent so far.
+    pub fn meter(&self) -> &Meter {
+        &self.shared.meter
     }
 
     /// Waits until the condition holds; false if it still does not after `limit`.
@@ -198,6 +236,28 @@ impl ApiServer {
             Some(parked) => self.server.start_again(parked),
             None => Ok(()),
         }
+    }
+
+    /// Shows a certificate of the past, or a good one again, to those that connect from now on.
+    pub fn expire_certificate(&self, on: bool) -> Result<()> {
+        self.server.serve_by(if on { self.pki.expired.clone() } else { self.pki.server.clone() })
+    }
+
+    /// Answers every request with an HTTP status, as a load balancer does that has no server.
+    pub fn fail_all(&self, code: u16, retry_after: Option<u32>) {
+        let failure = Failure::new(code, "told to by a test");
+        let failure = retry_after.into_iter().fold(failure, Failure::retry_after);
+        self.shared.change(|state| state.faults.everything = Some(failure));
+    }
+
+    /// Sends every list in pieces, over so long.
+    pub fn trickle_lists(&self, time: Duration) {
+        self.shared.change(|state| state.faults.list_trickle = Some(time));
+    }
+
+    /// Has watches that start from now on send every event twice, and the one before it after it.
+    pub fn disorder(&self) {
+        self.shared.change(|state| state.faults.disorder = true);
     }
 
     /// Breaks off every watch that runs, without a proper end.

@@ -3,16 +3,19 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use rand::Rng;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
+};
 use rustls::pki_types::PrivateKeyDer;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// An authority of the server's own, and what it signed.
 #[derive(Debug)]
@@ -20,9 +23,10 @@ pub(crate) struct Pki {
     pub(crate) token: String,
     /// PEM.
     pub(crate) ca: String,
-    /// PEM: certificate and key of a client.
-    client: (String, String),
+    issuer: Issuer<'static, KeyPair>,
     pub(crate) server: Arc<ServerConfig>,
+    /// As [`Self::server`], with a certificate of the past.
+    pub(crate) expired: Arc<ServerConfig>,
 }
 
 /// How a kubeconfig lets its user in.
@@ -30,6 +34,8 @@ pub(crate) struct Pki {
 pub enum Login {
     Token,
     ClientCertificate,
+    /// With a certificate that ends so long from now.
+    ShortClientCertificate(Duration),
 }
 
 impl Pki {
@@ -43,42 +49,25 @@ impl Pki {
 
         let mut server = CertificateParams::new(sans).context("read the API server's names")?;
         server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let server_key = KeyPair::generate().context("make a key")?;
-        let server = server.signed_by(&server_key, &issuer).context("sign the API server's certificate")?;
-
-        let mut client = named("kpx-test-client")?;
-        client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let client_key = KeyPair::generate().context("make a key")?;
-        let client = client.signed_by(&client_key, &issuer).context("sign the client's certificate")?;
-
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
         roots.add(ca_certificate.der().clone()).context("trust the authority")?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-            .allow_unauthenticated()
-            .build()
-            .context("verify clients")?;
-        let key = PrivateKeyDer::try_from(server_key.serialize_der()).map_err(anyhow::Error::msg)?;
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .context("choose TLS versions")?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![server.der().clone()], key)
-            .context("use the API server's certificate")?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let roots = Arc::new(roots);
+        let mut expired = server.clone();
+        expired.not_after = date_time_ymd(2020, 1, 1);
         Ok(Self {
             token: format!("{:032x}", rand::rng().random::<u128>()),
             ca: ca_certificate.pem(),
-            client: (client.pem(), client_key.serialize_pem()),
-            server: Arc::new(config),
+            server: serve_by(&server, &issuer, &roots)?,
+            expired: serve_by(&expired, &issuer, &roots)?,
+            issuer,
         })
     }
 
     pub(crate) fn write_kubeconfig(&self, path: &Path, url: &str, login: Login) -> Result<()> {
         let user = match login {
             Login::Token => json!({"token": self.token}),
-            Login::ClientCertificate => json!({"client-certificate-data": BASE64.encode(&self.client.0),
-                "client-key-data": BASE64.encode(&self.client.1)}),
+            Login::ClientCertificate => self.client(None)?,
+            Login::ShortClientCertificate(life) => self.client(Some(life))?,
         };
         let cluster = json!({"server": url, "certificate-authority-data": BASE64.encode(&self.ca)});
         let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -86,6 +75,19 @@ impl Pki {
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}]});
         let text = serde_saphyr::to_string(&config).context("write a kubeconfig")?;
         fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// A certificate and key of a client, as a kubeconfig has them.
+    fn client(&self, life: Option<Duration>) -> Result<Value> {
+        let mut client = named("kpx-test-client")?;
+        client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if let Some(life) = life {
+            client.not_after = (SystemTime::now() + life).into();
+        }
+        let key = KeyPair::generate().context("make a key")?;
+        let client = client.signed_by(&key, &self.issuer).context("sign the client's certificate")?;
+        Ok(json!({"client-certificate-data": BASE64.encode(client.pem()),
+            "client-key-data": BASE64.encode(key.serialize_pem())}))
     }
 
     /// Writes the files that a pod finds below /var/run/secrets/kubernetes.io/serviceaccount.
@@ -97,6 +99,33 @@ impl Pki {
         }
         Ok(())
     }
+}
+
+/// Serves with a certificate of these parameters, and takes clients' certificates of these roots.
+fn serve_by(
+    parameters: &CertificateParams,
+    issuer: &Issuer<'_, KeyPair>,
+    roots: &Arc<RootCertStore>,
+) -> Result<Arc<ServerConfig>> {
+    let key = KeyPair::generate().context("make a key")?;
+    let certificate = parameters.signed_by(&key, issuer).context("sign the API server's certificate")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+        .allow_unauthenticated()
+        .build()
+        .context("verify clients")?;
+    let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .context("choose TLS versions")?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .context("use the API server's certificate")?;
+    // Whoever resumes a session shows no certificate again, and one that has expired since would do. (Go's servers look.)
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
 }
 
 fn named(name: &str) -> Result<CertificateParams> {

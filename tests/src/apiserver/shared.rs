@@ -1,13 +1,14 @@
 //! What the handle, the connections and the watches share.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::faults::Faults;
 use super::kinds::Kind;
+use super::meter::Meter;
 use super::objects::Objects;
 
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub(crate) struct Shared {
     happened: Condvar,
     pub(crate) token: String,
     pub(crate) bookmark_every: Duration,
+    pub(crate) meter: Arc<Meter>,
 }
 
 #[derive(Debug)]
@@ -32,6 +34,7 @@ pub(crate) struct State {
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     requests: BTreeMap<(String, String), usize>,
+    total: usize,
     /// Verb, group and resource (plural).
     kinds: BTreeSet<(&'static str, &'static str, &'static str)>,
     watches: BTreeMap<&'static str, usize>,
@@ -43,6 +46,11 @@ impl Traffic {
         self.requests.get(&(verb.to_owned(), resource.to_owned())).copied().unwrap_or_default()
     }
 
+    /// How many requests there were of whatever kind, with those that a fault answered.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
     /// How many watches of a resource (plural) are open.
     pub fn watches(&self, resource: &str) -> usize {
         self.watches.get(resource).copied().unwrap_or_default()
@@ -51,6 +59,10 @@ impl Traffic {
     /// All that was asked for: verb, group (empty for the core's) and resource (plural).
     pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
         self.kinds.iter().copied()
+    }
+
+    pub(crate) fn arrived(&mut self) {
+        self.total += 1;
     }
 
     pub(crate) fn count(&mut self, verb: &'static str, kind: &'static Kind) {
@@ -71,7 +83,7 @@ impl Shared {
     pub(crate) fn new(objects: Objects, token: String, bookmark_every: Duration) -> Self {
         let state = State { objects, faults: Faults::default(), traffic: Traffic::default() };
         let (state, changed) = (Mutex::new(state), watch::Sender::new(()));
-        Self { state, changed, happened: Condvar::new(), token, bookmark_every }
+        Self { state, changed, happened: Condvar::new(), token, bookmark_every, meter: Arc::default() }
     }
 
     /// Reads the state.

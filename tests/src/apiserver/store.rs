@@ -40,7 +40,7 @@ pub(crate) struct Change {
 }
 
 /// All objects of all kinds, under one count of versions, as in etcd.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Store {
     objects: BTreeMap<Key, Arc<Value>>,
     /// By version, without holes, from `forgotten + 1` on.
@@ -135,6 +135,12 @@ impl Store {
         self.version += 1;
         self.changes.push_back(Change { version: self.version, key: Key::default(), old: None, new: None });
         self.compacted = self.version;
+    }
+
+    /// The data of `backup`, and of what came before it and after it nothing.
+    pub(crate) fn restore(&mut self, backup: Self) {
+        let version = backup.version;
+        *self = Self { changes: VecDeque::new(), forgotten: version, compacted: version, ..backup };
     }
 
     fn forget(&mut self, version: u64) {

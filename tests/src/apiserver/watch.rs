@@ -32,8 +32,13 @@ pub(crate) struct Watch {
     /// The last version whose changes have been looked at.
     seen: u64,
     ready: VecDeque<Bytes>,
+    /// The last of what is ready is the end of a list.
+    ends_list: bool,
+    /// The last event.
+    last: Option<Bytes>,
     /// Whether an event has been written.
     begun: bool,
+    disorder: bool,
     state: Running,
     deadline: Instant,
     bookmarks: Interval,
@@ -85,7 +90,10 @@ impl Watch {
                 view,
                 seen: start,
                 ready: VecDeque::new(),
+                ends_list: false,
+                last: None,
                 begun: false,
+                disorder: state.faults.disorder,
                 state: Running::On,
                 deadline: Instant::now() + life,
                 bookmarks: interval_at(Instant::now() + every, every),
@@ -109,6 +117,9 @@ impl Watch {
     async fn next(&mut self) -> Option<io::Result<Frame<Bytes>>> {
         loop {
             if let Some(line) = self.ready.pop_front() {
+                if self.ready.is_empty() && std::mem::take(&mut self.ends_list) {
+                    self.shared.meter.list_made();
+                }
                 return Some(Ok(Frame::data(line)));
             }
             match self.state {
@@ -175,13 +186,20 @@ impl Watch {
         selected.iter().for_each(|object| self.push("ADDED", object));
         if self.options.send_initial_events == Some(true) && self.options.bookmarks {
             self.push_bookmark(Some(json!({"k8s.io/initial-events-end": "true"})));
+            self.ends_list = true;
         }
     }
 
     fn push(&mut self, event: &str, object: &Value) {
         let shown = self.view.of(self.kind, object, !self.begun);
         self.begun = true;
-        self.push_line(&json!({"type": event, "object": shown}));
+        let event = Bytes::from(format!("{}\n", json!({"type": event, "object": shown})));
+        let before = self.last.replace(event.clone());
+        self.ready.push_back(event.clone());
+        self.shared.meter.event_made(self.seen);
+        if self.disorder {
+            self.ready.extend([event].into_iter().chain(before));
+        }
     }
 
     fn push_bookmark(&mut self, annotations: Option<Value>) {

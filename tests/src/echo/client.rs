@@ -10,7 +10,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::association::Association;
-use super::{WHO, sctp};
+use super::{WHO, kernel_sctp, sctp};
 use crate::netns::NetNs;
 
 /// Bytes per datagram of a burst that the kernel cuts up (`UDP_SEGMENT`).
@@ -141,12 +141,13 @@ impl Dial {
     pub fn connect(&self, ns: &NetNs) -> Result<Connection, Fault> {
         let socket = ns.run(|| self.socket()).map_err(Fault::at("make socket"))?;
         let link = match self.protocol {
-            Protocol::Sctp => {
+            Protocol::Sctp if !kernel_sctp::is_there() => {
                 Association::connect(socket, self.source_port, self.to, self.deadline).map(Link::Association)
             }
             _ => socket.connect_timeout(&self.to.into(), self.deadline).map(|()| match self.protocol {
                 Protocol::Tcp => Link::Stream(socket),
-                _ => Link::Datagrams { socket, fragments: self.fragments },
+                Protocol::Sctp => Link::Messages(socket),
+                Protocol::Udp => Link::Datagrams { socket, fragments: self.fragments },
             }),
         };
         Ok(Connection { link: link.map_err(Fault::at("connect"))? })
@@ -168,6 +169,7 @@ impl Dial {
                 socket
             }
             Protocol::Udp => udp_socket(from)?,
+            Protocol::Sctp if kernel_sctp::is_there() => kernel_sctp::socket(from)?,
             Protocol::Sctp => sctp::socket(from.ip())?,
         };
         socket.bind_device(self.device.map(str::as_bytes))?;
@@ -201,7 +203,12 @@ pub struct Connection {
 #[derive(Debug)]
 enum Link {
     Stream(Socket),
-    Datagrams { socket: Socket, fragments: bool },
+    Datagrams {
+        socket: Socket,
+        fragments: bool,
+    },
+    /// SCTP of the kernel.
+    Messages(Socket),
     Association(Association),
 }
 
@@ -214,11 +221,22 @@ impl Connection {
         }
     }
 
+    /// The client's own end and its peer's, as its socket tells them.
+    pub fn ends(&self) -> Result<[SocketAddr; 2], Fault> {
+        let (Link::Stream(socket) | Link::Datagrams { socket, .. } | Link::Messages(socket)) = &self.link else {
+            return Err(Fault::Corrupt("an association without a socket of its own".to_owned()));
+        };
+        let ends = [socket.local_addr(), socket.peer_addr()].into_iter();
+        let ends = ends.map(|end| end?.as_socket().ok_or_else(|| io::Error::other("no IP address")));
+        let ends = ends.collect::<io::Result<Vec<_>>>().map_err(Fault::at("ask for an address"))?;
+        ends.try_into().map_err(|_| Fault::Corrupt("not two ends".to_owned()))
+    }
+
     /// Ends it at once: TCP by RST, so that the client's port is free again.
     pub fn reset(self) -> Result<(), Fault> {
         match self.link {
             Link::Stream(socket) => socket.set_linger(Some(Duration::ZERO)).map_err(Fault::at("reset")),
-            Link::Datagrams { .. } | Link::Association(_) => Ok(()),
+            Link::Datagrams { .. } | Link::Messages(_) | Link::Association(_) => Ok(()),
         }
     }
 
@@ -275,16 +293,24 @@ impl Link {
     fn send<'a>(&mut self, payload: &'a [u8]) -> io::Result<Vec<&'a [u8]>> {
         match self {
             Self::Datagrams { socket, fragments } if payload.len() > MAX_DATAGRAM && !*fragments => {
+                let datagrams: Vec<&[u8]> = payload.chunks(SEGMENT.into()).collect();
                 setsockopt(socket, sockopt::UdpGsoSegment, &i32::from(SEGMENT))?;
-                socket.send(payload)?;
-                Ok(payload.chunks(SEGMENT.into()).collect())
+                match socket.send(payload) {
+                    // Older kernels cut up only what the device computes checksums for.
+                    Err(error) if error.raw_os_error() == Some(nix::libc::EIO) => {
+                        setsockopt(socket, sockopt::UdpGsoSegment, &0)?;
+                        datagrams.iter().try_for_each(|datagram| socket.send(datagram).map(drop))?;
+                    }
+                    sent => drop(sent?),
+                }
+                Ok(datagrams)
             }
             Self::Association(association) => {
                 let messages: Vec<&[u8]> = payload.chunks(sctp::MAX_MESSAGE).collect();
                 messages.iter().try_for_each(|message| association.send_message(message))?;
                 Ok(messages)
             }
-            Self::Datagrams { socket, .. } | Self::Stream(socket) => {
+            Self::Datagrams { socket, .. } | Self::Stream(socket) | Self::Messages(socket) => {
                 socket.send(payload)?;
                 Ok(vec![payload])
             }
@@ -294,7 +320,7 @@ impl Link {
     fn receive(&mut self) -> io::Result<Vec<u8>> {
         match self {
             Self::Association(association) => association.receive_message(),
-            Self::Datagrams { socket, .. } | Self::Stream(socket) => {
+            Self::Datagrams { socket, .. } | Self::Stream(socket) | Self::Messages(socket) => {
                 let mut buffer = vec![0; 1 << 16];
                 let length = socket.read(&mut buffer)?;
                 buffer.truncate(length);

@@ -7,6 +7,7 @@
 
 mod association;
 mod client;
+mod kernel_sctp;
 mod responder;
 mod sctp;
 
@@ -21,6 +22,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::runtime::Runtime;
 
 pub use self::client::{Answer, Connection, Dial, Fault, Protocol, pattern};
+pub use self::kernel_sctp::is_there as kernel_speaks_sctp;
 use self::responder::Listeners;
 pub use self::sctp::checksum as sctp_checksum;
 use crate::lab::{Family, Host};
@@ -71,12 +73,22 @@ impl Servers {
             self.runtime.spawn(serve_tcp(TcpListener::from_std(tcp)?, name.clone()));
             self.runtime.spawn(serve_udp(UdpSocket::from_std(udp.into())?, name.clone()));
         }
+        if kernel_sctp::is_there() {
+            let listener = host.ns.run(|| kernel_sctp::listen(addr));
+            let listener = listener.with_context(|| format!("serve {name} at {addr} over SCTP"))?;
+            let _entered = self.runtime.enter();
+            self.runtime.spawn(kernel_sctp::serve(TcpListener::from_std(listener)?, name));
+            return Ok(());
+        }
         self.speak_sctp(&host.ns, addr.ip())?.lock().unwrap_or_else(PoisonError::into_inner).insert(addr.port(), name);
         Ok(())
     }
 
-    /// Refuses SCTP at an address as a kernel that speaks it would, at every port that is not served.
+    /// Refuses SCTP at an address as a kernel that speaks it does, at every port that is not served.
     pub fn refuse_sctp(&self, host: &Host, ip: IpAddr) -> Result<()> {
+        if kernel_sctp::is_there() {
+            return Ok(());
+        }
         self.speak_sctp(&host.ns, ip).map(drop)
     }
 

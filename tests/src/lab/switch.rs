@@ -92,6 +92,18 @@ impl Lab {
         Ok(())
     }
 
+    /// Whether the nodes' own links hand unfinished checksums on while pods do, or complete them: as network cards that
+    /// know TCP and UDP but not SCTP, or nothing of all that.
+    pub fn set_uplink_offload(&self, on: bool) -> Result<()> {
+        for node in self.nodes() {
+            for device in ["eth0", "eth1"] {
+                let state = if on { "on" } else { "off" };
+                node.host.ns.exec(Command::new("ethtool").args(["-K", device, "tx", state]))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A firewall as docker and careful administrators set up on nodes: new flows only from and to pods and nodes,
     /// and nothing that connection tracking finds invalid.
     pub fn set_firewall(&self, on: bool) -> Result<()> {

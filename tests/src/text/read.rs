@@ -8,6 +8,9 @@ use etherparse::checksum::Sum16BitWords;
 use super::Names;
 use super::wire::*;
 
+/// Quoted bytes of an INIT: up to the tag by which its sender knows it.
+const CUT_SCTP: usize = 20;
+
 pub(super) fn frame(names: &Names, frame: &[u8]) -> Result<String> {
     let packet = frame.get(ETH_LEN..).context("shorter than an Ethernet header")?;
     let ip = Ip::read(packet)?;
@@ -135,6 +138,9 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
         ensure!(!whole, "only 8 bytes of {proto}");
         return Ok(peers(&format!("cut {proto}"), 0));
     }
+    if proto == "sctp" && bytes.len() == CUT_SCTP && !whole {
+        return Ok(peers(&format!("cut sctp {}", chunk(bytes[12])?), 0));
+    }
     if proto == "udp" {
         ensure!(usize::from(word(bytes, 4)) == bytes.len(), "UDP length {}, not {}", word(bytes, 4), bytes.len());
         // 0 means that there is none, which IPv6 does not allow (RFC 768, RFC 8200 §8.1).
@@ -166,13 +172,17 @@ fn chunks(packet: &[u8]) -> Result<(String, usize)> {
     let (mut names, mut payload_len, mut rest) = (Vec::new(), 0, &packet[12..]);
     while !rest.is_empty() {
         ensure!(rest.len() >= 4, "a short chunk");
-        let name = CHUNKS.iter().find(|(_, kind)| *kind == rest[0]);
-        names.push(name.with_context(|| format!("SCTP chunk {}", rest[0]))?.0);
+        names.push(chunk(rest[0])?);
         let len = usize::from(word(rest, 2));
         payload_len = len.checked_sub(4).context("a short chunk")?;
         rest = rest.get(len.next_multiple_of(4)..).context("a short chunk")?;
     }
     Ok((names.join(","), payload_len))
+}
+
+fn chunk(kind: u8) -> Result<&'static str> {
+    let known = CHUNKS.iter().find(|(_, known)| *known == kind);
+    Ok(known.with_context(|| format!("SCTP chunk {kind}"))?.0)
 }
 
 fn icmp(names: &Names, ip: &Ip<'_>) -> Result<String> {
@@ -189,7 +199,7 @@ fn icmp(names: &Names, ip: &Ip<'_>) -> Result<String> {
     let quote = Ip::read(&message[8..]).context("quoted")?;
     let quoted = quote.extras() + &transport(names, &quote, false)?;
     let mirrored = (quote.src, quote.dst) == (ip.dst, ip.src) && quote.extras.is_empty();
-    if kind == "port-unreachable" && mirrored && quote.transport.len() == 8 {
+    if kind == "port-unreachable" && mirrored && (quote.transport.len() == 8 || quoted.starts_with("cut ")) {
         return Ok(format!("unreachable {}", quoted.strip_prefix("cut ").unwrap_or(&quoted)));
     }
     let mtu = match word(message, 6) {

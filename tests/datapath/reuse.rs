@@ -1,0 +1,151 @@
+//! Programs that were loaded once serve one test after the other, with what the last one left cleared away: to verify
+//! them takes most of a test's time, and in a virtual machine nearly all of it.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use aya::Pod;
+use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
+use kpx_tests::bench::Bench;
+use proxy_agent::datapath::{Datapath, Maps, Options, Sizes, open};
+use proxy_agent::diff::diff;
+use proxy_agent::object;
+use proxy_agent::tables::Tables;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_common::frontend::{FrontendKey, SetKey};
+use proxy_common::monitor::Monitored;
+use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
+use proxy_common::service_counts::ServiceCounts;
+
+/// Those that no test uses now, by what they were loaded for.
+static IDLE: Mutex<Vec<(Setup, Box<Bench>)>> = Mutex::new(Vec::new());
+
+/// What programs are loaded for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Setup {
+    /// Room for so many entries of flows; None: for as many as a node has.
+    pub(crate) flow_entries: Option<u32>,
+    /// With what it takes to deliver packets past the stack.
+    pub(crate) fast_path: bool,
+    /// By a kernel that refuses to change a checksum, and so any packet.
+    pub(crate) refuses: bool,
+}
+
+/// Goes back to the idle ones with this value, unless its test has panicked.
+pub(crate) struct Reused {
+    setup: Setup,
+    /// There until it is dropped.
+    bench: Option<Box<Bench>>,
+}
+
+impl Reused {
+    /// With empty tables, and nothing counted.
+    pub(crate) fn get(setup: Setup) -> Result<Self> {
+        let Setup { flow_entries, fast_path, refuses } = setup;
+        let idle = take_idle(setup);
+        let sizes = Sizes { flows: flow_entries, ..Sizes::default() };
+        let options = Options { sizes, fast_path, ..Options::default() };
+        let load = || {
+            let object = object::embedded()?;
+            let bench = if refuses { Bench::load_object(&refused(object)?, options) } else { Bench::load(options) };
+            bench.map(Box::new)
+        };
+        let mut bench = idle.map_or_else(load, Ok)?;
+        clear_all(&mut bench.datapath).context("clear what the last test left")?;
+        Ok(Self { setup, bench: Some(bench) })
+    }
+}
+
+/// Without calls of `bpf_l4_csum_replace`: in their place is what the kernel answers where it has no memory.
+fn refused(object: &[u8]) -> Result<Vec<u8>> {
+    // Opcodes, registers, offset, and the immediate in this machine's order.
+    const CALL: [u8; 8] = [0x85, 0, 0, 0, 11, 0, 0, 0];
+    const R0_IS_ENOMEM: [u8; 8] = [0xb7, 0, 0, 0, 0xf4, 0xff, 0xff, 0xff];
+    let (mut object, mut count) = (object.to_vec(), 0);
+    for instruction in object.chunks_exact_mut(size_of_val(&CALL)).filter(|chunk| *chunk == CALL) {
+        instruction.copy_from_slice(&R0_IS_ENOMEM);
+        count += 1;
+    }
+    ensure!(count > 4, "only {count} calls of bpf_l4_csum_replace");
+    Ok(object)
+}
+
+fn take_idle(setup: Setup) -> Option<Box<Bench>> {
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = idle.iter().position(|(of, _)| *of == setup)?;
+    Some(idle.swap_remove(at).1)
+}
+
+impl Deref for Reused {
+    type Target = Bench;
+
+    fn deref(&self) -> &Bench {
+        self.bench.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl DerefMut for Reused {
+    fn deref_mut(&mut self) -> &mut Bench {
+        self.bench.as_mut().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let bench = self.bench.take().map(|bench| (self.setup, bench));
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(bench);
+        }
+    }
+}
+
+fn clear_all(datapath: &mut Datapath) -> Result<()> {
+    let attached: Vec<u32> = datapath.attachments.devices().keys().copied().collect();
+    attached.into_iter().for_each(|ifindex| drop(datapath.attachments.detach(ifindex)));
+    for change in diff(&datapath.tables.read()?, &Tables::default()) {
+        datapath.tables.apply(&change)?;
+    }
+    datapath.node.set_devices(&BTreeMap::new())?;
+    datapath.node.set_addrs(&BTreeMap::new())?;
+    datapath.node.set_pods(&[])?;
+    datapath.node.set_service_cidrs(&[])?;
+    datapath.monitor.watch(false)?;
+    let maps = &datapath.loaded.maps;
+    zero::<u64>(maps, COUNTERS)?;
+    zero::<Monitored>(maps, MONITORED)?;
+    clear_family::<Addr4>(maps, IPV4)?;
+    clear_family::<Addr6>(maps, IPV6)
+}
+
+/// What the programs themselves write.
+fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) -> Result<()> {
+    clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
+    clear::<AffinityKey<A>, Affinity<A>>(maps, names.affinity)?;
+    clear::<SetKey<A>, u32>(maps, names.cursors)?;
+    clear::<FrontendKey<A>, u32>(maps, names.connections)?;
+    clear::<FragmentKey<A>, Ports>(maps, names.fragments)?;
+    let mut nursery: Queue<MapData, FlowKey<A>> = open(maps, names.nursery)?;
+    while nursery.pop(0).is_ok() {}
+    clear::<FrontendKey<A>, ServiceCounts>(maps, names.service_counts)
+}
+
+fn clear<K: Pod, V: Pod>(maps: &BTreeMap<String, u32>, name: &str) -> Result<()> {
+    let mut map: HashMap<MapData, K, V> = open(maps, name)?;
+    let keys: Vec<K> = map.keys().collect::<Result<_, _>>().with_context(|| format!("read {name}"))?;
+    keys.iter().try_for_each(|key| map.remove(key)).with_context(|| format!("clear {name}"))
+}
+
+/// On all CPUs.
+fn zero<V: Pod + Default>(maps: &BTreeMap<String, u32>, name: &str) -> Result<()> {
+    let mut map: PerCpuArray<MapData, V> = open(maps, name)?;
+    for index in 0..map.len() {
+        let zeros = map.get(&index, 0)?.iter().map(|_| V::default()).collect::<Vec<V>>();
+        map.set(index, PerCpuValues::try_from(zeros)?, 0).with_context(|| format!("write {name}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! What two sides have said to each other through a Service.
+
+use std::net::SocketAddr;
+
+use proxy_common::service_counts::Passed;
+
+use super::wire::{SCTP, TCP, Transport, UDP};
+
+/// Where a packet of a flow is met, as far as that matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Table {
+    Arriving,
+    Leaving,
+    /// On the host's own way to services.
+    Starting,
+}
+
+/// What is done to it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leg {
+    /// The client's packet gets the backend's address.
+    ToBackend,
+    /// ... and on its way out the node's, as its source.
+    AsNode,
+    /// The backend's packet to the node gets the client's address.
+    FromNode,
+    /// ... and on its way out the frontend's, as its source.
+    ToClient,
+}
+
+/// A tuple as it is met: where, protocol, source, destination.
+pub(crate) type Tuple = (Table, u8, SocketAddr, SocketAddr);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    pub(crate) proto: u8,
+    pub(crate) client: SocketAddr,
+    pub(crate) frontend: SocketAddr,
+    pub(crate) backend: SocketAddr,
+    /// The client as the backend sees it.
+    pub(crate) source: SocketAddr,
+    /// A socket of the host is the client ...
+    pub(crate) by_host: bool,
+    /// ... and dialled an address of the host,
+    pub(crate) on_lo: bool,
+    /// ... and a socket of the host is the backend.
+    pub(crate) to_host: bool,
+    /// By its ClusterIP; none if no service was dialled.
+    pub(crate) service: Option<SocketAddr>,
+    pub(crate) client_said: Said,
+    pub(crate) backend_said: Said,
+    /// When either side last said anything, in seconds since boot.
+    pub(crate) last_secs: u32,
+    pub(crate) sent: Passed,
+    pub(crate) returned: Passed,
+}
+
+/// What one side has said so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Said {
+    pub(crate) anything: bool,
+    pub(crate) goodbye: bool,
+    /// It reset the connection, and nobody has gone on as if it had not.
+    pub(crate) reset: bool,
+}
+
+impl Said {
+    pub(crate) fn hear(&mut self, transport: Option<&Transport>) {
+        self.anything = true;
+        self.goodbye |= transport.is_some_and(|transport| transport.ends);
+        self.reset = transport.is_some_and(|transport| transport.resets);
+    }
+}
+
+impl Flow {
+    pub(crate) fn changes_address(&self) -> bool {
+        self.source.ip() != self.client.ip()
+    }
+
+    /// The client as its packets show it between the hooks of devices.
+    pub(crate) fn between(&self) -> SocketAddr {
+        SocketAddr::new(self.client.ip(), self.source.port())
+    }
+
+    /// The table of the geometry: where its packets are met, as what, and what is done to them.
+    pub(crate) fn legs(&self) -> Vec<(Tuple, Leg)> {
+        let tuple = |table, src, dst| (table, self.proto, src, dst);
+        match (self.by_host, self.to_host) {
+            (true, true) => vec![
+                (tuple(Table::Starting, self.client, self.frontend), Leg::ToBackend),
+                (tuple(Table::Leaving, self.backend, self.between()), Leg::ToClient),
+            ],
+            (true, false) => vec![
+                (tuple(Table::Starting, self.client, self.frontend), Leg::ToBackend),
+                (tuple(Table::Arriving, self.backend, self.source), Leg::ToClient),
+            ],
+            (false, _) => {
+                let mut legs = vec![
+                    (tuple(Table::Arriving, self.client, self.frontend), Leg::ToBackend),
+                    (tuple(Table::Leaving, self.backend, self.between()), Leg::ToClient),
+                ];
+                if self.changes_address() {
+                    legs.push((tuple(Table::Leaving, self.between(), self.backend), Leg::AsNode));
+                    legs.push((tuple(Table::Arriving, self.backend, self.source), Leg::FromNode));
+                }
+                legs
+            }
+        }
+    }
+
+    /// May a packet of its client that opens a flow open another one in its place? If it has ended, has been silent for
+    /// longer than its state allows, or for a minute, after which who dials from the same port has forgotten it.
+    pub(crate) fn yields(&self, now_secs: u32) -> bool {
+        let idle_secs = now_secs.saturating_sub(self.last_secs);
+        let (client, backend) = (self.client_said, self.backend_said);
+        if client.reset || backend.reset || (client.goodbye && backend.goodbye) {
+            return true;
+        }
+        let timeout_secs = match self.proto {
+            _ if client.goodbye || backend.goodbye => 120,
+            _ if !backend.anything => 30,
+            TCP => 8_100,
+            SCTP => 18_000,
+            _ => 180,
+        };
+        idle_secs > timeout_secs || (self.proto != UDP && idle_secs > 60)
+    }
+}

@@ -1,0 +1,93 @@
+//! Which flow a packet belongs to, and what the flow learns from it.
+
+use kpx_tests::reference::model as reference;
+use proxy_common::counter::Event;
+
+use super::flow::{Leg, Table};
+use super::wire::{self, Part};
+use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, open};
+
+impl Model {
+    /// The flow that the packet belongs to, and what is to be done to it. The flow has heard the packet then.
+    pub(super) fn follow(&mut self, sent: &Sent, packet: &Packet, table: Table, now_secs: u32) -> Option<(u64, Leg)> {
+        let (src, dst) = packet.peers();
+        let (id, leg) = *self.index.get(&(table, packet.proto, src, dst))?;
+        let flow = &self.flows[&id];
+        match leg {
+            Leg::ToBackend => {
+                let opens = packet.transport.is_some_and(|transport| transport.opens);
+                if opens && flow.yields(now_secs) {
+                    self.close(id);
+                    return None;
+                }
+                if packet.proto == wire::UDP && self.has_moved(id) {
+                    *self.counts.events.entry(Event::FlowMoved).or_default() += 1;
+                    self.close(id);
+                    return None;
+                }
+            }
+            Leg::ToClient | Leg::AsNode if !self.belongs(sent, packet.ip.part != Part::Whole, id, leg) => return None,
+            _ => {}
+        }
+        self.hear(sent, packet, id, leg, now_secs);
+        Some((id, leg))
+    }
+
+    /// The flow has heard the packet.
+    pub(super) fn hear(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) {
+        let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
+        let passed = match leg {
+            Leg::ToBackend => {
+                flow.client_said.hear(packet.transport.as_ref());
+                flow.backend_said.reset &= flow.client_said.reset;
+                &mut flow.sent
+            }
+            Leg::ToClient => {
+                flow.backend_said.hear(packet.transport.as_ref());
+                flow.client_said.reset &= flow.backend_said.reset;
+                &mut flow.returned
+            }
+            Leg::AsNode | Leg::FromNode => return,
+        };
+        passed.packets += u64::from(sent.segments.max(1));
+        passed.bytes += sent.frame.len() as u64;
+        flow.last_secs = now_secs;
+    }
+
+    /// Whether what leaves and looks like a packet of the flow is one. What is on its way to a backend is no reply. Between
+    /// the hooks of a masqueraded flow the client has a port that on its own machine may be in use: only what a hook has
+    /// noted is the flow's there, and what the host itself answers.
+    pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {
+        let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
+        let flow = &self.flows[&id];
+        match leg {
+            Leg::AsNode => forward,
+            _ if forward => false,
+            _ if flow.by_host || !flow.changes_address() => true,
+            _ => translated || (!sent.came_in && !is_fragment),
+        }
+    }
+
+    /// Does another backend serve who dials what this flow's client dialled, but its own no longer?
+    pub(super) fn has_moved(&self, id: u64) -> bool {
+        let flow = &self.flows[&id];
+        if flow.service.is_none() {
+            return false;
+        }
+        let serving =
+            reference::serving(&self.world, &open::question(At::Anchor, flow.proto, flow.client, flow.frontend));
+        serving.is_some_and(|serving| !serving.is_empty() && !serving.contains(&flow.backend))
+    }
+
+    pub(super) fn close(&mut self, id: u64) {
+        let flow = self.flows.remove(&id).expect("who closes a flow has found it");
+        for (tuple, _) in flow.legs() {
+            self.index.remove(&tuple);
+        }
+        if let Some(service) = flow.service {
+            let counts = self.counts.services.entry((service, flow.proto)).or_default();
+            counts.sent += flow.sent;
+            counts.returned += flow.returned;
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Short slices of `cargo xtask soak`. They count failures; how long things take is for a machine that has time for them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kpx_tests::soak::{self, Scale};
+use proxy_agent::object;
+
+/// New connections a second: a tenth of what the long runs take, as other tests may be running.
+const RATE: u32 = 200;
+
+fn scale(rounds: u32) -> Scale {
+    Scale { rate: RATE, rounds, at_least: Duration::ZERO }
+}
+
+#[test]
+fn nobody_notices_that_kpx_is_killed_and_started() -> Result<()> {
+    soak::restart(scale(2))?.check_counts()
+}
+
+#[test]
+fn nobody_notices_that_other_programs_take_over() -> Result<()> {
+    let path = std::env::temp_dir().join(format!("kpx-{}-soak.o", std::process::id()));
+    std::fs::write(&path, object::embedded()?).with_context(|| format!("write {}", path.display()))?;
+    let report = soak::upgrade(scale(1), &path);
+    std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+    report?.check_counts()
+}
+
+#[test]
+fn connections_go_to_backends_of_the_moment() -> Result<()> {
+    soak::endpoints(scale(100))?.check_counts()
+}
+
+#[test]
+fn nobody_notices_that_the_api_server_fails() -> Result<()> {
+    soak::outage(scale(1), Duration::from_secs(1))?.check_counts()
+}
+
+#[test]
+fn a_flood_takes_nothing_from_established_flows() -> Result<()> {
+    soak::flood(Scale { at_least: Duration::from_secs(3), ..scale(1) })?.check_counts()
+}

@@ -1,0 +1,88 @@
+//! The modes of UDP.
+
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sys::socket::{self, MsgFlags, SockaddrStorage, setsockopt, sockopt};
+
+use super::Mode;
+use super::traffic::{PATIENCE, Slice, Work};
+
+/// Fits every link of a lab.
+const STREAM_BYTES: usize = 1_400;
+const SMALL_BYTES: usize = 64;
+/// Of the server's socket: it is the path that is measured, not how evenly the scheduler runs the server.
+const RECEIVE_BUFFER: usize = 4 << 20;
+
+pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
+    let server = slice.server.run(|| UdpSocket::bind(slice.at)).with_context(|| format!("bind {}", slice.at))?;
+    setsockopt(&server, sockopt::RcvBufForce, &RECEIVE_BUFFER).context("size the buffer of a server")?;
+    let handle = server.try_clone().context("duplicate a socket")?;
+    let received = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| match mode {
+            Mode::UdpRr => echo(server),
+            _ => count(server, mode, &received),
+        });
+        let done = slice.client.run(|| match mode {
+            Mode::UdpRr => request_response(slice),
+            _ => flood(slice, mode, &received),
+        });
+        // It is not connected, which is an error, and ends its reader all the same.
+        let _ = socket::shutdown(handle.as_raw_fd(), socket::Shutdown::Both);
+        done
+    })
+}
+
+fn connect(slice: &Slice<'_>) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).context("bind a client")?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect(slice.to).with_context(|| format!("connect to {}", slice.to))?;
+    Ok(socket)
+}
+
+fn request_response(slice: &Slice<'_>) -> Result<Work> {
+    let socket = connect(slice)?;
+    slice.timed(|| {
+        socket.send(&[1]).context("send")?;
+        socket.recv(&mut [0]).context("wait for an answer")?;
+        Ok(1)
+    })
+}
+
+/// What counts is what arrives.
+fn flood(slice: &Slice<'_>, mode: Mode, received: &AtomicU64) -> Result<Work> {
+    let socket = connect(slice)?;
+    let datagram = vec![0x5a; size(mode)];
+    let mut before = received.load(Ordering::Relaxed);
+    slice.timed(|| {
+        socket.send(&datagram).context("send")?;
+        let now = received.load(Ordering::Relaxed);
+        let news = now - before;
+        before = now;
+        Ok(news)
+    })
+}
+
+fn size(mode: Mode) -> usize {
+    if mode == Mode::UdpStream { STREAM_BYTES } else { SMALL_BYTES }
+}
+
+/// Until the socket is shut down: then it reads nothing, and from nobody, which the standard library does not expect.
+fn echo(socket: UdpSocket) {
+    let mut byte = [0];
+    while let Ok((1, Some(client))) = socket::recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut byte) {
+        // If it is not sent, the client misses it.
+        let _ = socket::sendto(socket.as_raw_fd(), &byte, &client, MsgFlags::empty());
+    }
+}
+
+fn count(socket: UdpSocket, mode: Mode, received: &AtomicU64) {
+    let mut datagram = [0; STREAM_BYTES];
+    while let Ok(length @ 1..) = socket.recv(&mut datagram) {
+        received.fetch_add(if mode == Mode::UdpStream { length as u64 } else { 1 }, Ordering::Relaxed);
+    }
+}

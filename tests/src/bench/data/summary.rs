@@ -1,0 +1,112 @@
+//! What all rounds of a cell say together.
+
+use std::collections::BTreeMap;
+
+use super::{Mode, Path, Sample, Variant};
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub services: usize,
+    pub path: Path,
+    pub mode: Mode,
+    pub variant: Variant,
+}
+
+/// The middle of some values, and between which two the middle half of them lies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    pub low: f64,
+    pub median: f64,
+    pub high: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Summary {
+    pub rounds: usize,
+    /// Per second.
+    pub rate: Spread,
+    /// Of the rate to that of [`Variant::Direct`] in the same round.
+    pub ratio: Spread,
+    /// CPU seconds for one, all rounds together: a single slice has few ticks.
+    pub cpu: f64,
+    ratios: BTreeMap<usize, f64>,
+}
+
+impl Summary {
+    /// Of the rate to that of another variant in the same round.
+    pub fn against(&self, other: &Self) -> Option<Spread> {
+        let ratio = |(round, ratio): (&usize, &f64)| Some(ratio / other.ratios.get(round)?);
+        Spread::of(self.ratios.iter().filter_map(ratio).collect())
+    }
+}
+
+impl Spread {
+    /// `None` of no values.
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let last = values.len().checked_sub(1)?;
+        let median = f64::midpoint(values[last / 2], values[last.div_ceil(2)]);
+        Some(Self { low: values[last / 4], median, high: values[last - last / 4] })
+    }
+}
+
+/// Cells without a direct sample in some round have no ratio and are left out.
+pub fn summarise(samples: &[Sample]) -> BTreeMap<Key, Summary> {
+    let rate = |sample: &Sample| sample.amount as f64 / sample.seconds;
+    let mut cells: BTreeMap<Key, Vec<&Sample>> = BTreeMap::new();
+    let mut direct = BTreeMap::new();
+    for sample in samples {
+        let &Sample { services, path, mode, variant, round, .. } = sample;
+        cells.entry(Key { services, path, mode, variant }).or_default().push(sample);
+        if variant == Variant::Direct {
+            direct.insert((services, path, mode, round), rate(sample));
+        }
+    }
+    let summary = |key: &Key, samples: &[&Sample]| {
+        let base = |round| direct.get(&(key.services, key.path, key.mode, round));
+        let ratios: BTreeMap<usize, f64> =
+            samples.iter().filter_map(|sample| Some((sample.round, rate(sample) / base(sample.round)?))).collect();
+        let amount: u64 = samples.iter().map(|sample| sample.amount).sum();
+        Some(Summary {
+            rounds: samples.len(),
+            rate: Spread::of(samples.iter().map(|sample| rate(sample)).collect())?,
+            ratio: Spread::of(ratios.values().copied().collect())?,
+            cpu: samples.iter().map(|sample| sample.cpu_seconds).sum::<f64>() / amount as f64,
+            ratios,
+        })
+    };
+    cells.iter().filter_map(|(key, samples)| Some((*key, summary(key, samples)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(variant: Variant, round: usize, amount: u64) -> Sample {
+        let (path, mode) = (Path::Local, Mode::TcpRr);
+        Sample { services: 1, path, mode, variant, round, amount, seconds: 0.5, cpu_seconds: 0.25 }
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_round() {
+        // The machine became half as fast, and nobody's ratio changed.
+        let speeds =
+            [(Variant::Direct, [100, 50, 100]), (Variant::Kpx, [90, 45, 80]), (Variant::Nftables, [60, 30, 80])];
+        let samples =
+            speeds.map(|(variant, amounts)| (0..).zip(amounts).map(move |(n, amount)| sample(variant, n, amount)));
+        let cells = summarise(&samples.into_iter().flatten().collect::<Vec<_>>());
+        let of = |variant| &cells[&Key { services: 1, path: Path::Local, mode: Mode::TcpRr, variant }];
+        assert_eq!(of(Variant::Direct).ratio, Spread { low: 1.0, median: 1.0, high: 1.0 });
+        assert_eq!(of(Variant::Kpx).ratio, Spread { low: 0.8, median: 0.9, high: 0.9 });
+        assert_eq!(of(Variant::Kpx).rate, Spread { low: 90.0, median: 160.0, high: 180.0 });
+        assert_eq!(of(Variant::Kpx).against(of(Variant::Nftables)).unwrap().median, 1.5);
+        assert!((of(Variant::Kpx).cpu - 0.75 / 215.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_middle_of_an_even_number_lies_between() {
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]), Some(Spread { low: 1.0, median: 2.5, high: 4.0 }));
+        assert_eq!(Spread::of(vec![]), None);
+    }
+}

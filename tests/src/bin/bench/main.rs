@@ -1,0 +1,56 @@
+//! Measures kpx: `kpx-bench` runs all sections and reports; `kpx-bench SECTION` runs one.
+
+mod control;
+mod data;
+mod icount;
+mod machine;
+mod programs;
+mod record;
+mod report;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "kpx-bench")]
+struct Cli {
+    /// Where results are kept, one file a section; a section that is run again replaces its own
+    #[arg(long, global = true, env = "KPX_BENCH_RESULTS", default_value = "target/bench")]
+    results: PathBuf,
+    #[command(subcommand)]
+    section: Option<Section>,
+}
+
+#[derive(Subcommand)]
+enum Section {
+    /// What Services cost on the way of packets
+    Data(data::Args),
+    /// What a packet costs in each program
+    Programs(programs::Args),
+    /// What a large cluster costs the agent
+    Control(control::Args),
+    /// What Services cost in instructions, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
+    #[command(hide = true)]
+    Icount(icount::Args),
+    /// Writes what was found into docs/performance.md
+    Report(report::Args),
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match cli.section {
+        Some(Section::Data(args)) => data::run(&args, &cli.results),
+        Some(Section::Programs(args)) => programs::run(&args, &cli.results),
+        Some(Section::Control(args)) => control::run(&args, &cli.results),
+        Some(Section::Icount(args)) => icount::run(&args),
+        Some(Section::Report(args)) => report::run(&args, &cli.results),
+        None => {
+            data::run(&data::Args::parse_from([""]), &cli.results)?;
+            programs::run(&programs::Args::parse_from([""]), &cli.results)?;
+            control::run(&control::Args::parse_from([""]), &cli.results)?;
+            report::run(&report::Args::parse_from([""]), &cli.results)
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What a process takes of the machine, as the kernel counts it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Process(pub(super) Pid);
+
+/// In bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Memory {
+    /// `VmRSS`.
+    pub resident: u64,
+    /// Of that, what is no file's.
+    pub anonymous: u64,
+    /// The most that was ever resident, `VmHWM`.
+    pub peak: u64,
+}
+
+impl Process {
+    pub(super) fn memory(self) -> Result<Memory> {
+        let text = self.read("status")?;
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+            value.split_whitespace().next()?.parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
+        };
+        let field = |name: &str| field(name).with_context(|| format!("no {name} of process {}", self.0));
+        Ok(Memory { resident: field("VmRSS:")?, anonymous: field("RssAnon:")?, peak: field("VmHWM:")? })
+    }
+
+    /// The CPU time of all its threads so far, those that have ended among them.
+    pub(super) fn cpu(self) -> Result<Duration> {
+        // Fields 14 and 15, counted after the name, which may have blanks in it.
+        let text = self.read("stat")?;
+        let (_, fields) = text.rsplit_once(')').context("no name in /proc/PID/stat")?;
+        let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        Ok(Duration::from_millis(ticks * 1_000 / CLOCK_TICKS))
+    }
+
+    /// The CPU time of the threads that there are, exactly.
+    pub(super) fn cpu_of_threads(self) -> Result<Duration> {
+        let mut nanos = 0;
+        for thread in fs::read_dir(self.path("task")).context("list threads")? {
+            // It may end while we look.
+            let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
+            nanos += text.split_whitespace().next().and_then(|nanos| nanos.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(Duration::from_nanos(nanos))
+    }
+
+    fn read(self, file: &str) -> Result<String> {
+        let path = self.path(file);
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+    }
+
+    fn path(self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{file}", self.0))
+    }
+}
+
+/// `USER_HZ`, which is part of the kernel's interface.
+const CLOCK_TICKS: u64 = 100;

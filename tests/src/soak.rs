@@ -1,0 +1,31 @@
+//! What an operator does to a busy node, and whether anybody notices.
+//!
+//! A scenario builds a lab of its own, puts load on it, injects the fault again and again and says what was seen. The
+//! same functions make the short tests and the long runs of `cargo xtask soak`.
+
+mod bed;
+mod endpoints;
+mod flood;
+mod memory;
+mod outage;
+mod report;
+mod restart;
+
+use std::time::Duration;
+
+pub use self::endpoints::endpoints;
+pub use self::flood::flood;
+pub use self::outage::outage;
+pub use self::report::Report;
+pub use self::restart::{restart, upgrade};
+
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// New connections a second.
+    pub rate: u32,
+    /// How often the fault is injected.
+    pub rounds: u32,
+    /// It is injected more often if that is over before so long.
+    pub at_least: Duration,
+}

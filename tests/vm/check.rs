@@ -1,0 +1,29 @@
+//! `kpx check` knows what this kernel can do.
+
+use anyhow::{Context, Result, ensure};
+use kpx_tests::kernel;
+use kpx_tests::netns::NetNs;
+use serde_json::Value;
+
+use crate::ipvs::kpx;
+
+/// The first with TCX.
+const TCX: (u32, u32) = (6, 6);
+
+#[test]
+fn nothing_of_this_kernel_is_in_the_way_of_kpx() -> Result<()> {
+    let ns = NetNs::create(format!("kpx-check-{}", std::process::id()))?;
+    let output = kpx(&ns, "check --output json")?;
+    let report: Value = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+    let finding = |what: &str| {
+        let findings = report["findings"].as_array().into_iter().flatten();
+        findings.into_iter().find(|finding| finding["what"] == what).cloned().unwrap_or_default()
+    };
+    for what in ["capabilities", "programs", "memlock", "kernel"] {
+        ensure!(finding(what)["level"] == "ok", "{report:#}");
+    }
+    let (level, found) =
+        if kernel::version()? >= TCX { ("ok", "by TCX") } else { ("warn", "by clsact: this kernel has no TCX") };
+    ensure!(finding("attach")["level"] == level && finding("attach")["found"] == found, "{report:#}");
+    Ok(())
+}
