@@ -1,18 +1,76 @@
 //! Builds everything optimised and measures it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::iter::once;
+use std::path::Path;
+use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use clap::Parser;
+use serde_json::json;
 
 use crate::setup::{self, Need};
+use crate::vmtest::icount::{self, Outcome};
 use crate::{build, shell, workspace};
 
+/// The section that runs in a virtual machine, and not by the benchmark on this one.
+const ICOUNT: &str = "icount";
+
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
+    let results = workspace::target_dir()?.join("bench");
+    // Whoever measures does so as root; the folder stays ours.
+    fs::create_dir_all(&results).with_context(|| format!("create {}", results.display()))?;
+    match args.split_first() {
+        Some((section, args)) if section == ICOUNT => count(args, &results),
+        Some(_) => measure(args, &results),
+        None => {
+            measure(&[], &results)?;
+            count(&[], &results)
+        }
+    }
+}
+
+fn measure(args: &[OsString], results: &Path) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     let kpx = build::with(&toolchain, &build::Options { release: true, ..Default::default() })?;
-    let mut cargo = workspace::cargo();
-    cargo.args(["run", "--release", "--package", "kpx-tests", "--bin", "kpx-bench", "--"]).args(args);
-    cargo.env("KPX_BIN", kpx);
+    let mut cargo = benchmark(true, results);
+    cargo.args(args).env("KPX_BIN", kpx);
     workspace::run_as_root(&mut cargo)?;
     shell::run(cargo)
+}
+
+fn benchmark(release: bool, results: &Path) -> Command {
+    let mut cargo = workspace::cargo();
+    cargo.arg("run").args(release.then_some("--release"));
+    cargo.args(["--package", "kpx-tests", "--bin", "kpx-bench", "--"]);
+    cargo.env("KPX_BENCH_RESULTS", results).env("KPX_BENCH_DOCS", workspace::root().join("docs"));
+    cargo
+}
+
+fn count(args: &[OsString], results: &Path) -> Result<()> {
+    let words = once(OsStr::new(ICOUNT)).chain(args.iter().map(OsString::as_os_str));
+    let options = icount::Options::parse_from(words);
+    let path = results.join(format!("{ICOUNT}.jsonl"));
+    let note = |text: String| json!({ "note": text }).to_string();
+    let mut lines = match icount::run(&options)? {
+        Outcome::Counted(lines) => lines,
+        Outcome::NotRun(why) => {
+            eprintln!("not run: {why}");
+            if path.exists() {
+                return Ok(()); // What was counted before still holds.
+            }
+            vec![note(format!("Not run: {why}"))]
+        }
+    };
+    if !options.release() {
+        lines.push(note(
+            "Clients and servers were not optimised in this run (`--debug`), and count more for it.".into(),
+        ));
+    }
+    fs::write(&path, lines.join("\n") + "\n").with_context(|| format!("write {}", path.display()))?;
+    let mut report = benchmark(options.release(), results);
+    report.arg("report");
+    workspace::run_as_root(&mut report)?;
+    shell::run(report)
 }

@@ -37,12 +37,7 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
 
 /// For those who have set up already.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
-    step("build the kernel programs", || {
-        let target_dir = workspace::target_dir()?;
-        let bpf_dir = target_dir.join("bpf");
-        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
-        install(&bpf_dir.join(TARGET).join("release/kpx"), &target_dir.join("kpx.bpf.o"))
-    })?;
+    object(toolchain, options)?;
     if options.verbose {
         step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join("kpx.bpf.o")))?;
     }
@@ -58,6 +53,31 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         shell::run(cargo)
     })?;
     workspace::kpx(options.release)
+}
+
+/// Kernel programs that do the same by other instructions: those that log.
+pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
+    let target_dir = workspace::target_dir()?;
+    let (bpf_dir, object) = (target_dir.join("bpf-log"), target_dir.join("kpx-log.bpf.o"));
+    step("build other kernel programs", || {
+        shell::run(kernel_programs(toolchain, &Options { log: true, ..Default::default() }, &bpf_dir))?;
+        let built = bpf_dir.join(TARGET).join("release/kpx");
+        verify::is_fit_for_old_kernels(&built)?;
+        install(&built, &object)
+    })?;
+    Ok(object)
+}
+
+/// The kernel programs alone, where proxy-agent's build script looks for them.
+pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
+    step("build the kernel programs", || {
+        let target_dir = workspace::target_dir()?;
+        let bpf_dir = target_dir.join("bpf");
+        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
+        let built = bpf_dir.join(TARGET).join("release/kpx");
+        verify::is_fit_for_old_kernels(&built)?;
+        install(&built, &target_dir.join("kpx.bpf.o"))
+    })
 }
 
 /// The cargo command, with the toolchain's own cargo. It finds Cargo.lock in order: our own cargo has just seen to that.

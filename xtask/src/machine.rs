@@ -15,8 +15,12 @@ pub(crate) const DEBIAN_LLVM: u32 = 22;
 /// The lab's tools and the packages they are in.
 pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
 /// What tests need beside them.
-pub(crate) const TEST_TOOLS: &[(&str, &str)] =
-    &[("unzip", "unzip"), ("chromium", "chromium"), ("chromedriver", "chromium-driver")];
+pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
+    ("iptables-nft-restore", "iptables"),
+    ("unzip", "unzip"),
+    ("chromium", "chromium"),
+    ("chromedriver", "chromium-driver"),
+];
 
 /// Everything `setup` decides upon.
 #[derive(Clone, Debug, Default)]

@@ -6,15 +6,18 @@ mod build;
 mod ci;
 mod demo;
 mod dist;
+mod fuzz;
 mod helm;
 mod machine;
 mod run;
 mod setup;
 mod shell;
+mod soak;
 mod step;
 mod test;
 mod tidy;
 mod verify;
+mod vmtest;
 mod workspace;
 
 use std::ffi::OsString;
@@ -55,12 +58,22 @@ enum Command {
         #[arg(last = true)]
         args: Vec<OsString>,
     },
-    /// Build, then measure
+    /// Build optimised, then measure and write docs/performance.md
     Bench {
-        /// Handed to the benchmark
-        #[arg(last = true)]
+        /// Handed to the benchmark: which section, and how; all of it if nothing is said
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Build, then kill, upgrade, flood and starve kpx under load, and say who noticed
+    Soak {
+        /// Handed to the soak: which scenario, and for how long
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Boot Debian's kernels in virtual machines and test kpx in each
+    Vmtest(vmtest::Options),
+    /// Build, then try random packets and texts, and compare with what must become of them
+    Fuzz(fuzz::Options),
     /// Make what is released: archive, container image, Debian package, checksums
     Dist(dist::Options),
     /// Load the kernel programs of an object and say what the kernel thinks of them; `build --verbose` does it
@@ -91,6 +104,9 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test { filter } => test::run(filter.as_deref()),
         Command::Demo { args } => demo::run(&args),
         Command::Bench { args } => bench::run(&args),
+        Command::Soak { args } => soak::run(&args),
+        Command::Vmtest(options) => vmtest::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Dist(options) => dist::run(&options),
         Command::Verify { object } => verify::run(&object),
         Command::Tidy => tidy::run(),

@@ -4,8 +4,9 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Write, stdout};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
 use crate::setup::{self, Need};
@@ -21,41 +22,58 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 
 /// Test programs whose tests have programs in the kernel of their own, and measure no time.
 const SIDE_BY_SIDE: [&str; 2] = ["datapath", "reference"];
+/// Runs beside those, for so many seconds: the slice of `cargo xtask fuzz` that every run of all tests has.
+const FUZZ: &str = "fuzz";
+const FUZZ_SECS: &str = "300";
 
 /// All levels, whatever becomes of the first.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     let mut tally = Tally::default();
-    step("test what needs no root", || {
-        let mut cargo = workspace::cargo();
-        cargo.args(["test", "--no-fail-fast"]).args(filter);
-        tally.add(cargo, &mut stdout())
-    })?;
     let helm = helm::ensure();
-    let (side_by_side, alone): (Vec<_>, Vec<_>) =
+    let fuzzes = filter.is_none();
+    let (side_by_side, mut alone): (Vec<_>, Vec<_>) =
         programs()?.into_iter().partition(|name| SIDE_BY_SIDE.contains(&name.as_str()));
-    // Time is part of what most of them measure, and all share one kernel.
-    for (what, targets, threads) in [
-        ("test kernel programs", side_by_side, None),
-        ("test all else in network namespaces", [alone, vec!["--lib".into(), "--bins".into()]].concat(), Some("1")),
-    ] {
-        step(what, || {
+    alone.retain(|name| !(fuzzes && name == FUZZ));
+    let in_labs = |targets: &[String]| {
+        let mut cargo = workspace::cargo();
+        cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]);
+        cargo.args(targets.iter().flat_map(|target| ["--test", target])).args(filter);
+        cargo.env("KPX_BIN", kpx).envs(helm.as_ref().map(|helm| ("HELM", helm)));
+        cargo
+    };
+    thread::scope(|scope| {
+        let mut cargo = in_labs(&[FUZZ.to_owned()]);
+        cargo.args(["--", "--nocapture"]).env("KPX_FUZZ_SECS", FUZZ_SECS);
+        let slice = fuzzes.then(|| scope.spawn(|| Tally::of(cargo)));
+        step("test what needs no root", || {
             let mut cargo = workspace::cargo();
-            cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]);
-            for target in targets {
-                if target.starts_with("--") {
-                    cargo.arg(target)
-                } else {
-                    cargo.args(["--test", &target])
-                };
-            }
-            cargo.args(filter).env("KPX_BIN", kpx).envs(helm.as_ref().map(|helm| ("HELM", helm)));
-            if let (None, Some(threads)) = (std::env::var_os("RUST_TEST_THREADS"), threads) {
-                cargo.env("RUST_TEST_THREADS", threads);
-            }
+            cargo.args(["test", "--no-fail-fast"]).args(filter);
+            tally.add(cargo, &mut stdout())
+        })?;
+        step("test kernel programs", || {
+            let mut cargo = in_labs(&side_by_side);
             workspace::run_as_root(&mut cargo)?;
             tally.add(cargo, &mut stdout())
         })?;
-    }
+        let Some(slice) = slice else { return Ok(()) };
+        step("test kernel programs on random packets", || {
+            let (slice, output) = slice.join().map_err(|_| anyhow!("the thread that waits for them panicked"))??;
+            stdout().write_all(&output)?;
+            tally.passed += slice.passed;
+            tally.failed += slice.failed;
+            Ok(())
+        })
+    })?;
+    step("test all else in network namespaces", || {
+        let mut cargo = in_labs(&alone);
+        cargo.args(["--lib", "--bins"]);
+        // Time is part of what most of them measure, and all share one kernel.
+        if std::env::var_os("RUST_TEST_THREADS").is_none() {
+            cargo.env("RUST_TEST_THREADS", "1");
+        }
+        workspace::run_as_root(&mut cargo)?;
+        tally.add(cargo, &mut stdout())
+    })?;
     Ok(tally)
 }
 
@@ -67,7 +85,10 @@ fn programs() -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let tests = packages.filter(|package| package["name"] == "kpx-tests");
     let targets = tests.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-    let programs = targets.filter(|target| target["kind"][0] == "test").filter_map(|target| target["name"].as_str());
+    // Some are for other kernels only, and say so by `test = false`.
+    let programs = targets
+        .filter(|target| target["kind"][0] == "test" && target["test"] == true)
+        .filter_map(|target| target["name"].as_str());
     let programs: Vec<_> = programs.map(str::to_owned).collect();
     ensure!(!programs.is_empty(), "cargo's metadata name no test program of kpx-tests");
     Ok(programs)
@@ -97,6 +118,14 @@ impl Tally {
             std::process::exit(1);
         }
         Ok(())
+    }
+
+    /// Runs a `cargo test` as root, and keeps what it prints.
+    fn of(mut cargo: Command) -> Result<(Self, Vec<u8>)> {
+        let (mut tally, mut output) = (Self::default(), Vec::new());
+        workspace::run_as_root(&mut cargo)?;
+        tally.add(cargo, &mut output)?;
+        Ok((tally, output))
     }
 
     /// Runs a `cargo test` and shows what it prints while it prints it.
@@ -166,7 +195,10 @@ mod tests {
     #[test]
     fn those_side_by_side_exist() {
         let programs = programs().unwrap();
-        assert!(SIDE_BY_SIDE.iter().all(|name| programs.iter().any(|program| program == name)), "{programs:?}");
+        assert!(
+            SIDE_BY_SIDE.iter().chain([&FUZZ]).all(|name| programs.iter().any(|program| program == name)),
+            "{programs:?}"
+        );
     }
 
     #[test]

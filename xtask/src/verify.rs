@@ -1,21 +1,24 @@
 //! What the kernel says of the kernel programs: are they accepted, how much work is that, how near are the limits.
 
+mod cycle;
 mod stack;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use aya::Ebpf;
-use aya::programs::SchedClassifier;
+use aya::programs::{Program, ProgramError, ProgramInfo};
+use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
+use proxy_common::names;
 
 use crate::shell;
 
-/// A program that takes longer to be verified than this makes kpx slow to start, and is close to refusal.
-const MAX_LOAD: Duration = Duration::from_millis(500);
+/// A program of which the verifier follows more instructions makes kpx slow to start, and is on its way to refusal.
+const MAX_VERIFIED: u32 = 250_000;
 
 /// Loads every program of an object, attached to nothing, and prints a line for each.
 pub(crate) fn run(object: &Path) -> Result<()> {
@@ -26,33 +29,67 @@ pub(crate) fn run(object: &Path) -> Result<()> {
     shell::run(command)
 }
 
+/// What old kernels refuse and the one of this machine may not, read from the object.
+pub(crate) fn is_fit_for_old_kernels(object: &Path) -> Result<()> {
+    let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
+    let mut parsed = Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
+    cycle::check(&mut parsed).with_context(|| format!("{} is not for Linux 5.10", object.display()))
+}
+
 fn programs(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
     let mut parsed = Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
     let stacks = stack::bytes(&mut parsed).with_context(|| format!("link {}", object.display()))?;
-    let mut ebpf = Ebpf::load(&bytes).context("make the maps of the kernel programs")?;
     let mut bad = Vec::new();
-    let mut programs: Vec<_> = ebpf.programs_mut().collect();
-    programs.sort_by_key(|(name, _)| *name);
     println!("{:<12} {:>9} {:>9} {:>12}", "program", "verified", "stack", "to load");
-    for (name, program) in programs {
-        let program: &mut SchedClassifier = program.try_into().with_context(|| format!("program {name}"))?;
-        let started = cpu_time()?;
-        if let Err(error) = program.load() {
-            bad.push(format!("the kernel refuses {name}: {error:?}"));
-            continue;
+    for fast_path in [0_u32, 1] {
+        if fast_path != 0 {
+            println!("with --fast-path:");
         }
-        let took = cpu_time()?.saturating_sub(started);
-        let verified = program.info()?.verified_instruction_count();
-        let verified = verified.map_or_else(|| "?".to_owned(), |count| count.to_string());
-        println!("{name:<12} {verified:>9} {:>7} B {:>9} ms", stacks[name], took.as_millis());
-        if took > MAX_LOAD {
-            bad.push(format!("{name} takes {} ms to load, over {} ms", took.as_millis(), MAX_LOAD.as_millis()));
-        }
+        let mut loader = EbpfLoader::new();
+        // With all that can be asked of sockets.
+        loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
+        let ebpf = loader.override_global(names::FAST_PATH, &fast_path, true).load(&bytes);
+        load_all(&mut ebpf.context("make the maps of the kernel programs")?, &stacks, &mut bad)?;
     }
     println!("Limits: 1000000 instructions verified (\"?\": this kernel does not tell), {} B of stack.", stack::LIMIT);
     println!("The stack is read from the object: the deepest chain of calls, each frame as old kernels round it.");
     if bad.is_empty() { Ok(()) } else { bail!(bad.join("\n")) }
+}
+
+fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<String>) -> Result<()> {
+    let mut programs: Vec<_> = ebpf.programs_mut().collect();
+    programs.sort_by_key(|(name, _)| *name);
+    for (name, program) in programs {
+        let started = cpu_time()?;
+        let info = match load(program) {
+            Ok(info) => info,
+            Err(error) => {
+                bad.push(format!("the kernel refuses {name}: {error:?}"));
+                continue;
+            }
+        };
+        let took = cpu_time()?.saturating_sub(started);
+        let verified = info.verified_instruction_count();
+        let verified = verified.map_or_else(|| "?".to_owned(), |count| count.to_string());
+        println!("{name:<12} {verified:>9} {:>7} B {:>9} ms", stacks[name], took.as_millis());
+        if stacks[name] > stack::LIMIT {
+            bad.push(format!("{name} takes {} B of stack, over {} B", stacks[name], stack::LIMIT));
+        }
+        if let Some(count) = info.verified_instruction_count().filter(|&count| count > MAX_VERIFIED) {
+            bad.push(format!("{name} takes {count} instructions to verify, over {MAX_VERIFIED}"));
+        }
+    }
+    Ok(())
+}
+
+/// Of the types that kpx has.
+fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
+    match program {
+        Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
+        Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
 }
 
 /// How long this thread has run: what else the machine does is not the programs' fault.

@@ -8,24 +8,34 @@ const FUNCTION_LINES: usize = 70;
 
 /// Modules (paths without `.rs`) that may say `unsafe`.
 const UNSAFE: &[(&str, &str)] = &[
+    ("proxy-agent/map-walk/src/lib", "reads and writes maps in batches, which no crate has calls for"),
+    ("proxy-agent/netns-cookie/src/lib", "asks for the number of a network namespace, which no crate has a call for"),
+    ("proxy-common/src/layout/tests", "shows the bytes of the shared types, which have no padding"),
     ("proxy-common/src/pod", "promises aya that the shared types are plain bytes"),
     ("proxy-ebpf/src/apart", "exports functions by name, so that the verifier follows them apart"),
+    ("proxy-ebpf/src/deliver/way", "routes come from helpers that take pointers, and go into others"),
     ("proxy-ebpf/src/flow", "asks the kernel for the time"),
     ("proxy-ebpf/src/lookup", "asks the kernel for a random number"),
     ("proxy-ebpf/src/main", "names the licence's section, which the kernel reads"),
     ("proxy-ebpf/src/maps", "a lookup in a map is a pointer into the kernel"),
     ("proxy-ebpf/src/net", "routes and checksums come from helpers that take pointers"),
     ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
+    ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
+    ("tests/churn/links", "detaches links of others, which no crate has a call for"),
     ("tests/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
 ];
 
 /// Where a test may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
+    ("proxy-agent/src/source/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
     ("tests/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
     ("tests/src/agent", "polls in `wait_until`, bounded by a deadline"),
     ("tests/src/apiserver/http", "a fault: a list that comes late"),
     ("tests/src/apiserver/real", "polls a server that does not answer yet, bounded by a deadline"),
     ("tests/src/apiserver/watch", "a watch ends when its client said, as on any server"),
+    ("tests/src/control", "changes at a rate, and measures for a time"),
+    ("tests/src/load", "sends at a rate"),
+    ("tests/src/soak", "how long a fault lasts is what is tested"),
 ];
 
 /// Longer than the limit for a reason.

@@ -1,0 +1,229 @@
+//! Boots Debian's kernels in virtual machines and runs tests in each: the programs on single packets, and a cluster of
+//! network namespaces with real sockets.
+
+mod cpio;
+mod debian;
+pub(crate) mod icount;
+mod initramfs;
+mod modules;
+mod qemu;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use self::debian::{Debian, IPVSADM};
+use self::initramfs::Userland;
+use self::modules::Modules;
+use self::qemu::Accelerator;
+use self::report::Report;
+use crate::build;
+use crate::setup::{self, Need};
+use crate::step::step;
+use crate::{shell, workspace};
+
+/// The oldest that kpx is for, those of the stable releases, and the newest that they can be had with.
+const SERIES: &[&str] = &["5.10", "6.1", "6.12", "7.2"];
+/// Without these a run says nothing.
+const MUST_RUN: &[&str] = &["6.1", "6.12"];
+/// Path in the guest, package, kind of its target, its name.
+type Program = (&'static str, &'static str, &'static str, &'static str);
+
+/// What guests run.
+const PROGRAMS: &[Program] = &[
+    ("init", "kpx-tests", "--bin", "kpx-guest"),
+    ("bin/kpx", "proxy-agent", "--bin", "kpx"),
+    ("bin/datapath", "kpx-tests", "--test", "datapath"),
+    ("bin/cells", "kpx-tests", "--test", "cells-plain"),
+    ("bin/vm", "kpx-tests", "--test", "vm"),
+];
+
+/// Name, kernel modules and what else it needs (`-` for nothing), program and arguments: what guests run, quick ones first.
+const SUITES: &[&str] = &[
+    "check - /bin/vm check::",
+    "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
+    "sockets sctp /bin/cells --exact as_the_kernel_can",
+    "sockets-by-clsact sctp,tcx /bin/cells --exact by_clsact",
+    "packets - /bin/datapath",
+];
+
+/// Suite, test, and why that says nothing in a guest.
+const LEFT_OUT: &[(&str, &str, &str)] = &[];
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Of kernels, such as 6.1
+    #[arg(default_values_t = SERIES.iter().map(|series| (*series).to_owned()))]
+    series: Vec<String>,
+    /// And the newest kernel there is
+    #[arg(long)]
+    newest: bool,
+    /// Look for newer packages of kernels that were fetched before
+    #[arg(long)]
+    renew: bool,
+    /// Go on with the next kernel when one fails
+    #[arg(long)]
+    keep_going: bool,
+    /// Only these tests: check, ipvs, sockets, sockets-by-clsact, packets
+    #[arg(long, value_delimiter = ',', value_name = "SUITE")]
+    only: Vec<String>,
+    /// Use what the last run has built
+    #[arg(long)]
+    no_build: bool,
+    /// Seconds that a guest may take
+    #[arg(long, default_value_t = 1800)]
+    limit: u64,
+    /// What runs the guests; by default KVM where the processor has it
+    #[arg(long)]
+    accel: Option<Accelerator>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let debian = Debian::new()?;
+    debian.ensure_qemu()?;
+    let folder = workspace::target_dir()?.join("vmtest");
+    let userland = Userland::new(&programs(&folder, !options.no_build)?, &[debian.tool(IPVSADM)?], &options.suites()?)?;
+    let newest = options.newest.then_some(None);
+    let wanted = options.series.iter().map(|series| Some(series.as_str())).chain(newest);
+
+    let mut outcomes = Vec::new();
+    for series in wanted {
+        let name = series.unwrap_or("newest");
+        let outcome = one(&debian, &userland, &folder, series, options);
+        let outcome = outcome.with_context(|| format!("kernel {name}"))?;
+        let failed = matches!(&outcome, Outcome::Ran(report) if !report.is_good());
+        println!("{outcome}");
+        outcomes.push((name, outcome));
+        if failed && !options.keep_going {
+            break;
+        }
+    }
+    for (suite, test, why) in LEFT_OUT.iter().filter(|(suite, ..)| options.wants(suite)) {
+        println!("left out of {suite}: {test}: {why}");
+    }
+    conclude(&options.series, &outcomes)
+}
+
+impl Options {
+    /// Those that were asked for, one a line.
+    fn suites(&self) -> Result<String> {
+        let name = |suite: &str| suite.split(' ').next().unwrap_or_default().to_owned();
+        let unknown = self.only.iter().find(|only| !SUITES.iter().any(|suite| name(suite) == **only));
+        if let Some(unknown) = unknown {
+            bail!("there are no tests {unknown}");
+        }
+        let wanted = SUITES.iter().filter(|suite| self.wants(&name(suite)));
+        let line = |suite: &&str| {
+            let left_out = LEFT_OUT.iter().filter(|(of, ..)| *of == name(suite));
+            let left_out: String = left_out.map(|(_, test, _)| format!(" --skip {test}")).collect();
+            format!("{suite}{left_out} --color never --test-threads 1\n")
+        };
+        Ok(wanted.map(line).collect())
+    }
+
+    fn wants(&self, suite: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == suite)
+    }
+}
+
+/// What came of one kernel.
+enum Outcome {
+    Ran(Report),
+    /// It is not to be had, and why.
+    Skipped(String),
+}
+
+fn one(
+    debian: &Debian,
+    userland: &Userland,
+    folder: &Path,
+    series: Option<&str>,
+    options: &Options,
+) -> Result<Outcome> {
+    let name = series.unwrap_or("newest");
+    let kernel = match debian.kernel(series, options.renew) {
+        Ok(kernel) => kernel,
+        Err(error) => return Ok(Outcome::Skipped(format!("{name}: SKIPPED: {error:#}"))),
+    };
+    let plan = Modules::find(&kernel.modules)?.plan(modules::WANTED)?;
+    let initramfs = folder.join(format!("{name}.cpio"));
+    fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
+    let log = folder.join(format!("{name}.log"));
+    let accelerator = options.accel.unwrap_or_else(Accelerator::best);
+    let limit = Duration::from_secs(options.limit);
+    step(&format!("test on {}", kernel.release), || {
+        qemu::boot(accelerator, &kernel.image, &initramfs, &log, limit).map(Outcome::Ran)
+    })
+}
+
+/// Good if all that ran passed, and what was asked for of [`MUST_RUN`] was there.
+fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
+    println!("{:<8} {:<34} {:>7} {:>7}", "SERIES", "KERNEL", "PASSED", "FAILED");
+    for (name, outcome) in outcomes {
+        match outcome {
+            Outcome::Ran(report) => {
+                let verdict = if report.is_good() { "" } else { "  not good" };
+                let (passed, failed) = (report.passed(), report.failed());
+                println!("{name:<8} {:<34} {passed:>7} {failed:>7}{verdict}", report.kernel);
+            }
+            Outcome::Skipped(_) => println!("{name:<8} skipped: it cannot be had"),
+        }
+    }
+    for name in MUST_RUN.iter().filter(|name| asked.iter().any(|asked| asked == *name)) {
+        let ran = outcomes.iter().any(|(ran, outcome)| ran == name && matches!(outcome, Outcome::Ran(_)));
+        ensure!(ran, "nothing ran on {name}, and without that this says nothing");
+    }
+    if !outcomes.iter().all(|(_, outcome)| {
+        matches!(outcome, Outcome::Ran(report) if report.is_good()) || matches!(outcome, Outcome::Skipped(_))
+    }) {
+        bail!("not all is good");
+    }
+    Ok(())
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ran(report) => report.fmt(f),
+            Self::Skipped(why) => writeln!(f, "{why}"),
+        }
+    }
+}
+
+/// What guests run: path in the guest, and path here. Built anew, or as it was left there.
+fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    if build {
+        let toolchain = setup::ensure(Need::Lab)?;
+        build::object(&toolchain, &build::Options::default())?;
+    }
+    let program = |(path, package, kind, name): &Program| {
+        // Cargo's own place is that of other builds, too.
+        let kept = folder.join(name);
+        if build {
+            let built = step(&format!("build {name}"), || link(package, kind, name, false))?;
+            fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
+        }
+        Ok((*path, kept))
+    };
+    PROGRAMS.iter().map(program).collect()
+}
+
+/// Links without shared libraries. Only this last step is told to: everything before it is what a plain build makes as well.
+fn link(package: &str, kind: &str, name: &str, release: bool) -> Result<PathBuf> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["rustc", "--quiet", "--package", package, kind, name, "--message-format=json-render-diagnostics"]);
+    cargo.args(release.then_some("--release"));
+    cargo.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"]);
+    let output = cargo.stderr(std::process::Stdio::inherit()).output().context("run cargo")?;
+    ensure!(output.status.success(), "`{}` failed", shell::show(&cargo));
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let made = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let made = made.filter(|message| message["target"]["name"] == name);
+    let made = made.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
+    made.with_context(|| format!("cargo does not say where {name} is"))
+}

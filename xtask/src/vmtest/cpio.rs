@@ -1,0 +1,115 @@
+//! An initial RAM file system: a cpio archive in the form "newc" (the kernel's initramfs/buffer-format.rst), as the
+//! kernel unpacks it. Folders above a file are made with it; root owns everything.
+
+use std::collections::BTreeSet;
+
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const DEVICE: u32 = 0o020_600;
+
+#[derive(Default)]
+pub(super) struct Archive {
+    bytes: Vec<u8>,
+    folders: BTreeSet<String>,
+    entries: u32,
+}
+
+impl Archive {
+    /// `path` from the root on, without a leading slash.
+    pub(super) fn folder(&mut self, path: &str) {
+        if !path.is_empty() && !self.folders.contains(path) {
+            self.folders_above(path);
+            self.entry(path, FOLDER, (0, 0), &[]);
+            self.folders.insert(path.to_owned());
+        }
+    }
+
+    /// Everybody may run it, program or not.
+    pub(super) fn file(&mut self, path: &str, content: &[u8]) {
+        self.folders_above(path);
+        self.entry(path, PROGRAM, (0, 0), content);
+    }
+
+    /// A character device, by its major and minor number.
+    pub(super) fn device(&mut self, path: &str, major: u32, minor: u32) {
+        self.folders_above(path);
+        self.entry(path, DEVICE, (major, minor), &[]);
+    }
+
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, (0, 0), &[]);
+        self.bytes
+    }
+
+    fn folders_above(&mut self, path: &str) {
+        if let Some((above, _)) = path.rsplit_once('/') {
+            self.folder(above);
+        }
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) {
+        self.entries += 1;
+        let size = u32::try_from(content.len()).expect("files of an initramfs are far below 4 GiB");
+        let name_size = u32::try_from(path.len() + 1).expect("paths are short");
+        // Number, mode, user, group, links, time, size, device (2), device it is (2), size of the name, checksum.
+        let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
+        self.bytes.extend(b"070701");
+        self.bytes.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
+        self.bytes.extend(path.as_bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Path, mode, device and content of each entry, read as the format's description has it.
+    /// Name, mode, device and content.
+    type Entry = (String, u32, (u32, u32), Vec<u8>);
+
+    fn read(mut bytes: &[u8]) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        while !bytes.is_empty() {
+            assert_eq!(&bytes[..6], b"070701");
+            let field = |nth: usize| {
+                let digits = std::str::from_utf8(&bytes[6 + nth * 8..][..8]).unwrap();
+                u32::from_str_radix(digits, 16).unwrap()
+            };
+            let (name_size, size) = (field(11) as usize, field(6) as usize);
+            let start = (110 + name_size).next_multiple_of(4);
+            let name = std::str::from_utf8(&bytes[110..][..name_size]).unwrap().trim_end_matches('\0').to_owned();
+            entries.push((name, field(1), (field(9), field(10)), bytes[start..][..size].to_vec()));
+            bytes = &bytes[(start + size).next_multiple_of(4)..];
+        }
+        entries
+    }
+
+    #[test]
+    fn what_is_packed_can_be_read() {
+        let mut archive = Archive::default();
+        archive.file("init", b"first");
+        archive.device("dev/console", 5, 1);
+        archive.file("lib/modules/veth.ko", b"odd");
+        archive.folder("lib/modules");
+        let none = (0, 0);
+        let expected = [
+            ("init", PROGRAM, none, "first"),
+            ("dev", FOLDER, none, ""),
+            ("dev/console", DEVICE, (5, 1), ""),
+            ("lib", FOLDER, none, ""),
+            ("lib/modules", FOLDER, none, ""),
+            ("lib/modules/veth.ko", PROGRAM, none, "odd"),
+            ("TRAILER!!!", 0, none, ""),
+        ];
+        let expected = expected.map(|(path, mode, device, content)| (path.to_owned(), mode, device, content.into()));
+        assert_eq!(read(&archive.finish()), expected);
+    }
+}

@@ -1,0 +1,262 @@
+//! What Debian has: kernels, the emulator, and tools for the guest. Kept below a folder of the user's cache.
+//!
+//! Lists of packages are private, so that nothing is asked of, or done to, the machine's own sources.
+
+use std::cmp::Reverse;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::step::quiet;
+use crate::{shell, workspace};
+
+/// Newest first. No suite of these is past its date, and each kernel series is in one of them.
+const KERNEL_SUITES: &[&str] =
+    &["trixie-backports", "trixie-security", "bookworm-backports", "bookworm-security", "bullseye-security"];
+/// Each is asked for by name, so that apt changes nothing else.
+const QEMU_PACKAGES: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
+pub(super) const QEMU: &str = "qemu-system-x86_64";
+/// For guests: a program, and the packages that it is made of.
+pub(super) type Package = (&'static str, &'static [&'static str]);
+pub(super) const IPVSADM: Package = ("sbin/ipvsadm", &["ipvsadm", "libnl-3-200", "libnl-genl-3-200", "libpopt0"]);
+pub(super) const IPSET: Package = ("usr/sbin/ipset", &["ipset", "libipset13", "libmnl0"]);
+
+/// A program for guests, and where its libraries may be.
+pub(super) struct Tool {
+    pub(super) program: PathBuf,
+    pub(super) libraries: Vec<PathBuf>,
+}
+
+/// A kernel as Debian packs it, unpacked.
+pub(super) struct Kernel {
+    /// As `uname -r` has it.
+    pub(super) release: String,
+    pub(super) image: PathBuf,
+    /// `lib/modules/<release>`.
+    pub(super) modules: PathBuf,
+}
+
+pub(super) struct Debian {
+    cache: PathBuf,
+}
+
+impl Debian {
+    pub(super) fn new() -> Result<Self> {
+        let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+        let cache = home.context("neither XDG_CACHE_HOME nor HOME says where to keep kernels")?.join("kpx/vmtest");
+        fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
+        Ok(Self { cache })
+    }
+
+    /// Installs the emulator, unless it is there. Removes and upgrades nothing.
+    pub(super) fn ensure_qemu(&self) -> Result<()> {
+        if shell::which(QEMU).is_some() {
+            return Ok(());
+        }
+        let apt = self.tools()?;
+        // A bookworm's own one does not go together with the tools for disk images that came from its backports.
+        let from = if codename()? == "bookworm" { "/bookworm-backports" } else { "" };
+        let packages = QEMU_PACKAGES.iter().map(|name| format!("{name}{from}")).collect::<Vec<_>>();
+        let prefix = shell::root_prefix()?;
+        let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]].concat();
+        let mut install = Command::new(words[0]);
+        install.args(&words[1..]).arg("-c").arg(&apt.config);
+        install.args(["install", "-y", "--no-install-recommends", "--no-remove", "--no-upgrade"]).args(packages);
+        quiet("install QEMU", [install])
+    }
+
+    /// A tool that guests use and the machine need not have.
+    pub(super) fn tool(&self, (file, packages): Package) -> Result<Tool> {
+        let folder = self.cache.join(packages[0]);
+        if !folder.join(file).exists() {
+            let apt = self.tools()?;
+            unpack(&folder, |part| apt.download(packages, part))?;
+        }
+        let libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|libs| folder.join(libs));
+        Ok(Tool { program: folder.join(file), libraries: libraries.to_vec() })
+    }
+
+    /// The newest kernel of a series (`6.1`), or of all; from the cache if it has one, unless that is to be renewed.
+    pub(super) fn kernel(&self, series: Option<&str>, renew: bool) -> Result<Kernel> {
+        let folder = self.cache.join("kernels").join(series.unwrap_or("newest"));
+        if renew || !folder.exists() {
+            let apt = self.apt("kernels", KERNEL_SUITES)?;
+            self.fetch(&apt, series, &folder)?;
+        }
+        Kernel::find(&folder)
+    }
+
+    fn fetch(&self, apt: &Apt, series: Option<&str>, folder: &Path) -> Result<()> {
+        let names = apt.kernels()?;
+        let mut versions: Vec<&str> = names.iter().filter_map(|name| version(name, series)).collect();
+        versions.sort_by_key(|version| Reverse(numbers(version)));
+        ensure!(!versions.is_empty(), "the suites {} have none", KERNEL_SUITES.join(", "));
+        // A list may name packages that the archive has no longer.
+        let mut errors = Vec::new();
+        for version in versions.iter().take(3) {
+            let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
+            let fetched = unpack(folder, |part| {
+                apt.download(&[&package("image")], part)?;
+                // Newer ones are in two other packages.
+                if Kernel::find(part).is_err() {
+                    apt.download(&[&package("binary"), &package("modules")], part)?;
+                }
+                Kernel::find(part).map(drop)
+            });
+            match fetched {
+                Ok(()) => return Ok(()),
+                Err(error) => errors.push(format!("{version}: {error:#}")),
+            }
+        }
+        bail!("none of the newest can be had: {}", errors.join("; "))
+    }
+
+    fn tools(&self) -> Result<Apt> {
+        let codename = codename()?;
+        let suites = ["", "-updates", "-security", "-backports"].map(|ending| format!("{codename}{ending}"));
+        self.apt("tools", &suites.each_ref().map(String::as_str))
+    }
+
+    /// Fresh lists of these suites.
+    fn apt(&self, name: &str, suites: &[&str]) -> Result<Apt> {
+        let folder = self.cache.join("apt").join(name);
+        for below in ["lists/partial", "archives/partial"] {
+            fs::create_dir_all(folder.join(below))?;
+        }
+        let sources = suites.iter().map(|suite| {
+            let archive = if suite.ends_with("-security") { "debian-security" } else { "debian" };
+            format!("deb http://deb.debian.org/{archive} {suite} main\n")
+        });
+        fs::write(folder.join("sources.list"), sources.collect::<String>())?;
+        let config = folder.join("apt.conf");
+        let at = folder.display();
+        fs::write(
+            &config,
+            format!(
+                "Dir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
+                 Dir::State::lists \"{at}/lists\";\nDir::Cache \"{at}\";\nDir::Cache::archives \"archives\";\n\
+                 Dir::Cache::pkgcache \"pkgcache.bin\";\nDir::Cache::srcpkgcache \"srcpkgcache.bin\";\n\
+                 Debug::NoLocking \"true\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\n\
+                 #clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n\
+                 #clear Acquire::IndexTargets;\n\
+                 Acquire::IndexTargets::deb::Packages {{ MetaKey \"$(COMPONENT)/binary-$(ARCHITECTURE)/Packages\"; \
+                 flatMetaKey \"Packages\"; ShortDescription \"Packages\"; Optional \"no\"; }};\n"
+            ),
+        )?;
+        let apt = Apt { config };
+        quiet(&format!("look what Debian has of {name}"), [apt.command("apt-get", &["update"])])?;
+        Ok(apt)
+    }
+}
+
+struct Apt {
+    config: PathBuf,
+}
+
+impl Apt {
+    /// Names of kernel packages.
+    fn kernels(&self) -> Result<Vec<String>> {
+        let output = self.command("apt-cache", &["pkgnames", "linux-image-"]).output().context("run apt-cache")?;
+        Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+    }
+
+    /// Unpacks packages into a folder.
+    fn download(&self, packages: &[&str], folder: &Path) -> Result<()> {
+        let at = tempfile::tempdir().context("make a folder for packages")?;
+        let mut download = self.command("apt-get", &["download"]);
+        download.args(packages).current_dir(at.path());
+        quiet(&format!("fetch {}", packages.join(" ")), [download])?;
+        for entry in fs::read_dir(at.path())? {
+            let mut dpkg = Command::new("dpkg");
+            dpkg.arg("-x").arg(entry?.path()).arg(folder);
+            shell::run(dpkg)?;
+        }
+        Ok(())
+    }
+
+    fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        workspace::forget_xtask(&mut command);
+        command.arg("-c").arg(&self.config).args(args);
+        command
+    }
+}
+
+/// Fills a folder anew: whoever is interrupted leaves none that looks whole.
+fn unpack(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let part = folder.with_extension("part");
+    for old in [&part, folder] {
+        if old.exists() {
+            fs::remove_dir_all(old).with_context(|| format!("remove {}", old.display()))?;
+        }
+    }
+    fs::create_dir_all(&part).with_context(|| format!("create {}", part.display()))?;
+    fill(&part)?;
+    fs::rename(&part, folder).with_context(|| format!("rename to {}", folder.display()))
+}
+
+impl Kernel {
+    fn find(folder: &Path) -> Result<Self> {
+        let below = |path: &str| {
+            let entries = fs::read_dir(folder.join(path)).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect::<Vec<_>>()
+        };
+        let mut modules = ["lib/modules", "usr/lib/modules"].into_iter().flat_map(below);
+        let modules = modules.find(|path| path.join("kernel").is_dir());
+        let modules = modules.with_context(|| format!("no modules in {}", folder.display()))?;
+        let release = modules.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let images = [folder.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let image = images.into_iter().find(|image| image.exists());
+        let image = image.with_context(|| format!("no kernel in {}", folder.display()))?;
+        Ok(Self { release, image, modules })
+    }
+}
+
+/// The version in a package's name, if it is a kernel of that series for virtual machines.
+fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
+    let version = package.strip_prefix("linux-image-")?.strip_suffix("-cloud-amd64")?;
+    // Without a patch level it names no kernel but points to one.
+    let in_series = match series {
+        Some(series) => version.strip_prefix(series)?.starts_with('.'),
+        None => numbers(version).len() > 2,
+    };
+    in_series.then_some(version)
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+fn codename() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
+    let codename = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    ensure!(text.lines().any(|line| line == "ID=debian"), "this is no Debian: install {QEMU} by hand");
+    Ok(codename.context("this Debian has no name")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_of_a_series_is_found_by_its_numbers() {
+        let packages = [
+            "linux-image-6.1.0-9-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64-unsigned",
+            "linux-image-6.1.0-0.deb11.52-cloud-amd64",
+            "linux-image-6.1-cloud-amd64",
+            "linux-image-6.12.117+deb13-cloud-amd64",
+            "linux-image-6.12.9+deb13-cloud-amd64",
+            "linux-image-cloud-amd64",
+        ];
+        let newest = |series| packages.iter().filter_map(|name| version(name, series)).max_by_key(|v| numbers(v));
+        assert_eq!(newest(Some("6.1")), Some("6.1.0-56"));
+        assert_eq!(newest(Some("6.12")), Some("6.12.117+deb13"));
+        assert_eq!(newest(Some("5.15")), None);
+        assert_eq!(newest(None), Some("6.12.117+deb13"));
+    }
+}

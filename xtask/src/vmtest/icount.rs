@@ -1,0 +1,142 @@
+//! Counts what Services cost in instructions: `cargo xtask bench icount`.
+//!
+//! One guest under software emulation, whose clock advances by a nanosecond with each instruction, runs the benchmark's own
+//! labs (`tests/src/bin/bench/icount.rs`) and prints its results.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+
+use super::debian::{Debian, IPSET, IPVSADM, Kernel, Tool};
+use super::initramfs::Userland;
+use super::modules::{self, Modules};
+use super::qemu::{self, Accelerator};
+use super::{Program, link};
+use crate::setup::{self, Need};
+use crate::step::step;
+use crate::{build, workspace};
+
+/// What the guest runs. Optimised: a client's own instructions count as well.
+const PROGRAMS: &[Program] = &[
+    ("init", "kpx-tests", "--bin", "kpx-guest"),
+    ("bin/kpx", "proxy-agent", "--bin", "kpx"),
+    ("bin/bench", "kpx-tests", "--bin", "kpx-bench"),
+];
+const SUITE: &str = "icount";
+/// Of this machine, beside those of every guest.
+const TOOLS: &[&str] = &["iptables", "iptables-legacy-restore", "iptables-nft-restore"];
+/// Where iptables looks for what knows matches and targets, and which of them kube-proxy's rules need.
+const EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
+const EXTENSION: &[&str] = &[
+    "ipt_REJECT",
+    "xt_DNAT",
+    "xt_MARK",
+    "xt_MASQUERADE",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_set",
+    "xt_standard",
+    "xt_statistic",
+    "xt_tcp",
+    "xt_udp",
+];
+
+#[derive(Parser)]
+#[command(name = "cargo xtask bench icount", about = "What Services cost in instructions, in a virtual machine")]
+pub(crate) struct Options {
+    /// Series of Debian's kernel
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// Among so many Services
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 1_000, 10_000])]
+    services: Vec<usize>,
+    /// Each measures every mode once
+    #[arg(long, default_value_t = 2)]
+    rounds: usize,
+    /// Of each measurement, in millions of instructions
+    #[arg(long, default_value_t = 100)]
+    slice: u64,
+    /// Seconds that the guest may take
+    #[arg(long, default_value_t = 3600)]
+    limit: u64,
+    /// Do not optimise: builds sooner, and counts more
+    #[arg(long)]
+    debug: bool,
+    /// Use what the last run has built
+    #[arg(long)]
+    no_build: bool,
+}
+
+pub(crate) enum Outcome {
+    /// What the guest printed, one record a line.
+    Counted(Vec<String>),
+    /// What that takes is not to be had, and why.
+    NotRun(String),
+}
+
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let (kernel, tools) = match fetch(&options.kernel) {
+        Ok(fetched) => fetched,
+        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+    };
+    let folder = workspace::target_dir()?.join("vmtest");
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    let mut userland = Userland::new(&options.programs(&folder)?, &tools, &options.suite())?;
+    userland.add_own_tools(TOOLS)?;
+    for name in EXTENSION {
+        let path = format!("{EXTENSIONS}/lib{name}.so");
+        userland.add(path.trim_start_matches('/'), Path::new(&path), &[])?;
+    }
+    let plan = Modules::find(&kernel.modules)?.plan(&[modules::WANTED, modules::FOR_RULES].concat())?;
+    let (initramfs, log) = (folder.join("icount.cpio"), folder.join("icount.log"));
+    fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
+    let report = step(&format!("count instructions on {}", kernel.release), || {
+        // A clock that counts is software's alone.
+        qemu::boot(Accelerator::Tcg, &kernel.image, &initramfs, &log, Duration::from_secs(options.limit))
+    })?;
+    if !report.is_good() {
+        bail!("{report}");
+    }
+    Ok(Outcome::Counted(report.suites.into_iter().flat_map(|suite| suite.results).collect()))
+}
+
+fn fetch(series: &str) -> Result<(Kernel, [Tool; 2])> {
+    let debian = Debian::new()?;
+    debian.ensure_qemu()?;
+    let kernel = debian.kernel(Some(series), false).with_context(|| format!("kernel {series}"))?;
+    Ok((kernel, [debian.tool(IPVSADM)?, debian.tool(IPSET)?]))
+}
+
+impl Options {
+    pub(crate) fn release(&self) -> bool {
+        !self.debug
+    }
+
+    /// What the guest runs: path in the guest, and path here.
+    fn programs(&self, folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
+        if !self.no_build {
+            build::object(&setup::ensure(Need::Lab)?, &build::Options::default())?;
+        }
+        let program = |(at, package, kind, name): &Program| {
+            // Cargo's own place is that of other builds, too.
+            let kept = folder.join(format!("{SUITE}-{name}"));
+            if !self.no_build {
+                let built = step(&format!("build {name}"), || link(package, kind, name, self.release()))?;
+                fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
+            }
+            Ok((*at, kept))
+        };
+        PROGRAMS.iter().map(program).collect()
+    }
+
+    fn suite(&self) -> String {
+        let Self { rounds, slice, .. } = self;
+        let services = self.services.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        format!("{SUITE} - /bin/bench icount --services {services} --rounds {rounds} --slice {slice}\n")
+    }
+}

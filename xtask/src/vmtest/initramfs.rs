@@ -1,0 +1,128 @@
+//! What a guest finds when its kernel is up: the tests, kpx, a few tools with their libraries, and modules.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::cpio::Archive;
+use super::debian::Tool;
+use super::modules::Plan;
+use crate::shell;
+
+/// From the machine, as the lab uses them.
+const TOOLS: &[&str] = &["ip", "nft", "ethtool"];
+/// So that tools know protocols by name.
+const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\n";
+
+/// All that does not depend on the kernel.
+pub(super) struct Userland {
+    /// Path in the guest, and where it is here.
+    files: Vec<(String, PathBuf)>,
+    /// What to run, as the guest reads it.
+    suites: String,
+}
+
+impl Userland {
+    /// Static programs by their names in the guest, tools, and what to run.
+    pub(super) fn new(programs: &[(&str, PathBuf)], tools: &[Tool], suites: &str) -> Result<Self> {
+        let files = programs.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
+        let mut userland = Self { files, suites: suites.to_owned() };
+        userland.add_own_tools(TOOLS)?;
+        for Tool { program, libraries } in tools {
+            let name = program.file_name().context("a tool has a name")?.to_string_lossy();
+            userland.add(&format!("bin/{name}"), program, libraries)?;
+        }
+        Ok(userland)
+    }
+
+    /// Tools of this machine.
+    pub(super) fn add_own_tools(&mut self, names: &[&str]) -> Result<()> {
+        names.iter().try_for_each(|name| {
+            let path = shell::which(name).with_context(|| format!("find {name}"))?;
+            self.add(&format!("bin/{name}"), &path, &[])
+        })
+    }
+
+    /// A file with the libraries it needs, some of them in these folders.
+    pub(super) fn add(&mut self, at: &str, path: &Path, folders: &[PathBuf]) -> Result<()> {
+        let mut add = |at: String, path: PathBuf| {
+            if !self.files.iter().any(|(there, _)| *there == at) {
+                self.files.push((at, path));
+            }
+        };
+        for (wanted, path) in libraries_of(path, folders)? {
+            match wanted.strip_prefix('/') {
+                // The loader is looked for where a program says, libraries are looked for by name.
+                Some(loader) => add(loader.to_owned(), path),
+                None => add(format!("lib/x86_64-linux-gnu/{wanted}"), path),
+            }
+        }
+        add(at.to_owned(), path.to_owned());
+        Ok(())
+    }
+
+    /// Everything, packed for a kernel with these modules.
+    pub(super) fn pack(&self, modules: &Plan) -> Result<Vec<u8>> {
+        let mut archive = Archive::default();
+        for folder in ["proc", "sys", "dev", "run", "tmp", "etc", "root", "sbin"] {
+            archive.folder(folder);
+        }
+        // The first process writes to it before anything is mounted.
+        archive.device("dev/console", 5, 1);
+        for (at, path) in &self.files {
+            archive.file(at, &fs::read(path).with_context(|| format!("read {}", path.display()))?);
+        }
+        archive.file("etc/protocols", PROTOCOLS);
+        archive.file("etc/suites", self.suites.as_bytes());
+        let mut order = String::new();
+        for (name, module) in &modules.load {
+            archive.file(&format!("lib/modules/{name}.ko"), module);
+            order += &format!("{name}\n");
+        }
+        archive.file("lib/modules/order", order.as_bytes());
+        archive.file("lib/modules/missing", modules.missing.join("\n").as_bytes());
+        Ok(archive.finish())
+    }
+}
+
+/// The loader by its path and the libraries by their names, and where they are here; also of libraries' libraries.
+fn libraries_of(program: &Path, folders: &[PathBuf]) -> Result<Vec<(String, PathBuf)>> {
+    let mut ldd = Command::new("ldd");
+    ldd.arg(program).env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
+    let output = ldd.output().context("run ldd")?;
+    ensure!(output.status.success(), "`{}` failed", shell::show(&ldd));
+    let found = parse(&String::from_utf8_lossy(&output.stdout));
+    found.with_context(|| format!("libraries of {}", program.display()))
+}
+
+/// Lines such as `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)` and `linux-vdso.so.1 (0x…)`.
+fn parse(listed: &str) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for line in listed.lines().map(str::trim).filter(|line| !line.starts_with("linux-vdso")) {
+        let (name, path) = line.split_once(" => ").unwrap_or((line, line));
+        ensure!(!path.starts_with("not found"), "{name} is not there");
+        let bare = |text: &str| text.split(" (").next().unwrap_or_default().to_owned();
+        found.push((bare(name), bare(path).into()));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read() {
+        let listed = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+                      \tlibelf.so.1 => /lib/x86_64-linux-gnu/libelf.so.1 (0x00007f)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f7)\n";
+        let expected = [
+            ("libelf.so.1", "/lib/x86_64-linux-gnu/libelf.so.1"),
+            ("/lib64/ld-linux-x86-64.so.2", "/lib64/ld-linux-x86-64.so.2"),
+        ];
+        assert_eq!(parse(listed).unwrap(), expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path))));
+        assert!(parse("\tlibnl-3.so.200 => not found\n").is_err());
+    }
+}
