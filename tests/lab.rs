@@ -1,5 +1,6 @@
 //! The lab itself works without kpx: whatever fails elsewhere is kpx's.
 
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,9 @@ use kpx_tests::capture::{Capture, Checksums};
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers, pattern};
 use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout, PodRoute};
 use kpx_tests::netns;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 const PORT: u16 = 8080;
@@ -202,13 +205,19 @@ fn a_lab_leaves_nothing_behind() {
 
 #[test]
 fn no_signal_leaves_anything_behind() {
+    set_child_subreaper(true).unwrap();
     for (signal, leaves) in [(Signal::SIGINT, false), (Signal::SIGTERM, false), (Signal::SIGKILL, true)] {
-        let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo")).stdout(Stdio::null()).spawn().unwrap();
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo"));
+        let mut demo = demo.process_group(0).stdout(Stdio::null()).spawn().unwrap();
+        let group = Pid::from_raw(demo.id().cast_signed());
         let mine = format!("kpx-{}-", demo.id());
         let exists = |host: &str| netns::names().unwrap().iter().any(|name| name.starts_with(&format!("{mine}{host}")));
         wait_until(Duration::from_secs(20), "a part of the lab is there", || Ok(exists("p1a"))).unwrap();
-        kill(Pid::from_raw(demo.id().cast_signed()), signal).unwrap();
+        kill(group, signal).unwrap();
         demo.wait().unwrap();
+        // An `ip netns add` that outlives it would add its namespace after the next lab has looked for those left behind.
+        let _ = killpg(group, Signal::SIGKILL); // There may be none.
+        while waitpid(Pid::from_raw(-group.as_raw()), None).is_ok() {}
         assert_eq!(exists(""), leaves, "{signal}");
         let _next = Lab::start(Layout::Routed).unwrap();
         assert!(!exists(""), "{signal}, and after the next lab started");

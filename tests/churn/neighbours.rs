@@ -1,11 +1,12 @@
 //! Programs of others on the same hooks, before ours and after.
 
 use anyhow::{Context, Result, ensure};
+use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
-use aya::{Ebpf, EbpfLoader};
 use kpx_tests::agent::wait_until;
 use kpx_tests::lab::Family;
+use proxy_agent::datapath::verifier;
 use proxy_agent::object;
 use proxy_common::names::{EMPTY, IPV4, IPV6};
 
@@ -25,7 +26,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     let mut others = [other()?, other()?];
     for (other, order) in others.iter_mut().zip([LinkOrder::first, LinkOrder::last]) {
         let passes: &mut SchedClassifier = other.program_mut(EMPTY).context("no empty program")?.try_into()?;
-        passes.load()?;
+        verifier::load(|| passes.load())?;
         for (direction, _, _) in HOOKS {
             node.run(|| passes.attach_with_options("p1a", direction, TcAttachOptions::TcxOrder(order())))?;
         }
@@ -48,7 +49,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
 
 /// Somebody's program that leaves every packet to the next one.
 fn other() -> Result<Ebpf> {
-    let mut loader = EbpfLoader::new();
+    let mut loader = verifier::loader();
     for name in [IPV4.flows, IPV6.flows] {
         loader.map_max_entries(name, 1);
     }

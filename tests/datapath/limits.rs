@@ -1,13 +1,21 @@
 //! What happens where there is no room, and how much the programs need themselves.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use aya::EbpfLoader;
 use aya::programs::Program;
+use kpx_tests::bench::Bench;
 use kpx_tests::bench::Verdict::{Drop, Pass};
+use nix::sys::pthread::{pthread_kill, pthread_self};
+use nix::sys::signal::Signal;
+use proxy_agent::datapath::{Options, verifier};
 use proxy_agent::object;
 use proxy_common::names::{EGRESS, FAST_PATH, INGRESS};
+
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::{labs, labs_with_room};
 
@@ -85,13 +93,13 @@ fn source_ports_are_never_given_twice_and_can_run_out() -> Result<()> {
 fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
     const MOST: u32 = 250_000;
     for fast_path in [0_u32, 1] {
-        let mut loader = EbpfLoader::new();
+        let mut loader = verifier::loader();
         let mut ebpf = loader.override_global(FAST_PATH, &fast_path, true).load(object::embedded()?)?;
         let mut count = 0;
         for (name, program) in ebpf.programs_mut() {
             let loaded = match program {
-                Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
-                Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
+                Program::SchedClassifier(program) => verifier::load(|| program.load()).and_then(|()| program.info()),
+                Program::CgroupSockAddr(program) => verifier::load(|| program.load()).and_then(|()| program.info()),
                 _ => bail!("{name} is of a type that kpx does not have"),
             };
             // Kernels before 5.16 do not tell.
@@ -102,4 +110,26 @@ fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
         ensure!(count >= 4, "only {count} programs");
     }
     Ok(())
+}
+
+/// At any signal to the thread that loads a program the verifier gives up.
+#[test]
+fn programs_load_while_signals_arrive() -> Result<()> {
+    const SIGNALS: usize = 8;
+    const PAUSE: Duration = Duration::from_millis(60);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _handled = runtime.block_on(async { signal(SignalKind::user_defined1()) })?;
+    let loading = pthread_self();
+    let (loaded, is_loaded) = channel::<()>();
+    thread::scope(|scope| {
+        let signals = scope.spawn(move || {
+            let pauses = (0..SIGNALS).take_while(|_| is_loaded.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout));
+            pauses.map(|_| pthread_kill(loading, Signal::SIGUSR1)).collect::<Result<Vec<_>, _>>()
+        });
+        let bench = Bench::load(Options::default());
+        drop(loaded);
+        let sent = signals.join().expect("it does not panic")?;
+        ensure!(!sent.is_empty(), "the programs were loaded in less than {PAUSE:?}");
+        bench.map(drop)
+    })
 }

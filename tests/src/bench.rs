@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
-use proxy_agent::datapath::{Datapath, Options, Sizes};
+use proxy_agent::datapath::{Datapath, Options, Sizes, verifier};
 use proxy_agent::object;
 use proxy_common::names::{EGRESS, EMPTY, INGRESS};
 
@@ -71,9 +71,10 @@ impl From<i32> for Verdict {
 }
 
 fn load_empty() -> Result<Ebpf> {
-    let mut empty = Ebpf::load(object::embedded()?).context("load the BPF object for its empty program")?;
+    let mut empty =
+        verifier::loader().load(object::embedded()?).context("load the BPF object for its empty program")?;
     let program: &mut SchedClassifier = empty.program_mut(EMPTY).context("no empty program")?.try_into()?;
-    program.load().context("load the empty program")?;
+    verifier::load(|| program.load()).context("load the empty program")?;
     Ok(empty)
 }
 

@@ -16,8 +16,9 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::HashMap;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, TestRun, TestRunOptions, tc::TcAttachOptions};
 use aya::sys::{Stats, enable_stats};
-use aya::{Ebpf, EbpfLoader, Pod};
+use aya::{Ebpf, Pod};
 use nix::time::{ClockId, clock_gettime};
+use proxy_agent::datapath::verifier;
 use proxy_agent::object;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
@@ -103,12 +104,12 @@ struct Programs(Ebpf);
 
 impl Programs {
     fn load() -> Result<Self> {
-        let mut ebpf = EbpfLoader::new().load(object::embedded()?).context("load the BPF object")?;
+        let mut ebpf = verifier::loader().load(object::embedded()?).context("load the BPF object")?;
         for name in VARIANTS.iter().flat_map(|(_, names)| names) {
             let program = ebpf.program_mut(name).with_context(|| format!("no program {name}"))?;
             let program: &mut SchedClassifier = program.try_into()?;
             if program.fd().is_err() {
-                program.load().with_context(|| format!("load {name}"))?;
+                verifier::load(|| program.load()).with_context(|| format!("load {name}"))?;
             }
         }
         Ok(Self(ebpf))

@@ -13,15 +13,16 @@ mod pressure;
 mod sizes;
 mod sockets;
 mod tables;
+pub mod verifier;
 mod verify;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use aya::Ebpf;
 use aya::maps::{MapData, PerCpuArray};
 use aya::programs::SchedClassifier;
-use aya::{Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::counter::{Counter, Event, Reason};
@@ -139,7 +140,7 @@ impl Options {
 /// With the maps of `places` pinned there.
 fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
     raise_memlock();
-    let mut loader = EbpfLoader::new();
+    let mut loader = verifier::loader();
     for (name, room) in options.room() {
         loader.map_max_entries(name, room.entries);
     }
@@ -158,7 +159,8 @@ fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
     }
     let mut ebpf = loader.load(object).context("load the BPF object")?;
     for name in PROGRAMS {
-        program(&mut ebpf, name)?.load().with_context(|| format!("load program {name}"))?;
+        let program = program(&mut ebpf, name)?;
+        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
     }
     if let Some(options) = options.sockets {
         sockets::load(&mut ebpf, options)?;

@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::attach::{Attachments, Stays};
 use super::pins::{self, Pins, remove_pin};
+use super::verifier;
 use super::verify::open_links;
 use crate::status::SocketsStatus;
 
@@ -73,9 +74,10 @@ pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
 }
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
-    programs(options)
-        .into_iter()
-        .try_for_each(|name| program(ebpf, name)?.load().with_context(|| format!("load program {name}")))
+    programs(options).into_iter().try_for_each(|name| {
+        let program = program(ebpf, name)?;
+        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))
+    })
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr> {

@@ -8,7 +8,7 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use aya::util::nr_cpus;
-use aya::{Ebpf, EbpfLoader, Pod};
+use aya::{Ebpf, Pod};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Counter, Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook};
@@ -18,6 +18,7 @@ use proxy_common::policy::{Decision, Origin};
 
 use super::packet;
 use super::scene::{Entry, Family, Net, Scene};
+use crate::datapath::verifier;
 
 /// A program that waits for packets at a hook, and its maps.
 pub(super) struct Programs<A: Addr> {
@@ -50,7 +51,7 @@ pub(super) struct Run<A: Addr> {
 impl<A: Family> Programs<A> {
     /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
     pub(super) fn load(object: &[u8], scene: &Scene<A>, packets: u32) -> Result<Self> {
-        let mut loader = EbpfLoader::new();
+        let mut loader = verifier::loader();
         // Those that remember; the others cost nothing while they are empty. A flow is up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
@@ -75,7 +76,7 @@ impl<A: Family> Programs<A> {
         let name = scene.entry.program;
         let program: &mut SchedClassifier =
             ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?.try_into()?;
-        program.load().with_context(|| format!("load a copy of {name}"))?;
+        verifier::load(|| program.load()).with_context(|| format!("load a copy of {name}"))?;
         let none = FrontendKey::address(A::UNSPECIFIED);
         let no_decision = Decision {
             frontend: none,

@@ -1,0 +1,72 @@
+//! Loading programs past the verifier, whatever signals arrive meanwhile.
+
+use std::iter;
+
+use aya::programs::ProgramError;
+use aya::{EbpfLoader, VerifierLogLevel};
+use nix::libc::EAGAIN;
+
+/// Of libbpf too (`PROG_LOAD_ATTEMPTS`).
+const ATTEMPTS: usize = 5;
+
+/// A loader for programs as long as kpx's.
+#[must_use]
+pub fn loader<'a>() -> EbpfLoader<'a> {
+    let mut loader = EbpfLoader::new();
+    // What was refused is tried again with a log. With every step in it that log grows to megabytes, of which an operator
+    // reads the last line, and a program that only a signal had stopped takes several times as long; STATS has that line.
+    loader.verifier_log_level(VerifierLogLevel::STATS);
+    loader
+}
+
+/// Calls a program's `load`, and again where a signal interrupted it: the verifier gives up with EAGAIN as soon as one is
+/// pending (`do_check` in kernel/bpf/verifier.c).
+pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    let mut attempts = iter::repeat_with(&mut program).take(ATTEMPTS);
+    let mut result = attempts.next().expect("there are several");
+    while let Err(ProgramError::LoadError { io_error, .. }) = &result
+        && io_error.raw_os_error() == Some(EAGAIN)
+        && let Some(next) = attempts.next()
+    {
+        result = next;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use aya_obj::VerifierLog;
+    use nix::libc::EINVAL;
+
+    use super::*;
+
+    /// What becomes of a program that the kernel refuses so, one errno after the other, and how often it was tried.
+    fn refused(errnos: &[i32]) -> (Option<i32>, usize) {
+        let mut tried = 0;
+        let result = load(|| {
+            let errno = errnos.get(tried);
+            tried += 1;
+            let refusal = |&errno| ProgramError::LoadError {
+                io_error: io::Error::from_raw_os_error(errno),
+                verifier_log: VerifierLog::new(String::new()),
+            };
+            errno.map_or(Ok(()), |errno| Err(refusal(errno)))
+        });
+        let errno = result.err().map(|error| match error {
+            ProgramError::LoadError { io_error, .. } => io_error.raw_os_error().expect("it was made of one"),
+            other => panic!("{other}"),
+        });
+        (errno, tried)
+    }
+
+    #[test]
+    fn a_signal_is_no_refusal() {
+        assert_eq!(refused(&[]), (None, 1));
+        assert_eq!(refused(&[EAGAIN, EAGAIN]), (None, 3));
+        assert_eq!(refused(&[EAGAIN, EINVAL]), (Some(EINVAL), 2));
+        assert_eq!(refused(&[EINVAL]), (Some(EINVAL), 1));
+        assert_eq!(refused(&[EAGAIN; 9]), (Some(EAGAIN), ATTEMPTS));
+    }
+}
