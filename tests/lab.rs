@@ -209,17 +209,18 @@ fn no_signal_leaves_anything_behind() {
     for (signal, leaves) in [(Signal::SIGINT, false), (Signal::SIGTERM, false), (Signal::SIGKILL, true)] {
         let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo"));
         let mut demo = demo.process_group(0).stdout(Stdio::null()).spawn().unwrap();
-        let group = Pid::from_raw(demo.id().cast_signed());
+        let pid = Pid::from_raw(demo.id().cast_signed());
         let mine = format!("kpx-{}-", demo.id());
         let exists = |host: &str| netns::names().unwrap().iter().any(|name| name.starts_with(&format!("{mine}{host}")));
         wait_until(Duration::from_secs(20), "a part of the lab is there", || Ok(exists("p1a"))).unwrap();
-        kill(group, signal).unwrap();
+        kill(pid, signal).unwrap();
         demo.wait().unwrap();
         // An `ip netns add` that outlives it would add its namespace after the next lab has looked for those left behind.
-        let _ = killpg(group, Signal::SIGKILL); // There may be none.
-        while waitpid(Pid::from_raw(-group.as_raw()), None).is_ok() {}
+        let _ = killpg(pid, Signal::SIGKILL); // There may be none.
+        while waitpid(Pid::from_raw(-pid.as_raw()), None).is_ok() {}
         assert_eq!(exists(""), leaves, "{signal}");
         let _next = Lab::start(Layout::Routed).unwrap();
         assert!(!exists(""), "{signal}, and after the next lab started");
     }
+    set_child_subreaper(false).unwrap();
 }

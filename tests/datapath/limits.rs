@@ -11,10 +11,9 @@ use kpx_tests::bench::Bench;
 use kpx_tests::bench::Verdict::{Drop, Pass};
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
-use proxy_agent::datapath::{Options, verifier};
+use proxy_agent::datapath::verifier;
 use proxy_agent::object;
 use proxy_common::names::{EGRESS, FAST_PATH, INGRESS};
-
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::{labs, labs_with_room};
@@ -116,7 +115,7 @@ fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
 #[test]
 fn programs_load_while_signals_arrive() -> Result<()> {
     const SIGNALS: usize = 8;
-    const PAUSE: Duration = Duration::from_millis(60);
+    const PAUSE: Duration = Duration::from_millis(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _handled = runtime.block_on(async { signal(SignalKind::user_defined1()) })?;
     let loading = pthread_self();
@@ -126,7 +125,7 @@ fn programs_load_while_signals_arrive() -> Result<()> {
             let pauses = (0..SIGNALS).take_while(|_| is_loaded.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout));
             pauses.map(|_| pthread_kill(loading, Signal::SIGUSR1)).collect::<Result<Vec<_>, _>>()
         });
-        let bench = Bench::load(Options::default());
+        let bench = Bench::load_small();
         drop(loaded);
         let sent = signals.join().expect("it does not panic")?;
         ensure!(!sent.is_empty(), "the programs were loaded in less than {PAUSE:?}");

@@ -6,7 +6,7 @@ use aya::programs::ProgramError;
 use aya::{EbpfLoader, VerifierLogLevel};
 use nix::libc::EAGAIN;
 
-/// Of libbpf too (`PROG_LOAD_ATTEMPTS`).
+/// Of libbpf too (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
 const ATTEMPTS: usize = 5;
 
 /// A loader for programs as long as kpx's.
@@ -14,7 +14,8 @@ const ATTEMPTS: usize = 5;
 pub fn loader<'a>() -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     // What was refused is tried again with a log. With every step in it that log grows to megabytes, of which an operator
-    // reads the last line, and a program that only a signal had stopped takes several times as long; STATS has that line.
+    // reads the last line, and a program that only a signal had stopped takes several times as long; STATS has that line. (All
+    // steps are what `cargo xtask verify` shows.)
     loader.verifier_log_level(VerifierLogLevel::STATS);
     loader
 }
