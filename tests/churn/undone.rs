@@ -76,6 +76,7 @@ fn anchor(bed: &Bed, kpx: &Agent<'_>) -> Result<()> {
         wait_until(PROMPT, &format!("the node is served after `{undo}`"), || {
             Ok(mended(kpx, "anchor")? >= times && bed.serves(&["n1"]))
         })?;
+        ensure!(mended(kpx, "anchor")? == times, "each is counted once");
     }
     Ok(())
 }

@@ -89,12 +89,19 @@ pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
 }
 
+/// Whether the pair is there and both its ends are up.
+pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
+    Ok(find(handle).await?.is_some_and(|pair| pair.up))
+}
+
 struct Pair {
     near: u32,
     far: u32,
     /// Of the near end.
     mac: [u8; 6],
     mtu: u32,
+    /// Both ends are.
+    up: bool,
     /// What [`ACCEPT_LOCAL`] was before the pair; None until that is written down.
     accept_local: Option<String>,
 }
@@ -112,13 +119,14 @@ async fn find(handle: &Handle) -> anyhow::Result<Option<Pair>> {
             _ => {}
         }
     }
-    let peer = get(handle, PEER).await?.map(|message| message.header.index);
-    if near.kind != LinkKind::Veth || near.peer_netns || far.is_none() || far != peer {
+    let peer = get(handle, PEER).await?.as_ref().and_then(Link::from_message);
+    if near.kind != LinkKind::Veth || near.peer_netns || far.is_none() || far != peer.as_ref().map(|peer| peer.index) {
         bail!("device {NAME} is not the near end of a veth pair {NAME}/{PEER}: rename or delete it");
     }
     let far = far.with_context(|| format!("{NAME} has no peer"))?;
     let mac = near.mac.with_context(|| format!("{NAME} has no MAC address"))?;
-    Ok(Some(Pair { near: near.index, far, mac, mtu: near.mtu, accept_local }))
+    let up = near.up && peer.is_some_and(|peer| peer.up);
+    Ok(Some(Pair { near: near.index, far, mac, mtu: near.mtu, up, accept_local }))
 }
 
 async fn create(handle: &Handle) -> anyhow::Result<Pair> {

@@ -78,12 +78,14 @@ impl Node {
     pub(super) async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
         let mtu = anchor_mtu(&self.links);
         let up = self.links.contains_key(&self.anchor.ifindex) && anchor::is_up(&self.links);
-        self.mended.anchors += u64::from(self.anchor_up && !up);
         self.anchor_up = up;
         if mtu == self.anchor_mtu && up && !listed {
             return Ok(false);
         }
+        // What is known of devices is a moment old, and in that moment it may have come up and gone down again.
+        let stood = anchor::stands(&self.handle).await.context("look at the anchor")?;
         let anchor = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
+        self.mended.anchors += u64::from(!stood);
         if anchor != self.anchor {
             warn!(ifindex = anchor.ifindex, "the anchor was gone and is made anew");
             self.attachments.detach(self.anchor.ifindex);
