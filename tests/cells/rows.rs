@@ -24,7 +24,7 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 /// Of the lab's links, in bytes.
 const MTU: usize = 1500;
 /// Conversations at a time.
-const WORKERS: usize = 6;
+const WORKERS: usize = 16;
 
 pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cells: impl IntoIterator<Item = &'a Cell>, tally: &mut Tally) {
     let rows: Vec<Row> = cells.into_iter().flat_map(|cell| rows(*cell, setting)).collect();

@@ -22,7 +22,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 
 /// Test programs whose tests have programs in the kernel of their own, and measure no time.
 const SIDE_BY_SIDE: [&str; 2] = ["datapath", "reference"];
-/// Runs beside those, for so many seconds: the slice of `cargo xtask fuzz` that every run of all tests has.
+/// Test programs that wait most of their time, so that a CPU that they share is no hurry to them.
+const PATIENT: [&str; 1] = ["cells"];
+/// Runs beside both, for so many seconds: the slice of `cargo xtask fuzz` that every run of all tests has.
 const FUZZ: &str = "fuzz";
 const FUZZ_SECS: &str = "300";
 
@@ -31,18 +33,30 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     let mut tally = Tally::default();
     let helm = helm::ensure();
     let fuzzes = filter.is_none();
-    let (side_by_side, mut alone): (Vec<_>, Vec<_>) =
-        programs()?.into_iter().partition(|name| SIDE_BY_SIDE.contains(&name.as_str()));
-    alone.retain(|name| !(fuzzes && name == FUZZ));
+    let programs = programs()?;
+    let of =
+        |names: &[&str]| programs.iter().filter(|name| names.contains(&name.as_str())).cloned().collect::<Vec<_>>();
+    let (side_by_side, patient) = (of(&SIDE_BY_SIDE), of(&PATIENT));
+    let mut alone = programs.clone();
+    alone.retain(|name| !(side_by_side.contains(name) || patient.contains(name) || fuzzes && name == FUZZ));
     let in_labs = |targets: &[String]| {
         let mut cargo = workspace::cargo();
         cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]);
         cargo.args(targets.iter().flat_map(|target| ["--test", target])).args(filter);
         cargo.env("KPX_BIN", kpx).envs(helm.as_ref().map(|helm| ("HELM", helm)));
-        cargo
+        workspace::run_as_root(&mut cargo)?;
+        anyhow::Ok(cargo)
+    };
+    // One lab at a time: all share one kernel.
+    let one_by_one = |targets: &[String]| {
+        let mut cargo = in_labs(targets)?;
+        if std::env::var_os("RUST_TEST_THREADS").is_none() {
+            cargo.env("RUST_TEST_THREADS", "1");
+        }
+        anyhow::Ok(cargo)
     };
     thread::scope(|scope| {
-        let mut cargo = in_labs(&[FUZZ.to_owned()]);
+        let mut cargo = in_labs(&[FUZZ.to_owned()])?;
         cargo.args(["--", "--nocapture"]).env("KPX_FUZZ_SECS", FUZZ_SECS);
         let slice = fuzzes.then(|| scope.spawn(|| Tally::of(cargo)));
         step("test what needs no root", || {
@@ -50,11 +64,15 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
             cargo.args(["test", "--no-fail-fast"]).args(filter);
             tally.add(cargo, &mut stdout())
         })?;
-        step("test kernel programs", || {
-            let mut cargo = in_labs(&side_by_side);
-            workspace::run_as_root(&mut cargo)?;
-            tally.add(cargo, &mut stdout())
+        step("test kernel programs", || tally.add(in_labs(&side_by_side)?, &mut stdout()))?;
+        step("build all other tests", || {
+            let mut cargo = in_labs(&alone)?;
+            cargo.args(["--lib", "--bins", "--no-run"]);
+            // What does not compile counts where it is to be run.
+            let _built = shell::run(cargo);
+            Ok(())
         })?;
+        step("test every path in network namespaces", || tally.add(one_by_one(&patient)?, &mut stdout()))?;
         let Some(slice) = slice else { return Ok(()) };
         step("test kernel programs on random packets", || {
             let (slice, output) = slice.join().map_err(|_| anyhow!("the thread that waits for them panicked"))??;
@@ -65,13 +83,9 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         })
     })?;
     step("test all else in network namespaces", || {
-        let mut cargo = in_labs(&alone);
+        // Time is part of what most of them measure.
+        let mut cargo = one_by_one(&alone)?;
         cargo.args(["--lib", "--bins"]);
-        // Time is part of what most of them measure, and all share one kernel.
-        if std::env::var_os("RUST_TEST_THREADS").is_none() {
-            cargo.env("RUST_TEST_THREADS", "1");
-        }
-        workspace::run_as_root(&mut cargo)?;
         tally.add(cargo, &mut stdout())
     })?;
     Ok(tally)
@@ -120,10 +134,9 @@ impl Tally {
         Ok(())
     }
 
-    /// Runs a `cargo test` as root, and keeps what it prints.
-    fn of(mut cargo: Command) -> Result<(Self, Vec<u8>)> {
+    /// Runs a `cargo test`, and keeps what it prints.
+    fn of(cargo: Command) -> Result<(Self, Vec<u8>)> {
         let (mut tally, mut output) = (Self::default(), Vec::new());
-        workspace::run_as_root(&mut cargo)?;
         tally.add(cargo, &mut output)?;
         Ok((tally, output))
     }
@@ -196,7 +209,11 @@ mod tests {
     fn those_side_by_side_exist() {
         let programs = programs().unwrap();
         assert!(
-            SIDE_BY_SIDE.iter().chain([&FUZZ]).all(|name| programs.iter().any(|program| program == name)),
+            SIDE_BY_SIDE
+                .iter()
+                .chain(&PATIENT)
+                .chain([&FUZZ])
+                .all(|name| programs.iter().any(|program| program == name)),
             "{programs:?}"
         );
     }

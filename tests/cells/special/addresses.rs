@@ -16,7 +16,7 @@ use crate::cell::{Expect, To, same, spare};
 use crate::services::{external_ip, frontend, health_check_port, index, node_port, vip};
 
 /// From a new address to the first answer.
-const AT_ONCE: Duration = Duration::from_secs(1);
+const AT_ONCE: Duration = Duration::from_secs(2);
 /// A host that dials an address of its own learns the MTU of the way only when it has sent several times.
 const LEARNT: Duration = Duration::from_secs(10);
 /// A fault of the socket itself, or none.
