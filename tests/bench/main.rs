@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use kpx_tests::bench::data::{Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise};
+use kpx_tests::bench::data::{Bed, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise};
+use kpx_tests::lab::{Lab, Layout};
 
 /// So short that all cells take seconds.
 const SLICE: Duration = Duration::from_millis(10);
@@ -68,4 +69,13 @@ fn what_cannot_be_run_is_said() -> Result<()> {
     assert_eq!(heard.skipped.iter().map(|skipped| skipped.variant).collect::<Vec<_>>(), [Variant::KubeProxyNftables]);
     assert_eq!(heard.samples.iter().map(|sample| sample.variant).collect::<Vec<_>>(), [Variant::Direct]);
     Ok(())
+}
+
+#[test]
+fn nodes_of_routable_pods_track_nothing() -> Result<()> {
+    let lab = Lab::start(Layout::Routed)?;
+    let bed = Bed::start(&lab, Variant::Direct, 1, None)?;
+    ensure!(bed.prove(Path::Routable).is_err(), "a node that masquerades tracks what it forwards");
+    bed.stop_masquerading()?;
+    bed.prove(Path::Routable)
 }

@@ -1,5 +1,6 @@
 //! A lab whose node n1 is served in one way, and what shows that it is.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::SocketAddrV4;
@@ -30,7 +31,7 @@ const AS_BUILT: usize = 20_000;
 /// So many Services have chains of their own with every tool.
 const WHOLE: usize = 1_000;
 /// Paths on which packets of open connections can take a way past the node's stack.
-const FAST: [Path; 2] = [Path::Local, Path::Remote];
+const FAST: [Path; 3] = [Path::Local, Path::Remote, Path::Routable];
 
 /// One variant at work.
 #[derive(Debug)]
@@ -96,17 +97,27 @@ impl<'a> Bed<'a> {
         SocketAddrV4::new(self.lab.host(services::backend(path)).addrs.v4, services::TARGET_PORT)
     }
 
+    /// As where addresses of pods are known outside the cluster. For good, and once.
+    pub fn stop_masquerading(&self) -> Result<()> {
+        self.lab.nodes().iter().try_for_each(|node| node.host.ns.nft("delete table inet cni"))
+    }
+
     /// That clients come to their backend by this variant's means, and by no other.
     pub fn prove(&self, path: Path) -> Result<()> {
+        if path == Path::Routable && matches!(self.by, By::Nobody | By::Kpx(_)) {
+            self.prove_untracked(path)?;
+        }
         let frontend = services::frontend(self.lab, path);
-        let before = self.counts()?;
+        let (before, known) = (self.counts()?, self.tracked()?);
         let done = self.slice_to(path, frontend, SHORT).run(Mode::TcpCrr);
         if self.by.is_nobody() {
             ensure!(done.is_err(), "{frontend} is served without anybody who serves it");
             return self.slice(path, SHORT).run(Mode::TcpCrr).map(drop);
         }
         let connections = done?.amount;
-        let tracked = self.is_tracked_to(frontend, self.backend(path))?;
+        let mut fresh = self.tracked()?;
+        fresh.retain(|connection| !known.contains(connection));
+        let tracked = fresh.iter().any(|connection| connection.is_led(frontend, self.backend(path)));
         let counts = self.counts()?;
         let news = |name: &str| sum(&counts, name) - sum(&before, name);
         match self.variant {
@@ -131,6 +142,14 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
+    fn prove_untracked(&self, path: Path) -> Result<()> {
+        let known = self.tracked()?;
+        self.slice(path, SHORT).run(Mode::TcpCrr)?;
+        let tracked = self.tracked()?.difference(&known).count();
+        ensure!(tracked == 0, "{tracked} connections were tracked, and nobody has asked for that");
+        Ok(())
+    }
+
     /// What kpx counted so far, by name; nothing if it is not kpx.
     fn counts(&self) -> Result<Vec<(String, u64)>> {
         let By::Kpx(agent) = &self.by else { return Ok(Vec::new()) };
@@ -139,18 +158,33 @@ impl<'a> Bed<'a> {
         Ok(events.iter().filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect())
     }
 
-    /// Whether the node's connection tracking translates connections to that frontend, so that this backend answers.
-    fn is_tracked_to(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> Result<bool> {
+    /// Connections that the node's connection tracking knows.
+    fn tracked(&self) -> Result<BTreeSet<Tracked>> {
         // Not that of the process, which is elsewhere.
         let text = self.lab.n1.host.ns.read("/proc/thread-self/net/nf_conntrack")?;
-        let (ip, port) = (format!("dst={}", frontend.ip()), format!("dport={}", frontend.port()));
-        let source = format!("src={}", backend.ip());
-        Ok(text.lines().any(|line| {
-            // First as the client sent, then as answers come.
-            let mut words = line.split_whitespace().skip_while(|word| !word.starts_with("src="));
-            let sent: Vec<_> = words.by_ref().take(4).collect();
-            sent.contains(&ip.as_str()) && sent.contains(&port.as_str()) && words.any(|word| word == source)
-        }))
+        Ok(text.lines().map(Tracked::of).collect())
+    }
+}
+
+/// Addresses and ports of a connection, as the kernel lists them.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Tracked {
+    /// By the client.
+    sent: Vec<String>,
+    answered: Vec<String>,
+}
+
+impl Tracked {
+    fn of(line: &str) -> Self {
+        let is_tuple = |word: &&str| ["src=", "dst=", "sport=", "dport="].iter().any(|name| word.starts_with(name));
+        let mut words = line.split_whitespace().filter(is_tuple).map(str::to_owned);
+        Self { sent: words.by_ref().take(4).collect(), answered: words.collect() }
+    }
+
+    /// Whether it is translated, so that what was sent to that frontend is answered by this backend.
+    fn is_led(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> bool {
+        let sent = [format!("dst={}", frontend.ip()), format!("dport={}", frontend.port())];
+        sent.iter().all(|word| self.sent.contains(word)) && self.answered.contains(&format!("src={}", backend.ip()))
     }
 }
 

@@ -35,6 +35,9 @@ pub enum Path {
     Host,
     /// From outside the cluster to a pod, by the node port of that pod's node.
     Outside,
+    /// As [`Path::Local`], on nodes that do not masquerade what their pods send. Nothing needs connection tracking there, unless
+    /// it is who serves the Services.
+    Routable,
 }
 
 /// By whose means a client's packets come to their backend.
@@ -76,7 +79,7 @@ const NEAR: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream];
 use Variant::{Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxFast, KpxSocket, Nftables};
 
 /// All cells. Every variant is compared with [`Variant::Direct`] of the same row, round by round.
-const PLANS: [Plan; 4] = [
+const PLANS: [Plan; 5] = [
     Plan {
         paths: &[Path::Local],
         services: &[1, 10_000],
@@ -84,13 +87,13 @@ const PLANS: [Plan; 4] = [
         variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, KUBE_PROXY[0], KUBE_PROXY[1], Kpx, KpxFast],
     },
     Plan {
-        paths: &[Path::Local],
+        paths: &[Path::Local, Path::Routable],
         services: &[1_000],
         modes: &NEAR,
         variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, Kpx, KpxFast],
     },
     Plan {
-        paths: &[Path::Local],
+        paths: &[Path::Local, Path::Routable],
         services: &[50_000],
         modes: &NEAR,
         variants: &[Direct, Control, Nftables, Kpx, KpxFast],
@@ -100,6 +103,12 @@ const PLANS: [Plan; 4] = [
         services: &[1, 10_000],
         modes: &NEAR,
         variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, Kpx, KpxFast, KpxSocket],
+    },
+    Plan {
+        paths: &[Path::Routable],
+        services: &[1, 10_000],
+        modes: &NEAR,
+        variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, KUBE_PROXY[0], KUBE_PROXY[1], Kpx, KpxFast],
     },
 ];
 
@@ -150,7 +159,8 @@ fn wanted<T: PartialEq>(list: &[T], value: &T) -> bool {
 }
 
 impl Path {
-    pub const ALL: [Self; 4] = [Self::Local, Self::Remote, Self::Host, Self::Outside];
+    /// What comes last changes the nodes for good.
+    pub const ALL: [Self; 5] = [Self::Local, Self::Remote, Self::Host, Self::Outside, Self::Routable];
 }
 
 impl Mode {
@@ -188,6 +198,7 @@ impl fmt::Display for Path {
             Self::Remote => "pod → pod of another node",
             Self::Host => "node → its own pod",
             Self::Outside => "outside → node port",
+            Self::Routable => "pod → pod of the same node, routable pods",
         })
     }
 }

@@ -87,6 +87,9 @@ fn among(options: &Options, services: usize, variants: &[Variant], listener: &mu
         let wanted = options.selection.variants(services, path);
         let beds: Vec<&Bed<'_>> = beds.iter().filter(|bed| wanted.contains(&bed.variant)).collect();
         for bed in &beds {
+            if path == Path::Routable {
+                bed.stop_masquerading()?;
+            }
             bed.prove(path).with_context(|| format!("{}, {path}, {services} services", bed.variant))?;
         }
         for round in 0..options.rounds {

@@ -37,7 +37,7 @@ pub(super) fn backend(path: Path) -> &'static str {
 
 pub(super) fn client(path: Path) -> &'static str {
     match path {
-        Path::Local | Path::Remote => "p1a",
+        Path::Local | Path::Routable | Path::Remote => "p1a",
         Path::Host => "n1",
         Path::Outside => "x",
     }
@@ -46,7 +46,7 @@ pub(super) fn client(path: Path) -> &'static str {
 /// Where clients of the Service dial.
 pub(super) fn frontend(lab: &Lab, path: Path) -> SocketAddrV4 {
     match path {
-        Path::Local | Path::Host => SocketAddrV4::new(NEAR.cluster_ip(), PORT),
+        Path::Local | Path::Routable | Path::Host => SocketAddrV4::new(NEAR.cluster_ip(), PORT),
         Path::Remote => SocketAddrV4::new(FAR.cluster_ip(), PORT),
         Path::Outside => SocketAddrV4::new(lab.n1.host.addrs.v4, NODE_PORT),
     }

@@ -31,9 +31,13 @@ type Marks = Vec<(usize, Spread)>;
 pub(super) fn draw(cells: &Cells, folder: &FilePath) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     for services in [1, 10_000] {
-        for (path, name) in
-            [(Path::Local, "local"), (Path::Remote, "remote"), (Path::Host, "host"), (Path::Outside, "outside")]
-        {
+        for (path, name) in [
+            (Path::Local, "local"),
+            (Path::Remote, "remote"),
+            (Path::Host, "host"),
+            (Path::Outside, "outside"),
+            (Path::Routable, "routable"),
+        ] {
             let file = folder.join(format!("{name}-{services}.svg"));
             let with = if services == 1 {
                 "the measured Services alone".to_owned()
