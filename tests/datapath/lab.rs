@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use kpx_tests::bench::{Bench, Verdict};
@@ -117,6 +118,9 @@ pub(crate) fn labs_with_room(name: &str, flow_entries: Option<u32>) -> Result<Ve
     labs_of(name, Setup { flow_entries, ..Setup::default() })
 }
 
+/// Labs of this process so far.
+static MADE: AtomicU32 = AtomicU32::new(0);
+
 /// One lab per family: programs that are attached to nothing, in a namespace with routes for them to look up.
 pub(crate) fn labs_of(name: &str, setup: Setup) -> Result<Vec<Lab>> {
     let make = |addrs: &&[(&'static str, &str)]| {
@@ -124,10 +128,9 @@ pub(crate) fn labs_of(name: &str, setup: Setup) -> Result<Vec<Lab>> {
             addrs.iter().map(|(name, addr)| Ok((*name, addr.parse()?))).collect::<Result<_>>()?;
         let names = Names::new(addrs);
         let family = if names.addr("web")?.is_ipv4() { 4 } else { 6 };
-        let thread = std::thread::current();
-        let test: String =
-            thread.name().unwrap_or("main").chars().rev().take(8).filter(char::is_ascii_alphanumeric).collect();
-        let netns = NetNs::create(format!("kpx-{}-{name}-{test}-{family}", std::process::id()))?;
+        // Tests run side by side, and some give the same name.
+        let nth = MADE.fetch_add(1, Ordering::Relaxed);
+        let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
         Ok(Lab { bench, names, netns })
