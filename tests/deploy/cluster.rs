@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kpx_tests::agent::{Service, node, wait_until};
-use kpx_tests::apiserver::{ApiServer, Options};
+use kpx_tests::agent::{Service, api_server, wait_until};
+use kpx_tests::apiserver::ApiServer;
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
-use kpx_tests::lab::{Family, Lab, Layout, SERVICE_CIDR};
+use kpx_tests::lab::{Family, Lab, Layout};
 
 use crate::pod::Supplies;
 
@@ -38,15 +37,7 @@ impl Cluster {
         for host in lab.backends() {
             servers.serve(host, PORT)?;
         }
-        let address = (lab.fabric.addrs.v4, 6443);
-        let listener = lab.fabric.ns.run(|| TcpListener::bind(address)).context("listen in the fabric")?;
-        let service_cidrs =
-            Family::ALL.map(|family| SERVICE_CIDR.cidr(family).parse()).into_iter().collect::<Result<_, _>>()?;
-        let sans = vec![CONTROL_PLANE.to_owned()];
-        let api = ApiServer::start(Options { service_cidrs, sans, ..Options::on(listener) })?;
-        for n in lab.nodes() {
-            api.apply(&node(n).0)?;
-        }
+        let api = api_server(&lab, vec![CONTROL_PLANE.to_owned()])?;
         let service_account = lab.dir().join("service-account");
         fs::create_dir(&service_account)?;
         api.service_account(&service_account)?;

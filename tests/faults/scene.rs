@@ -2,19 +2,19 @@
 
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kpx_tests::agent::{Agent, Service, Source, node, wait_until};
-use kpx_tests::apiserver::{ApiServer, Options};
+use kpx_tests::agent::{Agent, Service, Source, api_server, wait_until};
+use kpx_tests::apiserver::ApiServer;
 use kpx_tests::echo::{Connection, Dial, Protocol, Servers};
 use kpx_tests::exposition;
 use kpx_tests::kernel_tables;
-use kpx_tests::lab::{Family, Lab, Layout, SERVICE_CIDR};
+use kpx_tests::lab::{Family, Lab, Layout};
 use proxy_agent::desired::Desired;
 use proxy_agent::input::{Input, Update};
 use proxy_agent::tables::Tables;
@@ -52,14 +52,7 @@ impl Scene {
         for host in lab.backends() {
             servers.serve(host, PORT)?;
         }
-        let address = (lab.fabric.addrs.v4, 6443);
-        let listener = lab.fabric.ns.run(|| TcpListener::bind(address)).context("listen in the fabric")?;
-        let service_cidrs =
-            Family::ALL.map(|family| SERVICE_CIDR.cidr(family).parse()).into_iter().collect::<Result<_, _>>()?;
-        let api = ApiServer::start(Options { service_cidrs, ..Options::on(listener) })?;
-        for n in lab.nodes() {
-            api.apply(&node(n).0)?;
-        }
+        let api = api_server(&lab, Vec::new())?;
         let kubeconfig = lab.dir().join("kubeconfig");
         api.kubeconfig(&kubeconfig)?;
         Ok(Self { api: RefCell::new(api), kubeconfig, _servers: servers, lab })

@@ -11,6 +11,17 @@ use super::objects::{Object, node};
 use crate::apiserver::{ApiServer, Options};
 use crate::lab::{Family, Lab, SERVICE_CIDR};
 
+/// An API server in the lab's fabric, at the address by which the nodes know it; its certificate is for `sans` too. Starts with
+/// the lab's nodes.
+pub fn api_server(lab: &Lab, sans: Vec<String>) -> Result<ApiServer> {
+    let addr = SocketAddr::new(lab.fabric.addrs.ip(Family::V4), 6443);
+    let listener = lab.fabric.ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+    let service_cidrs = Family::ALL.map(|family| SERVICE_CIDR.cidr(family).parse().expect("a CIDR")).to_vec();
+    let server = ApiServer::start(Options { service_cidrs, sans, ..Options::on(listener) })?;
+    lab.nodes().into_iter().try_for_each(|n| server.apply(&node(n).0).map(drop))?;
+    Ok(server)
+}
+
 /// The objects of a lab's cluster. Starts with the lab's nodes.
 #[derive(Debug)]
 pub struct Cluster {
@@ -36,25 +47,19 @@ enum Keeper {
 impl Cluster {
     /// With an API server in the lab's fabric, at the address by which the nodes know it.
     pub fn with_api_server(lab: &Lab) -> Result<Self> {
-        let addr = SocketAddr::new(lab.fabric.addrs.ip(Family::V4), 6443);
-        let listener = lab.fabric.ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
-        let service_cidrs = Family::ALL.map(|family| SERVICE_CIDR.cidr(family).parse().expect("a CIDR")).to_vec();
-        let server = ApiServer::start(Options { service_cidrs, ..Options::on(listener) })?;
+        let server = api_server(lab, Vec::new())?;
         let path = lab.dir().join("kubeconfig");
         server.kubeconfig(&path)?;
-        Self { keeper: Keeper::Api(Box::new(server)), path }.with_nodes(lab)
+        Ok(Self { keeper: Keeper::Api(Box::new(server)), path })
     }
 
     /// With a folder of manifests.
     pub fn with_manifests(lab: &Lab) -> Result<Self> {
         let path = lab.dir().join("manifests");
         fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
-        Self { keeper: Keeper::Folder, path }.with_nodes(lab)
-    }
-
-    fn with_nodes(self, lab: &Lab) -> Result<Self> {
-        lab.nodes().into_iter().try_for_each(|n| self.put(&node(n)))?;
-        Ok(self)
+        let cluster = Self { keeper: Keeper::Folder, path };
+        lab.nodes().into_iter().try_for_each(|n| cluster.put(&node(n)))?;
+        Ok(cluster)
     }
 
     pub fn source(&self) -> Source<'_> {

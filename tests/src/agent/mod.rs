@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-pub use self::cluster::{Cluster, Source};
+pub use self::cluster::{Cluster, Source, api_server};
 pub use self::objects::{Hint, Object, SERVICE_PORT, Service, node};
 use crate::lab::{Family, Host, Lab, Node, SERVICE_CIDR};
 
