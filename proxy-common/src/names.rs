@@ -23,6 +23,9 @@ pub const NODE: &str = "NODE";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
+/// When each CPU last asked for the time, and what it was told.
+pub const CLOCK: &str = "CLOCK";
+
 /// Records for those who watch, whether any do, and what was lost.
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
@@ -40,7 +43,7 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 /// Maps that begin anew with every load, and are not part of the layout: a program's own room while it runs, what is told
 /// to those who watch, and numbers whose places move with every new one.
 pub const PER_LOAD: [&str; 9] =
-    ["SCRATCH4", "SCRATCH6", "CLOCK", IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
+    ["SCRATCH4", "SCRATCH6", CLOCK, IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]

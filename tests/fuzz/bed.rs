@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
-use aya::maps::{HashMap, MapData, Queue};
+use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
 use aya::programs::{TestRun, TestRunOptions};
+use aya::util::nr_cpus;
 use kpx_tests::bench::{Bench, Verdict};
 use kpx_tests::reference::node::Node;
 use kpx_tests::reference::place::Device;
@@ -19,7 +20,7 @@ use proxy_common::device;
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::names::{ANCHOR, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
+use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
 
 use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
@@ -38,6 +39,7 @@ pub(crate) struct Bed {
     pub(crate) is_fast: bool,
     v4: Tables<Addr4>,
     v6: Tables<Addr6>,
+    clock: Clock,
     /// As last read.
     counts: Counts,
     out: Vec<u8>,
@@ -51,6 +53,13 @@ struct Tables<A: Addr> {
     nursery: Queue<MapData, FlowKey<A>>,
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
+}
+
+/// What the programs take for the time until the kernel's next tick, which may come late: milliseconds into a new second
+/// they would still count the old one.
+struct Clock {
+    told: PerCpuArray<MapData, [u64; 2]>,
+    second: u32,
 }
 
 /// An entry of the flow table: what it does, and what it remembers for all of its flow.
@@ -67,7 +76,8 @@ impl Bed {
         let sizes = Sizes { flows: Some(1 << 16), ..Sizes::default() };
         let node = Node::new("here", Options { sizes, fast_path: is_fast, ..Options::default() })?;
         let (v4, v6) = (Tables::new(&node.bench, &IPV4)?, Tables::new(&node.bench, &IPV6)?);
-        let mut bed = Self { node, is_fast, v4, v6, counts: Counts::default(), out: vec![0; 1 << 14], cb: 0 };
+        let clock = Clock { told: node.bench.map(INGRESS, CLOCK)?.try_into()?, second: 0 };
+        let mut bed = Self { node, is_fast, v4, v6, clock, counts: Counts::default(), out: vec![0; 1 << 14], cb: 0 };
         bed.counts = bed.read_counts()?;
         Ok(bed)
     }
@@ -97,7 +107,7 @@ impl Bed {
         options.ctx_in = Some(&context);
         options.ctx_out = Some(&mut context_out);
         let program = self.node.bench.datapath.attachments.program(program)?;
-        let before = now_secs()?;
+        let before = self.clock.now_secs()?;
         let result = program.test_run(options).with_context(|| format!("run on {} bytes", sent.frame.len()))?;
         let second = Some(before).filter(|before| now_secs().is_ok_and(|after| after == *before));
         let mark = context_out[MARK..].first_chunk().context("a mark in the context")?;
@@ -190,6 +200,20 @@ impl Bed {
 /// Seconds since boot, as the programs count them.
 fn now_secs() -> Result<u32> {
     Ok(u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?)
+}
+
+impl Clock {
+    /// As [`now_secs`]; in a new second the programs ask for the time anew.
+    fn now_secs(&mut self) -> Result<u32> {
+        let now = now_secs()?;
+        if now != self.second {
+            let cpus = nr_cpus().map_err(|(_, error)| error).context("count CPUs")?;
+            let never = PerCpuValues::try_from(vec![[0; 2]; cpus])?;
+            self.told.set(0, never, 0).context("let the programs forget the time")?;
+            self.second = now;
+        }
+        Ok(now)
+    }
 }
 
 impl Entry {
