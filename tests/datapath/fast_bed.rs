@@ -148,7 +148,7 @@ impl Bed {
     }
 
     fn frame(&self, program: &str, packet: &str) -> Result<Vec<u8>> {
-        if program == EGRESS && self.lab.names.text(&self.last).is_ok_and(|text| text == packet) {
+        if program == EGRESS && self.lab.names.text_as(&self.last, packet).is_ok_and(|text| text == packet) {
             return Ok(self.last.clone());
         }
         let (hops, packet) = split_hops(packet);

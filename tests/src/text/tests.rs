@@ -46,6 +46,21 @@ fn packets_are_read_as_they_are_written() {
 }
 
 #[test]
+fn two_names_may_be_one_port() {
+    for mut names in families() {
+        let number = "udp router:61000 > web:53";
+        let frame = names.frame(number).unwrap();
+        for name in ["udp router:$p > web:53", "udp router:$q > web:53"] {
+            assert_eq!(names.learn(&frame, name).unwrap(), name);
+        }
+        assert_eq!(names.text_as(&frame, number).unwrap(), number);
+        let other = names.frame("udp router:61001 > web:53").unwrap();
+        assert_eq!(names.learn(&other, "udp router:$q > web:53").unwrap(), "udp router:61001 > web:53");
+        assert_eq!(names.learn(&frame, "udp client:$q > web:53").unwrap(), "udp router:$p > web:53");
+    }
+}
+
+#[test]
 fn a_wrong_byte_shows() {
     for names in families() {
         for packet in PACKETS.iter().filter(|packet| !packet.contains("later=")) {
