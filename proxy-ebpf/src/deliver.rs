@@ -53,6 +53,12 @@ const FAILED: Answer = i32::MIN + 1;
 
 #[inline(never)]
 fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Answer {
+    let Scratch { packet, flow, .. } = &*scratch;
+    // From here on this direction takes the stack, whatever the way of this packet; so does the other, of which only its own
+    // end is known.
+    if is_known && flow.kind == Kind::DNAT && packet.seen().has(END) && flow.tx.has(Seen::DIRECT) {
+        note_direct(flow, packet.proto, false);
+    }
     // Of a bridge's port, whose packets are the bridge's to route, if any are.
     if !is_ours(skb) || is_tagged(skb) {
         return LEFT;
@@ -70,10 +76,6 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> An
 #[inline(always)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Answer, Reason> {
     let Scratch { packet, flow, way, .. } = scratch;
-    // From here on this direction takes the stack; so does the other, of which only its own end is known.
-    if packet.seen().has(END) && flow.tx.has(Seen::DIRECT) {
-        note_direct(flow, packet.proto, false);
-    }
     if !flow.rx.has(Seen::DIRECT) || flow.state() != State::Established || is_for_stack(packet, flow) {
         return Ok(LEFT);
     }

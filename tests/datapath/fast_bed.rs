@@ -68,6 +68,8 @@ pub(crate) struct Bed {
     pub(crate) lab: Lab,
     /// Of what the kernel will cut up; 0: nothing.
     pub(crate) segment_size: u32,
+    /// Frames have another machine's link address.
+    pub(crate) is_for_others: bool,
     /// As it was put out last.
     last: Vec<u8>,
     /// Flows have been silent. Else they are not, however long a row may take: see [`Self::age`].
@@ -102,7 +104,7 @@ impl Bed {
         lab.set_flags(Node::FAST_PATH)?;
         lab.set_devices(&[("cli0", Some(POD)), ("pod0", Some(POD))])?;
         lab.add_frontends()?;
-        Ok(Self { lab, segment_size: 0, last: Vec::new(), is_aged: false })
+        Ok(Self { lab, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false })
     }
 
     pub(crate) fn is_v4(&self) -> bool {
@@ -117,7 +119,10 @@ impl Bed {
     }
 
     fn check_row(&mut self, (program, device, packet, out, counted): &Row<'_>) -> Result<()> {
-        let frame = self.frame(program, packet)?;
+        let mut frame = self.frame(program, packet)?;
+        if self.is_for_others {
+            frame[5] ^= 0x80;
+        }
         if !std::mem::take(&mut self.is_aged) {
             let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
             self.change_flows(|_| Some(now_secs))?;

@@ -121,6 +121,25 @@ fn odd_packets_take_the_stack() -> Result<()> {
     Ok(())
 }
 
+/// Such as a bridge's port gets, and a device that takes every frame.
+#[test]
+fn what_is_for_other_machines_takes_the_stack() -> Result<()> {
+    for mut bed in beds()? {
+        for end in ["tcp FA", "tcp R"] {
+            bed.forget()?;
+            bed.check(&TCP)?;
+            bed.check(&[TCP_THERE, TCP_BACK])?;
+            bed.is_for_others = true;
+            let (there, out) = (format!("{end} client:1000 > web:80"), format!("{end} client:1000 > pod:8080"));
+            bed.check(&[TCP_THERE_SLOW, TCP_BACK_SLOW, (INGRESS, "cli0", &there, &out, "forwarded")])?;
+            bed.is_for_others = false;
+            // The flow has heard of its end all the same.
+            bed.check(&[TCP_BACK_SLOW])?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_is_longer_than_the_next_link_takes_is_for_the_stack() -> Result<()> {
     const MTU: usize = 1_500;
