@@ -23,18 +23,16 @@ pub(crate) fn write(why: &str, world: u64, steps: &[Step]) -> String {
         let _infallible = match step {
             Step::Age(secs) => writeln!(text, "age {secs}"),
             Step::Endpoints(seed) => writeln!(text, "endpoints {seed}"),
-            Step::Packet(sent) => writeln!(
-                text,
-                "packet {} {} mark={:#x} segments={} {}",
-                at(sent.at),
-                if sent.came_in { "in" } else { "own" },
-                sent.mark,
-                sent.segments,
-                hex(&sent.frame)
-            ),
+            Step::Packet(sent) => writeln!(text, "{}", packet(sent)),
         };
     }
     text
+}
+
+/// A packet, as a line.
+pub(crate) fn packet(sent: &Sent) -> String {
+    let (at, whose) = (at(sent.at), if sent.came_in { "in" } else { "own" });
+    format!("packet {at} {whose} mark={:#x} segments={} {}", sent.mark, sent.segments, hex(&sent.frame))
 }
 
 /// The world's seed, and the steps.

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use kpx_tests::reference::generate::{self, dice};
 
 use crate::bed::Bed;
-use crate::model::{Got, Model, Sent};
+use crate::corpus;
+use crate::model::{Got, Model, Sent, hex};
 use crate::steps::Step;
 
 /// Packets between two looks at the counters: reading them costs as much as many packets.
@@ -59,7 +60,11 @@ impl<'a> Session<'a> {
         let (got, second) = self.bed.run(sent)?;
         let Some(second) = second else { return Ok(Err(Blurred)) };
         let bed = &*self.bed;
-        self.model.judge(sent, &got, second, &|table, proto, src, dst| bed.chosen(table, proto, src, dst))?;
+        let judged = self.model.judge(sent, &got, second, &|table, proto, src, dst| bed.chosen(table, proto, src, dst));
+        judged.with_context(|| {
+            let (line, became) = (corpus::packet(sent), hex(&got.frame));
+            format!("{line} became {:?} mark={:#x} {became}", got.verdict, got.mark)
+        })?;
         self.uncounted += 1;
         if self.counts_each || self.uncounted == UNCOUNTED {
             self.compare_counts()?;
