@@ -54,9 +54,9 @@ const FAILED: Answer = i32::MIN + 1;
 #[inline(never)]
 fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Answer {
     let Scratch { packet, flow, .. } = &*scratch;
-    // From here on this direction takes the stack, whatever the way of this packet; so does the other, of which only its own
-    // end is known.
-    if is_known && flow.kind == Kind::DNAT && packet.seen().has(END) && flow.tx.has(Seen::DIRECT) {
+    // This direction takes the stack now, whatever the way of this packet; so shall the other, of which only its own end is
+    // known. (The end may have come before, while nothing was fast.)
+    if is_known && flow.kind == Kind::DNAT && flow.tx.has(Seen::DIRECT) && flow.tx.with(packet.seen()).has(END) {
         note_direct(flow, packet.proto, false);
     }
     // Of a bridge's port, whose packets are the bridge's to route, if any are.
@@ -95,7 +95,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Answer, Reaso
     leave::<A>(skb, way)
 }
 
-/// Lets the other direction know that this one is fast, or is no more: once for each flow.
+/// Lets the other direction know that this one is fast, or is no more: seldom more than once for each flow.
 #[inline(never)]
 fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     for entry in [maps::undnat(flow, proto), maps::opener(flow, proto)].into_iter().flatten() {

@@ -79,6 +79,9 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     // A side that goes on talking has not accepted the other's RST, so that was not the end.
     if flow.rx.has(Seen::RST) && !packet.resets() {
         entry.set_rx(flow.rx.without(Seen::RST));
+        if let Some(undnat) = maps::undnat(flow, packet.proto) {
+            undnat.set_rx(undnat.rx().without(Seen::RST));
+        }
     }
     if flow.last_secs != now_secs {
         entry.set_last_secs(now_secs);

@@ -150,14 +150,21 @@ fn it_comes_and_goes_with_the_nodes_flag() -> Result<()> {
         bed.lab.set_flags(Node::FAST_PATH)?;
         // Of what comes back nothing is known yet.
         bed.check(&[TCP_THERE_SLOW, TCP_BACK_SLOW])?;
-        // The opener's entry is told once a second.
-        bed.age(1)?;
+        // The opener's entry is told once a second (of which the programs hear a tick late).
+        bed.age(2)?;
         bed.check(&[
             (EGRESS, "cli0", "tcp A pod:8080 > client:1000 +7", "tcp A web:80 > client:1000 +7", "returned"),
             TCP_THERE,
             TCP_BACK,
         ])?;
         bed.lab.set_flags(0)?;
+        bed.check(&[TCP_THERE_SLOW, TCP_BACK_SLOW])?;
+        bed.lab.set_flags(Node::FAST_PATH)?;
+        bed.check(&[TCP_THERE, TCP_BACK])?;
+        // An end that comes meanwhile.
+        bed.lab.set_flags(0)?;
+        bed.check(&[(INGRESS, "cli0", "tcp FA client:1000 > web:80", "tcp FA client:1000 > pod:8080", "forwarded")])?;
+        bed.lab.set_flags(Node::FAST_PATH)?;
         bed.check(&[TCP_THERE_SLOW, TCP_BACK_SLOW])?;
     }
     Ok(())

@@ -68,7 +68,7 @@ pub(crate) struct Bed {
     pub(crate) lab: Lab,
     /// Of what the kernel will cut up; 0: nothing.
     pub(crate) segment_size: u32,
-    /// Frames have another machine's link address.
+    /// Frames that come in have another machine's link address.
     pub(crate) is_for_others: bool,
     /// As it was put out last.
     last: Vec<u8>,
@@ -120,7 +120,7 @@ impl Bed {
 
     fn check_row(&mut self, (program, device, packet, out, counted): &Row<'_>) -> Result<()> {
         let mut frame = self.frame(program, packet)?;
-        if self.is_for_others {
+        if self.is_for_others && *program == INGRESS {
             frame[5] ^= 0x80;
         }
         if !std::mem::take(&mut self.is_aged) {

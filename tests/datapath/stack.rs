@@ -56,6 +56,18 @@ fn the_stack_sees_connections_open_and_end() -> Result<()> {
                 TCP_BACK_SLOW,
             ])?;
         }
+        // Who goes on talking has not been reset.
+        bed.forget()?;
+        bed.check(&TCP)?;
+        bed.check(&[
+            TCP_THERE,
+            TCP_BACK,
+            (INGRESS, "pod0", "tcp R pod:8080 > client:1000", "same", "no_flow"),
+            (EGRESS, "cli0", "tcp R pod:8080 > client:1000", "tcp R web:80 > client:1000", "returned"),
+            TCP_THERE_SLOW,
+            TCP_THERE,
+            TCP_BACK,
+        ])?;
         bed.check(&[
             (
                 INGRESS,
