@@ -94,7 +94,7 @@ fn a_closed_flow_gives_its_port_back() -> Result<()> {
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$p > client:8080", "forwarded"),
         (INGRESS, "tcp FA client:8080 > node:$p", Pass, "tcp FA client:8080 > client:$p", ""),
         (EGRESS, "tcp FA client:8080 > client:$p", Pass, "tcp FA self:80 > client:1000", "returned"),
-        // Both are done: the next SYN opens anew, with another port of its own.
+        // Both are done: the next SYN opens anew.
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$q > client:8080", "flow_opened forwarded"),
         // What belonged to the old one is gone.
         (EGRESS, "tcp A client:8080 > client:$p", Pass, "same", "not_ours"),

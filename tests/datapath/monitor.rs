@@ -71,6 +71,7 @@ fn openers_and_refusals_are_told_of_and_nothing_else() -> Result<()> {
             (INGRESS, "tcp S client:2000 > local:80", Drop, "-", "no_local_endpoints"),
             (ANCHOR, "tcp A node:2001 > web:80", Redirect, "tcp R web:80 > node:2001", "no_flow rejected"),
         ])?;
+        ensure!(lab.names.port("$p") != lab.names.port("$q"), "two open flows have one tuple");
         let found = told(&mut lab)?;
         let want = [
             "decided at ingress: client:2000 > web:80 web => pod",

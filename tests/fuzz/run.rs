@@ -165,7 +165,15 @@ fn smallest(bed: &mut Bed, world: u64, mut steps: Vec<Step>, difference: Error) 
     const PATIENCE: Duration = Duration::from_secs(60);
     let start = Instant::now();
     let mut differs = |steps: &[Step]| (0..TRIES).find_map(|_| replay(bed, world, steps).err());
-    let Some(mut why) = differs(&steps) else { return Ok(difference.context("it did not come again")) };
+    let Some(mut why) = differs(&steps) else {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{world}.txt"));
+        fs::write(&file, corpus::write(&format!("{difference:#}"), world, &steps))?;
+        return Ok(difference.context(format!(
+            "it did not come again, its {} steps are in {}",
+            steps.len(),
+            file.display()
+        )));
+    };
     let mut size = steps.len() / 2;
     while size > 0 && start.elapsed() < PATIENCE {
         let mut at = 0;
