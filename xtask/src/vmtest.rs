@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use self::debian::{Debian, IPVSADM};
+use self::debian::{Debian, IPVSADM, NEWEST};
 use self::initramfs::Userland;
 use self::modules::Modules;
 use self::qemu::Accelerator;
@@ -26,8 +26,8 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{shell, workspace};
 
-/// The oldest that kpx is for, those of the stable releases, and the newest that they can be had with.
-const SERIES: &[&str] = &["5.10", "6.1", "6.12", "7.2"];
+/// The oldest that kpx is for, those of the stable releases, and the newest that Debian has.
+const KERNELS: &[&str] = &["5.10", "6.1", "6.12", NEWEST];
 /// Without these a run says nothing.
 const MUST_RUN: &[&str] = &["6.1", "6.12"];
 /// Path in the guest, package, kind of its target, its name.
@@ -56,12 +56,10 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[];
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Of kernels, such as 6.1
-    #[arg(default_values_t = SERIES.iter().map(|series| (*series).to_owned()))]
-    series: Vec<String>,
-    /// And the newest kernel there is
-    #[arg(long)]
-    newest: bool,
+    /// Series of kernels, such as 6.1, or `newest`
+    #[arg(long = "kernel", value_name = "SERIES", value_delimiter = ',')]
+    #[arg(default_values_t = KERNELS.iter().map(|series| (*series).to_owned()))]
+    kernels: Vec<String>,
     /// Look for newer packages of kernels that were fetched before
     #[arg(long)]
     renew: bool,
@@ -87,17 +85,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     debian.ensure_qemu()?;
     let folder = workspace::target_dir()?.join("vmtest");
     let userland = Userland::new(&programs(&folder, !options.no_build)?, &[debian.tool(IPVSADM)?], &options.suites()?)?;
-    let newest = options.newest.then_some(None);
-    let wanted = options.series.iter().map(|series| Some(series.as_str())).chain(newest);
 
     let mut outcomes = Vec::new();
-    for series in wanted {
-        let name = series.unwrap_or("newest");
-        let outcome = one(&debian, &userland, &folder, series, options);
+    for name in &options.kernels {
+        let outcome = one(&debian, &userland, &folder, name, options);
         let outcome = outcome.with_context(|| format!("kernel {name}"))?;
         let failed = matches!(&outcome, Outcome::Ran(report) if !report.is_good());
         println!("{outcome}");
-        outcomes.push((name, outcome));
+        outcomes.push((name.as_str(), outcome));
         if failed && !options.keep_going {
             break;
         }
@@ -105,7 +100,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for (suite, test, why) in LEFT_OUT.iter().filter(|(suite, ..)| options.wants(suite)) {
         println!("left out of {suite}: {test}: {why}");
     }
-    conclude(&options.series, &outcomes)
+    conclude(&options.kernels, &outcomes)
 }
 
 impl Options {
@@ -137,15 +132,8 @@ enum Outcome {
     Skipped(String),
 }
 
-fn one(
-    debian: &Debian,
-    userland: &Userland,
-    folder: &Path,
-    series: Option<&str>,
-    options: &Options,
-) -> Result<Outcome> {
-    let name = series.unwrap_or("newest");
-    let kernel = match debian.kernel(series, options.renew) {
+fn one(debian: &Debian, userland: &Userland, folder: &Path, name: &str, options: &Options) -> Result<Outcome> {
+    let kernel = match debian.kernel(name, options.renew) {
         Ok(kernel) => kernel,
         Err(error) => return Ok(Outcome::Skipped(format!("{name}: SKIPPED: {error:#}"))),
     };
@@ -177,6 +165,7 @@ fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
         let ran = outcomes.iter().any(|(ran, outcome)| ran == name && matches!(outcome, Outcome::Ran(_)));
         ensure!(ran, "nothing ran on {name}, and without that this says nothing");
     }
+    ensure!(outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Ran(_))), "nothing ran");
     if !outcomes.iter().all(|(_, outcome)| {
         matches!(outcome, Outcome::Ran(report) if report.is_good()) || matches!(outcome, Outcome::Skipped(_))
     }) {

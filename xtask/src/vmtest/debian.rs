@@ -12,6 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::step::quiet;
 use crate::{shell, workspace};
 
+/// In place of a series.
+pub(super) const NEWEST: &str = "newest";
 /// Newest first. No suite of these is past its date, and each kernel series is in one of them.
 const KERNEL_SUITES: &[&str] =
     &["trixie-backports", "trixie-security", "bookworm-backports", "bookworm-security", "bullseye-security"];
@@ -79,9 +81,10 @@ impl Debian {
         Ok(Tool { program: folder.join(file), libraries: libraries.to_vec() })
     }
 
-    /// The newest kernel of a series (`6.1`), or of all; from the cache if it has one, unless that is to be renewed.
-    pub(super) fn kernel(&self, series: Option<&str>, renew: bool) -> Result<Kernel> {
-        let folder = self.cache.join("kernels").join(series.unwrap_or("newest"));
+    /// The newest kernel of a series (`6.1`), or of all ([`NEWEST`]); from the cache if it has one, unless that is to be renewed.
+    pub(super) fn kernel(&self, name: &str, renew: bool) -> Result<Kernel> {
+        let series = (name != NEWEST).then_some(name);
+        let folder = self.cache.join("kernels").join(name);
         if renew || !folder.exists() {
             let apt = self.apt("kernels", KERNEL_SUITES)?;
             self.fetch(&apt, series, &folder)?;

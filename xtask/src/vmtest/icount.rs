@@ -49,7 +49,7 @@ const EXTENSION: &[&str] = &[
 #[derive(Parser)]
 #[command(name = "cargo xtask bench icount", about = "What Services cost in instructions, in a virtual machine")]
 pub(crate) struct Options {
-    /// Series of Debian's kernel
+    /// Series of Debian's kernel, or `newest`
     #[arg(long, default_value = "6.12")]
     kernel: String,
     /// Among so many Services
@@ -108,7 +108,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 fn fetch(series: &str) -> Result<(Kernel, [Tool; 2])> {
     let debian = Debian::new()?;
     debian.ensure_qemu()?;
-    let kernel = debian.kernel(Some(series), false).with_context(|| format!("kernel {series}"))?;
+    let kernel = debian.kernel(series, false).with_context(|| format!("kernel {series}"))?;
     Ok((kernel, [debian.tool(IPVSADM)?, debian.tool(IPSET)?]))
 }
 

@@ -63,7 +63,7 @@ pub(super) fn boot(
     limit: Duration,
 ) -> Result<Report> {
     let mut command = Command::new(QEMU);
-    command.args(accelerator.arguments()).args(["-m", "2048", "-nodefaults", "-display", "none"]);
+    command.args(accelerator.arguments()).args(["-m", "4096", "-nodefaults", "-display", "none"]);
     command.args(["-no-reboot", "-serial", "stdio", "-append", COMMAND_LINE]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
