@@ -22,8 +22,11 @@ use proxy_common::monitor::Monitored;
 use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
 use proxy_common::service_counts::ServiceCounts;
 
-/// Those that no test uses now, by what they were loaded for.
+/// Those that no test uses now, by what they were loaded for; the one that was used last comes last.
 static IDLE: Mutex<Vec<(Setup, Box<Bench>)>> = Mutex::new(Vec::new());
+
+/// Each has some sixty files open, of the 1,024 that a process may open by default.
+const MOST_IDLE: usize = 8;
 
 /// What programs are loaded for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,8 +80,8 @@ fn refused(object: &[u8]) -> Result<Vec<u8>> {
 
 fn take_idle(setup: Setup) -> Option<Box<Bench>> {
     let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = idle.iter().position(|(of, _)| *of == setup)?;
-    Some(idle.swap_remove(at).1)
+    let at = idle.iter().rposition(|(of, _)| *of == setup)?;
+    Some(idle.remove(at).1)
 }
 
 impl Deref for Reused {
@@ -99,7 +102,11 @@ impl Drop for Reused {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let bench = self.bench.take().map(|bench| (self.setup, bench));
-            IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(bench);
+            let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.extend(bench);
+            if idle.len() > MOST_IDLE {
+                idle.remove(0);
+            }
         }
     }
 }
