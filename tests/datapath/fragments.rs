@@ -149,7 +149,7 @@ fn an_identification_comes_again() -> Result<()> {
 
 #[test]
 fn a_later_fragment_opens_nothing() -> Result<()> {
-    check(&[
+    let ended = [
         (INGRESS, "udp client:1000 > self:53", Pass, "udp client:$p > client:5353", "flow_opened forwarded"),
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$q > client:8080", "flow_opened forwarded"),
         (INGRESS, "[first=7] tcp SA client:8080 > node:$q", Pass, "[first=7] tcp SA client:8080 > client:$q", ""),
@@ -166,8 +166,15 @@ fn a_later_fragment_opens_nothing() -> Result<()> {
         (INGRESS, "tcp RA client:8080 > node:$q", Pass, "tcp RA client:8080 > client:$q", ""),
         (EGRESS, "tcp RA client:8080 > client:$q", Pass, "tcp RA self:80 > client:1000", "returned"),
         (INGRESS, "tcp S client:1000 > self:80", Pass, "tcp S client:$r > client:8080", "flow_opened forwarded"),
-        (EGRESS, "[later=7] tcp client > client +8", Pass, "same", "not_ours"),
-    ])
+    ];
+    for mut lab in labs("fragments")? {
+        lab.check(&ended)?;
+        // By chance it may be the same one, once in thousands.
+        if lab.names.port("$r") != lab.names.port("$q") {
+            lab.check(&[(EGRESS, "[later=7] tcp client > client +8", Pass, "same", "not_ours")])?;
+        }
+    }
+    Ok(())
 }
 
 #[test]

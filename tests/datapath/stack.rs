@@ -1,7 +1,5 @@
 //! Packets of open connections that take the stack, where others skip it.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use kpx_tests::agent::wait_until;
 use nix::time::{ClockId, clock_gettime};
@@ -11,10 +9,6 @@ use proxy_common::names::{EGRESS, INGRESS};
 use crate::fast_bed::*;
 use crate::lab::{counted_since, labs_of, words};
 use crate::offload::{Notes, Wire};
-
-/// One packet of a flow in as many seconds takes the stack in any case.
-const TURN_SECS: i64 = 16;
-const DEADLINE: Duration = Duration::from_secs(5);
 
 #[test]
 fn the_stack_sees_connections_open_and_end() -> Result<()> {
@@ -277,6 +271,7 @@ fn a_frame_with_a_priority_takes_the_stack() -> Result<()> {
 /// Not where the stack hears of a flow within these rows.
 fn calm() -> Result<()> {
     wait_until(DEADLINE, "it is nobody's turn", || {
-        Ok((1..TURN_SECS - 3).contains(&(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec() % TURN_SECS)))
+        let turn_secs = i64::from(TURN_SECS);
+        Ok((1..turn_secs - 3).contains(&(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec() % turn_secs)))
     })
 }
