@@ -24,7 +24,7 @@ use serde_json::Value;
 /// Of every server of the lab.
 const PORT: u16 = 8080;
 /// From a change that the API server has taken to the packets that follow it.
-const PROMPT: Duration = Duration::from_millis(500);
+const PROMPT: Duration = Duration::from_secs(5);
 /// For one answer. Short, because a packet that comes before its service is dropped.
 const ANSWER: Duration = Duration::from_millis(100);
 /// For what has to wait for a watch to be opened again.

