@@ -116,7 +116,7 @@ impl<'a> Bed<'a> {
 
     /// Puts a service and waits until every protocol and family of it is served.
     pub(crate) fn start(&self, service: &Service) -> Result<()> {
-        self.put(service)?;
+        self.settle(|| self.put(service))?;
         self.eventually(&format!("{} is served", service.name), "p1a", service, true)
     }
 

@@ -19,8 +19,8 @@ use crate::tally::Tally;
 
 /// How long a packet that must be dropped is waited for.
 const SILENCE: Duration = Duration::from_millis(400);
-/// A refusal is a message, not a time-out.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// A refusal is a message, not a time-out, and comes at the second try at the latest.
+const AT_ONCE: Duration = Duration::from_millis(2_400);
 /// Of the lab's links, in bytes.
 const MTU: usize = 1500;
 /// Conversations at a time.

@@ -16,7 +16,7 @@ use crate::cell::{Expect, To, same, spare};
 use crate::services::{external_ip, frontend, health_check_port, index, node_port, vip};
 
 /// From a new address to the first answer.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const PROMPT: Duration = Duration::from_secs(10);
 /// A host that dials an address of its own learns the MTU of the way only when it has sent several times.
 const LEARNT: Duration = Duration::from_secs(10);
 /// A fault of the socket itself, or none.
@@ -42,13 +42,13 @@ pub(super) fn comes_and_goes(bed: &Bed) -> Result<()> {
     n1.add_addrs("eth0", addrs)?;
     let started = Instant::now();
     for (protocol, family) in combinations() {
-        wait_until(AT_ONCE.saturating_sub(started.elapsed()), &format!("{} answers, {protocol}", to(family)), || {
+        wait_until(PROMPT.saturating_sub(started.elapsed()), &format!("{} answers, {protocol}", to(family)), || {
             Ok(dial(protocol, family).exchange(&bed.lab.x.ns, b"?").is_ok_and(|answer| answer.backend == "p1b"))
         })?;
     }
     n1.del_addrs("eth0", addrs)?;
     for (protocol, family) in combinations() {
-        wait_until(AT_ONCE, &format!("{} is silent again, {protocol}", to(family)), || {
+        wait_until(PROMPT, &format!("{} is silent again, {protocol}", to(family)), || {
             Ok(dial(protocol, family).exchange(&bed.lab.x.ns, b"?").is_err())
         })?;
     }
@@ -101,8 +101,8 @@ pub(super) fn health_check(bed: &Bed) -> Result<()> {
 fn is_health(bed: &Bed, service: &str, node: &Node, family: Family, local: u64) -> Result<()> {
     let to = SocketAddr::new(node.host.addrs.ip(family), health_check_port(index(service)));
     let answer = bed.lab.x.ns.run(|| -> Result<String> {
-        let mut stream = TcpStream::connect_timeout(&to, AT_ONCE)?;
-        stream.set_read_timeout(Some(AT_ONCE))?;
+        let mut stream = TcpStream::connect_timeout(&to, PROMPT)?;
+        stream.set_read_timeout(Some(PROMPT))?;
         write!(stream, "GET /healthz HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

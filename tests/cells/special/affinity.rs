@@ -39,7 +39,7 @@ pub(super) fn sticks(bed: &Bed, protocol: Protocol, family: Family) -> Result<()
 
 /// Each protocol and family remembers by itself, so that chance can hardly choose all as before.
 pub(super) fn expires(bed: &Bed) -> Result<()> {
-    let timeout_secs = 2;
+    let timeout_secs = 4;
     let service = Service::new("forgetful", 63, &BACKENDS, PORT).affinity(timeout_secs);
     bed.start(&service)?;
     let choices = |bed: &Bed| -> Result<BTreeMap<(Protocol, Family), String>> {
@@ -50,8 +50,8 @@ pub(super) fn expires(bed: &Bed) -> Result<()> {
         combinations().map(choice).collect()
     };
     let first = choices(bed)?;
-    for _ in 0..6 {
-        idle(Duration::from_millis(600))?; // 3.6 s in all.
+    for _ in 0..5 {
+        idle(Duration::from_secs(1))?; // 5 s in all.
         ensure!(choices(bed)? == first, "use does not keep the choices {first:?}");
     }
     for _ in 0..3 {

@@ -50,7 +50,7 @@ pub(super) fn outlive_policy(bed: &Bed) -> Result<()> {
 pub(super) fn outlive_service(bed: &Bed) -> Result<()> {
     outlive(bed, Service::new("gone", NTH + 3, &["p2a"], PORT), |service| {
         bed.end(service)?;
-        bed.put(service) // So that there is something to end.
+        bed.settle(|| bed.put(service)) // So that there is something to end.
     })
 }
 
@@ -89,9 +89,9 @@ pub(super) fn labels(bed: &Bed) -> Result<()> {
     bed.start(&service)?;
     for (key, value) in [("service.kubernetes.io/service-proxy-name", "other"), ("service.kubernetes.io/headless", "")]
     {
-        bed.put(&service.clone().label(key, value))?;
+        bed.settle(|| bed.put(&service.clone().label(key, value)))?;
         bed.eventually(&format!("{key} takes it down"), "p1a", &service, false)?;
-        bed.put(&service)?;
+        bed.settle(|| bed.put(&service))?;
         bed.eventually(&format!("without {key} it is back"), "p1a", &service, true)?;
     }
     bed.end(&service)
