@@ -54,7 +54,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     start(run, History::Kept)?;
     run.recovers("data restored from a backup", RECOVERY)?;
     // Services may have been listed anew before: each watch learns by its own bookmark, one a second, that versions went back.
-    wait_until(2 * RECOVERY, "EndpointSlices are listed anew", || Ok(lists(run) > before))?;
+    wait_until(DEADLINE, "EndpointSlices are listed anew", || Ok(lists(run) > before))?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
     run.is_well()?;
