@@ -74,10 +74,10 @@ fn bookmarks(run: &Run) -> Result<()> {
     run.api().compact();
     // Bookmarks come once a second.
     run.pass(Duration::from_millis(2200), |_| Ok(()))?;
-    let lists = run.api().traffic().requests("list", "services");
+    let lists = run.api().traffic().lists("services");
     run.api().cut_watches();
     run.change()?;
     run.recovers("history compacted behind a bookmark", RECOVERY)?;
-    ensure!(run.api().traffic().requests("list", "services") == lists, "listed in spite of the bookmark");
+    ensure!(run.api().traffic().lists("services") == lists, "listed in spite of the bookmark");
     Ok(())
 }

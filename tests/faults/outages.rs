@@ -44,7 +44,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     start(run, History::Lost)?;
     run.recovers("mass deletion, and another history", RECOVERY)?;
 
-    let lists = |run: &Run| run.api().traffic().requests("list", "endpointslices");
+    let lists = |run: &Run| run.api().traffic().lists("endpointslices");
     let (backup, before) = (run.api().backup(), lists(run));
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;

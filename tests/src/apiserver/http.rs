@@ -68,11 +68,11 @@ async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<In
     };
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let verb = verb(request.method(), &route, &query)?;
-    shared.change(|state| state.traffic.count(verb, route.kind));
+    let view = View::accepted(header_text(&request, header::ACCEPT), query.get("includeObject"))?;
+    shared.change(|state| state.traffic.count(verb, route.kind, view));
     if let Some(failure) = shared.read(|state| state.faults.answer(verb, route.kind.plural)) {
         return Err(failure);
     }
-    let view = View::accepted(header_text(&request, header::ACCEPT), query.get("includeObject"))?;
     match verb {
         "list" if query.flag("watch") != Some(true) => answer_list(&shared, &route, &query, view).await,
         "list" | "watch" => answer_watch(&shared, &route, &query, view).await,

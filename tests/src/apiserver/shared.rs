@@ -10,6 +10,7 @@ use super::faults::Faults;
 use super::kinds::Kind;
 use super::meter::Meter;
 use super::objects::Objects;
+use super::view::View;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -34,6 +35,7 @@ pub(crate) struct State {
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     requests: BTreeMap<(String, String), usize>,
+    lists: BTreeMap<&'static str, usize>,
     total: usize,
     /// Verb, group and resource (plural).
     kinds: BTreeSet<(&'static str, &'static str, &'static str)>,
@@ -44,6 +46,11 @@ impl Traffic {
     /// How many requests of a verb there were for a resource (plural), refused ones among them.
     pub fn requests(&self, verb: &str, resource: &str) -> usize {
         self.requests.get(&(verb.to_owned(), resource.to_owned())).copied().unwrap_or_default()
+    }
+
+    /// How many lists of a resource (plural) were asked for with all that its objects hold, refused ones among them.
+    pub fn lists(&self, resource: &str) -> usize {
+        self.lists.get(resource).copied().unwrap_or_default()
     }
 
     /// How many requests there were of whatever kind, with those that a fault answered.
@@ -65,8 +72,9 @@ impl Traffic {
         self.total += 1;
     }
 
-    pub(crate) fn count(&mut self, verb: &'static str, kind: &'static Kind) {
+    pub(crate) fn count(&mut self, verb: &'static str, kind: &'static Kind, view: View) {
         *self.requests.entry((verb.to_owned(), kind.plural.to_owned())).or_default() += 1;
+        *self.lists.entry(kind.plural).or_default() += usize::from(verb == "list" && view == View::Whole);
         self.kinds.insert((verb, kind.group, kind.plural));
     }
 

@@ -209,6 +209,21 @@ async fn a_server_whose_data_were_restored_is_listed_anew() {
     assert!(check.contains("limit=1&") || check.ends_with("limit=1"), "{asked:?}");
 }
 
+/// Whoever answers next may have been restored meanwhile, though no request has failed.
+#[tokio::test(start_paused = true)]
+async fn after_a_broken_connection_the_history_is_looked_at() {
+    let server = Server::new([
+        Answer::Json(200, list("700", "", [service("a", "1"), service("b", "600")])),
+        Answer::BrokenWatch,
+        Answer::Json(200, list("20", "", [service("a", "1")])),
+        Answer::OpenWatch(vec![]),
+    ]);
+    server.versions_from(20);
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all a b");
+    assert_eq!(running.next().await, "all a");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     let server = Server::new([

@@ -16,7 +16,7 @@ pub(super) struct Trouble<'a> {
     kind: String,
     what: String,
     health: &'a Health,
-    /// A request has failed since the watch last held.
+    /// A request has failed, or a connection broken, since the watch last held: who answers next may have other data.
     was_away: bool,
 }
 
@@ -37,6 +37,7 @@ impl<'a> Trouble<'a> {
         if !matches!(over, Over::Ended(None)) {
             Watches::of_process().failed(&self.kind);
         }
+        self.was_away |= matches!(over, Over::Ended(Some(_)));
         match over.problem() {
             Some(why) => {
                 self.was_away = true;

@@ -1,13 +1,13 @@
 //! An API server that gives prepared answers, and what is asked of it.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
@@ -64,6 +64,8 @@ pub(super) enum Answer {
     Json(u16, Value),
     /// Events, then the end of the watch.
     Watch(Vec<Value>),
+    /// Nothing, then the connection breaks.
+    BrokenWatch,
     /// Events, then silence.
     OpenWatch(Vec<Value>),
     /// The events of a list. Where no answer of this kind is next, streaming lists are refused, as by an old server.
@@ -165,16 +167,17 @@ impl Server {
 }
 
 impl Answer {
-    fn response(self) -> Option<Response<impl hyper::body::Body<Data = Bytes, Error = Infallible>>> {
+    fn response(self) -> Option<Response<impl hyper::body::Body<Data = Bytes, Error = io::Error>>> {
         let (code, chunks, then) = match self {
             Self::Json(code, value) => (code, vec![value], stream::empty().boxed()),
             Self::Watch(events) | Self::List(events) => (200, events, stream::empty().boxed()),
             Self::OpenWatch(events) | Self::OpenList(events) => (200, events, stream::pending().boxed()),
-            Self::EndlessList(event) => (200, Vec::new(), each_second(event).boxed()),
+            Self::BrokenWatch => (200, Vec::new(), stream::iter([Err(io::ErrorKind::ConnectionReset.into())]).boxed()),
+            Self::EndlessList(event) => (200, Vec::new(), each_second(event).map(Ok).boxed()),
             Self::Unreachable => return None,
         };
-        let chunks = stream::iter(chunks).chain(then);
-        let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(format!("{chunk}\n").into())));
+        let chunks = stream::iter(chunks.into_iter().map(Ok)).chain(then);
+        let frames = chunks.map_ok(|chunk| Frame::data(format!("{chunk}\n").into()));
         let body = StreamBody::new(frames);
         Some(Response::builder().status(code).body(body).unwrap())
     }
