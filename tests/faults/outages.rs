@@ -53,7 +53,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     run.api().restore(backup);
     start(run, History::Kept)?;
     run.recovers("data restored from a backup", RECOVERY)?;
-    // Services may have been listed anew before: each watch learns by its own bookmark, one a second, that versions went back.
+    // Services may have been listed anew before: each watch learns by a look of its own that versions went back.
     wait_until(DEADLINE, "EndpointSlices are listed anew", || Ok(lists(run) > before))?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;

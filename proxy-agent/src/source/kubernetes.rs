@@ -154,7 +154,7 @@ impl Watches {
         let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
         let node = Watch::new(Input::Node).dispensable();
         let node = match node_name {
-            Some(name) => node.fields(&format!("metadata.name={name}")),
+            Some(name) => node.named(name),
             None => node,
         };
         Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable() }

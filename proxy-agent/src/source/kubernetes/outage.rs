@@ -7,7 +7,7 @@
 //! little), and where somebody answers, no more than two a second, or as Retry-After says.
 //!
 //! When the server is back, whoever waits asks it once, spread over [`SPREAD`]: of a server that remembers our version that
-//! is a watch, which is cheap. If it is too much all the same, it refuses (429), and from then on it has its own way: the
+//! is a watch, and a list of one object beside it, which are cheap. If it is too much all the same, it refuses (429), and from then on it has its own way: the
 //! back-off grows as client-go's does, and no probe shortens it.
 
 use std::sync::Arc;

@@ -7,16 +7,17 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures::{AsyncBufReadExt as _, TryStreamExt as _};
+use futures::future::{BoxFuture, OptionFuture};
+use futures::{AsyncBufReadExt as _, FutureExt as _, TryStreamExt as _};
 use kube::api::{ListParams, WatchParams};
 use kube::core::{ObjectList, PartialObjectMeta, Request};
 use kube::{Client, Resource as _};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
 use self::event::{Event, Lenient};
-use self::failure::{Over, explain, is_lost};
+use self::failure::{End, Over, explain, is_lost};
 use self::pace::Pace;
 use self::trouble::Trouble;
 use super::client::Clients;
@@ -37,6 +38,8 @@ pub(super) struct Watch<K> {
     input: fn(Update<K>) -> Input,
     list: ListParams,
     watch: WatchParams,
+    /// For as little as tells the server's version. Of selectors only a name: for others servers go through all objects.
+    look: ListParams,
     dispensable: bool,
     pace: Pace,
     /// The version that amounts to all that was sent. None: only a list can tell.
@@ -77,6 +80,7 @@ impl<K> Watch<K> {
             list: ListParams::default().limit(PAGE_SIZE),
             // The server ends watches at different times, so that not all nodes come back at once.
             watch: WatchParams::default().timeout(rand::random_range(230..=290)),
+            look: ListParams::default().limit(1),
             dispensable: false,
             pace: Pace::default(),
             position: None,
@@ -93,6 +97,13 @@ impl<K> Watch<K> {
 
     pub(super) fn fields(self, selector: &str) -> Self {
         Self { list: self.list.fields(selector), watch: self.watch.fields(selector), ..self }
+    }
+
+    /// The one object of that name.
+    pub(super) fn named(self, name: &str) -> Self {
+        let selector = format!("metadata.name={name}");
+        let look = self.look.clone().fields(&selector);
+        Self { look, ..self.fields(&selector) }
     }
 
     /// kpx can do without: as long as the server never served or allowed it, the list is empty.
@@ -164,11 +175,7 @@ where
         position: &str,
         trouble: &mut Trouble<'_>,
     ) -> Over {
-        if trouble.was_away()
-            && let Err(over) = self.check_history(client, position).await
-        {
-            return self.note(over);
-        }
+        let began = Instant::now();
         let request = match self.request().watch(&self.watch, position) {
             Ok(request) => request,
             Err(error) => return Over::Failed(kube::Error::BuildRequest(error)),
@@ -178,9 +185,10 @@ where
             Err(error) => return self.note(Over::from(error)),
         };
         let _open = Watches::of_process().open(&K::Object::kind(&()));
-        let settled = sleep_until(Instant::now() + SETTLED);
-        let mut settled = pin!(settled);
+        let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
+        let mut look_at = pin!(sleep(self.pace.before_look()));
+        let mut look = None;
         loop {
             let line = tokio::select! {
                 line = lines.try_next() => line,
@@ -190,15 +198,35 @@ where
                     trouble.over();
                     continue;
                 }
+                () = &mut look_at, if trouble.was_away() && look.is_none() => {
+                    look = Some(self.look(client));
+                    continue;
+                }
+                Some(found) = OptionFuture::from(look.as_mut()) => {
+                    look = None;
+                    match found {
+                        Ok(()) => trouble.is_back(),
+                        Err(Over::Lost(why)) => {
+                            let over = self.lose(why);
+                            return self.note(over);
+                        }
+                        Err(over) => {
+                            trouble.untold(&over);
+                            look_at.set(sleep(self.pace.after_failure()));
+                        }
+                    }
+                    continue;
+                }
             };
             let taken = match line {
                 Ok(Some(line)) => match Event::read(&line) {
                     Ok(Some(event)) => self.take(event, inputs, trouble).await,
-                    Ok(None) => Err(Over::Ended(None)),
+                    Ok(None) => Err(Over::Ended(End::Broken("an event was cut off".to_owned()))),
                     Err(error) => Err(self.lose(format!("an event that cannot be read: {error}"))),
                 },
-                Ok(None) => Err(Over::Ended(None)),
-                Err(error) => Err(Over::Ended(Some(error.to_string()))),
+                Ok(None) if began.elapsed() < self.life() => Err(Over::Ended(End::Early)),
+                Ok(None) => Err(Over::Ended(End::InTime)),
+                Err(error) => Err(Over::Ended(End::Broken(error.to_string()))),
             };
             if let Err(over) = taken {
                 return self.note(over);
@@ -258,22 +286,30 @@ where
 
     /// Versions of a kind grow (KEP-5504). If they do not, events are missing, or the server's data are older than ours.
     fn check_order(&mut self, version: &str) -> Result<(), Over> {
-        let Some(position) = self.position.as_deref().filter(|position| is_older(version, position)) else {
-            return Ok(());
-        };
-        let why = format!("version {version} after {position}");
-        Err(self.lose(why))
+        match self.position.as_deref().and_then(|position| disorder(version, position)) {
+            Some(why) => Err(self.lose(why)),
+            None => Ok(()),
+        }
     }
 
     /// After a server was away, its data may have been restored from a backup. A watch from a version that is yet to come
-    /// is granted, and silent until then.
-    async fn check_history(&mut self, client: &Client, position: &str) -> Result<(), Over> {
-        let one = self.list.clone().limit(1);
-        let request = self.request().list_metadata(&one).map_err(kube::Error::BuildRequest)?;
-        let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request)).await??;
-        let now = list.metadata.resource_version.unwrap_or_default();
-        debug!(kind = %K::Object::kind(&()), position, now, "is the history the same");
-        self.check_order(&now)
+    /// is granted, and silent until then: so the server is asked for its version, beside a watch that does not wait for it.
+    fn look(&mut self, client: &Client) -> BoxFuture<'static, Result<(), Over>> {
+        self.pace.looked();
+        let request = self.request().list_metadata(&self.look).map_err(kube::Error::BuildRequest);
+        let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
+        let look = async move {
+            let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
+            let now = list.metadata.resource_version.unwrap_or_default();
+            debug!(kind = %K::Object::kind(&()), position, now, "is the history the same");
+            disorder(&now, &position).map_or(Ok(()), |why| Err(Over::Lost(why)))
+        };
+        look.boxed()
+    }
+
+    /// How long a watch lasts that nothing ends before.
+    fn life(&self) -> Duration {
+        Duration::from_secs(self.watch.timeout.unwrap_or_default().into())
     }
 
     fn request(&self) -> Request {
@@ -281,9 +317,11 @@ where
     }
 }
 
-/// Whether it is known to be: versions of other servers than Kubernetes' own may be no numbers.
-fn is_older(version: &str, than: &str) -> bool {
-    matches!((version.parse::<u64>(), than.parse::<u64>()), (Ok(version), Ok(than)) if version < than)
+/// What is wrong with a version after another. Those of other servers than Kubernetes' own may be no numbers.
+fn disorder(version: &str, after: &str) -> Option<String> {
+    let is_older =
+        matches!((version.parse::<u64>(), after.parse::<u64>()), (Ok(version), Ok(after)) if version < after);
+    is_older.then(|| format!("version {version} after {after}"))
 }
 
 #[cfg(test)]

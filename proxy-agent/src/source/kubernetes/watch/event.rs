@@ -33,7 +33,7 @@ struct Line<'a> {
 }
 
 impl<K: Kept> Event<K> {
-    /// None for a line that was cut off: so end watches whose connection breaks.
+    /// None for a line that was cut off: so may end watches whose connection breaks.
     pub(super) fn read(line: &str) -> serde_json::Result<Option<Self>> {
         let Line { r#type, object } = match serde_json::from_str(line) {
             Ok(line) => line,

@@ -11,7 +11,7 @@ use tokio::time::error::Elapsed;
 pub(super) enum Over {
     ReceiverGone,
     /// The watch had begun, and came to an end: connections break and servers end watches in the best of clusters.
-    Ended(Option<String>),
+    Ended(End),
     /// Only a new list can tell what has happened: the server no longer knows our version (410), or what it says
     /// does not follow from what it said before.
     Lost(String),
@@ -19,6 +19,15 @@ pub(super) enum Over {
     Failed(kube::Error),
     /// A list that takes longer than any server gives it.
     Late,
+}
+
+#[derive(Debug)]
+pub(super) enum End {
+    /// When the time was over that it was asked for.
+    InTime,
+    /// The server ended it before that: it goes away, or has lost its own watch of the data.
+    Early,
+    Broken(String),
 }
 
 impl From<kube::Error> for Over {

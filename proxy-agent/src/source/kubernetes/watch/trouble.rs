@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tracing::debug;
 
-use super::failure::Over;
+use super::failure::{End, Over};
 use crate::health::Health;
 use crate::input::ObjectName;
 use crate::metrics::Watches;
@@ -16,7 +16,7 @@ pub(super) struct Trouble<'a> {
     kind: String,
     what: String,
     health: &'a Health,
-    /// A request has failed, or a connection broken, since the watch last held: who answers next may have other data.
+    /// Since the server's history was last known, something was amiss: who answers next may have other data.
     was_away: bool,
 }
 
@@ -32,17 +32,15 @@ impl<'a> Trouble<'a> {
         debug!(what = self.what, ?over, "list or watch over");
         if unserved {
             Watches::of_process().unserved(&self.kind);
+            self.was_away = true;
             return self.over();
         }
-        if !matches!(over, Over::Ended(None)) {
+        if !matches!(over, Over::Ended(End::InTime | End::Early)) {
             Watches::of_process().failed(&self.kind);
         }
-        self.was_away |= matches!(over, Over::Ended(Some(_)));
+        self.was_away |= matches!(over, Over::Ended(End::Early | End::Broken(_)) | Over::Failed(_) | Over::Late);
         match over.problem() {
-            Some(why) => {
-                self.was_away = true;
-                self.health.begin(&self.what, why);
-            }
+            Some(why) => self.health.begin(&self.what, why),
             None if ends >= ENDS => self.health.begin(&self.what, format!("no watch lasts: {}", end(over))),
             None => {}
         }
@@ -56,9 +54,19 @@ impl<'a> Trouble<'a> {
         }
     }
 
-    pub(super) fn over(&mut self) {
-        self.was_away = false;
+    pub(super) fn over(&self) {
         self.health.end(&self.what);
+    }
+
+    /// Whether the server's history is the same could not be told. The watch goes on meanwhile.
+    pub(super) fn untold(&self, over: &Over) {
+        debug!(what = self.what, ?over, "no look at the server's history");
+        Watches::of_process().failed(&self.kind);
+    }
+
+    /// The server's history is the same.
+    pub(super) fn is_back(&mut self) {
+        self.was_away = false;
     }
 
     pub(super) fn was_away(&self) -> bool {
@@ -79,7 +87,7 @@ impl<'a> Trouble<'a> {
 
 fn end(over: &Over) -> String {
     match over {
-        Over::Ended(Some(why)) | Over::Lost(why) => why.clone(),
+        Over::Ended(End::Broken(why)) | Over::Lost(why) => why.clone(),
         _ => "the server ends it".to_owned(),
     }
 }

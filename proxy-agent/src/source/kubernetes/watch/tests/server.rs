@@ -64,8 +64,8 @@ pub(super) enum Answer {
     Json(u16, Value),
     /// Events, then the end of the watch.
     Watch(Vec<Value>),
-    /// Nothing, then the connection breaks.
-    BrokenWatch,
+    /// Silence for so long, then a last word, or none, and the end.
+    SilentWatch(Duration, io::Result<&'static str>),
     /// Events, then silence.
     OpenWatch(Vec<Value>),
     /// The events of a list. Where no answer of this kind is next, streaming lists are refused, as by an old server.
@@ -110,6 +110,11 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 
+    /// How often it was asked for its version.
+    pub(super) fn looks(&self) -> usize {
+        self.asked.lock().unwrap().iter().filter(|uri| is_look(uri)).count()
+    }
+
     pub(super) fn run<K>(&self, mut watch: Watch<K>, health: &Health) -> RunningWatch
     where
         K: Kept + Clone + Send + Sync + 'static,
@@ -148,7 +153,7 @@ impl Server {
             self.probed.fetch_add(1, Relaxed);
             return Some(if is_away { Answer::Unreachable } else { Answer::Json(200, json!("ok")) });
         }
-        let is_check = uri.ends_with("limit=1") || uri.contains("limit=1&");
+        let is_look = is_look(&uri);
         let has_lists = matches!(answers.front(), Some(Answer::List(_) | Answer::OpenList(_) | Answer::EndlessList(_)));
         if uri.contains("sendInitialEvents") && !has_lists && !is_away {
             self.refused.fetch_add(1, Relaxed);
@@ -158,12 +163,16 @@ impl Server {
         if self.away.load(Relaxed) {
             return Some(Answer::Unreachable);
         }
-        if is_check && !matches!(answers.front(), Some(Answer::Unreachable) | Some(Answer::Json(400.., _))) {
+        if is_look && !matches!(answers.front(), Some(Answer::Unreachable) | Some(Answer::Json(400.., _))) {
             let version = self.version.load(Relaxed).to_string();
             return Some(Answer::Json(200, list(&version, "more", [])));
         }
         answers.pop_front()
     }
+}
+
+fn is_look(uri: &str) -> bool {
+    uri.ends_with("limit=1") || uri.contains("limit=1&")
 }
 
 impl Answer {
@@ -172,21 +181,31 @@ impl Answer {
             Self::Json(code, value) => (code, vec![value], stream::empty().boxed()),
             Self::Watch(events) | Self::List(events) => (200, events, stream::empty().boxed()),
             Self::OpenWatch(events) | Self::OpenList(events) => (200, events, stream::pending().boxed()),
-            Self::BrokenWatch => (200, Vec::new(), stream::iter([Err(io::ErrorKind::ConnectionReset.into())]).boxed()),
-            Self::EndlessList(event) => (200, Vec::new(), each_second(event).map(Ok).boxed()),
+            Self::SilentWatch(time, last) => (200, Vec::new(), after(time, last).boxed()),
+            Self::EndlessList(event) => (200, Vec::new(), each_second(line(event)).boxed()),
             Self::Unreachable => return None,
         };
-        let chunks = stream::iter(chunks.into_iter().map(Ok)).chain(then);
-        let frames = chunks.map_ok(|chunk| Frame::data(format!("{chunk}\n").into()));
-        let body = StreamBody::new(frames);
+        let chunks = stream::iter(chunks).map(|chunk| Ok(line(chunk))).chain(then);
+        let body = StreamBody::new(chunks.map_ok(|chunk| Frame::data(chunk.into())));
         Some(Response::builder().status(code).body(body).unwrap())
     }
 }
 
-fn each_second(event: Value) -> impl Stream<Item = Value> {
-    stream::repeat(event).then(async |event| {
+fn line(value: Value) -> String {
+    format!("{value}\n")
+}
+
+fn each_second(line: String) -> impl Stream<Item = io::Result<String>> {
+    stream::repeat(line).then(async |line| {
         sleep(Duration::from_secs(1)).await;
-        event
+        Ok(line)
+    })
+}
+
+fn after(time: Duration, last: io::Result<&'static str>) -> impl Stream<Item = io::Result<String>> {
+    stream::once(async move {
+        sleep(time).await;
+        last.map(str::to_owned)
     })
 }
 
