@@ -100,7 +100,8 @@ pub struct Flow<A: Addr> {
     flags: u8,
     /// What was seen from the client ([`Seen`]). Of the opener's entry only; written by that direction only.
     pub tx: Seen,
-    /// What was seen from the backend. In the reply's entry its own memory, in the opener's the one that counts.
+    /// What was seen from the backend. In the opener's entry the one that counts; in the reply's its own memory, from which
+    /// a client's packet only takes a RST that the client has not accepted.
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,
