@@ -49,10 +49,13 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
     stop(run)?;
-    run.tells(DEADLINE, "Service watch", "refused")?;
+    for kind in ["Service", "EndpointSlice"] {
+        run.tells(DEADLINE, &format!("{kind} watch"), "refused")?;
+    }
     run.api().restore(backup);
     start(run, History::Kept)?;
-    run.recovers("data restored from a backup", RECOVERY)?;
+    // After an outage, looks at the server's history are spread over a second.
+    run.recovers("data restored from a backup", 2 * RECOVERY)?;
     // Services may have been listed anew before: each watch learns by a look of its own that versions went back.
     wait_until(DEADLINE, "EndpointSlices are listed anew", || Ok(lists(run) > before))?;
     run.change()?;

@@ -34,9 +34,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// With the same connections and credentials.
 pub(super) struct Clients {
-    /// As many requests as the operator allows: lists, and what the cluster is told.
+    /// As many requests as the operator allows: lists of objects, and what the cluster is told.
     pub(super) limited: Client,
-    /// Small requests that have a pace of their own: watches and probes. They do not wait behind the others.
+    /// Small requests that have a pace of their own: watches, looks at the history, probes. They do not wait behind the others.
     pub(super) paced: Client,
 }
 

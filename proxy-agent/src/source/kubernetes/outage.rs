@@ -7,8 +7,8 @@
 //! little), and where somebody answers, no more than two a second, or as Retry-After says.
 //!
 //! When the server is back, whoever waits asks it once, spread over [`SPREAD`]: of a server that remembers our version that
-//! is a watch, and a list of one object beside it, which are cheap. If it is too much all the same, it refuses (429), and from then on it has its own way: the
-//! back-off grows as client-go's does, and no probe shortens it.
+//! is a watch, which is cheap, and within a second a look at the server's history. If it is too much all the same, it refuses
+//! (429), and from then on it has its own way: the back-off grows as client-go's does, and no probe shortens it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -131,7 +131,7 @@ where
             let mut is_of_list = false;
             let over = match self.position.clone() {
                 Some(position) if !(self.expired && self.pace.may_list()) => {
-                    self.follow(&clients.paced, inputs, &position, &mut trouble).await
+                    self.follow(&clients.paced, inputs, outage, &position, &mut trouble).await
                 }
                 None if !self.pace.may_list() => Over::Lost("waiting for the next list".to_owned()),
                 _ => match self.list(&clients.limited, inputs, &mut trouble).await {
@@ -172,6 +172,7 @@ where
         &mut self,
         client: &Client,
         inputs: &mpsc::Sender<Input>,
+        outage: &Outage,
         position: &str,
         trouble: &mut Trouble<'_>,
     ) -> Over {
@@ -187,7 +188,7 @@ where
         let _open = Watches::of_process().open(&K::Object::kind(&()));
         let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
-        let mut look_at = pin!(sleep(self.pace.before_look()));
+        let mut look_at = pin!(outage.wait(trouble.before_look(), false));
         let mut look = None;
         loop {
             let line = tokio::select! {
@@ -198,21 +199,21 @@ where
                     trouble.over();
                     continue;
                 }
-                () = &mut look_at, if trouble.was_away() && look.is_none() => {
+                _ = &mut look_at, if trouble.is_in_doubt() && look.is_none() => {
                     look = Some(self.look(client));
                     continue;
                 }
                 Some(found) = OptionFuture::from(look.as_mut()) => {
                     look = None;
                     match found {
-                        Ok(()) => trouble.is_back(),
-                        Err(Over::Lost(why)) => {
+                        Ok(None) => trouble.is_back(),
+                        Ok(Some(why)) => {
                             let over = self.lose(why);
                             return self.note(over);
                         }
                         Err(over) => {
                             trouble.untold(&over);
-                            look_at.set(sleep(self.pace.after_failure()));
+                            look_at.set(outage.wait(self.pace.after_failure(), over.is_outage()));
                         }
                     }
                     continue;
@@ -294,22 +295,22 @@ where
 
     /// After a server was away, its data may have been restored from a backup. A watch from a version that is yet to come
     /// is granted, and silent until then: so the server is asked for its version, beside a watch that does not wait for it.
-    fn look(&mut self, client: &Client) -> BoxFuture<'static, Result<(), Over>> {
-        self.pace.looked();
+    /// Some: what is wrong with that.
+    fn look(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, Over>> {
         let request = self.request().list_metadata(&self.look).map_err(kube::Error::BuildRequest);
         let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
         let look = async move {
             let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
             let now = list.metadata.resource_version.unwrap_or_default();
             debug!(kind = %K::Object::kind(&()), position, now, "is the history the same");
-            disorder(&now, &position).map_or(Ok(()), |why| Err(Over::Lost(why)))
+            Ok(disorder(&now, &position))
         };
         look.boxed()
     }
 
-    /// How long a watch lasts that nothing ends before.
+    /// How long a watch lasts at least that nothing ends before. Clocks differ.
     fn life(&self) -> Duration {
-        Duration::from_secs(self.watch.timeout.unwrap_or_default().into())
+        Duration::from_secs(self.watch.timeout.unwrap_or_default().saturating_sub(1).into())
     }
 
     fn request(&self) -> Request {

@@ -6,7 +6,6 @@
 //! - A server that begins watches and breaks them is well: it is asked again within [`FLAP`].
 //! - Lists are dear. The first of a row come as soon as they are needed, then ever more slowly, up to [`SLOW`]. The
 //!   version last seen is tried again meanwhile, which is cheap, and makes the list needless if the server knows it.
-//!   Looks at a server's history, which are lists of one object, have a row of their own.
 //! - A server that refuses, or does not answer, is asked at growing intervals, as client-go does it (0.8 s to 30 s). What
 //!   makes the recovery from an outage quick is not this but the probe: see `outage.rs`.
 //!
@@ -23,7 +22,7 @@ const FLAP: Duration = Duration::from_millis(500);
 const FAILED: Duration = Duration::from_millis(800);
 const SLOW: Duration = Duration::from_secs(30);
 /// Lists of a row that may follow each other as watches do.
-const EARLY: u32 = 12;
+const EARLY_LISTS: u32 = 12;
 /// When a row of lists is over.
 const ROW: Duration = Duration::from_secs(120);
 
@@ -32,14 +31,8 @@ pub(super) struct Pace {
     /// Each in a row.
     flaps: u32,
     failures: u32,
-    lists: Row,
-    looks: Row,
-}
-
-#[derive(Debug, Default)]
-struct Row {
-    len: u32,
-    last: Option<Instant>,
+    lists: u32,
+    last_list: Option<Instant>,
 }
 
 impl Pace {
@@ -71,38 +64,18 @@ impl Pace {
 
     /// Whether it is time for a list.
     pub(super) fn may_list(&self) -> bool {
-        self.lists.wait().is_zero()
-    }
-
-    pub(super) fn listed(&mut self) {
-        self.lists.add();
-    }
-
-    /// The wait before a look at the server's history.
-    pub(super) fn before_look(&self) -> Duration {
-        self.looks.wait()
-    }
-
-    pub(super) fn looked(&mut self) {
-        self.looks.add();
-    }
-}
-
-impl Row {
-    /// Until the next one.
-    fn wait(&self) -> Duration {
-        let wait = match self.len.checked_sub(EARLY) {
+        let wait = match self.lists.checked_sub(EARLY_LISTS) {
             Some(late) => doubled(2 * FLAP, late, SLOW),
             None => Duration::ZERO,
         };
-        self.last.map_or(Duration::ZERO, |last| wait.saturating_sub(last.elapsed()))
+        self.last_list.is_none_or(|last| last.elapsed() >= wait)
     }
 
-    fn add(&mut self) {
-        if self.last.is_none_or(|last| last.elapsed() > ROW) {
-            self.len = 0;
+    pub(super) fn listed(&mut self) {
+        if self.last_list.is_none_or(|last| last.elapsed() > ROW) {
+            self.lists = 0;
         }
-        (self.len, self.last) = (self.len.saturating_add(1), Some(Instant::now()));
+        (self.lists, self.last_list) = (self.lists.saturating_add(1), Some(Instant::now()));
     }
 }
 

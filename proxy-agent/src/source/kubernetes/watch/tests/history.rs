@@ -2,6 +2,7 @@
 
 use std::io;
 
+use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
@@ -88,21 +89,50 @@ async fn a_look_that_is_refused_costs_no_watch() {
     assert_eq!(running.next().await, "all a");
     assert_eq!(running.next().await, "put b");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    let mut problems = health.subscribe();
+    let told = problems.wait_for(|problems| problems.contains_key("Service history"));
+    let told = timeout(Duration::from_secs(60), told).await.expect("it is told").unwrap();
+    assert!(told["Service history"].why.ends_with("429 Failed: no such luck"), "{told:?}");
+    drop(told);
+    let refused = Instant::now();
     assert_eq!(running.next().await, "all a");
-    assert!(began.elapsed() > Duration::from_secs(4), "six looks in {:?}", began.elapsed());
+    assert!(refused.elapsed() > Duration::from_secs(4), "five more looks in {:?}", refused.elapsed());
     assert_eq!(server.looks(), 6, "{:?}", server.asked());
-    assert!(health.problems().is_empty(), "{:?}", health.problems());
+    timeout(Duration::from_secs(1), problems.wait_for(|problems| problems.is_empty())).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_served_again_is_looked_at_by_its_name() {
+    let node = |version: &str| json!({"metadata": {"name": "n1", "resourceVersion": version}});
+    let nodes = |version: &str| json!({"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": version}, "items": [node("7")]});
+    let server = Server::new([
+        Answer::Json(200, nodes("700")),
+        Answer::SilentWatch(Duration::from_secs(290), Ok("")),
+        Answer::Json(404, failure(404)),
+        Answer::OpenWatch(vec![]),
+        Answer::Json(200, nodes("20")),
+        Answer::OpenWatch(vec![]),
+    ]);
+    server.versions_from(20);
+    let watch = Watch::<Node>::new(Input::Node).named("n1").dispensable();
+    let mut running = server.run(watch, &Health::default());
+    for _ in 0..2 {
+        assert_eq!(running.next().await, "all n1");
+    }
+    let asked = server.asked();
+    assert!(asked.iter().all(|asked| asked.contains("fieldSelector=metadata.name%3Dn1")), "{asked:?}");
+    assert_eq!(server.looks(), 1, "{asked:?}");
 }
 
 /// Each look is a list, though of one object.
 #[tokio::test(start_paused = true)]
-async fn watches_that_break_again_and_again_are_looked_after_ever_more_rarely() {
-    let broken = || Answer::SilentWatch(Duration::from_millis(100), Err(io::ErrorKind::ConnectionReset.into()));
+async fn watches_that_break_again_and_again_are_looked_after_now_and_then() {
+    let broken = || Answer::SilentWatch(Duration::from_millis(500), Err(io::ErrorKind::ConnectionReset.into()));
     let first = Answer::Json(200, list("7", "", []));
     let server = Server::new(std::iter::once(first).chain((0..10_000).map(|_| broken())));
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
     assert_eq!(running.next().await, "all");
     assert!(timeout(Duration::from_secs(600), running.inputs.recv()).await.is_err());
     let (looks, asked) = (server.looks(), server.asked().len());
-    assert!((20..=40).contains(&looks) && asked > 1000, "{looks} looks among {asked} requests in 10 minutes");
+    assert!((5..=75).contains(&looks) && asked > 500, "{looks} looks among {asked} requests in 10 minutes");
 }

@@ -215,7 +215,8 @@ impl RunningWatch {
         match input {
             Input::Service(update) => show(&update),
             Input::ServiceCidr(update) => show(&update),
-            Input::EndpointSlice(_) | Input::Node(_) | Input::ApiServer(_) => panic!("not watched: {input:?}"),
+            Input::Node(update) => show(&update),
+            Input::EndpointSlice(_) | Input::ApiServer(_) => panic!("not watched: {input:?}"),
         }
     }
 }
