@@ -44,7 +44,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     start(run, History::Lost)?;
     run.recovers("mass deletion, and another history", RECOVERY)?;
 
-    let lists = |run: &Run| run.api().traffic().lists("endpointslices");
+    let lists = |run: &Run| ["services", "endpointslices"].map(|resource| run.api().traffic().lists(resource));
     let (backup, before) = (run.api().backup(), lists(run));
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
@@ -56,8 +56,9 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     start(run, History::Kept)?;
     // After an outage, looks at the server's history are spread over a second.
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
-    // Services may have been listed anew before: each watch learns by a look of its own that versions went back.
-    wait_until(DEADLINE, "EndpointSlices are listed anew", || Ok(lists(run) > before))?;
+    // Each watch learns by a look of its own that versions went back, and hears of no change before that.
+    let anew = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
+    wait_until(DEADLINE, "Services and EndpointSlices are listed anew", anew)?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
     run.is_well()?;
