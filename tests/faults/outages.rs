@@ -43,17 +43,22 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     }
     start(run, History::Lost)?;
     run.recovers("mass deletion, and another history", RECOVERY)?;
+    is_restored(run)?;
+    hides_behind_a_load_balancer(run)
+}
 
+fn is_restored(run: &Run) -> Result<()> {
     let lists = |run: &Run| ["services", "endpointslices"].map(|resource| run.api().traffic().lists(resource));
-    let (backup, before) = (run.api().backup(), lists(run));
+    let backup = run.api().backup();
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
-    stop(run)?;
+    run.scene.api.borrow_mut().stop()?;
     for kind in ["Service", "EndpointSlice"] {
         run.tells(DEADLINE, &format!("{kind} watch"), "refused")?;
     }
+    let before = lists(run);
     run.api().restore(backup);
-    start(run, History::Kept)?;
+    run.scene.api.borrow_mut().start_again(History::Kept)?;
     // After an outage, looks at the server's history are spread over a second.
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
     // Each watch learns by a look of its own that versions went back, and hears of no change before that.
@@ -61,9 +66,11 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     wait_until(DEADLINE, "Services and EndpointSlices are listed anew", anew)?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
-    run.is_well()?;
+    run.is_well()
+}
 
-    // A load balancer answers for itself, and so says how often it may be asked.
+/// It answers for itself, and so says how often it may be asked.
+fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
     for (code, retry_after, limit) in [(503, None, RECOVERY), (429, Some(1), 2 * RECOVERY)] {
         run.api().fail_all(code, retry_after);
         run.api().cut_watches();
