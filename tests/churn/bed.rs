@@ -22,7 +22,7 @@ pub(crate) const NODE_PORT: u16 = 30_080;
 /// From an event, or from the next look of a kpx that looks once a second, until all is well.
 pub(crate) const PROMPT: Duration = Duration::from_secs(15);
 /// For one answer of several that are tried until one comes.
-const TRY: Duration = Duration::from_millis(300);
+pub(crate) const TRY: Duration = Duration::from_millis(300);
 
 pub(crate) struct Bed {
     pub(crate) cluster: Cluster,

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use kpx_tests::agent::wait_until;
 use kpx_tests::echo::{Dial, Protocol};
 
-use crate::bed::{Bed, NODE_PORT, PROMPT, is_hooked};
+use crate::bed::{Bed, NODE_PORT, PROMPT, TRY, is_hooked};
 
 /// On the segment beside the fabric.
 const ON_TOP: &str = "172.19.0.77";
@@ -24,6 +24,9 @@ fn a_macvlan_on_a_device_with_programs_serves_too() -> Result<()> {
         wait_until(PROMPT, "it has its programs", || is_hooked(node, attach, "top"))?;
         let to: IpAddr = ON_TOP.parse()?;
         let dial = Dial::new(Protocol::Tcp, SocketAddr::new(to, NODE_PORT));
+        // The kernel tells of a device and of its address apart.
+        let is_served = || Ok(dial.deadline(TRY).exchange(&bed.lab.xl.ns, b"hello").is_ok());
+        wait_until(PROMPT, "its address is the node's", is_served)?;
         for payload in [100, 100_000] {
             let answer = dial.exchange(&bed.lab.xl.ns, &vec![7; payload]);
             let answer = answer.with_context(|| format!("{payload} bytes through a macvlan, by {attach}"))?;
