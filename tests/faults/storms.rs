@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use kpx_tests::apiserver::Traffic;
 
 use crate::scene::{DEADLINE, RECOVERY, Run};
 
@@ -16,7 +17,7 @@ pub(crate) fn pass(run: &Run) -> Result<()> {
 }
 
 fn cut_every_second(run: &Run) -> Result<()> {
-    let (before, since) = (requests(run, "watch"), Instant::now());
+    let (before, since) = (watches(run), Instant::now());
     let mut cuts = 0;
     run.pass(Duration::from_secs(6), |passed| {
         if passed.as_secs() >= cuts {
@@ -26,7 +27,7 @@ fn cut_every_second(run: &Run) -> Result<()> {
         }
         Ok(())
     })?;
-    let rate = (requests(run, "watch") - before) as f64 / since.elapsed().as_secs_f64();
+    let rate = (watches(run) - before) as f64 / since.elapsed().as_secs_f64();
     println!("watches cut every second: {rate:.1} watches a second");
     ensure!(rate < 7.0, "{rate} watches a second");
     run.recovers("watches cut every second", RECOVERY)?;
@@ -86,11 +87,14 @@ fn slow_lists(run: &Run) -> Result<()> {
 }
 
 fn lists(run: &Run) -> usize {
-    let traffic = run.api().traffic();
-    KINDS.iter().map(|kind| traffic.lists(kind)).sum()
+    of_all_kinds(run, Traffic::lists)
 }
 
-fn requests(run: &Run, verb: &str) -> usize {
+fn watches(run: &Run) -> usize {
+    of_all_kinds(run, |traffic, kind| traffic.requests("watch", kind))
+}
+
+fn of_all_kinds(run: &Run, count: impl Fn(&Traffic, &str) -> usize) -> usize {
     let traffic = run.api().traffic();
-    KINDS.iter().map(|kind| traffic.requests(verb, kind)).sum()
+    KINDS.iter().map(|kind| count(&traffic, kind)).sum()
 }

@@ -110,9 +110,9 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 
-    /// How often it was asked for its version.
-    pub(super) fn looks(&self) -> usize {
-        self.asked.lock().unwrap().iter().filter(|uri| is_look(uri)).count()
+    /// What was asked for its version alone.
+    pub(super) fn looks(&self) -> Vec<String> {
+        self.asked().into_iter().filter(|uri| is_look(uri)).collect()
     }
 
     pub(super) fn run<K>(&self, mut watch: Watch<K>, health: &Health) -> RunningWatch
