@@ -13,21 +13,30 @@ pub struct Origin(u8);
 impl Origin {
     /// Somewhere else: another node, or outside the cluster.
     pub const OUTSIDE: Self = Self(0);
-    /// A pod that the operator's means of detection call local.
+    /// A pod of this node, by the operator's detection and by the device through which it came in.
     pub const DETECTED: Self = Self(1);
     /// Behind a pod's device of this node, whatever its address.
     pub const POD: Self = Self(2);
     /// This node itself.
     pub const NODE: Self = Self(3);
+    /// A pod by its address, says the operator's detection; it came in from elsewhere, as pods of other nodes do.
+    pub const ELSEWHERE: Self = Self(4);
 
     #[inline(always)]
     pub const fn is_outside(self) -> bool {
         self.0 == Self::OUTSIDE.0
     }
 
+    /// Does the operator's detection call the client a pod? kube-proxy goes by that alone when it masquerades.
     #[inline(always)]
     pub const fn is_detected(self) -> bool {
-        self.0 == Self::DETECTED.0
+        self.0 == Self::DETECTED.0 || self.0 == Self::ELSEWHERE.0
+    }
+
+    /// Did the client come in from elsewhere, whatever its address says?
+    #[inline(always)]
+    pub const fn is_remote(self) -> bool {
+        self.0 == Self::OUTSIDE.0 || self.0 == Self::ELSEWHERE.0
     }
 
     #[inline(always)]
@@ -41,20 +50,22 @@ impl Origin {
     }
 }
 
-/// The set that serves a client. Under `externalTrafficPolicy: Local` clients that are on this node already, or in a pod,
-/// need no local backend: nothing would be gained by refusing them.
+/// The set that serves a client. Under `externalTrafficPolicy: Local` the node and its pods need no local backend:
+/// nothing would be gained by refusing them.
+///
+/// An address makes no client this node's pod: a pod of another node asks that node's endpoints (KEP-2086's e2e tests).
 #[inline(always)]
 pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
     let local = if kind.is_external() {
-        service.has(Service::EXTERNAL_LOCAL) && origin.is_outside()
+        service.has(Service::EXTERNAL_LOCAL) && origin.is_remote()
     } else {
         service.has(Service::INTERNAL_LOCAL)
     };
     if local { Set::LOCAL } else { Set::CLUSTER }
 }
 
-/// May a client reach this kind of frontend at all? ClusterIPs are for those in the cluster, unless the operator says
-/// otherwise; kube-proxy makes no difference.
+/// May a client reach this kind of frontend at all? Every client may, unless the operator restricts ClusterIPs to the
+/// cluster (`--cluster-ip-external=false`).
 #[inline(always)]
 pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool {
     kind.is_external() || !origin.is_outside() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
@@ -71,6 +82,10 @@ pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: 
         return true;
     }
     if !node.has(Node::COMPAT) {
+        // kube-proxy lets a ClusterIP's backend see the node where a detector calls the client external.
+        if !kind.is_external() && detects && origin.is_outside() {
+            return true;
+        }
         // Replies of a remote backend would go straight to a client that is not on this node, who never heard of it. What
         // is only detected, by its address, may be a pod of another node.
         return !origin.is_node() && !origin.is_pod() && !decision.backend.is_local();

@@ -79,7 +79,8 @@ fn options(options: &OptionsStatus) -> String {
     if fast_path != "off" {
         text += &format!(", fast path {fast_path}");
     }
-    let flags = [(options.masquerade_all, "masquerade all"), (options.cluster_ip_external, "ClusterIPs for outside")];
+    let flags =
+        [(options.masquerade_all, "masquerade all"), (!options.cluster_ip_external, "no ClusterIPs for outside")];
     for (_, flag) in flags.iter().filter(|(is_set, _)| *is_set) {
         text = text + ", " + flag;
     }

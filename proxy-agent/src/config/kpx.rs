@@ -79,7 +79,7 @@ impl Default for KpxConfiguration {
             service_cidrs: Vec::new(),
             external_ip_cidrs: Vec::new(),
             masquerade: "default".to_owned(),
-            cluster_ip_external: false,
+            cluster_ip_external: true,
             lb_algorithm: "random".to_owned(),
             pod_routes: "off".to_owned(),
             attach: String::new(),

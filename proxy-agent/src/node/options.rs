@@ -12,7 +12,7 @@ use super::node_ports::NodePortAddresses;
 use crate::settings::PodRoutes;
 
 /// What an operator says about this node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeOptions {
     /// The node's own addresses, before those of its Node object.
     pub node_ips: Vec<IpAddr>,
@@ -25,7 +25,7 @@ pub struct NodeOptions {
     pub masquerade: Masquerade,
     /// Every client of a ClusterIP is masqueraded.
     pub masquerade_all: bool,
-    /// ClusterIPs serve clients outside the cluster, too.
+    /// ClusterIPs serve clients outside the cluster, too, as kube-proxy's do.
     pub cluster_ip_external: bool,
     pub fast_path: FastPath,
     /// Of a host that is no node.
@@ -48,6 +48,23 @@ impl fmt::Display for Masquerade {
             Self::Default => "default",
             Self::Compat => "compat",
         })
+    }
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            node_ips: Vec::new(),
+            service_cidrs: Vec::new(),
+            node_ports: NodePortAddresses::default(),
+            localhost_node_ports: false,
+            detector: Detector::default(),
+            masquerade: Masquerade::default(),
+            masquerade_all: false,
+            cluster_ip_external: true,
+            fast_path: FastPath::default(),
+            outside: None,
+        }
     }
 }
 

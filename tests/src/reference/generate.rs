@@ -47,7 +47,7 @@ fn node(dice: &mut Dice) -> NodeFacts {
         detector: detector(dice),
         compat: dice.random_bool(0.4),
         masquerade_all: dice.random_bool(0.15),
-        cluster_ip_external: dice.random_bool(0.3),
+        cluster_ip_external: dice.random_bool(0.6),
     }
 }
 

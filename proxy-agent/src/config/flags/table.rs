@@ -72,7 +72,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
     flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it they may be any addresses but the API server's, and what means the same on every host"),
     flag("masquerade", OneOf(&["default", "compat"]), Kpx("masquerade"), "Whose addresses are replaced by the node's: those of clients to whom replies would not find back otherwise, or those that kube-proxy would replace"),
-    flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node"),
+    flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node, as kube-proxy does; false restricts ClusterIPs to the cluster"),
     flag("lb-algorithm", OneOf(&["random", "maglev", "round-robin", "least-connections"]), Kpx("lbAlgorithm"), "How new flows are spread over the backends of Services that do not say it by the annotation `kpx.dev/lb-algorithm`"),
     flag("attach", OneOf(&["tcx", "clsact"]), Kpx("attach"), "How to attach programs; without it TCX where the kernel takes it, else clsact"),
     flag("fast-path", OneOf(&["off", "auto", "on"]), Kpx("fastPath"), "Whether packets of open connections skip the node's stack, and with it all rules of its FORWARD chains, which see connections open and end only: never, where no such rule is found, or always"),
