@@ -5,6 +5,7 @@ mod readings;
 mod reports;
 mod shadows;
 mod status;
+mod strays;
 mod sweeper;
 mod writer;
 
@@ -20,6 +21,7 @@ pub use crate::agent::pace::Pace;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
 use crate::agent::shadows::Shadows;
+use crate::agent::strays::Strays;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
 use crate::conntrack::{self, Reconciler};
@@ -80,6 +82,7 @@ pub struct Agent {
     sweeper: Sweeper,
     reconciler: Reconciler,
     shadows: Shadows,
+    strays: Strays,
     /// When to write again what the kernel refused, and how long the wait before was.
     retry: Option<(Instant, Duration)>,
     /// When to bring the node up to date again, if that failed.
@@ -116,6 +119,7 @@ impl Agent {
             sweeper: Sweeper::new(kernel.flows),
             reconciler: Reconciler::default(),
             shadows: Shadows::default(),
+            strays: Strays::default(),
             retry: None,
             node_retry: None,
             synced: false,
@@ -180,6 +184,8 @@ impl Agent {
                 swept = self.sweeper.next() => {
                     let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
                     self.note("flows", swept);
+                    let looked = self.strays.look(&self.counters, &self.health, &self.reports.events);
+                    self.note("counters", looked);
                 }
                 reconciled = self.reconciler.next() => {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));

@@ -90,6 +90,11 @@ impl Events {
         self.node(Severity::Warning, "NodeChanged", "StopKubeProxy", format!("{why:#}"));
     }
 
+    /// Addresses of this node's pods are taken for clients outside the cluster.
+    pub fn pods_outside(&self, why: &str) {
+        self.node(Severity::Warning, "PodsTakenForOutside", "Sync", why.to_owned());
+    }
+
     /// A healthCheckNodePort cannot be listened on.
     pub fn health_check_failed(&self, service: &ObjectName, port: u16, why: &Error) {
         let node = &self.node_name;

@@ -1,6 +1,7 @@
 //! This node: which devices carry programs, the anchor and the ways to it, and what the programs know of all that.
 
 pub mod detect;
+mod devices;
 mod fast_path;
 pub mod lifecycle;
 mod mend;
@@ -16,7 +17,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::{self, Device, OwnAddr};
+use proxy_common::device::{self, OwnAddr};
 use tracing::info;
 
 use crate::datapath::{Attachments, Hooks, NodeMaps};
@@ -56,6 +57,8 @@ pub struct Node {
     inherited: Option<device::Node>,
     /// The programs can tell local pods, as far as anybody can.
     detects: bool,
+    /// The Node object's, of which the programs know.
+    pod_cidrs: Vec<IpNet>,
     /// The ranges of which the programs know; None until they were told.
     service_cidrs: Option<Vec<IpNet>>,
     /// The addresses in force.
@@ -112,6 +115,7 @@ impl Node {
             followed: Followed::default(),
             inherited,
             detects: false,
+            pod_cidrs: Vec::new(),
             service_cidrs: None,
             node_addrs: inherited.map_or(unknown, |node| (node.addr4, node.addr6)),
             failing: BTreeSet::new(),
@@ -217,13 +221,17 @@ impl Node {
         if !self.detects {
             self.detects = true;
             self.inherited = None;
-            match self.maps.set_pods(&self.detection.nets()).and_then(|()| self.write_node()) {
+            match self.write_pods(desired).and_then(|()| self.write_node()) {
                 Ok(()) => health.end(LOCAL_PODS),
                 Err(error) => {
                     self.detects = false; // So that the next sync tries again.
                     health.begin(LOCAL_PODS, format!("{error:#}"));
                 }
             }
+        } else if self.pod_cidrs != desired.pod_cidrs()
+            && let Err(error) = self.write_pods(desired)
+        {
+            health.begin(LOCAL_PODS, format!("{error:#}"));
         }
         Ok(true)
     }
@@ -237,6 +245,14 @@ impl Node {
             outside.report(desired, health);
         }
         followed.and(told)
+    }
+
+    /// Tells the programs where pods have their addresses.
+    fn write_pods(&mut self, desired: &Desired) -> Result<()> {
+        let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
+        self.maps.set_pods(&self.detection.nets(), &pod_cidrs)?;
+        self.pod_cidrs = pod_cidrs;
+        Ok(())
     }
 
     fn write_service_cidrs(&mut self, desired: &Desired) -> Result<()> {
@@ -300,12 +316,7 @@ impl Node {
         let devices = self.links.values().filter_map(|link| {
             let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = self.detection.finds(link, &self.links);
-            let peer = pod && link.is_plain_pair();
-            let flags = [(pod, Device::POD), (detected, Device::DETECTED), (peer, Device::PEER)];
-            let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
-            let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
-            let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
-            Some((link.index, Device::new(flags, addr4, addr6)))
+            Some((link.index, devices::row(link, &self.links, pod, detected)))
         });
         let devices = devices.collect();
         self.maps.set_devices(&devices).and(self.write_addrs())

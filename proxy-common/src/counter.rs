@@ -28,7 +28,7 @@ pub enum Reason {
     UnknownPort,
     /// The service has endpoints, but its policy allows only local ones and none is here.
     NoLocalEndpoints,
-    /// From outside the cluster to a ClusterIP.
+    /// From outside the cluster to a ClusterIP, which the operator has restricted to the cluster.
     Outside,
     /// From outside the service's `loadBalancerSourceRanges`.
     SourceRange,
@@ -50,8 +50,10 @@ pub enum Reason {
     Rewrite,
     /// Might open a flow, wherever it goes, but kpx is about to leave this node.
     Draining,
-    /// At the anchor, of a flow that it should have met where it came in: somebody has taken the program off that device.
+    /// At the anchor, but it came in through a device: that device had no program when the packet passed.
     Unhooked,
+    /// In another's name: its source is the node's own, or the route back to it leads through another device.
+    Forged,
 }
 
 /// What becomes of a packet that was not translated.
@@ -77,7 +79,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -102,6 +104,7 @@ impl Reason {
         Self::Rewrite,
         Self::Draining,
         Self::Unhooked,
+        Self::Forged,
     ];
 
     /// The reason whose place in [`Self::ALL`] is `index`.
@@ -136,7 +139,8 @@ impl Reason {
             | Self::NoRoute
             | Self::RouteLost
             | Self::Rewrite
-            | Self::Unhooked => Verdict::Drop,
+            | Self::Unhooked
+            | Self::Forged => Verdict::Drop,
         }
     }
 
@@ -181,6 +185,7 @@ impl Reason {
             Self::Rewrite => "rewrite",
             Self::Draining => "draining",
             Self::Unhooked => "unhooked",
+            Self::Forged => "forged",
         }
     }
 }
@@ -200,25 +205,34 @@ pub enum Event {
     Returned,
     /// A reject was answered: its packet is counted under its reason as well.
     Rejected,
+    /// A reject was not answered, because its frame was not for this host, or there were too many in this second.
+    Unanswered,
     /// A socket that dialled a service was given a backend as its peer: no packet of it is translated.
     SocketLed,
     /// Past the stack, into the pod's end of its veth, or to the neighbour through another device: counted as forwarded or
     /// returned as well.
     FastLocal,
     FastRemote,
+    /// A client whose address is in this node's podCIDRs was taken for one outside the cluster.
+    PodOutside,
+    /// Another program's connection left with a tuple that a flow of kpx has, and got another source port.
+    PortMoved,
 }
 
 impl Event {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::FlowOpened,
         Self::FlowMoved,
         Self::FlowForgotten,
         Self::Forwarded,
         Self::Returned,
         Self::Rejected,
+        Self::Unanswered,
         Self::SocketLed,
         Self::FastLocal,
         Self::FastRemote,
+        Self::PodOutside,
+        Self::PortMoved,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -229,9 +243,12 @@ impl Event {
             Self::Forwarded => "forwarded",
             Self::Returned => "returned",
             Self::Rejected => "rejected",
+            Self::Unanswered => "unanswered",
             Self::SocketLed => "socket_led",
             Self::FastLocal => "fast_local",
             Self::FastRemote => "fast_remote",
+            Self::PodOutside => "pod_outside",
+            Self::PortMoved => "port_moved",
         }
     }
 }

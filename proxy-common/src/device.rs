@@ -29,7 +29,7 @@ impl Node {
     pub const DETECTS4: u32 = 1 << 2;
     /// ... and by IPv6.
     pub const DETECTS6: u32 = 1 << 3;
-    /// `--cluster-ip-external`: ClusterIPs serve clients outside, too.
+    /// `--cluster-ip-external`, the default: ClusterIPs serve clients outside, too, as kube-proxy's do.
     pub const CLUSTER_IP_EXTERNAL: u32 = 1 << 4;
     /// `--mode host`: no node. What arrives at its devices opens no flows, and what its sockets send to its own addresses
     /// does not either.
@@ -95,6 +95,14 @@ impl OwnAddr {
     }
 }
 
+/// Bits of the values of `PODS`, keyed by network.
+pub mod pod_net {
+    /// The operator says that local pods have such addresses (`--cluster-cidr`, or `podCIDRs` where detection goes by them).
+    pub const DETECTED: u32 = 1 << 0;
+    /// The Node object's `spec.podCIDRs`.
+    pub const NODE_CIDR: u32 = 1 << 1;
+}
+
 /// Value of `DEVICES`, keyed by interface index (`u32`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,8 +111,15 @@ pub struct Device {
     /// The addresses with which the host speaks through this device; unspecified if it has none.
     pub addr4: Addr4,
     pub addr6: Addr6,
+    /// Interface index of the bridge that this device is a port of, which routes name in its place; else 0.
+    pub bridge: u32,
+    /// The longest IP packet that leaves here whole, in bytes; 0 if unknown.
+    pub mtu: u32,
+    /// The address of frames that the host takes in here: the bridge's, else the device's own.
+    pub mac: [u8; 6],
+    pad: u16,
 }
-assert_size!(Device = 4 + 4 + 16);
+assert_size!(Device = 4 + 4 + 16 + 4 + 4 + 6 + 2);
 
 impl Device {
     /// The far end is a pod: what arrives here was sent by the pod itself and passed no other of our hooks before.
@@ -113,9 +128,18 @@ impl Device {
     pub const DETECTED: u32 = 1 << 1;
     /// It is one end of a pair, and nobody minds if packets get to the other end in another way than through it.
     pub const PEER: u32 = 1 << 2;
+    /// A packet that arrives here has passed no other hook of this host, so a note on it is a stranger's.
+    pub const EDGE: u32 = 1 << 3;
+    /// The kernel drops IPv4 packets whose source it would answer through another device (`rp_filter` is 1).
+    pub const STRICT4: u32 = 1 << 4;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
-        Self { flags, addr4, addr6 }
+        Self { flags, addr4, addr6, bridge: 0, mtu: 0, mac: [0; 6], pad: 0 }
+    }
+
+    /// The same, as a link of this MTU that is a port of this bridge and takes frames for this address.
+    pub const fn with_link(self, bridge: u32, mtu: u32, mac: [u8; 6]) -> Self {
+        Self { bridge, mtu, mac, ..self }
     }
 
     #[inline(always)]
@@ -126,6 +150,11 @@ impl Device {
     #[inline(always)]
     pub const fn is_detected(&self) -> bool {
         self.flags & Self::DETECTED != 0
+    }
+
+    #[inline(always)]
+    pub const fn flags(&self) -> u32 {
+        self.flags
     }
 
     #[inline(always)]

@@ -17,6 +17,9 @@
 //!   anchor   host:c -> frontend        Dnat     source:s -> backend       a flow of the host's own sockets
 //!   ingress  backend -> source:s       Undnat   frontend -> host:c        injected where the host expects it
 //!   egress   backend -> host:s         Undnat   frontend -> host:c        instead, if the backend is the host itself
+//!
+//!   egress   node:c -> backend         Dnat     node:s -> backend         another program's, whose port a flow has
+//!   ingress  backend -> node:s         Undnat   backend -> node:c
 //! ```
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
@@ -236,6 +239,8 @@ impl<A: Addr> Flow<A> {
     pub const HOST_FRONTEND: u8 = 1 << 2;
     /// The backend's count in `CONNECTIONS` includes this flow until it is over.
     pub const COUNTED: u8 = 1 << 3;
+    /// Another program's connection, that left with a tuple which a flow has: it got another source port where it left.
+    pub const GUEST: u8 = 1 << 4;
 
     #[inline(always)]
     pub const fn new(
@@ -299,14 +304,20 @@ impl<A: Addr> Flow<A> {
     /// Key of the entry that every flow has, made last and removed last: as long as it stands the flow does.
     #[inline(always)]
     pub const fn opener_key(&self, proto: Proto) -> FlowKey<A> {
-        let hook = if self.has(Self::HOST) { Hook::ANCHOR } else { Hook::INGRESS };
+        let hook = if self.has(Self::HOST) {
+            Hook::ANCHOR
+        } else if self.has(Self::GUEST) {
+            Hook::EGRESS
+        } else {
+            Hook::INGRESS
+        };
         FlowKey::new(hook, proto, self.client, self.frontend)
     }
 
     /// Key of the entry that gives replies their frontend's address back.
     #[inline(always)]
     pub const fn undnat_key(&self, proto: Proto) -> FlowKey<A> {
-        if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) {
+        if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) || self.has(Self::GUEST) {
             FlowKey::new(Hook::INGRESS, proto, self.backend, self.source)
         } else {
             FlowKey::new(Hook::EGRESS, proto, self.backend, self.client_between())

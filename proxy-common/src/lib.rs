@@ -15,6 +15,7 @@ pub mod device;
 pub mod flow;
 pub mod fragment;
 pub mod frontend;
+pub mod guest;
 pub mod layout;
 pub mod monitor;
 pub mod names;

@@ -26,6 +26,9 @@ pub const GENERATION: &str = "GENERATION";
 /// When each CPU last asked for the time, and what it was told.
 pub const CLOCK: &str = "CLOCK";
 
+/// How many packets each CPU has answered in a second.
+pub const ANSWERED: &str = "ANSWERED";
+
 /// Records for those who watch, whether any do, and what was lost.
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
@@ -36,14 +39,17 @@ pub const NOTES_IN_MARK: &str = "NOTES_IN_MARK";
 /// Not 0, the programs have what it takes to deliver packets past the stack (`u32`, set before loading).
 pub const FAST_PATH: &str = "FAST_PATH";
 
+/// How many packets each CPU may answer in a second (`u32`, set before loading).
+pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
+
 /// Whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps that begin anew with every load, and are not part of the layout: a program's own room while it runs, what is told
 /// to those who watch, and numbers whose places move with every new one.
-pub const PER_LOAD: [&str; 9] =
-    ["SCRATCH4", "SCRATCH6", CLOCK, IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
+pub const PER_LOAD: [&str; 10] =
+    ["SCRATCH4", "SCRATCH6", CLOCK, ANSWERED, IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +61,8 @@ pub struct FamilyMaps {
     pub maglev: &'static str,
     pub source_ranges: &'static str,
     pub flows: &'static str,
+    /// Which source ports other programs' connections have.
+    pub guests: &'static str,
     /// Which flows were opened, oldest first: the half-open ones among them make room.
     pub nursery: &'static str,
     /// Which backend a client had.
@@ -87,6 +95,7 @@ macro_rules! family_maps {
             maglev: concat!("MAGLEV", $digit),
             source_ranges: concat!("SOURCE_RANGES", $digit),
             flows: concat!("FLOWS", $digit),
+            guests: concat!("GUESTS", $digit),
             nursery: concat!("NURSERY", $digit),
             affinity: concat!("AFFINITY", $digit),
             cursors: concat!("CURSORS", $digit),

@@ -10,6 +10,7 @@ use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
+use crate::guest::Guest;
 use crate::monitor::{Monitored, Record};
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
@@ -24,7 +25,7 @@ macro_rules! pod {
     };
 }
 
-pod!(Addr4, Addr6, Device, Endpoint, Maglev, Monitored, Node, OwnAddr, Ports, Service, ServiceCounts);
+pod!(Addr4, Addr6, Device, Endpoint, Guest, Maglev, Monitored, Node, OwnAddr, Ports, Service, ServiceCounts);
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}

@@ -2,7 +2,7 @@
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
-use proxy_common::device::Node;
+use proxy_common::device::{Device, Node};
 use proxy_common::flow::Flow;
 use proxy_common::frontend::{Algorithm, FrontendKind, Service};
 use proxy_common::policy::{self, Decision, Origin};
@@ -38,13 +38,26 @@ impl<A: Net> Dial<A> for Packet<A> {
 }
 
 /// Decides about a packet of a client at `origin`. Nothing is remembered but the client's affinity.
+///
+/// `objection` tells why a packet to a service may not open a flow here; it is asked before anything is remembered or answered.
 #[inline(always)]
-pub fn run<A: Net>(scratch: &mut Scratch<A>, origin: Origin, node: &Node) -> Result<&'static Decision<A>, Reason> {
+pub fn run<A: Net>(
+    scratch: &mut Scratch<A>,
+    origin: Origin,
+    node: &Node,
+    objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
+) -> Result<&'static Decision<A>, Reason> {
     let decision = maps::decision().ok_or(Reason::FlowsFull)?;
     let Scratch { packet, service, .. } = scratch;
     packet.decided = true;
     decision.origin = origin;
-    find(packet, node, service, decision)?;
+    let found = find(packet, node, service, decision);
+    if found != Err(Reason::NotOurs)
+        && let Some(reason) = objection(packet)
+    {
+        return Err(reason);
+    }
+    found?;
     select::backend(&packet.src, service, decision)?;
     if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {
         decision.flags |= Decision::<A>::MASQUERADE;
@@ -61,7 +74,7 @@ pub fn run<A: Net>(scratch: &mut Scratch<A>, origin: Origin, node: &Node) -> Res
 pub fn stick<A: Net>(scratch: &Scratch<A>) {
     // A direct flow was led to no backend.
     if let Some(decision) = maps::decision::<A>()
-        && decision.origin.is_outside()
+        && decision.origin.is_remote()
         && decision.has(Decision::<A>::BACKEND)
         && scratch.service.affinity_secs > 0
     {
@@ -78,7 +91,12 @@ pub fn find<A: Net>(
     decision: &mut Decision<A>,
 ) -> Result<(), Reason> {
     decision.flags = 0;
-    lookup::frontend(dial.dialled(), dial.proto(), decision)?;
+    if let Err(reason) = lookup::frontend(dial.dialled(), dial.proto(), decision) {
+        // A client that ClusterIPs do not serve must not learn by different answers which of them exist.
+        let is_hidden =
+            reason == Reason::UnknownPort && !policy::is_open_to(FrontendKind::CLUSTER_IP, decision.origin, node);
+        return Err(if is_hidden { Reason::Outside } else { reason });
+    }
     decision.flags = Decision::<A>::FRONTEND;
     if !policy::is_open_to(decision.kind, decision.origin, node) {
         return Err(Reason::Outside);
@@ -111,8 +129,8 @@ pub fn refused<A: Net>(verdict: Verdict) {
 
 /// Where the client of a packet is that was on its way out into the anchor or lo.
 ///
-/// The anchor's routes take in what is forwarded as well. If it came in through a device without our hooks, it is neither
-/// known to be outside nor to hear back what does not pass here.
+/// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`): its client counts as one
+/// behind the device that the route to it names, and as detected where that device has no hooks of ours.
 #[inline(always)]
 pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origin {
     let client = &packet.src.addr;
@@ -130,13 +148,19 @@ pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origi
 /// Where the client of a packet is that came in through a device.
 #[inline(always)]
 pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
-    let device = maps::device(ifindex);
-    if device.is_some_and(|device| device.is_pod()) && !node.has(Node::COMPAT) {
+    let (flags, _) = maps::place_of(ifindex);
+    let is_pods = flags & Device::POD != 0;
+    if is_pods && !node.has(Node::COMPAT) {
         return Origin::POD;
     }
-    let detected =
-        device.is_some_and(|device| device.is_detected()) || A::is_detected_by(node) && maps::is_pod(packet.src.addr);
-    if detected { Origin::DETECTED } else { Origin::OUTSIDE }
+    if flags & Device::DETECTED != 0 {
+        return Origin::DETECTED;
+    }
+    match maps::is_pod(packet.src.addr) {
+        true if A::is_detected_by(node) && is_pods => Origin::DETECTED,
+        true if A::is_detected_by(node) => Origin::ELSEWHERE,
+        _ => Origin::OUTSIDE,
+    }
 }
 
 /// Does the backend of a UDP flow still serve those who dial its frontend? None where nobody does: there flows stay where

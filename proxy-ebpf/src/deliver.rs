@@ -12,7 +12,7 @@ use proxy_common::flow::{Flow, Hook, Kind, Seen, State};
 
 use self::way::{find, is_ours, is_tagged, leave};
 use crate::maps::{self, Scratch};
-use crate::net::Net;
+use crate::net::{Net, is_forged};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
 use crate::{Answer, flow};
@@ -114,6 +114,9 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
         return Ok(LEFT);
     }
     if !other.rx.has(Seen::DIRECT) {
+        if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+            return Ok(LEFT);
+        }
         entry.set_rx(other.rx.with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.

@@ -6,18 +6,21 @@ use proxy_common::flow::{Hook, Kind};
 use crate::maps::Scratch;
 use crate::net::Net;
 use crate::skb::Skb;
-use crate::{Answer, PASS, flow, maps};
+use crate::{Answer, PASS, flow, guest, maps};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     let note = skb.note();
     skb.clear_note();
-    let Scratch { packet, flow, .. } = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
-    packet.parse(skb, Hook::EGRESS)?;
-    if !flow::follow(packet, Hook::EGRESS, note, flow) {
+    let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
+    scratch.packet.parse(skb, Hook::EGRESS)?;
+    let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow)?;
+    // What a hook has rewritten is no other program's.
+    if !is_known && (note.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);
     }
-    if flow.kind == Kind::SNAT {
+    let Scratch { packet, flow, .. } = scratch;
+    if matches!(flow.kind, Kind::SNAT | Kind::DNAT) {
         packet.rewrite(skb, &flow.source, &packet.dst)?;
     } else {
         packet.rewrite(skb, &flow.frontend, &flow.client)?;

@@ -2,15 +2,16 @@
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
-use proxy_common::counter::Event;
+use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, Hook, Kind, Seen, State};
 use proxy_common::service_counts::Passed;
 
+use crate::Answer;
 use crate::decide;
 use crate::maps::{self, Entry};
-use crate::net::Net;
+use crate::net::{Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::Note;
+use crate::skb::{Note, Skb};
 
 /// A backend that goes on after as many datagrams serves somebody who listens: a stream, asked for once.
 pub const ANSWERS: u64 = 4;
@@ -19,9 +20,66 @@ pub const ANSWERS: u64 = 4;
 /// on its way forward to a backend is nobody's reply, even if it looks like one. And between the hooks of a masqueraded
 /// flow the client has a port of ours, which on its own machine may be another conversation's: only what the first hook
 /// has noted belongs to such a flow at the second, and what the host answers in a backend's name (netfilter's REJECT).
+///
+/// A packet in another's name changes nothing: [`Reason::Forged`].
+#[inline(always)]
+pub fn follow<A: Net>(
+    skb: Skb,
+    packet: &Packet<A>,
+    hook: Hook,
+    note: Note,
+    flow: &mut Flow<A>,
+) -> Result<bool, Reason> {
+    match learn(skb, packet, hook, note, flow) {
+        FORGED => Err(Reason::Forged),
+        known => Ok(known == KNOWN),
+    }
+}
+
+// What `learn` answers, in a register.
+const UNKNOWN: Answer = 0;
+const KNOWN: Answer = 1;
+const FORGED: Answer = 2;
+
 #[inline(never)]
-pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flow<A>) -> bool {
-    let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return false };
+fn learn<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flow<A>) -> Answer {
+    let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return UNKNOWN };
+    // What is put into the host past its own check is judged each time.
+    let is_given_back = hook == Hook::INGRESS && flow.kind == Kind::UNDNAT;
+    if (is_given_back || is_news(flow, packet)) && is_in_anothers_name(skb, packet, hook, note, flow) {
+        return FORGED;
+    }
+    if heed(&entry, packet, note, flow) { KNOWN } else { UNKNOWN }
+}
+
+/// Would the packet change more of its flow than counts? The kernel judges the sources of all others (`rp_filter`).
+#[inline(always)]
+fn is_news<A: Net>(flow: &Flow<A>, packet: &Packet<A>) -> bool {
+    let before = if flow.kind == Kind::DNAT { flow.tx } else { flow.rx };
+    let opens = packet.opens() && packet.proto != Proto::UDP;
+    let assures = flow.kind == Kind::DNAT && flow.rx.has(Seen::PACKET) && !before.has(Seen::ASSURED);
+    let was_reset = flow.tx.has(Seen::RST) || flow.rx.has(Seen::RST);
+    let tells = packet.seen().without(before) != Seen::NOTHING;
+    opens || assures || was_reset || tells || flow.last_secs != about_now_secs()
+}
+
+/// Has the packet come in through a device at which its sender cannot be? See [`net::is_forged`](crate::net::is_forged).
+#[inline(always)]
+fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: Note, flow: &Flow<A>) -> bool {
+    let came_in_by = match (hook, flow.kind) {
+        // The host's own packets have not come in.
+        (Hook::ANCHOR, _) => return skb.came_in(),
+        (Hook::INGRESS, Kind::DNAT | Kind::UNDNAT) => skb.ifindex(),
+        (Hook::EGRESS, Kind::UNDNAT) if !note.is_forward() => skb.ingress_ifindex(),
+        // Of a reply to the node, the state changes where it leaves.
+        _ => 0,
+    };
+    came_in_by != 0 && is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
+}
+
+/// Brings a flow up to date with a packet that looks like one of it. False if it is none.
+#[inline(always)]
+fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>) -> bool {
     match flow.kind {
         Kind::DNAT => {
             let now_secs = about_now_secs();
@@ -29,17 +87,17 @@ pub fn follow<A: Net>(packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flo
                 close(flow, packet.proto);
                 return false;
             }
-            if packet.proto == Proto::UDP && has_moved(&entry, flow) {
+            if packet.proto == Proto::UDP && has_moved(entry, flow) {
                 maps::count(Event::FlowMoved);
                 close(flow, packet.proto);
                 return false;
             }
-            there(&entry, flow, packet, now_secs);
+            there(entry, flow, packet, now_secs);
         }
         Kind::UNDNAT if note.is_forward() => return false,
         Kind::UNDNAT if flow.is_snat_on_devices() && note.is_strange(packet.is_fragment()) => return false,
         Kind::SNAT if !note.is_forward() => return false,
-        Kind::UNDNAT => back(&entry, flow, packet),
+        Kind::UNDNAT => back(entry, flow, packet),
         // Both directions pass one of the above as well.
         _ => {}
     }

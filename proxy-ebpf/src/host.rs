@@ -12,10 +12,10 @@ use proxy_common::policy::Decision;
 
 use crate::maps::Scratch;
 use crate::net::{Net, NextHop, route};
-use crate::open::{self, Source};
+use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
-use crate::{Answer, decide, flow, maps, monitor};
+use crate::{Answer, PASS, decide, flow, maps, monitor};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
@@ -24,7 +24,7 @@ const LO: u32 = 1;
 #[inline(always)]
 pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Answer, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(&scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow) {
+    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow)? {
         open(skb, scratch, node, flags)?;
         decide::stick(scratch);
     }
@@ -35,7 +35,13 @@ pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Ans
     maps::count(Event::Forwarded);
     // What egress hooks do to others, to their source, this one has done.
     skb.set_note(Note::DONE);
-    leave(skb, next_hop)
+    match next_hop {
+        NextHop::Device(ifindex) if flow.has(Flow::<A>::HOST_FRONTEND) && skb.is_longer_than(maps::mtu_of(ifindex)) => {
+            skb.route_again()?;
+            Ok(PASS)
+        }
+        next_hop => leave(skb, next_hop),
+    }
 }
 
 /// Where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
@@ -59,12 +65,12 @@ pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Answer, Reason> {
     }
 }
 
-#[inline(never)]
+#[inline(always)]
 fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch, node, flags);
+    let opened = choose(skb, scratch, node, flags).and_then(|()| open::flow(scratch));
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
     match opened {
         Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow),
@@ -75,14 +81,17 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> R
     opened
 }
 
-#[inline(always)]
+/// Decides who serves the packet, into `scratch.opening`.
+#[inline(never)]
 fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
     if node.has(Node::DRAINING) {
         return Err(Reason::Draining);
     }
     let generation = maps::generation();
     let origin = decide::origin_inside(skb, &scratch.packet, node);
-    let decision = decide::run(scratch, origin, node)?;
+    // A packet that came in was to be met where it came in. Behind the anchor no policy of the node would see it.
+    let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
+    let decision = decide::run(scratch, origin, node, objection)?;
     let packet = &scratch.packet;
     let next_hop = way(skb, packet, node, &decision.backend.addr)?;
     let mut flags = Flow::<A>::HOST | flags;
@@ -99,7 +108,8 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) ->
         NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
     };
     let source = Source { addr, port_taken: true, generation };
-    open::flow(scratch, &decision.service, decision.backend_at(), source, flags)
+    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags };
+    Ok(())
 }
 
 /// The address with which the host reaches the decision's backend through a device.
@@ -110,7 +120,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) ->
 fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, ifindex: u32) -> A {
     let chosen = packet.src.addr;
     let (chosen, on_device) = match maps::own_addr(&chosen) {
-        // Not the host's own: a packet forwarded from a device without our hooks.
+        // Not the host's own: a socket of the host may send from any address (`IP_TRANSPARENT`).
         None if !decision.has(Decision::<A>::MASQUERADE) => return chosen,
         None => (chosen, false),
         // The kernel answers for an address of the host's with that address; it may move to another node at any time.
@@ -131,6 +141,10 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
     packet.rewrite(skb, &flow.frontend, &flow.client)?;
+    // To the program that the kernel knows, which is none of ours to say.
+    if flow.has(Flow::<A>::GUEST) {
+        return Ok(PASS);
+    }
     maps::count(Event::Returned);
     inject(skb, flow)
 }

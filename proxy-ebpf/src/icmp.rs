@@ -71,6 +71,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note) -> Result<Answer, Reason> {
     }
     match hook {
         Hook::INGRESS => ingress(skb, error, flow),
+        // Of another program's connection that got another port, errors from here are rare, and quote what its peer never saw.
+        Hook::EGRESS if flow.kind == Kind::DNAT => Err(Reason::Protocol),
         Hook::EGRESS if flow.kind == Kind::UNDNAT && note.is_forward() => Err(Reason::Protocol),
         Hook::EGRESS if flow.is_snat_on_devices() && note.is_strange(false) => Err(Reason::Protocol),
         Hook::EGRESS => egress(skb, error, flow),

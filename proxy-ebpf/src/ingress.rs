@@ -1,7 +1,7 @@
 //! What arrives at a device: destinations are rewritten.
 
 use proxy_common::counter::{Event, Reason};
-use proxy_common::device::Node;
+use proxy_common::device::{Device, Node, pod_net};
 use proxy_common::flow::{Flow, Hook, Kind};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::monitor::Place;
@@ -10,8 +10,8 @@ use proxy_common::policy::Decision;
 use crate::decide;
 use crate::deliver::{self, Forward};
 use crate::maps::Scratch;
-use crate::net::{Net, NextHop, route};
-use crate::open::{self, Source};
+use crate::net::{Net, NextHop, is_forged, route};
+use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, flow, host, maps, monitor};
@@ -23,7 +23,7 @@ pub fn run<A: Forward>(skb: Skb) -> Result<Answer, Reason> {
     if skb.note().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    let is_known = flow::follow(&scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow);
+    let is_known = flow::follow(skb, &scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow)?;
     if deliver::is_on()
         && let Some(delivered) = deliver::run(skb, scratch, is_known)
     {
@@ -51,12 +51,12 @@ pub fn run<A: Forward>(skb: Skb) -> Result<Answer, Reason> {
 }
 
 /// Opens the flow that starts with this packet.
-#[inline(never)]
+#[inline(always)]
 fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch);
+    let opened = choose(skb, scratch).and_then(|()| open::flow(scratch));
     match opened {
         Ok(()) => monitor::decided(skb, Place::INGRESS, &scratch.packet, &scratch.flow),
         Err(reason) => decide::refused::<A>(reason.verdict()),
@@ -64,7 +64,8 @@ fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     opened
 }
 
-#[inline(always)]
+/// Decides who serves the packet, into `scratch.opening`.
+#[inline(never)]
 fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
@@ -75,17 +76,31 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     }
     let generation = maps::generation();
     let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
-    let decision = match decide::run(scratch, origin, node) {
+    let objection = |packet: &Packet<A>| {
+        is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
+    };
+    let decision = match decide::run(scratch, origin, node, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),
         Err(reason) => return Err(reason),
     };
-    if origin.is_outside() && is_forged(skb, &scratch.packet) {
-        return Err(Reason::NotOurs);
+    if origin.is_outside() {
+        note_pod_outside(scratch.packet.src.addr, node);
     }
     let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
     let flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
-    open::flow(scratch, &decision.service, decision.backend_at(), source, flags)
+    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags };
+    Ok(())
+}
+
+/// Counts a client that this node's podCIDRs call a pod, where detection says otherwise: the operator must hear of it.
+#[inline(always)]
+fn note_pod_outside<A: Net>(client: A, node: &Node) {
+    // kube-proxy, too, tells no clients apart if it is given no way to.
+    let tells = !node.has(Node::COMPAT) || A::is_detected_by(node);
+    if tells && maps::pod_net(client) & pod_net::NODE_CIDR != 0 {
+        maps::count(Event::PodOutside);
+    }
 }
 
 /// A pod dials a backend directly, from the port with which it also reaches it through a service. The two would be one
@@ -93,26 +108,17 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
 #[inline(always)]
 fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let packet = &scratch.packet;
-    let from_pod = maps::device(skb.ifindex()).is_some_and(|device| device.is_pod());
+    let from_pod = maps::place_of(skb.ifindex()).0 & Device::POD != 0;
     if !from_pod || !open::shadows(packet, &mut scratch.flow) {
         return Err(Reason::NotOurs);
     }
+    if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+        return Err(Reason::Forged);
+    }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
-    open::flow(scratch, &FrontendKey::address(A::UNSPECIFIED), packet.dst, source, 0)
-}
-
-/// Does a packet from outside say that it comes from the node, or from a pod of it? The kernel will not take it (rp_filter),
-/// but the flow that it opened would take replies from those who really are there.
-#[inline(always)]
-fn is_forged<A: Net>(skb: Skb, packet: &Packet<A>) -> bool {
-    let client = &packet.src.addr;
-    if maps::own_addr(client).is_some() {
-        return true;
-    }
-    match route(skb, skb.ifindex(), &packet.dst.addr, client) {
-        Ok(NextHop::Device(ifindex)) => maps::device(ifindex).is_some_and(|device| device.is_pod()),
-        _ => false,
-    }
+    let service = FrontendKey::address(A::UNSPECIFIED);
+    scratch.opening = Opening { service, backend: packet.dst, source, flags: 0 };
+    Ok(())
 }
 
 /// The address that the backend shall see.

@@ -3,6 +3,7 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::device::Device;
 
 use crate::net::{self, Header, Net, Place, fold, sum};
 use crate::reject::{self, Exit};
@@ -47,6 +48,7 @@ impl Net for Addr4 {
     const ICMP: Proto = Proto(1);
     const ICMP_TYPE: u8 = 3;
     const ICMP_CODE: u8 = 3;
+    const STRICT: u32 = Device::STRICT4;
     const ICMP_HAS_PSEUDO: bool = false;
     type IpHeader = Ipv4Header;
     type Quote = [u32; 7];

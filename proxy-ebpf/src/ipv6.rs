@@ -50,6 +50,7 @@ impl Net for Addr6 {
     const ICMP: Proto = Proto(58);
     const ICMP_TYPE: u8 = 1;
     const ICMP_CODE: u8 = 4;
+    const STRICT: u32 = 0;
     const ICMP_HAS_PSEUDO: bool = true;
     type IpHeader = Ipv6Header;
     type Quote = [u32; 12];

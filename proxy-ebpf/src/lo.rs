@@ -16,7 +16,7 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
     skb.clear_note();
     let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
-    if flow::follow(&scratch.packet, Hook::EGRESS, note, &mut scratch.flow) {
+    if flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow)? {
         return host::give_back(skb, &scratch.packet, &scratch.flow);
     }
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {

@@ -18,6 +18,7 @@ mod egress;
 mod extension;
 mod flow;
 mod fragment;
+mod guest;
 mod host;
 mod icmp;
 mod ingress;
@@ -61,6 +62,7 @@ const DROP: Answer = TC_ACT_SHOT as Answer;
 #[classifier]
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    skb.forget_strangers_note();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
             let outcome = usual4(skb, Hook::INGRESS).or_long(|| ingress4(skb));
@@ -256,6 +258,10 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place) -> i32 {
     match verdict {
         Verdict::Pass => PASS,
         Verdict::Drop => DROP,
+        Verdict::Reject if !reject::may_answer(skb, exit) => {
+            maps::count(Event::Unanswered);
+            DROP
+        }
         Verdict::Reject => {
             let answer = A::reject(skb, exit);
             if answer != DROP {

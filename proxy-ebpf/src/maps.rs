@@ -7,18 +7,20 @@ use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, Queue, Ri
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
-use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
+use proxy_common::guest::Guest;
 use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
 
 use crate::net::Net;
+use crate::open::Opening;
 use crate::packet::Packet;
 use crate::{deliver, icmp};
 
@@ -44,6 +46,7 @@ const SLOTS: u32 = 262_144;
 const SOURCE_RANGES: u32 = 65_536;
 const FLOWS: u32 = 262_144;
 const NURSERY: u32 = FLOWS / Flow::<Addr4>::ENTRIES_MAX;
+const GUESTS: u32 = 32_768;
 const CLIENTS: u32 = 65_536;
 const BACKENDS: u32 = 65_536;
 const SOCKETS: u32 = 65_536;
@@ -66,6 +69,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
     maglev: &'static HashMap<SetKey<A>, Maglev>,
     source_ranges: &'static LpmTrie<SourceRange<A>, u32>,
     flows: &'static HashMap<FlowKey<A>, Flow<A>>,
+    guests: &'static LruHashMap<FlowKey<A>, Guest>,
     nursery: &'static Queue<FlowKey<A>>,
     affinity: &'static LruHashMap<AffinityKey<A>, Affinity<A>>,
     cursors: &'static LruHashMap<SetKey<A>, u32>,
@@ -85,7 +89,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
 /// What is LRU may be forgotten: it costs a client its backend, a fragment, an even share.
 macro_rules! maps {
     ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
-     $flows:ident $nursery:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
+     $flows:ident $guests:ident $nursery:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
      $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident
      $tcp_sockets:ident $udp_sockets:ident) => {
         #[map]
@@ -105,6 +109,8 @@ macro_rules! maps {
             LpmTrie::with_max_entries(SOURCE_RANGES, BPF_F_NO_PREALLOC);
         #[map]
         static $flows: HashMap<FlowKey<$addr>, Flow<$addr>> = HashMap::with_max_entries(FLOWS, 0);
+        #[map]
+        static $guests: LruHashMap<FlowKey<$addr>, Guest> = LruHashMap::with_max_entries(GUESTS, 0);
         #[map]
         static $nursery: Queue<FlowKey<$addr>> = Queue::with_max_entries(NURSERY, 0);
         #[map]
@@ -142,6 +148,7 @@ macro_rules! maps {
                 maglev: &$maglev,
                 source_ranges: &$source_ranges,
                 flows: &$flows,
+                guests: &$guests,
                 nursery: &$nursery,
                 affinity: &$affinity,
                 cursors: &$cursors,
@@ -159,10 +166,10 @@ macro_rules! maps {
         }
     };
 }
-maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 NURSERY4 AFFINITY4 CURSORS4 CONNECTIONS4
+maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 GUESTS4 NURSERY4 AFFINITY4 CURSORS4 CONNECTIONS4
     FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4 TCP_SOCKETS4
     UDP_SOCKETS4);
-maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 NURSERY6 AFFINITY6 CURSORS6 CONNECTIONS6
+maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 GUESTS6 NURSERY6 AFFINITY6 CURSORS6 CONNECTIONS6
     FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6 TCP_SOCKETS6
     UDP_SOCKETS6);
 
@@ -174,6 +181,10 @@ static NODE: Array<Node> = Array::with_max_entries(1, 0);
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+
+/// Answers of each CPU in a second: the second in the upper half.
+#[map]
+static ANSWERED: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 #[map]
 static CLOCK: PerCpuArray<Clock> = PerCpuArray::with_max_entries(1, 0);
@@ -217,7 +228,27 @@ pub fn own_addr<A: Net>(addr: &A) -> Option<OwnAddr> {
 /// Does the operator call this address a local pod's?
 #[inline(always)]
 pub fn is_pod<A: Net>(addr: A) -> bool {
-    A::MAPS.pods.get(Key::new(addr_bits::<A>(), addr)).is_some()
+    pod_net(addr) & pod_net::DETECTED != 0
+}
+
+/// What is known of the network that an address lies in: see [`pod_net`]. A function of its own, for its key's place on the
+/// stack.
+#[inline(never)]
+pub fn pod_net<A: Net>(addr: A) -> u32 {
+    A::MAPS.pods.get(Key::new(addr_bits::<A>(), addr)).copied().unwrap_or(0)
+}
+
+/// Counts an answer, and says how many this CPU gave before it in this second.
+#[inline(always)]
+pub fn answers_in(now_secs: u32) -> u32 {
+    let Some(answered) = ANSWERED.get_ptr_mut(0) else { return u32::MAX };
+    // SAFETY: the slot is this CPU's own, and no other program runs on it before this one ends.
+    unsafe {
+        let (secs, count) = ((*answered >> 32) as u32, *answered as u32);
+        let count = if secs == now_secs { count } else { 0 };
+        *answered = u64::from(now_secs) << 32 | u64::from(count.saturating_add(1));
+        count
+    }
 }
 
 #[inline(always)]
@@ -310,6 +341,22 @@ pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
     }
 }
 
+/// What is known of another program's connection whose replies come in with this tuple.
+#[inline(always)]
+pub fn guest<A: Net>(key: &FlowKey<A>) -> Guest {
+    // SAFETY: as in `copied`.
+    match unsafe { A::MAPS.guests.get(key) } {
+        Some(guest) => *guest,
+        None => Guest::NONE,
+    }
+}
+
+#[inline(always)]
+pub fn set_guest<A: Net>(key: &FlowKey<A>, guest: &Guest) {
+    // Refused, it may cost that connection its replies, should kpx draw the same port.
+    let _set = A::MAPS.guests.insert(key, guest, 0);
+}
+
 /// Changes whenever an endpoint has ceased to serve.
 #[inline(always)]
 pub fn generation() -> u32 {
@@ -327,6 +374,27 @@ pub fn decision<A: Net>() -> Option<&'static mut Decision<A>> {
 #[inline(always)]
 pub fn device(ifindex: u32) -> Option<Device> {
     copied(&DEVICES, &ifindex)
+}
+
+/// The flags of a device, and the interface index of its bridge; 0 where there is none of either.
+#[inline(always)]
+pub fn place_of(ifindex: u32) -> (u32, u32) {
+    // SAFETY: as in `copied`.
+    unsafe { DEVICES.get(ifindex) }.map_or((0, 0), |device| (device.flags(), device.bridge))
+}
+
+/// The longest IP packet that leaves a device whole, in bytes; 0 if unknown.
+#[inline(always)]
+pub fn mtu_of(ifindex: u32) -> u32 {
+    // SAFETY: as in `copied`.
+    unsafe { DEVICES.get(ifindex) }.map_or(0, |device| device.mtu)
+}
+
+/// The address of frames that the host takes in at a device.
+#[inline(always)]
+pub fn mac_of(ifindex: u32) -> Option<[u8; 6]> {
+    // SAFETY: as in `copied`.
+    unsafe { DEVICES.get(ifindex) }.map(|device| device.mac)
 }
 
 /// An element of an array is never given to another key, and half of an old one is as good as the other.
@@ -349,6 +417,8 @@ pub fn count(counter: impl Into<Counter>) {
 pub struct Scratch<A: Addr> {
     pub packet: Packet<A>,
     pub flow: Flow<A>,
+    /// What was decided of the flow that the packet opens.
+    pub opening: Opening<A>,
     /// A flow whose place that one may take.
     pub other: Flow<A>,
     pub other_key: FlowKey<A>,

@@ -4,11 +4,13 @@ use core::mem::zeroed;
 use core::ptr::{from_mut, from_ref, null_mut};
 
 use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
+    BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS,
+    BPF_FIB_LKUP_RET_UNSUPP_LWT, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibLookup,
 };
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
 use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::device::Device;
 
 use crate::Answer;
 use crate::maps::{self, Maps};
@@ -34,6 +36,8 @@ pub trait Net: Addr + Maps {
     const ICMP_CODE: u8;
     /// Does an ICMP checksum cover the addresses of the packet that carries it?
     const ICMP_HAS_PSEUDO: bool;
+    /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
+    const STRICT: u32;
     /// An IP header, in words.
     type IpHeader: Copy;
     /// What an ICMP error quotes of a packet: its IP header and 8 bytes, in words.
@@ -96,32 +100,61 @@ pub trait Net: Addr + Maps {
 /// Where the kernel would forward a packet from `src` to `dst` that came in through a device.
 #[inline(always)]
 pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop, Reason> {
-    match look_up_route(skb, ifindex, src, dst) {
-        NO_ROUTE => Err(Reason::NoRoute),
+    match look_up_route(skb, ifindex, src, dst, 0) {
+        NO_ROUTE | UNKNOWN => Err(Reason::NoRoute),
         HOST => Ok(NextHop::Host),
         ifindex => Ok(NextHop::Device(ifindex)),
     }
 }
 
+/// Is a packet from `src` to `dst` in another's name, that came in through a device? Its source is the node's own, or the
+/// node would answer it through another device, although this one is a pod's, or that one is, or the kernel is strict here.
+///
+/// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
+#[inline(never)]
+pub fn is_forged<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
+    if maps::own_addr(src).is_some() {
+        return true;
+    }
+    let (flags, bridge) = maps::place_of(ifindex);
+    let back = if bridge != 0 { bridge } else { ifindex };
+    let next_hop = look_up_route(skb, ifindex, dst, src, 0);
+    if next_hop == back || next_hop == UNKNOWN {
+        return false;
+    }
+    let is_strict = flags & (Device::POD | A::STRICT) != 0;
+    if !is_strict {
+        return maps::place_of(next_hop).0 & Device::POD != 0;
+    }
+    // There may be several routes to the source, one of them through this device.
+    look_up_route(skb, back, dst, src, BPF_FIB_LOOKUP_OUTPUT) != back
+}
+
 // What `look_up_route` answers beside the index of a device, in one register.
 const HOST: u32 = 0;
 const NO_ROUTE: u32 = u32::MAX;
+/// The kernel does not say: nothing is forwarded from that device, or the route encapsulates.
+const UNKNOWN: u32 = u32::MAX - 1;
 
+/// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it leaves there.
 #[inline(never)]
-fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> u32 {
+fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -> u32 {
     // SAFETY: a plain C structure of integers.
     let mut fib: FibLookup = unsafe { zeroed() };
     fib.family = A::AF;
     fib.ifindex = ifindex;
+    // The route is asked for, not whether this packet is too long for it: the kernel looks at the packet where this is 0.
+    fib.__bindgen_anon_1.tot_len = 1;
     A::fib_addrs(&mut fib, *src, *dst);
-    // SAFETY: the structure is ours, and its size is its own. Without BPF_FIB_LOOKUP_OUTPUT, which would allow only
-    // routes through the anchor.
-    let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(&mut fib), size_of::<FibLookup>() as i32, 0) };
+    let size = size_of::<FibLookup>() as i32;
+    // SAFETY: the structure is ours, and its size is its own.
+    let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(&mut fib), size, flags) };
     match result as u32 {
         // The neighbour is asked for on the way out.
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => fib.ifindex,
         // No forwarding: to the host itself, or nowhere. The lookup does not say which.
         BPF_FIB_LKUP_RET_NOT_FWDED if maps::own_addr(dst).is_some() => HOST,
+        BPF_FIB_LKUP_RET_FWD_DISABLED | BPF_FIB_LKUP_RET_UNSUPP_LWT => UNKNOWN,
         _ => NO_ROUTE,
     }
 }

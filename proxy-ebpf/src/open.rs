@@ -1,6 +1,6 @@
 //! Open flows.
 
-use proxy_common::addr::{Port, Proto, SockAddr};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST};
 use proxy_common::frontend::FrontendKey;
@@ -15,6 +15,9 @@ use crate::{Answer, lookup};
 /// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
 
+/// Of these tries, those that pass by what other programs' connections have.
+const GUEST_TRIES: u32 = 12;
+
 /// Places in the line that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
 
@@ -24,6 +27,16 @@ const STREAM: u64 = 16;
 /// Flows of two entries that make room for one of four; how far the line is searched for them.
 const FORGET_FLOWS: u32 = 2;
 const FORGET_TRIES: u32 = 16;
+
+/// What was decided of a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
+#[derive(Clone, Copy)]
+pub struct Opening<A: Addr> {
+    pub service: FrontendKey<A>,
+    pub backend: SockAddr<A>,
+    pub source: Source<A>,
+    /// Of the flow: see [`Flow`].
+    pub flags: u8,
+}
 
 /// How a new flow changes its client's address.
 #[derive(Clone, Copy)]
@@ -38,19 +51,14 @@ pub struct Source<A> {
 
 /// Opens a flow: claims a source port by making the entries that must be unique, and the opener's entry last, so that
 /// no packet of the flow can come back before its reply entries stand.
-#[inline(always)]
-pub fn flow<A: Net>(
-    scratch: &mut Scratch<A>,
-    service: &FrontendKey<A>,
-    backend: SockAddr<A>,
-    source: Source<A>,
-    flags: u8,
-) -> Result<(), Reason> {
-    let Scratch { packet, flow, other, .. } = scratch;
+#[inline(never)]
+pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
+    let Scratch { packet, flow, other, opening, .. } = scratch;
+    let Opening { source, .. } = opening;
     let client = SockAddr::new(source.addr, packet.src.port);
-    *flow = Flow::new(packet.src, packet.dst, backend, client, flags, now_secs());
+    *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags, now_secs());
     flow.generation = source.generation;
-    flow.service = *service;
+    flow.service = opening.service;
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
     if !line_up(flow, packet.proto) {
@@ -135,12 +143,14 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
     let proto = packet.proto;
     let mut keeps_port = keeps_port;
     let mut answer = TAKEN;
-    for _ in 0..PORT_TRIES {
-        if !keeps_port {
+    for nth in 0..PORT_TRIES {
+        let draws = !keeps_port;
+        if draws {
             flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
         }
         keeps_port = false;
-        answer = claim(flow, packet);
+        // Rather another's port than none.
+        answer = if draws && nth < GUEST_TRIES && is_guests(flow, proto) { TAKEN } else { claim(flow, packet) };
         if answer != TAKEN {
             break;
         }
@@ -162,6 +172,13 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
         TAKEN => Err(Reason::NoSourcePort),
         _ => Err(Reason::FlowsFull),
     }
+}
+
+/// Would replies of the flow come in with the tuple of another program's connection?
+#[inline(never)]
+fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    let key = FlowKey::new(Hook::INGRESS, proto, flow.backend, flow.source);
+    maps::guest(&key).is_there(now_secs())
 }
 
 const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;

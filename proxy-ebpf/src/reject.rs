@@ -5,10 +5,11 @@ use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 
-use crate::Answer;
+use crate::flow::about_now_secs;
 use crate::net::{Header, Net, Place, fold, sum};
 use crate::packet::{ACK, RST_ACK, checksum_offset};
 use crate::skb::{ETH_LEN, Skb};
+use crate::{Answer, maps};
 
 /// Where the answer leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,22 @@ struct IcmpHeader {
     unused: u16,
     /// Unused as well; where a half-done UDP checksum would be finished, if the packet brought one.
     checksum_of_udp: u16,
+}
+
+/// Answers of each CPU in one second. A flood in a victim's name must not become a flood of answers.
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
+static ANSWERS_PER_SEC: u32 = 1_024;
+
+/// May this host answer the packet? Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
+#[inline(never)]
+pub fn may_answer(skb: Skb, exit: Exit) -> bool {
+    let is_for_us = match exit {
+        Exit::Host => true,
+        Exit::Device => skb.peek::<[u8; 6]>(0).is_some_and(|mac| maps::mac_of(skb.ifindex()) == Some(mac)),
+    };
+    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
+    let limit = unsafe { (&raw const ANSWERS_PER_SEC).read_volatile() };
+    is_for_us && maps::answers_in(about_now_secs()) < limit
 }
 
 #[inline(always)]

@@ -23,8 +23,8 @@ pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut D
         fresh(client, service, decision)?;
     }
     decision.flags |= Decision::<A>::BACKEND;
-    // Who is outside may come in another's name: see `decide::stick`.
-    if sticks && !decision.origin.is_outside() {
+    // A client from elsewhere may come in another's name: see `decide::stick`.
+    if sticks && !decision.origin.is_remote() {
         remember(&client.addr, decision);
     }
     Ok(())

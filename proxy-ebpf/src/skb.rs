@@ -8,14 +8,15 @@ use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
 use aya_ebpf::helpers::generated::{
     bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
+    bpf_skb_set_tunnel_key,
 };
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
-use proxy_common::device::INJECTED_MARK;
+use proxy_common::device::{Device, INJECTED_MARK};
 
-use crate::Answer;
 use crate::packet::Found;
+use crate::{Answer, maps};
 
 /// Length of an Ethernet header, where every device that we attach to has its IP header.
 pub const ETH_LEN: u32 = 14;
@@ -142,6 +143,13 @@ impl Skb {
         unsafe { (*self.0).ingress_ifindex != 0 }
     }
 
+    /// Interface index of the device through which the packet came in; 0 if it was made here.
+    #[inline(always)]
+    pub fn ingress_ifindex(self) -> u32 {
+        // SAFETY: as in `ethertype`. Volatile: the compiler would make one access of this and another field's.
+        unsafe { (&raw const (*self.0).ingress_ifindex).read_volatile() }
+    }
+
     /// What hooks that it passed before on this host have noted on the packet.
     #[inline(always)]
     pub fn note(self) -> Note {
@@ -152,6 +160,17 @@ impl Skb {
         }
         let made_here = if self.came_in() { 0 } else { MADE_HERE };
         Note(noted & NOTES | made_here)
+    }
+
+    /// Takes away what others have noted before the packet passed any hook of this host: a pod, or another host's class.
+    #[inline(always)]
+    pub fn forget_strangers_note(self) {
+        if self.note().0 & NOTES != 0 {
+            let (flags, _) = maps::place_of(self.ifindex());
+            if flags & Device::EDGE != 0 {
+                self.clear_note();
+            }
+        }
     }
 
     /// Tells the hooks that follow. What stood in our bits before was nobody's note: the kernel leaves a class there
@@ -306,6 +325,28 @@ impl Skb {
     pub fn redirect(self, ifindex: u32, flags: u64) -> Answer {
         // SAFETY: the helper takes numbers only; a device that does not exist costs the packet.
         unsafe { bpf_redirect(ifindex, flags) as Answer }
+    }
+
+    /// Is this one IP packet, longer than that? An MTU of 0 is unknown.
+    #[inline(always)]
+    pub fn is_longer_than(self, mtu: u32) -> bool {
+        mtu != 0 && self.segments() == 1 && self.len() > ETH_LEN + mtu
+    }
+
+    /// Takes the route away that the host chose for its packet, so that the packet, once lo has brought it in, is routed
+    /// again, and cut into fragments as one of its own: lo carries longer packets than the device that it leaves by.
+    ///
+    /// The helper's metadata is for tunnels; the kernel's input path takes it for no route (`skb_valid_dst`), and drops it.
+    #[inline(always)]
+    pub fn route_again(self) -> Result<(), Reason> {
+        // Identifier and remote address of a tunnel, the shortest form of `struct bpf_tunnel_key`.
+        let mut key = [0_u32; 2];
+        let size = size_of::<[u32; 2]>() as u32;
+        // SAFETY: the key is ours and of that size; the kernel only reads it.
+        match unsafe { bpf_skb_set_tunnel_key(self.0, (&raw mut key).cast(), size, 0) } {
+            0 => Ok(()),
+            _ => Err(Reason::Rewrite),
+        }
     }
 
     /// Puts the packet into a device, as if it had arrived there for the host.

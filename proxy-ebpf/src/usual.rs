@@ -1,7 +1,7 @@
 //! The usual packet: it belongs to no flow, or to one of which it tells nothing that has consequences. One look-up and
 //! one rewrite, in one function, and nothing copied that is not needed.
 //!
-//! Whatever is unusual is left to the long way, which would decide the same of the usual: packets that open or reset
+//! Whatever is unusual is left to the long way, which would decide the same of the usual: packets that open, assure or end
 //! something, fragments, options, headers that are not where they can be read at once, SCTP, flows of the host's own, the
 //! first packet of a flow in every second.
 
@@ -16,7 +16,7 @@ use crate::maps::{self, Entry, Scratch};
 use crate::net::{self, Net};
 use crate::packet::{self, TcpHeader};
 use crate::skb::{ETH_LEN, Note, Skb};
-use crate::{Answer, PASS, deliver, lookup};
+use crate::{Answer, PASS, deliver, guest, lookup};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
 #[derive(Clone, Copy)]
@@ -59,18 +59,22 @@ pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head) };
     let kind = entry.kind();
     let (src, dst) = match kind {
-        Kind::DNAT => (entry.client_between(), entry.backend()),
+        Kind::DNAT if hook == Hook::INGRESS => (entry.client_between(), entry.backend()),
         Kind::UNSNAT => (head.src, entry.client_between()),
         Kind::SNAT if note.is_forward() => (entry.source(), head.dst),
         // At an ingress hook it goes to a socket of the host's.
         Kind::UNDNAT if hook == Hook::EGRESS && !note.is_forward() => (entry.frontend(), entry.client()),
         _ => return None,
     };
-    let change = match kind {
-        Kind::DNAT => there(&entry, &head)?,
-        Kind::UNDNAT => back(&entry, &head, note)?,
-        _ => Seen::NOTHING,
+    // What tells something new of its flow is judged first, for which the stack is too small here.
+    let is_news = match kind {
+        Kind::DNAT => there(&entry, &head)? != Seen::NOTHING,
+        Kind::UNDNAT => back(&entry, &head, note)? != Seen::NOTHING,
+        _ => false,
     };
+    if is_news {
+        return None;
+    }
     let source_changes = hook == Hook::INGRESS && entry.is_snat_on_devices();
     // A call of the kernel's: what the compiler has read before, it does not read again behind it.
     let now_secs = about_now_secs();
@@ -78,7 +82,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
         return None;
     }
     if matches!(kind, Kind::DNAT | Kind::UNDNAT) {
-        if entry.last_secs() != now_secs || !learn(&entry, kind, head.proto, change, now_secs) {
+        if entry.last_secs() != now_secs {
             return None;
         }
         entry.count(skb.segments(), skb.len());
@@ -111,6 +115,9 @@ fn name<A: Net>(head: &Head<A>) {
 #[inline(always)]
 fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> Option<Result<Answer, Reason>> {
     if hook == Hook::EGRESS {
+        if guest::may_be(&head.src) && !skb.note().is_translated() {
+            return None;
+        }
         skb.clear_note();
         return Some(Err(Reason::NotOurs));
     }
@@ -158,31 +165,6 @@ fn back<A: Net>(entry: &Entry<A>, head: &Head<A>, note: Note) -> Option<Seen> {
     let assures = head.proto != Proto::TCP && entry.passed().packets >= ANSWERS;
     let seen = if assures { Seen::ASSURED.with(head.seen()) } else { head.seen() };
     Some(seen.without(rx))
-}
-
-/// Enters what a packet has told of its flow. False if that has consequences, which are left to the long way.
-#[inline(always)]
-fn learn<A: Net>(entry: &Entry<A>, kind: Kind, proto: Proto, news: Seen, now_secs: u32) -> bool {
-    if news == Seen::NOTHING {
-        return true;
-    }
-    if news.has(Seen::FIN) && entry.is_counted() {
-        return false;
-    }
-    if kind == Kind::DNAT {
-        entry.set_tx(entry.tx().with(news));
-        return true;
-    }
-    let Some(opener) = entry.opener(proto) else { return false };
-    if opener.tx().has(Seen::RST) {
-        return false;
-    }
-    let rx = entry.rx().with(news);
-    entry.set_rx(rx);
-    opener.set_rx(rx);
-    // Not what stands in the entry: a RST from the client may have made it 0 meanwhile.
-    opener.set_last_secs(now_secs);
-    true
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: its protocol's flags. None

@@ -62,6 +62,6 @@ fn held(pid: Pid, bed: &Bed) -> Result<(usize, usize)> {
         let text = fs::read_to_string(file?.path()).unwrap_or_default();
         links += usize::from(text.contains("link_type:"));
     }
-    let pins = fs::read_dir(bed.node().bpf_dir().join("v1/links"))?.count();
+    let pins = fs::read_dir(bed.node().bpf_dir().join("v2/links"))?.count();
     Ok((links, pins))
 }

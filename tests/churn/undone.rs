@@ -59,7 +59,7 @@ fn unhook(bed: &Bed, kpx: &Agent<'_>, attach: &str) -> Result<()> {
         wait_until(PROMPT, "the anchor's program is back", || {
             Ok(mended(kpx, "program")? > before && tcx(node, "kpx0", TcAttachType::Egress)? == ["kpx_anchor"])
         })?;
-        let pin = node.bpf_dir().join(format!("v1/links/{}-ingress", ifindex(node, "p1a")?));
+        let pin = node.bpf_dir().join(format!("v2/links/{}-ingress", ifindex(node, "p1a")?));
         fs::remove_file(&pin)?;
         wait_until(PROMPT, "the pin is back", || Ok(pin.exists()))?;
     }

@@ -106,8 +106,8 @@ impl Bed {
              link set cli1 up
              link set pod0 address {OWN_MAC}
              link set eth1 address {OWN_MAC}
-             route add {} dev cli0
-             route add {} dev eth1",
+             route replace {} dev cli0
+             route replace {} dev eth1",
             lab.names.addr("client")?,
             lab.names.addr("stranger")?,
         ))?;

@@ -195,7 +195,7 @@ fn a_split_datagram_is_whole_again_with_its_checksum() -> Result<()> {
             // Two hooks of one host see the same pieces.
             let pieces = split(&frame, 40, id as u32 / 2);
             ensure!(pieces.len() > 2, "only {} pieces", pieces.len());
-            let rewritten = run(&lab, program, &pieces, *verdict)?;
+            let rewritten = run(&lab, (program, packet), &pieces, *verdict)?;
             let found = lab.names.learn(&join(&rewritten), out)?;
             ensure!(found == *out, "became {found}, not {out}");
         }
@@ -203,9 +203,9 @@ fn a_split_datagram_is_whole_again_with_its_checksum() -> Result<()> {
     Ok(())
 }
 
-fn run(lab: &Lab, program: &str, pieces: &[Vec<u8>], verdict: Verdict) -> Result<Vec<Vec<u8>>> {
+fn run(lab: &Lab, (program, packet): (&str, &str), pieces: &[Vec<u8>], verdict: Verdict) -> Result<Vec<Vec<u8>>> {
     let one = |piece: &Vec<u8>| {
-        let outcome = lab.netns.run(|| lab.bench.run(program, piece))?;
+        let outcome = lab.run_from(program, piece, packet)?;
         ensure!(outcome.verdict == verdict, "{:?}", outcome.verdict);
         Ok(outcome.packet)
     };
@@ -283,7 +283,7 @@ fn fragments_that_lie_are_left_alone_and_written_to_nowhere_else() -> Result<()>
         let changed = |names: &Names, text: &str, edit: &dyn Fn(&mut Vec<u8>)| -> Result<(Vec<u8>, Vec<u8>, Verdict)> {
             let mut frame = names.frame(text)?;
             edit(&mut frame);
-            let outcome = lab.bench.run(INGRESS, &frame)?;
+            let outcome = lab.run(INGRESS, &frame)?;
             Ok((frame, outcome.packet, outcome.verdict))
         };
         let v4 = lab.names.addr("web")?.is_ipv4();

@@ -67,7 +67,7 @@ fn frames_that_are_no_packets_of_ours() -> Result<()> {
         }
         for (name, frame, counted) in cases {
             let before = lab.counts()?;
-            let outcome = lab.bench.run(INGRESS, &frame).with_context(|| name.to_owned())?;
+            let outcome = lab.run(INGRESS, &frame).with_context(|| name.to_owned())?;
             ensure!(outcome.verdict == Pass && outcome.packet == frame, "{name}: {:?}", outcome.verdict);
             let now = counted_since(&before, &lab.counts()?);
             ensure!(now == words(counted), "{name}: {now:?}");
@@ -83,7 +83,7 @@ fn what_is_behind_the_packet_stays() -> Result<()> {
         for packet in ["tcp S client:1000 > web:80", "udp client:1000 > web:53", "sctp INIT client:1000 > web:3868"] {
             let frame = lab.names.frame(packet)?;
             let padding: Vec<u8> = (1..=46).collect();
-            let outcome = lab.bench.run(INGRESS, &[&frame[..], &padding].concat())?;
+            let outcome = lab.run(INGRESS, &[&frame[..], &padding].concat())?;
             ensure!(outcome.verdict == Pass && outcome.packet[..frame.len()] != frame, "{packet}: not rewritten");
             ensure!(outcome.packet[frame.len()..] == padding, "{packet}: padding became {:?}", outcome.packet);
             let text = lab.names.text(&outcome.packet)?;
@@ -101,7 +101,7 @@ fn a_udp_checksum_of_zero_stays_zero() -> Result<()> {
         }
         let mut frame = lab.names.frame("udp client:1000 > web:53 +4")?;
         frame[40..42].fill(0);
-        let outcome = lab.bench.run(INGRESS, &frame)?;
+        let outcome = lab.run(INGRESS, &frame)?;
         ensure!(outcome.packet[40..42] == [0, 0], "the checksum became {:?}", &outcome.packet[40..42]);
         assert_eq!(lab.names.text(&outcome.packet)?, "udp client:1000 > pod:5353 +4");
     }

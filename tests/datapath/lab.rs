@@ -5,15 +5,16 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::{Bench, Verdict};
+use kpx_tests::bench::{Bench, Outcome, Verdict};
 use kpx_tests::netns::NetNs;
-use kpx_tests::text::Names;
+use kpx_tests::text::{DST_MAC, Names};
 use proxy_agent::datapath::Maps;
 use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
+use proxy_common::names::INGRESS;
 
 use crate::reuse::{Reused, Setup};
 
@@ -107,6 +108,10 @@ pub(crate) struct Lab {
     pub(crate) bench: Reused,
     pub(crate) names: Names,
     pub(crate) netns: NetNs,
+    /// The device through which all packets come in, whatever their sources.
+    comes_in_by: Option<&'static str>,
+    /// What meets the hooks of the host's own way has come in.
+    pub(crate) came_in: bool,
 }
 
 pub(crate) fn labs(name: &str) -> Result<Vec<Lab>> {
@@ -133,7 +138,7 @@ pub(crate) fn labs_of(name: &str, setup: Setup) -> Result<Vec<Lab>> {
         let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
-        Ok(Lab { bench, names, netns })
+        Ok(Lab { bench, names, netns, comes_in_by: None, came_in: false })
     };
     FAMILIES.iter().map(make).collect()
 }
@@ -150,7 +155,7 @@ impl Lab {
     fn check_row(&mut self, (program, packet, verdict, out, counted): &Row) -> Result<()> {
         let frame = self.names.frame(packet)?;
         let before = self.counts()?;
-        let outcome = self.netns.run(|| self.bench.run(program, &frame))?;
+        let outcome = self.run_from(program, &frame, packet)?;
         ensure!(outcome.verdict == *verdict, "{:?}; {:?}", outcome.verdict, counted_since(&before, &self.counts()?));
         match *out {
             "-" => {}
@@ -165,6 +170,27 @@ impl Lab {
         Ok(())
     }
 
+    /// Runs a program on a packet in the lab's namespace, as if it were on lo.
+    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<Outcome> {
+        self.netns.run(|| self.bench.run(program, frame))
+    }
+
+    /// The same of a row's packet. What a backend sends comes in where the route to it leads, unless the row's test has said
+    /// through what packets come in.
+    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<Outcome> {
+        let src = packet.split(" > ").next().and_then(|before| before.split_whitespace().last());
+        let device = match src.map(|src| src.split(':').next().unwrap_or(src)) {
+            Some("pod") => "pod0",
+            Some("far") => "eth1",
+            _ => "lo",
+        };
+        if program != INGRESS && !self.came_in {
+            return self.run(program, frame);
+        }
+        let ifindex = self.ifindex(if program == INGRESS { self.comes_in_by.unwrap_or(device) } else { "lo" })?;
+        self.netns.run(|| self.bench.run_on(program, frame, ifindex))
+    }
+
     /// Gives the node these flags: see [`Node`].
     pub(crate) fn set_flags(&mut self, flags: u32) -> Result<()> {
         self.bench.datapath.node.set_node(node(self.names.addr("node")?, flags))
@@ -172,7 +198,14 @@ impl Lab {
 
     /// Makes this the device through which packets come in.
     pub(crate) fn set_device(&mut self, device: Device) -> Result<()> {
+        self.comes_in_by = Some("lo");
         self.set_devices(&[("lo", Some(device))])
+    }
+
+    /// Lets packets come in through this device, whatever their sources.
+    pub(crate) fn come_in_by(&mut self, device: &'static str) -> Result<()> {
+        self.comes_in_by = Some(device);
+        self.ifindex(device).map(drop)
     }
 
     /// Makes these devices what is said of them, and the others what they were at the beginning; None: there is no such.
@@ -181,6 +214,11 @@ impl Lab {
         for (name, device) in of {
             let ifindex = self.ifindex(name)?;
             match device {
+                // Routes lead to no sender through lo.
+                Some(device) if *name == "lo" => {
+                    let from = self.ifindex(FROM)?;
+                    devices.insert(ifindex, device.with_link(from, 0, DST_MAC))
+                }
                 Some(device) => devices.insert(ifindex, *device),
                 None => devices.remove(&ifindex),
             };
@@ -230,14 +268,22 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
          addr add {node_ip}/{host_len} dev lo {at_once}
          addr add {uplink}/{uplink_len} dev eth1 {at_once}
          route add {} dev pod0
-         route add {} dev eth1",
+         route add {} dev eth1
+         link add {FROM} type veth peer name there
+         link set {FROM} up
+         link set there up",
         names.addr("pod")?,
         names.addr("far")?,
     ))?;
+    for client in CLIENTS {
+        netns.ip(&format!("route add {} dev {FROM}", names.addr(client)?))?;
+    }
     netns.settle()?;
     // BPF_PROG_TEST_RUN takes lo for the packet's device.
-    netns.sysctl("ipv4/conf/lo/forwarding", "1")?;
-    netns.sysctl("ipv6/conf/lo/forwarding", "1")?;
+    for device in ["lo", "pod0", "eth1", FROM] {
+        netns.sysctl(&format!("ipv4/conf/{device}/forwarding"), "1")?;
+        netns.sysctl(&format!("ipv6/conf/{device}/forwarding"), "1")?;
+    }
     let own = BTreeMap::from([
         (node_ip, OwnAddr::new(1, OwnAddr::NODE_PORTS)),
         (uplink, OwnAddr::new(ifindex(netns, "eth1")?, 0)),
@@ -266,11 +312,16 @@ fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
     let uplink = names.addr("uplink")?;
     let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
     Ok(BTreeMap::from([
-        (1, pod),
-        (ifindex(netns, "pod0")?, pod),
-        (ifindex(netns, "eth1")?, Device::new(0, addr4(uplink), addr6(uplink))),
+        (1, pod.with_link(ifindex(netns, FROM)?, 0, DST_MAC)),
+        (ifindex(netns, "pod0")?, pod.with_link(0, 0, DST_MAC)),
+        (ifindex(netns, "eth1")?, Device::new(0, addr4(uplink), addr6(uplink)).with_link(0, 0, DST_MAC)),
     ]))
 }
+
+/// The device that routes to the senders of packets name: as lo were a port of it.
+pub(crate) const FROM: &str = "from0";
+/// Who sends packets to the node.
+const CLIENTS: [&str; 4] = ["client", "stranger", "burglar", "router"];
 
 fn ifindex(netns: &NetNs, name: &str) -> Result<u32> {
     netns.run(|| nix::net::if_::if_nametoindex(name)).with_context(|| format!("index of {name}"))
@@ -296,6 +347,7 @@ fn tables<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
         ("self", 53, Proto::UDP, Some(("client", 5353, true)), 1, all),
         ("own", 443, Proto::TCP, Some(("node", 6443, true)), 1, all),
         ("remote", 53, Proto::UDP, Some(("far", 5353, false)), 1, all),
+        ("remote", 80, Proto::TCP, Some(("far", 8080, false)), 1, all),
         ("nowhere", 80, Proto::TCP, Some(("lost", 80, false)), 1, all),
         ("none", 80, Proto::TCP, None, 0, 0),
         ("none", 80, Proto::UDP, None, 0, 0),

@@ -25,7 +25,7 @@ fn where_all_ports_are_taken_a_flow_that_is_over_makes_room() -> Result<()> {
         for port in 1_000..10_000_u16 {
             for (program, packet) in [(INGRESS, "tcp S client"), (INGRESS, "tcp R client")] {
                 let frame = lab.names.frame(&format!("{packet}:{port} > self:80"))?;
-                let verdict = lab.bench.run(program, &frame)?.verdict;
+                let verdict = lab.run(program, &frame)?.verdict;
                 ensure!(verdict == Pass, "{packet}:{port}: {verdict:?} {:?}", lab.counts()?);
             }
         }
@@ -40,12 +40,12 @@ fn a_full_table_refuses_new_flows_and_keeps_the_old() -> Result<()> {
         let mut open = 0;
         for port in 1..200 {
             let frame = lab.names.frame(&format!("tcp S client:{port} > web:80"))?;
-            if lab.bench.run(INGRESS, &frame)?.verdict == Drop {
+            if lab.run(INGRESS, &frame)?.verdict == Drop {
                 break;
             }
             open = port;
-            lab.bench.run(EGRESS, &lab.names.frame(&format!("tcp SA pod:8080 > client:{port}"))?)?;
-            lab.bench.run(INGRESS, &lab.names.frame(&format!("tcp A client:{port} > web:80"))?)?;
+            lab.run(EGRESS, &lab.names.frame(&format!("tcp SA pod:8080 > client:{port}"))?)?;
+            lab.run(INGRESS, &lab.names.frame(&format!("tcp A client:{port} > web:80"))?)?;
         }
         ensure!((20..100).contains(&open), "{open} flows");
         let counts = lab.counts()?;
@@ -65,7 +65,7 @@ fn source_ports_are_never_given_twice_and_can_run_out() -> Result<()> {
         let mut refused = 0;
         for port in 1..=8_000_u16 {
             let frame = lab.names.frame(&format!("udp client:{port} > self:53"))?;
-            let outcome = lab.bench.run(INGRESS, &frame)?;
+            let outcome = lab.run(INGRESS, &frame)?;
             if outcome.verdict == Drop {
                 refused += 1;
                 continue;
@@ -76,8 +76,8 @@ fn source_ports_are_never_given_twice_and_can_run_out() -> Result<()> {
             // Answered and asked again, it keeps its port.
             let source = text.split([':', ' ']).nth(2).context("a port")?;
             let answer = lab.names.frame(&format!("udp client:5353 > node:{source}"))?;
-            lab.bench.run(EGRESS, &lab.bench.run(INGRESS, &answer)?.packet)?;
-            lab.bench.run(INGRESS, &frame)?;
+            lab.run(EGRESS, &lab.run(INGRESS, &answer)?.packet)?;
+            lab.run(INGRESS, &frame)?;
         }
         let range = usize::from(u16::MAX - 61_000) + 1;
         ensure!(given.len() > range * 9 / 10 && given.len() <= range, "{} ports given", given.len());

@@ -1,7 +1,7 @@
 //! Flows that meet in one tuple, or outlive what they were opened for.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::Verdict::{Pass, Redirect};
+use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_agent::datapath::Maps;
 use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
@@ -95,7 +95,7 @@ fn a_masqueraded_flow_that_is_over_makes_room_for_another_client() -> Result<()>
         let dial = |lab: &Lab, client: &str, port: u16| -> Result<()> {
             for flags in ["S", "R"] {
                 let frame = lab.names.frame(&format!("tcp {flags} {client}:{port} > node:30099"))?;
-                let verdict = lab.bench.run(INGRESS, &frame)?.verdict;
+                let verdict = lab.run(INGRESS, &frame)?.verdict;
                 ensure!(verdict == Pass, "{flags} {client}:{port}: {verdict:?} {:?}", lab.counts()?);
             }
             Ok(())
@@ -126,7 +126,7 @@ fn a_pod_of_another_node_hears_back_from_a_third_one() -> Result<()> {
     for mut lab in outside()? {
         lab.set_flags(Node::DETECTS4 | Node::DETECTS6)?;
         let pods = if lab.names.addr("web")?.is_ipv4() { "192.0.2.0/24" } else { "2001:db8::/64" };
-        lab.bench.datapath.node.set_pods(&[pods.parse()?])?;
+        lab.bench.datapath.node.set_pods(&[pods.parse()?], &[])?;
         lab.check(&[
             (INGRESS, "udp stranger:1000 > node:30053", Pass, "udp stranger:$p > far:5353", "flow_opened forwarded"),
             (EGRESS, "udp stranger:$p > far:5353", Pass, "udp uplink:$p > far:5353", ""),
@@ -141,8 +141,10 @@ fn a_packet_from_outside_in_a_pods_name_opens_nothing() -> Result<()> {
         lab.check(&[
             // The way back to this client leads to a pod's device, or to the node itself.
             (INGRESS, "tcp S pod:1000 > node:30099", Pass, "same", "not_ours"),
-            (INGRESS, "tcp S pod:1000 > vip:80", Pass, "same", "not_ours"),
-            (INGRESS, "tcp S uplink:1000 > vip:80", Pass, "same", "not_ours"),
+            (INGRESS, "tcp S pod:1000 > vip:80", Drop, "-", "forged"),
+            (INGRESS, "tcp S uplink:1000 > vip:80", Drop, "-", "forged"),
+            // Nor is it answered.
+            (INGRESS, "tcp S pod:1000 > empty:80", Drop, "-", "forged"),
             (EGRESS, "tcp A pod:8080 > pod:1000", Pass, "same", "not_ours"),
         ])?;
     }

@@ -22,9 +22,9 @@ const HALF_OPEN: u16 = 16;
 /// As many openers, from ports of their own, each answered as a backend does that is not asked whom it talks to.
 fn flood(lab: &Lab, first_port: u16, count: u16) -> Result<()> {
     for port in (first_port..).take(count.into()) {
-        let syn = lab.names.frame(&format!("tcp S lost:{port} > web:80"))?;
-        ensure!(lab.bench.run(INGRESS, &syn)?.verdict == Pass, "a SYN from port {port}: {:?}", lab.counts()?);
-        lab.bench.run(EGRESS, &lab.names.frame(&format!("tcp SA pod:8080 > lost:{port}"))?)?;
+        let syn = lab.names.frame(&format!("tcp S burglar:{port} > web:80"))?;
+        ensure!(lab.run(INGRESS, &syn)?.verdict == Pass, "a SYN from port {port}: {:?}", lab.counts()?);
+        lab.run(EGRESS, &lab.names.frame(&format!("tcp SA pod:8080 > burglar:{port}"))?)?;
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ fn the_oldest_makes_room_first_and_goes_with_all_its_entries() -> Result<()> {
         // Flows of four entries.
         let opener = |port| format!("udp stranger:{port} > node:30053");
         for port in 1..=HALF_OPEN {
-            lab.bench.run(INGRESS, &lab.names.frame(&opener(port))?)?;
+            lab.run(INGRESS, &lab.names.frame(&opener(port))?)?;
         }
         ensure!(openers(&lab)? == (1..=HALF_OPEN).collect(), "{:?}", openers(&lab)?);
         let before = lab.counts()?;
@@ -149,7 +149,7 @@ fn a_flood_fills_no_more_than_its_line() -> Result<()> {
         ensure!(lab.counts()?["flow_forgotten"] == 4_000 - 1_024, "{:?}", lab.counts()?);
         for port in 1..=100 {
             let frame = lab.names.frame(&format!("tcp A client:{port} > web:80"))?;
-            let out = lab.names.text(&lab.bench.run(INGRESS, &frame)?.packet)?;
+            let out = lab.names.text(&lab.run(INGRESS, &frame)?.packet)?;
             ensure!(out == format!("tcp A client:{port} > pod:8080"), "{out}");
         }
         // And a handshake in the middle of it, with as many openers between its packets as there is room for.
@@ -179,7 +179,7 @@ fn in_a_table_full_of_others_half_open_flows_make_room_and_nobody_else() -> Resu
         ensure!(counts["flow_forgotten"] == 8, "{counts:?}");
         for port in 1..=established {
             let packet = format!("tcp A client:{port} > web:80");
-            let out = lab.names.text(&lab.bench.run(INGRESS, &lab.names.frame(&packet)?)?.packet)?;
+            let out = lab.names.text(&lab.run(INGRESS, &lab.names.frame(&packet)?)?.packet)?;
             ensure!(out == format!("tcp A client:{port} > pod:8080"), "{out}");
         }
         lab.check(&[(INGRESS, "tcp S client:999 > web:80", Drop, "-", "flows_full")])?;
@@ -192,7 +192,7 @@ fn forgotten_flows_no_longer_count_for_their_backend() -> Result<()> {
     for lab in pods_with_room(SMALL)? {
         // Ten times as many as there is room for.
         for port in 1..=10 * HALF_OPEN {
-            lab.bench.run(INGRESS, &lab.names.frame(&format!("tcp S client:{port} > least:80"))?)?;
+            lab.run(INGRESS, &lab.names.frame(&format!("tcp S client:{port} > least:80"))?)?;
         }
         let v4 = lab.names.addr("web")?.is_ipv4();
         let of_backends = if v4 { connections::<Addr4>(&lab, IPV4)? } else { connections::<Addr6>(&lab, IPV6)? };
@@ -209,7 +209,7 @@ fn where_all_ports_are_taken_a_half_open_flow_makes_room() -> Result<()> {
         // More flows than ports, fewer than the line has places.
         for port in 1..=6_000_u16 {
             let frame = lab.names.frame(&format!("udp stranger:{port} > node:30053"))?;
-            ensure!(lab.bench.run(INGRESS, &frame)?.verdict == Pass, "{port}: {:?}", lab.counts()?);
+            ensure!(lab.run(INGRESS, &frame)?.verdict == Pass, "{port}: {:?}", lab.counts()?);
         }
         let counts = lab.counts()?;
         ensure!(counts["no_source_port"] == 0 && counts["flow_forgotten"] > 6_000 - 4_536 - 1, "{counts:?}");
@@ -251,7 +251,7 @@ fn establish(lab: &Lab, port: u16) -> Result<bool> {
         (INGRESS, format!("tcp A client:{port} > web:80")),
     ];
     for (program, packet) in packets {
-        if lab.bench.run(program, &lab.names.frame(&packet)?)?.verdict == Drop {
+        if lab.run(program, &lab.names.frame(&packet)?)?.verdict == Drop {
             return Ok(false);
         }
     }

@@ -61,8 +61,29 @@ fn ports_that_an_external_address_does_not_offer_are_not_ours() -> Result<()> {
     from_outside(&[
         (INGRESS, "tcp S stranger:1000 > vip:81", Pass, "same", "not_ours"),
         (INGRESS, "udp stranger:1000 > outer:80", Pass, "same", "not_ours"),
-        // But a ClusterIP is nothing else than its service.
-        (INGRESS, "tcp S stranger:1000 > web:81", Redirect, "tcp RA web:81 > stranger:1000", "unknown_port rejected"),
+    ])?;
+    // But a ClusterIP is nothing else than its service.
+    for mut lab in outside()? {
+        lab.set_flags(Node::CLUSTER_IP_EXTERNAL)?;
+        lab.check(&[(
+            INGRESS,
+            "tcp S stranger:1000 > web:81",
+            Redirect,
+            "tcp RA web:81 > stranger:1000",
+            "unknown_port rejected",
+        )])?;
+    }
+    Ok(())
+}
+
+/// Where ClusterIPs are restricted to the cluster, silence tells no stranger which of them exist.
+#[test]
+fn a_restricted_cluster_ip_answers_no_stranger() -> Result<()> {
+    from_outside(&[
+        (INGRESS, "tcp S stranger:1000 > web:80", Drop, "-", "outside"),
+        (INGRESS, "tcp S stranger:1000 > web:81", Drop, "-", "outside"),
+        (INGRESS, "tcp S stranger:1000 > none:80", Drop, "-", "outside"),
+        (INGRESS, "tcp S stranger:1000 > spare:80", Drop, "-", "unallocated"),
     ])
 }
 
@@ -249,18 +270,18 @@ fn round_robin_takes_turns_and_least_connections_the_idle_one() -> Result<()> {
         let mut served = Vec::new();
         for port in 1..9 {
             let frame = lab.names.frame(&format!("tcp S client:{port} > least:80"))?;
-            served.push(lab.names.text(&lab.bench.run(INGRESS, &frame)?.packet)?.contains("> pod:"));
+            served.push(lab.names.text(&lab.run(INGRESS, &frame)?.packet)?.contains("> pod:"));
         }
         assert_eq!(served.iter().filter(|pod| **pod).count(), 4, "{served:?}");
         // All flows to one of them end: the next ones go there.
         for (nth, _) in served.iter().enumerate().filter(|(_, pod)| **pod) {
             let frame = lab.names.frame(&format!("tcp R client:{} > least:80", nth + 1))?;
-            lab.bench.run(INGRESS, &frame)?;
+            lab.run(INGRESS, &frame)?;
         }
         for port in 20..24 {
             let (packet, out) = (format!("tcp S client:{port} > least:80"), format!("tcp S client:{port} > pod:8080"));
             let frame = lab.names.frame(&packet)?;
-            assert_eq!(lab.names.text(&lab.bench.run(INGRESS, &frame)?.packet)?, out);
+            assert_eq!(lab.names.text(&lab.run(INGRESS, &frame)?.packet)?, out);
         }
     }
     Ok(())

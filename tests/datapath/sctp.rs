@@ -179,7 +179,7 @@ fn the_checksum_is_right_at_every_length() -> Result<()> {
                 format!("sctp DATA client:1000 > web:3868 +{len}"),
                 format!("sctp DATA client:1000 > pod:13868 +{len}"),
             );
-            let outcome = lab.bench.run(INGRESS, &lab.names.frame(&there)?)?;
+            let outcome = lab.run(INGRESS, &lab.names.frame(&there)?)?;
             assert_eq!(lab.names.text(&outcome.packet)?, out);
         }
     }
@@ -193,7 +193,7 @@ fn a_checksum_yet_to_be_computed_stays_so() -> Result<()> {
         let mut frame = lab.names.frame("sctp INIT client:1000 > web:3868 +16")?;
         let checksum = 14 + if lab.names.addr("web")?.is_ipv4() { 20 } else { 40 } + 8;
         frame[checksum..][..4].fill(0);
-        let outcome = lab.bench.run(INGRESS, &frame)?;
+        let outcome = lab.run(INGRESS, &frame)?;
         assert_eq!(outcome.packet[checksum..][..4], [0; 4]);
         assert_eq!(outcome.packet[checksum - 6..][..2], 13_868_u16.to_be_bytes(), "it is translated");
         lab.check(&[(

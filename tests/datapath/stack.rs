@@ -202,7 +202,7 @@ fn who_is_not_reached_at_once_is_left_to_the_stack() -> Result<()> {
         // There is no route to it.
         bed.lab.netns.ip(&format!("route del {client} dev cli0"))?;
         bed.check(&[TCP_BACK_SLOW, TCP_THERE])?;
-        bed.lab.netns.ip(&format!("route add {client} dev cli0"))?;
+        bed.lab.netns.ip(&format!("route replace {client} dev cli0"))?;
         // The device has no hooks; is no pair that may be passed by; is one again.
         bed.lab.set_devices(&[("cli0", Some(POD)), ("pod0", None)])?;
         bed.check(&[TCP_THERE_SLOW, TCP_BACK])?;

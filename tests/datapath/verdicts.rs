@@ -3,7 +3,7 @@
 use anyhow::Result;
 use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::device::Node;
-use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
+use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
 
 use crate::lab::{check, labs};
 
@@ -99,9 +99,40 @@ fn a_node_that_drains_leaves_openers_to_others_and_follows_its_flows() -> Result
 /// Somebody has taken the program off the device where they came in: soon it is put back, and they are sent again.
 #[test]
 fn packets_of_flows_that_nothing_met_where_they_came_in_are_not_refused() -> Result<()> {
-    check(&[
-        (INGRESS, "tcp S client:1000 > web:80", Pass, "tcp S client:1000 > pod:8080", "flow_opened forwarded"),
-        (ANCHOR, "tcp A client:1000 > web:80 +9", Drop, "-", "unhooked"),
-        (ANCHOR, "tcp A client:1001 > web:80 +9", Redirect, "tcp R web:80 > client:1001", "no_flow rejected"),
-    ])
+    for mut lab in labs("unhooked")? {
+        lab.came_in = true;
+        lab.check(&[
+            (INGRESS, "tcp S client:1000 > web:80", Pass, "tcp S client:1000 > pod:8080", "flow_opened forwarded"),
+            (ANCHOR, "tcp A client:1000 > web:80 +9", Drop, "-", "unhooked"),
+            (ANCHOR, "tcp A client:1001 > web:80 +9", Redirect, "tcp R web:80 > client:1001", "no_flow rejected"),
+        ])?;
+    }
+    Ok(())
+}
+
+/// Behind the anchor no policy of the node would see the connection.
+#[test]
+fn a_packet_that_came_in_opens_nothing_at_the_anchor() -> Result<()> {
+    for mut lab in labs("behind")? {
+        lab.came_in = true;
+        lab.check(&[
+            (ANCHOR, "tcp S client:1000 > web:80", Drop, "-", "unhooked"),
+            (ANCHOR, "udp client:1000 > web:53", Drop, "-", "unhooked"),
+            (ANCHOR, "tcp S client:1000 > none:80", Drop, "-", "unhooked"),
+            (LO, "tcp S client:1000 > web:80", Drop, "-", "unhooked"),
+            (ANCHOR, "tcp S client:1000 > spare:80", Redirect, "tcp RA spare:80 > client:1000", "not_ours rejected"),
+        ])?;
+        // A flow of the host's own is not touched in the host's name.
+        lab.came_in = false;
+        lab.check(&[(
+            ANCHOR,
+            "tcp S node:1000 > web:80",
+            Redirect,
+            "tcp S node:$p > pod:8080",
+            "flow_opened forwarded",
+        )])?;
+        lab.came_in = true;
+        lab.check(&[(ANCHOR, "tcp R node:1000 > web:80", Drop, "-", "forged")])?;
+    }
+    Ok(())
 }

@@ -20,6 +20,7 @@ use proxy_common::device;
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::guest::Guest;
 use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
 
@@ -50,6 +51,7 @@ struct Tables<A: Addr> {
     flows: Vec<HashMap<MapData, FlowKey<A>, Flow<A>>>,
     affinity: HashMap<MapData, AffinityKey<A>, Affinity<A>>,
     fragments: HashMap<MapData, FragmentKey<A>, Ports>,
+    guests: HashMap<MapData, FlowKey<A>, Guest>,
     nursery: Queue<MapData, FlowKey<A>>,
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
@@ -94,7 +96,9 @@ impl Bed {
         let mut context = [0; SK_BUFF_LEN];
         let mut put = |at: usize, value: u32| context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         put(MARK, sent.mark);
-        put(INGRESS_IFINDEX, if sent.came_in { ifindex } else { 0 });
+        // Whether it came in, its mark says. Where it leaves, no hook is to judge through what.
+        let came_in_by = if sent.came_in && !matches!(sent.at, At::Egress(_) | At::Lo) { ifindex } else { 0 };
+        put(INGRESS_IFINDEX, came_in_by);
         put(IFINDEX, ifindex);
         put(GSO_SEGS, sent.segments);
         // What others have left there.
@@ -248,6 +252,7 @@ where
     Flow<A>: Pod,
     AffinityKey<A>: Pod,
     Affinity<A>: Pod,
+    Guest: Pod,
     FragmentKey<A>: Pod,
     FrontendKey<A>: Pod,
 {
@@ -256,6 +261,7 @@ where
             flows: vec![bench.map(INGRESS, maps.flows)?.try_into()?],
             affinity: bench.map(INGRESS, maps.affinity)?.try_into()?,
             fragments: bench.map(INGRESS, maps.fragments)?.try_into()?,
+            guests: bench.map(EGRESS, maps.guests)?.try_into()?,
             nursery: bench.map(INGRESS, maps.nursery)?.try_into()?,
             connections: bench.map(INGRESS, maps.connections)?.try_into()?,
             counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
@@ -266,6 +272,7 @@ where
         self.flows.iter_mut().try_for_each(clear)?;
         clear(&mut self.affinity)?;
         clear(&mut self.fragments)?;
+        clear(&mut self.guests)?;
         // Flows that are gone still stand in it.
         while self.nursery.pop(0).is_ok() {}
         clear(&mut self.connections)?;
@@ -280,11 +287,20 @@ where
                 flows.insert(key, flow, 0)?;
             }
         }
+        for row in self.guests.iter().collect::<Result<Vec<_>, _>>()? {
+            let (key, mut guest) = row;
+            guest.until_secs = guest.until_secs.saturating_sub(secs);
+            self.guests.insert(key, guest, 0)?;
+        }
         Ok(())
     }
 
     fn chosen(&self, table: Table, proto: u8, src: SocketAddr, dst: SocketAddr) -> Result<(SocketAddr, SocketAddr)> {
-        let hook = if table == Table::Arriving { Hook::INGRESS } else { Hook::ANCHOR };
+        let hook = match table {
+            Table::Arriving => Hook::INGRESS,
+            Table::Leaving => Hook::EGRESS,
+            Table::Starting => Hook::ANCHOR,
+        };
         let key = FlowKey::new(hook, Proto(proto), sock_addr(src)?, sock_addr(dst)?);
         let flow = self.flows.iter().find_map(|flows| flows.get(&key, 0).ok()).context("no flow was opened")?;
         Ok((plain(flow.backend), plain(flow.source)))

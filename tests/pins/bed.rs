@@ -127,7 +127,7 @@ pub(crate) fn link_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
 }
 
 fn pins(dir: &Path, what: &str, id: impl Fn(&Path) -> Result<u32>) -> Result<BTreeMap<String, u32>> {
-    let dir = dir.join("v1").join(what);
+    let dir = dir.join("v2").join(what);
     let entries = std::fs::read_dir(&dir).with_context(|| format!("list {}", dir.display()))?;
     let pins = entries.map(|entry| {
         let entry = entry?;

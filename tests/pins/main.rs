@@ -127,7 +127,7 @@ fn the_link_of_a_device_that_vanished_meanwhile_is_unpinned() -> Result<()> {
     let agent = bed.agent(&[])?;
     let ifindex = node.run(|| nix::net::if_::if_nametoindex("gone"))?;
     let pins = |ifindex: u32| -> Result<bool> {
-        Ok(fs::read_dir(bed.dir().join("v1/links"))?
+        Ok(fs::read_dir(bed.dir().join("v2/links"))?
             .flatten()
             .any(|pin| pin.file_name().to_string_lossy().starts_with(&format!("{ifindex}-"))))
     };

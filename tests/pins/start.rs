@@ -24,15 +24,15 @@ fn what_cannot_be_taken_over_is_refused() -> Result<()> {
     fs::remove_dir(dir.join("v0"))?;
 
     // Under the name of one map, another.
-    let flows = dir.join("v1/maps/FLOWS4");
-    fs::rename(&flows, dir.join("v1/maps/KEPT"))?;
-    MapData::from_pin(dir.join("v1/maps/GENERATION"))?.pin(&flows)?;
+    let flows = dir.join("v2/maps/FLOWS4");
+    fs::rename(&flows, dir.join("v2/maps/KEPT"))?;
+    MapData::from_pin(dir.join("v2/maps/GENERATION"))?.pin(&flows)?;
     refused(
         &bed,
-        "v1/maps/FLOWS4 is no map of this kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
+        "v2/maps/FLOWS4 is no map of this kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
     )?;
     fs::remove_file(&flows)?;
-    fs::rename(dir.join("v1/maps/KEPT"), &flows)?;
+    fs::rename(dir.join("v2/maps/KEPT"), &flows)?;
 
     // Nothing was harmed.
     bed.serves()?;
@@ -53,7 +53,7 @@ fn two_agents_are_kept_apart() -> Result<()> {
     ensure!(beside.contains("another kpx is running on this host") && !own.exists(), "{beside}");
     ensure!(agent.status()?["healthy"] == true);
     drop(agent);
-    ensure!(elsewhere()?.contains("v1 serves another network namespace, net:["), "{}", elsewhere()?);
+    ensure!(elsewhere()?.contains("v2 serves another network namespace, net:["), "{}", elsewhere()?);
     bed.serves()
 }
 
@@ -64,11 +64,11 @@ fn half_a_start_is_made_whole() -> Result<()> {
     drop(bed.agent(&[])?);
     let (dir, maps, links) = (bed.dir(), map_ids(&bed.dir())?, link_ids(&bed.dir())?);
     let ingress = links.keys().find(|pin| pin.ends_with("-ingress")).context("a link")?;
-    fs::remove_file(dir.join("v1/links").join(ingress))?;
-    fs::remove_file(dir.join("v1/maps/AFFINITY4"))?;
-    fs::remove_file(dir.join("v1/netns"))?;
+    fs::remove_file(dir.join("v2/links").join(ingress))?;
+    fs::remove_file(dir.join("v2/maps/AFFINITY4"))?;
+    fs::remove_file(dir.join("v2/netns"))?;
     // Before the old table of flows was dropped.
-    MapData::from_pin(dir.join("v1/maps/FLOWS4"))?.pin(dir.join("v1/maps/FLOWS4-9"))?;
+    MapData::from_pin(dir.join("v2/maps/FLOWS4"))?.pin(dir.join("v2/maps/FLOWS4-9"))?;
     let agent = bed.agent(&[])?;
     ensure!(map_ids(&dir)?.keys().eq(maps.keys()), "{:?}", map_ids(&dir)?);
     ensure!(link_ids(&dir)?.keys().eq(links.keys()), "{:?}", link_ids(&dir)?);
@@ -111,7 +111,7 @@ fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
         let (key, value, flags) = (map.key_size(), map.value_size(), map.map_flags());
         text += &format!("{name} {:?} key {key} value {value} flags {flags:#x}\n", map.map_type()?);
     }
-    let want = include_str!("../../proxy-common/src/layout/v1-maps.txt");
+    let want = include_str!("../../proxy-common/src/layout/v2-maps.txt");
     ensure!(text == want, "LAYOUT has to grow, and with it the name of the file:\n{text}");
     Ok(())
 }

@@ -87,7 +87,11 @@ impl Bed {
             Hook::Lo => (LO, Device::Lo),
         };
         let sent = frame::of(packet)?;
-        let outcome = self.node.bench.run_on(program, &sent, self.node.ifindexes[&device])?;
+        let (bench, ifindex) = (&self.node.bench, self.node.ifindexes[&device]);
+        let outcome = match packet.hook {
+            Hook::Ingress(_) => bench.run_on(program, &sent, ifindex)?,
+            Hook::Anchor | Hook::Lo => bench.run_own_on(program, &sent, ifindex)?,
+        };
         let counts = self.read_counts()?;
         let before = std::mem::replace(&mut self.counts, counts);
         let (mut events, reasons) = self.counts.since(&before)?;

@@ -58,7 +58,7 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_it_is_told_otherwis
 fn what_somebody_takes_off_comes_back() -> Result<()> {
     let bed = Bed::start()?;
     let _agent = bed.agent("host", &["--iptables-sync-period", "1s", "--iptables-min-sync-period", "0s"])?;
-    let pin = bed.lab.host(NODE).ns.bpf_dir().join("v1/links/socket-connect4");
+    let pin = bed.lab.host(NODE).ns.bpf_dir().join("v2/links/socket-connect4");
     std::fs::remove_file(&pin)?;
     wait_until(DEADLINE, "it is pinned again", || Ok(pin.exists()))?;
     bed.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), true)?;
@@ -68,7 +68,7 @@ fn what_somebody_takes_off_comes_back() -> Result<()> {
 impl Bed {
     /// Of links to cgroups, by the calls that they meet.
     pub(crate) fn pins(&self) -> Result<Vec<String>> {
-        let dir = self.lab.host(NODE).ns.bpf_dir().join("v1/links");
+        let dir = self.lab.host(NODE).ns.bpf_dir().join("v2/links");
         let names = std::fs::read_dir(&dir)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         let names = names.collect::<Result<Vec<_>>>()?;
         let mut calls: Vec<_> =

@@ -12,7 +12,7 @@ use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use proxy_agent::datapath::{Datapath, Options, Sizes, verifier};
 use proxy_agent::object;
-use proxy_common::names::{EGRESS, EMPTY, INGRESS};
+use proxy_common::names::{self, ANCHOR, EGRESS, EMPTY, INGRESS};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
@@ -85,7 +85,8 @@ impl Bench {
 
     /// With another object than kpx's own.
     pub fn load_object(object: &[u8], options: Options) -> Result<Self> {
-        let options = Options { notes_in_mark: true, ..options };
+        let answers_per_sec = options.answers_per_sec.or(Some(u32::MAX));
+        let options = Options { notes_in_mark: true, answers_per_sec, ..options };
         let datapath = Datapath::load(object, options)?;
         Ok(Self { datapath, empty: OnceLock::new(), marks: Mutex::default() })
     }
@@ -106,9 +107,14 @@ impl Bench {
         self.datapath.attachments.program(name)
     }
 
-    /// Runs a program once, as if the packet were on lo of this thread's network namespace.
+    /// Runs a program once, as if the packet were on lo of this thread's network namespace. The host has made what meets the
+    /// hooks of its own way.
     pub fn run(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
-        self.run_on(program, packet, LO)
+        if [ANCHOR, names::LO].contains(&program) {
+            self.run_own(program, packet)
+        } else {
+            self.run_on(program, packet, LO)
+        }
     }
 
     /// Runs a program once, as if the packet were on that device of this thread's network namespace. One that leaves is on
@@ -122,9 +128,19 @@ impl Bench {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: 0, gso_size: size })
     }
 
+    /// As [`Self::run_on`] lo, of a packet with these bits of notes on it.
+    pub fn run_noted(&self, program: &str, packet: &[u8], notes: u32) -> Result<Outcome> {
+        self.run_in(program, packet, Surroundings { ifindex: LO, more_mark: notes, gso_size: 0 })
+    }
+
     /// As [`Self::run`], of a packet that the host itself has made.
     pub fn run_own(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
-        self.run_in(program, packet, Surroundings { ifindex: LO, more_mark: MADE_HERE, gso_size: 0 })
+        self.run_own_on(program, packet, LO)
+    }
+
+    /// As [`Self::run_on`], of a packet that the host itself has made.
+    pub fn run_own_on(&self, program: &str, packet: &[u8], ifindex: u32) -> Result<Outcome> {
+        self.run_in(program, packet, Surroundings { ifindex, more_mark: MADE_HERE, gso_size: 0 })
     }
 
     fn run_in(&self, program: &str, packet: &[u8], around: Surroundings) -> Result<Outcome> {

@@ -76,6 +76,8 @@ pub struct Options {
     pub fast_path: bool,
     /// Keep the hooks' notes where BPF_PROG_TEST_RUN shows them: for tests of more than one hook.
     pub notes_in_mark: bool,
+    /// How many packets each CPU may answer in a second, instead of what the object says; for tests.
+    pub answers_per_sec: Option<u32>,
 }
 
 impl Datapath {
@@ -154,6 +156,9 @@ fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
     if let Some(told) = &told {
         told.tell(&mut loader);
     }
+    if let Some(answers) = &options.answers_per_sec {
+        loader.override_global(names::ANSWERS_PER_SEC, answers, true);
+    }
     if options.notes_in_mark {
         loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
     }
@@ -213,6 +218,10 @@ impl Counters {
 
     pub fn events(&self) -> Result<Vec<(Event, u64)>> {
         Event::ALL.iter().map(|event| Ok((*event, self.sum((*event).into())?))).collect()
+    }
+
+    pub fn event(&self, event: Event) -> Result<u64> {
+        self.sum(event.into())
     }
 
     pub fn reasons(&self) -> Result<Vec<(Reason, u64)>> {

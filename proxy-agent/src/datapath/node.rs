@@ -9,7 +9,7 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::names;
 
 use super::{Names, take};
@@ -56,17 +56,25 @@ impl NodeMaps {
         replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
     }
 
-    /// Makes the kernel's list of where local pods have their addresses equal to `want`.
-    pub fn set_pods(&mut self, want: &[IpNet]) -> Result<()> {
-        replace_nets(&mut self.v4.pods, want, names::IPV4.pods)?;
-        replace_nets(&mut self.v6.pods, want, names::IPV6.pods)
+    /// Makes the kernel's list of where pods have their addresses equal to these: those that detection goes by, and the
+    /// Node object's podCIDRs.
+    pub fn set_pods(&mut self, detected: &[IpNet], node_cidrs: &[IpNet]) -> Result<()> {
+        let flags = |net: &IpNet| {
+            let is_in = |nets: &[IpNet]| nets.iter().any(|other| other.contains(net));
+            let of = |is_set, flag| if is_set { flag } else { 0 };
+            of(is_in(detected), pod_net::DETECTED) | of(is_in(node_cidrs), pod_net::NODE_CIDR)
+        };
+        let want: Vec<_> = detected.iter().chain(node_cidrs).map(|net| (*net, flags(net))).collect();
+        replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)?;
+        replace_nets(&mut self.v6.pods, &want, names::IPV6.pods)
     }
 
     /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on what is in one of them and no
     /// frontend is dropped.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
-        replace_nets(&mut self.v4.service_cidrs, want, names::IPV4.service_cidrs)?;
-        replace_nets(&mut self.v6.service_cidrs, want, names::IPV6.service_cidrs)
+        let want: Vec<_> = want.iter().map(|net| (*net, 1)).collect();
+        replace_nets(&mut self.v4.service_cidrs, &want, names::IPV4.service_cidrs)?;
+        replace_nets(&mut self.v6.service_cidrs, &want, names::IPV6.service_cidrs)
     }
 }
 
@@ -100,22 +108,20 @@ where
     Ok(())
 }
 
-/// As [`replace`], of a map that is a set of networks; those of the other family do not concern it.
-fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &[IpNet], name: &str) -> Result<()> {
-    let keys = map.keys().collect::<Result<Vec<Key<A>>, MapError>>().with_context(|| format!("read {name}"))?;
-    let now: BTreeMap<(u32, A), Key<A>> = keys.into_iter().map(|key| ((key.prefix_len(), key.data()), key)).collect();
-    let want: BTreeMap<(u32, A), Key<A>> = want
-        .iter()
-        .filter_map(|net| {
-            let (bits, addr) = (u32::from(net.prefix_len()), A::from_ip(net.network())?);
-            Some(((bits, addr), Key::new(bits, addr)))
-        })
-        .collect();
-    for key in want.iter().filter(|(net, _)| !now.contains_key(net)).map(|(_, key)| key) {
-        map.insert(key, 1, 0).with_context(|| format!("write {name}"))?;
+/// As [`replace`], of a map keyed by networks; those of the other family do not concern it.
+fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &[(IpNet, u32)], name: &str) -> Result<()> {
+    let rows = map.iter().collect::<Result<Vec<(Key<A>, u32)>, MapError>>().with_context(|| format!("read {name}"))?;
+    let now: BTreeMap<(u32, A), u32> =
+        rows.into_iter().map(|(key, value)| ((key.prefix_len(), key.data()), value)).collect();
+    let of_family = |(net, value): &(IpNet, u32)| {
+        A::from_ip(net.network()).map(|addr| ((u32::from(net.prefix_len()), addr), *value))
+    };
+    let want: BTreeMap<(u32, A), u32> = want.iter().filter_map(of_family).collect();
+    for ((bits, addr), value) in want.iter().filter(|(net, value)| now.get(net) != Some(value)) {
+        map.insert(&Key::new(*bits, *addr), value, 0).with_context(|| format!("write {name}"))?;
     }
-    for key in now.iter().filter(|(net, _)| !want.contains_key(net)).map(|(_, key)| key) {
-        map.remove(key).with_context(|| format!("delete from {name}"))?;
+    for (bits, addr) in now.keys().filter(|net| !want.contains_key(net)) {
+        map.remove(&Key::new(*bits, *addr)).with_context(|| format!("delete from {name}"))?;
     }
     Ok(())
 }

@@ -2,11 +2,11 @@
 //! one takes over what it finds. Below the folder, for each layout of the maps:
 //!
 //! ```text
-//!   v1/netns                        -> net:[…], the network namespace that all this serves
-//!   v1/maps/<name>
-//!   v1/maps/<name>-<max entries>    a map that is about to take the place of <name>: see `resize`
-//!   v1/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
-//!   v1/links/socket-<call>          of the cgroup's root
+//!   v2/netns                        -> net:[…], the network namespace that all this serves
+//!   v2/maps/<name>
+//!   v2/maps/<name>-<max entries>    a map that is about to take the place of <name>: see `resize`
+//!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
+//!   v2/links/socket-<call>          of the cgroup's root
 //! ```
 
 mod resize;

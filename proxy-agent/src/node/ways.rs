@@ -21,6 +21,10 @@ impl Node {
         // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
         // predecessor left leads to services that will be there again.
         let Some(wanted) = self.followed.wanted() else { return Ok(Changed::default()) };
+        // Nor before the devices have their programs: what a pod sends would come to the anchor untranslated.
+        if !self.knows_devices() {
+            return Ok(Changed::default());
+        }
         let given = &self.options.service_cidrs;
         let want = Want::of(&Surroundings {
             service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },

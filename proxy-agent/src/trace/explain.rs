@@ -203,7 +203,9 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::NoEndpoints => "the service has no endpoint that serves",
         Reason::UnknownPort => "a ClusterIP, but its service does not offer this port",
         Reason::NoLocalEndpoints => "the service's traffic policy is Local, and none of its endpoints is on this node",
-        Reason::Outside => "a client outside the cluster dials a ClusterIP (see --cluster-ip-external)",
+        Reason::Outside => {
+            "a client outside the cluster dials a ClusterIP, which --cluster-ip-external=false keeps to the cluster"
+        }
         Reason::SourceRange => "the client is outside the service's loadBalancerSourceRanges",
         Reason::Unallocated => "an address of a ServiceCIDR that no service has",
         Reason::StaleSlot => "a backend vanished while it was looked up",
@@ -212,6 +214,9 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::NoNodeAddress => "the client must be masqueraded, and the node has no address of this family",
         Reason::NoRoute => "the node has no route to the backend",
         Reason::RouteLost => "the node has lost its route to the backend",
+        Reason::Forged => {
+            "it comes in another's name: the source is the node's own, or the way back to it leads through another device"
+        }
         Reason::Unhooked => {
             "its flow is alive, but nothing met it where it came in: a program was taken off that device"
         }

@@ -10,6 +10,7 @@ use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev, Service, Set, SetKey,
     SlotKey, SourceRange,
 };
+use crate::guest::Guest;
 use crate::service_counts::{Passed, ServiceCounts};
 use crate::socket::{Side, Socket, SocketKey};
 
@@ -23,7 +24,7 @@ fn bytes_of_keys_and_values_are_those_of_this_layout() {
     {
         text += &format!("{name} {}\n", bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     }
-    let want = include_str!("v1.txt");
+    let want = include_str!("v2.txt");
     assert_eq!(text, want, "LAYOUT has to grow, and with it the name of the file\n{text}");
 }
 
@@ -61,7 +62,15 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
         ("Ports", bytes(&Ports::new(Port::new(1), Port::new(2), Proto::SCTP))),
         ("ServiceCounts", bytes(&counts)),
         ("Node", bytes(&node)),
-        ("Device", bytes(&Device::new(Device::POD | Device::DETECTED, addr6, Addr6::UNSPECIFIED))),
+        (
+            "Device",
+            bytes(&Device::new(Device::POD | Device::DETECTED, addr6, Addr6::UNSPECIFIED).with_link(
+                8,
+                1500,
+                [1, 2, 3, 4, 5, 6],
+            )),
+        ),
+        ("Guest", bytes(&Guest::after(Guest::NONE, Default::default(), Proto::UDP, 256))),
         ("SocketKey", bytes(&SocketKey::new(0x0102_0304_0506_0708, at(c, 8080), Proto::UDP, Side::FRONTEND))),
         ("Socket", bytes(&Socket::new(at(b, 80), service, 9))),
         ("OwnAddr", bytes(&OwnAddr::new(3, OwnAddr::NODE_PORTS))),

@@ -112,20 +112,6 @@ impl<A: Net> Entry<A> {
         unsafe { (*self.0).is_snat_on_devices() }
     }
 
-    /// Does a backend's count include the flow?
-    #[inline(always)]
-    pub fn is_counted(&self) -> bool {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).has(Flow::<A>::COUNTED) }
-    }
-
-    /// The opener's entry of the same flow.
-    #[inline(always)]
-    pub fn opener(&self, proto: Proto) -> Option<Self> {
-        // SAFETY: as in `flow`.
-        A::MAPS.flows.get_ptr_mut(unsafe { (*self.0).opener_key(proto) }).map(Self)
-    }
-
     #[inline(always)]
     pub fn kind(&self) -> Kind {
         // SAFETY: as in `flow`.

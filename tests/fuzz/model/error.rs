@@ -78,6 +78,7 @@ fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
     match leg {
         Leg::AsNode => translated || !sent.came_in,
+        Leg::ToBackend => false,
         _ if forward => false,
         _ => flow.by_host || !flow.changes_address() || translated || !sent.came_in,
     }

@@ -45,10 +45,14 @@ pub(crate) struct Flow {
     pub(crate) on_lo: bool,
     /// ... and a socket of the host is the backend.
     pub(crate) to_host: bool,
+    /// Another program's, that left with a tuple which a flow had.
+    pub(crate) is_guest: bool,
     /// By its ClusterIP; none if no service was dialled.
     pub(crate) service: Option<SocketAddr>,
     pub(crate) client_said: Said,
     pub(crate) backend_said: Said,
+    /// The client has gone on after an answer.
+    pub(crate) assured: bool,
     /// When either side last said anything, in seconds since boot.
     pub(crate) last_secs: u32,
     pub(crate) sent: Passed,
@@ -85,6 +89,12 @@ impl Flow {
     /// The table of the geometry: where its packets are met, as what, and what is done to them.
     pub(crate) fn legs(&self) -> Vec<(Tuple, Leg)> {
         let tuple = |table, src, dst| (table, self.proto, src, dst);
+        if self.is_guest {
+            return vec![
+                (tuple(Table::Leaving, self.client, self.frontend), Leg::ToBackend),
+                (tuple(Table::Arriving, self.backend, self.source), Leg::ToClient),
+            ];
+        }
         match (self.by_host, self.to_host) {
             (true, true) => vec![
                 (tuple(Table::Starting, self.client, self.frontend), Leg::ToBackend),
@@ -108,21 +118,30 @@ impl Flow {
         }
     }
 
+    /// Has it ended, or been silent for longer than its state allows?
+    pub(crate) fn is_over(&self, now_secs: u32) -> bool {
+        let (client, backend) = (self.client_said, self.backend_said);
+        client.reset
+            || backend.reset
+            || (client.goodbye && backend.goodbye)
+            || now_secs.saturating_sub(self.last_secs) > self.timeout_secs()
+    }
+
+    fn timeout_secs(&self) -> u32 {
+        let (client, backend) = (self.client_said, self.backend_said);
+        match self.proto {
+            _ if client.goodbye || backend.goodbye => 120,
+            _ if !backend.anything => 30,
+            UDP => 180,
+            _ if !self.assured => 60,
+            TCP => 8_100,
+            _ => 18_000,
+        }
+    }
+
     /// May a packet of its client that opens a flow open another one in its place? If it has ended, has been silent for
     /// longer than its state allows, or for a minute, after which who dials from the same port has forgotten it.
     pub(crate) fn yields(&self, now_secs: u32) -> bool {
-        let idle_secs = now_secs.saturating_sub(self.last_secs);
-        let (client, backend) = (self.client_said, self.backend_said);
-        if client.reset || backend.reset || (client.goodbye && backend.goodbye) {
-            return true;
-        }
-        let timeout_secs = match self.proto {
-            _ if client.goodbye || backend.goodbye => 120,
-            _ if !backend.anything => 30,
-            TCP => 8_100,
-            SCTP => 18_000,
-            _ => 180,
-        };
-        idle_secs > timeout_secs || (self.proto != UDP && idle_secs > 60)
+        self.is_over(now_secs) || (self.proto != UDP && now_secs.saturating_sub(self.last_secs) > 60)
     }
 }

@@ -1,17 +1,58 @@
 //! Which flow a packet belongs to, and what the flow learns from it.
 
 use kpx_tests::reference::model as reference;
-use proxy_common::counter::Event;
+use proxy_common::counter::{Event, Reason};
 
 use super::flow::{Leg, Table};
 use super::wire::{self, Part};
 use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, open};
 
 impl Model {
-    /// The flow that the packet belongs to, and what is to be done to it. The flow has heard the packet then.
-    pub(super) fn follow(&mut self, sent: &Sent, packet: &Packet, table: Table, now_secs: u32) -> Option<(u64, Leg)> {
+    /// The flow that the packet belongs to, and what is to be done to it. The flow has heard the packet then. An error if
+    /// the packet comes in another's name.
+    pub(super) fn follow(
+        &mut self,
+        sent: &Sent,
+        packet: &Packet,
+        table: Table,
+        now_secs: u32,
+    ) -> Result<Option<(u64, Leg)>, Reason> {
         let (src, dst) = packet.peers();
-        let (id, leg) = *self.index.get(&(table, packet.proto, src, dst))?;
+        let Some((id, leg)) = self.index.get(&(table, packet.proto, src, dst)).copied() else { return Ok(None) };
+        if self.is_in_anothers_name(sent, packet, id, leg, now_secs) {
+            return Err(Reason::Forged);
+        }
+        Ok(self.heed(sent, packet, id, leg, now_secs))
+    }
+
+    /// Would a flow learn something from a packet whose sender cannot be where it came in?
+    fn is_in_anothers_name(&self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> bool {
+        let (src, dst) = packet.peers();
+        match (sent.at, leg) {
+            (At::Anchor | At::Lo, Leg::ToBackend) => sent.came_in && self.is_news(packet, id, now_secs),
+            (At::Ingress(_), Leg::ToClient) => reference::is_forged(&open::question(sent.at, packet.proto, src, dst)),
+            (At::Ingress(_), Leg::ToBackend) => {
+                self.is_news(packet, id, now_secs)
+                    && reference::is_forged(&open::question(sent.at, packet.proto, src, dst))
+            }
+            _ => false,
+        }
+    }
+
+    /// Does a client's packet change more of its flow than counts?
+    fn is_news(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
+        let flow = &self.flows[&id];
+        let (client, backend) = (flow.client_said, flow.backend_said);
+        let of = |what: fn(&wire::Transport) -> bool| packet.transport.as_ref().is_some_and(what);
+        let opens = of(|transport| transport.opens) && packet.proto != wire::UDP;
+        let assures = backend.anything && !flow.assured;
+        let ends = of(|transport| transport.ends) && !client.goodbye;
+        let resets = of(|transport| transport.resets) || client.reset || backend.reset;
+        opens || assures || ends || resets || flow.last_secs != now_secs
+    }
+
+    /// As [`Self::follow`], of a packet that may be the flow's.
+    fn heed(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> Option<(u64, Leg)> {
         let flow = &self.flows[&id];
         match leg {
             Leg::ToBackend => {
@@ -38,6 +79,9 @@ impl Model {
         let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
         let passed = match leg {
             Leg::ToBackend => {
+                let of = |what: fn(&wire::Transport) -> bool| packet.transport.as_ref().is_some_and(what);
+                let opens = of(|transport| transport.opens) && packet.proto != wire::UDP;
+                flow.assured |= flow.backend_said.anything && !opens && !of(|transport| transport.resets);
                 flow.client_said.hear(packet.transport.as_ref());
                 flow.backend_said.reset &= flow.client_said.reset;
                 &mut flow.sent

@@ -42,7 +42,10 @@ impl Model {
             Ok(packet) => packet,
             Err(reason) => return Ok(Err(reason)),
         };
-        let found = self.follow(sent, &packet, Table::Arriving, now_secs);
+        let found = match self.follow(sent, &packet, Table::Arriving, now_secs) {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
         if let Some(skipped) = self.skipped(sent, got, &packet, found, now_secs) {
             return Ok(Ok(skipped));
         }
@@ -65,24 +68,44 @@ impl Model {
                 let translated = self.translate(sent, &packet, Table::Arriving, src, flow.between());
                 translated.map(|frame| pass(noted(sent.mark, TRANSLATED), frame))
             }
+            Leg::ToClient if flow.is_guest => {
+                let translated = self.translate(sent, &packet, Table::Arriving, flow.frontend, flow.client);
+                translated.map(|frame| pass(sent.mark, frame))
+            }
             Leg::ToClient | Leg::AsNode => self.give_back(sent, &packet, Table::Arriving, &flow),
         })
     }
 
-    pub(super) fn leaving(&mut self, sent: &Sent, family: Family, now_secs: u32) -> Result<Got, Reason> {
+    pub(super) fn leaving(
+        &mut self,
+        sent: &Sent,
+        got: &Got,
+        family: Family,
+        now_secs: u32,
+        chosen: open::Chosen<'_>,
+    ) -> Result<Result<Got, Reason>> {
         if sent.mark & DONE == DONE {
-            return Err(Reason::NotOurs);
+            return Ok(Err(Reason::NotOurs));
         }
-        let packet = self.read(sent, family, Table::Leaving)?;
-        let (id, leg) = self.follow(sent, &packet, Table::Leaving, now_secs).ok_or(Reason::NotOurs)?;
+        let read = self.read(sent, family, Table::Leaving);
+        let found = read.and_then(|packet| Ok((self.follow(sent, &packet, Table::Leaving, now_secs)?, packet)));
+        let (found, packet) = match found {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let found = match found {
+            Some(found) => Some(found),
+            None => self.meet_guest(sent, got, &packet, now_secs, chosen)?.map(|id| (id, Leg::ToBackend)),
+        };
+        let Some((id, leg)) = found else { return Ok(Err(Reason::NotOurs)) };
         let flow = self.flows[&id].clone();
-        if leg == Leg::AsNode {
+        if matches!(leg, Leg::AsNode | Leg::ToBackend) {
             let dst = packet.peers().1;
-            let frame = self.translate(sent, &packet, Table::Leaving, flow.source, dst)?;
-            return Ok(pass(unnoted(sent), frame));
+            let translated = self.translate(sent, &packet, Table::Leaving, flow.source, dst);
+            return Ok(translated.map(|frame| pass(unnoted(sent), frame)));
         }
-        let frame = self.translate(sent, &packet, Table::Leaving, flow.frontend, flow.client)?;
-        Ok(self.give(pass(unnoted(sent), frame)))
+        let translated = self.translate(sent, &packet, Table::Leaving, flow.frontend, flow.client);
+        Ok(translated.map(|frame| self.give(pass(unnoted(sent), frame))))
     }
 
     /// What the host sends to a service.
@@ -101,8 +124,9 @@ impl Model {
             Err(reason) => return Ok(Err(reason)),
         };
         let id = match self.follow(sent, &packet, Table::Starting, now_secs) {
-            Some((id, _)) => id,
-            None => match self.open(sent, got, &packet, now_secs, chosen)? {
+            Err(reason) => return Ok(Err(reason)),
+            Ok(Some((id, _))) => id,
+            Ok(None) => match self.open(sent, got, &packet, now_secs, chosen)? {
                 Ok(id) => id,
                 // It came in past the place where its flow is followed.
                 Err(Reason::NoFlow) if sent.at == At::Anchor && sent.came_in && self.is_met_arriving(&packet) => {
@@ -134,7 +158,11 @@ impl Model {
             Ok(packet) => packet,
             Err(reason) => return Ok(Err(reason)),
         };
-        if let Some((id, _)) = self.follow(sent, &packet, Table::Leaving, now_secs) {
+        let found = match self.follow(sent, &packet, Table::Leaving, now_secs) {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        if let Some((id, _)) = found {
             let flow = self.flows[&id].clone();
             return Ok(self.give_back(sent, &packet, Table::Leaving, &flow));
         }

@@ -8,6 +8,7 @@
 mod error;
 mod flow;
 mod follow;
+mod guest;
 mod hooks;
 mod open;
 mod refusal;
@@ -21,11 +22,13 @@ use std::rc::Rc;
 
 use anyhow::{Result, ensure};
 use kpx_tests::bench::Verdict;
+use kpx_tests::reference::facts;
 use kpx_tests::reference::model::{Answer, Entry};
 use kpx_tests::reference::place::Device;
 use kpx_tests::reference::world::World;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::INJECTED_MARK;
+use proxy_common::guest::Guest;
 use proxy_common::service_counts::ServiceCounts;
 
 pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
@@ -109,6 +112,8 @@ pub(crate) struct Model {
     fragments: HashMap<FragmentKey, (u16, u16, u8)>,
     /// Which backend a client had of a service port; none if that is unknown.
     affinities: BTreeMap<(Entry, IpAddr), Option<SocketAddr>>,
+    /// By protocol, and the tuple of the replies.
+    guests: BTreeMap<(u8, SocketAddr, SocketAddr), Guest>,
     answers: HashMap<open::Question, Rc<(Answer, Option<SocketAddr>)>>,
     pub(crate) counts: Counts,
 }
@@ -123,6 +128,7 @@ impl Model {
             index: HashMap::new(),
             fragments: HashMap::new(),
             affinities: BTreeMap::new(),
+            guests: BTreeMap::new(),
             answers: HashMap::new(),
             counts: Counts::default(),
         }
@@ -141,6 +147,7 @@ impl Model {
     /// As if nothing had been said for so long.
     pub(crate) fn age(&mut self, secs: u32) {
         self.flows.values_mut().for_each(|flow| flow.last_secs = flow.last_secs.saturating_sub(secs));
+        self.guests.values_mut().for_each(|guest| guest.until_secs = guest.until_secs.saturating_sub(secs));
     }
 
     /// Says how what a program made of a packet differs from what it must make of it. `chosen` looks a choice up that the packet
@@ -157,10 +164,13 @@ impl Model {
     }
 
     fn want(&mut self, sent: &Sent, got: &Got, now_secs: u32, chosen: open::Chosen<'_>) -> Result<Got> {
+        // Where no hook of the node's came before, a note is a stranger's.
+        let is_strange = matches!(sent.at, At::Ingress(device) if device.is_edge());
+        let sent = &if is_strange { Sent { mark: sent.mark & !DONE, ..sent.clone() } } else { sent.clone() };
         let Some(family) = wire::family(&sent.frame) else { return Ok(self.not_ip(sent)) };
         let translated = match sent.at {
             At::Ingress(_) => self.arriving(sent, got, family, now_secs, chosen)?,
-            At::Egress(_) => self.leaving(sent, family, now_secs),
+            At::Egress(_) => self.leaving(sent, got, family, now_secs, chosen)?,
             At::Anchor => self.starting(sent, got, family, now_secs, chosen)?,
             At::Lo => self.inside(sent, got, family, now_secs, chosen)?,
         };
@@ -198,6 +208,12 @@ impl Model {
         let pass = Got { verdict, mark: unnoted(sent), frame: sent.frame.clone() };
         if verdict != Verdict::Redirect {
             return pass;
+        }
+        // Frames for others are not answered.
+        let is_for_us = !matches!(sent.at, At::Ingress(_)) || sent.frame[..6] == facts::NODE_MAC;
+        if !is_for_us {
+            *self.counts.events.entry(Event::Unanswered).or_default() += 1;
+            return Got { verdict: Verdict::Drop, ..pass };
         }
         let Some(frame) = refusal::answer(&sent.frame) else { return Got { verdict: Verdict::Drop, ..pass } };
         *self.counts.events.entry(Event::Rejected).or_default() += 1;

@@ -20,7 +20,7 @@ pub(crate) type Question = (At, u8, IpAddr, SocketAddr);
 pub(crate) type Chosen<'a> = &'a dyn Fn(Table, u8, SocketAddr, SocketAddr) -> Result<(SocketAddr, SocketAddr)>;
 
 /// The ports that flows get whose client's own will not do.
-const SOURCE_PORT_FIRST: u16 = 61_000;
+pub(super) const SOURCE_PORT_FIRST: u16 = 61_000;
 
 pub(super) fn question(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Question0 {
     let hook = match at {
@@ -53,6 +53,11 @@ impl Model {
         let answer = self.answer(sent.at, packet.proto, src, dst);
         let (answer, service) = (&answer.0, answer.1);
         let is_ingress = matches!(sent.at, At::Ingress(_));
+        let is_ours = !matches!(answer, Answer::Pass(Reason::NotOurs) | Answer::Reject(Reason::NotOurs));
+        // What came in was to be met where it came in.
+        if !is_ingress && sent.came_in && is_ours {
+            return Ok(Err(self.refused(packet, service, false, Reason::Unhooked)));
+        }
         let reason = match answer {
             Answer::Forward(forward) => {
                 let mut flow = self.blank(sent, packet, now_secs);
@@ -63,24 +68,20 @@ impl Model {
             Answer::Pass(Reason::NotOurs) if is_ingress && service.is_none() => {
                 return self.open_direct(sent, got, packet, now_secs, chosen);
             }
-            Answer::Pass(reason) => {
-                // A forged client has had a backend chosen for it, which nobody saw.
-                let strangers = self.affinities.iter_mut().filter(|((_, client), _)| *client == src.ip());
-                strangers.for_each(|(_, backend)| *backend = None);
-                *reason
-            }
-            Answer::Reject(reason) | Answer::Drop(reason) => {
-                if let Some(service) = service {
-                    let counts = self.counts.services.entry((service, packet.proto)).or_default();
-                    match answer {
-                        Answer::Reject(_) => counts.rejected += 1,
-                        _ => counts.dropped += 1,
-                    }
-                }
-                *reason
-            }
+            Answer::Pass(reason) => *reason,
+            Answer::Reject(reason) => self.refused(packet, service, true, *reason),
+            Answer::Drop(reason) => self.refused(packet, service, false, *reason),
         };
         Ok(Err(reason))
+    }
+
+    /// Counts a packet that is refused for the service that it dialled.
+    fn refused(&mut self, packet: &Packet, service: Option<SocketAddr>, is_answered: bool, reason: Reason) -> Reason {
+        if let Some(service) = service {
+            let counts = self.counts.services.entry((service, packet.proto)).or_default();
+            *if is_answered { &mut counts.rejected } else { &mut counts.dropped } += 1;
+        }
+        reason
     }
 
     /// What the reference model says, asked once for each client address.
@@ -113,6 +114,9 @@ impl Model {
         if !from_pod || !is_reply(dst, src) || is_reply(src, dst) {
             return Ok(Err(Reason::NotOurs));
         }
+        if reference::is_forged(&question(sent.at, packet.proto, src, dst)) {
+            return Ok(Err(Reason::Forged));
+        }
         let mut flow = self.blank(sent, packet, now_secs);
         flow.backend = dst;
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
@@ -121,7 +125,7 @@ impl Model {
         Ok(Ok(self.insert(flow)))
     }
 
-    fn blank(&self, sent: &Sent, packet: &Packet, now_secs: u32) -> Flow {
+    pub(super) fn blank(&self, sent: &Sent, packet: &Packet, now_secs: u32) -> Flow {
         let (client, frontend) = packet.peers();
         let said = Said { anything: true, ..Said::default() };
         Flow {
@@ -130,12 +134,14 @@ impl Model {
             frontend,
             backend: frontend,
             source: client,
-            by_host: !matches!(sent.at, At::Ingress(_)),
+            by_host: matches!(sent.at, At::Anchor | At::Lo),
             on_lo: sent.at == At::Lo,
             to_host: false,
+            is_guest: false,
             service: None,
             client_said: said,
             backend_said: Said::default(),
+            assured: false,
             last_secs: now_secs,
             sent: Passed { packets: sent.segments.max(1).into(), bytes: sent.frame.len() as u64 },
             returned: Passed::NOTHING,
@@ -172,10 +178,16 @@ impl Model {
     }
 
     /// The backend, and the source that the packet got: from the packet, if it shows them.
-    fn observe(&self, sent: &Sent, got: &Got, packet: &Packet, chosen: Chosen<'_>) -> Result<(SocketAddr, SocketAddr)> {
+    pub(super) fn observe(
+        &self,
+        sent: &Sent,
+        got: &Got,
+        packet: &Packet,
+        chosen: Chosen<'_>,
+    ) -> Result<(SocketAddr, SocketAddr)> {
         let ports = || Some((half(&got.frame, packet.ip.l4)?, half(&got.frame, packet.ip.l4 + 2)?));
         let header = ip(&got.frame, packet.ip.at, packet.ip.family).ok();
-        let expected = if matches!(sent.at, At::Ingress(_)) {
+        let expected = if matches!(sent.at, At::Ingress(_) | At::Egress(_)) {
             kpx_tests::bench::Verdict::Pass
         } else {
             kpx_tests::bench::Verdict::Redirect
@@ -185,7 +197,11 @@ impl Model {
                 Ok((SocketAddr::new(ip.dst, dport), SocketAddr::new(ip.src, sport)))
             }
             _ => {
-                let table = if matches!(sent.at, At::Ingress(_)) { Table::Arriving } else { Table::Starting };
+                let table = match sent.at {
+                    At::Ingress(_) => Table::Arriving,
+                    At::Egress(_) => Table::Leaving,
+                    At::Anchor | At::Lo => Table::Starting,
+                };
                 let (src, dst) = packet.peers();
                 let chosen = chosen(table, packet.proto, src, dst);
                 chosen.with_context(|| format!("it should open a flow, but: {:?}", got.verdict))
@@ -195,7 +211,7 @@ impl Model {
 
     /// Gives a flow the port that was chosen for it: the client's own if it may keep it and no other flow has the tuple, else
     /// one of ours that is free.
-    fn take_port(&self, flow: &mut Flow, seen: IpAddr, port: u16, may_keep: bool) -> Result<()> {
+    pub(super) fn take_port(&self, flow: &mut Flow, seen: IpAddr, port: u16, may_keep: bool) -> Result<()> {
         let with = |port| Flow { source: SocketAddr::new(seen, port), ..flow.clone() };
         let is_free = |flow: &Flow| flow.legs().iter().all(|(tuple, _)| !self.index.contains_key(tuple));
         let own = flow.client.port();
@@ -209,7 +225,7 @@ impl Model {
         Ok(())
     }
 
-    fn insert(&mut self, flow: Flow) -> u64 {
+    pub(super) fn insert(&mut self, flow: Flow) -> u64 {
         let id = self.next;
         self.next += 1;
         *self.counts.events.entry(Event::FlowOpened).or_default() += 1;

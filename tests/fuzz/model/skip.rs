@@ -29,7 +29,7 @@ impl Model {
         let (id, leg) = found.or_else(|| self.index.get(&(Table::Leaving, packet.proto, src, dst)).copied())?;
         let flow = self.flows[&id].clone();
         let next = if leg == Leg::ToBackend { flow.backend } else { flow.client };
-        if flow.by_host || !is_open(&flow) || place::is_own(next.ip()) {
+        if flow.by_host || flow.is_guest || !is_open(&flow) || place::is_own(next.ip()) {
             return None;
         }
         let to_peer = place::route(next.ip())? == Device::Pod;

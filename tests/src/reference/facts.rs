@@ -13,6 +13,8 @@ use crate::reference::place::{self, Device, Family};
 use crate::reference::world::{Detector, NodeFacts};
 
 pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+/// Of every device of the node's but lo.
+pub const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 pub fn write(
     bench: &mut Bench,
@@ -35,7 +37,7 @@ pub fn write(
         Detector::Cidrs(cidrs) => cidrs,
         Detector::Device(_) => &[],
     };
-    maps.set_pods(pods)?;
+    maps.set_pods(pods, &[])?;
     maps.set_service_cidrs(service_cidrs)
 }
 
@@ -66,8 +68,12 @@ fn on_device(device: Device, facts: &NodeFacts) -> device::Device {
     if device == Device::Pod {
         flags |= device::Device::PEER;
     }
+    if device.is_edge() {
+        flags |= device::Device::EDGE;
+    }
     if matches!(facts.detector, Detector::Device(pods) if pods == device) {
         flags |= device::Device::DETECTED;
     }
-    device::Device::new(flags, addr::<Addr4>(device.addr(Family::V4)), addr::<Addr6>(device.addr(Family::V6)))
+    let (addr4, addr6) = (addr::<Addr4>(device.addr(Family::V4)), addr::<Addr6>(device.addr(Family::V6)));
+    device::Device::new(flags, addr4, addr6).with_link(0, 9_000, NODE_MAC)
 }

@@ -55,9 +55,11 @@ struct Dialled<'a> {
 struct Client {
     /// A process of this node: its source address is the node's own.
     is_node: bool,
-    /// A local pod, says the operator's detector.
+    /// A pod, says the operator's detector.
     is_detected: bool,
-    /// Behind a pod's device.
+    /// Behind a pod's device, or one that the detector names.
+    is_here: bool,
+    /// Behind a pod's device, which kube-proxy does not ask for.
     is_pod: bool,
 }
 
@@ -65,16 +67,30 @@ impl Client {
     fn is_outside(self) -> bool {
         !self.is_node && !self.is_detected && !self.is_pod
     }
+
+    /// A pod of this node, or the node itself: an address alone makes no client one.
+    fn is_local(self) -> bool {
+        self.is_node || self.is_pod || (self.is_detected && self.is_here)
+    }
 }
 
 pub fn answer(world: &World, packet: &Packet) -> Answer {
     if packet.src.ip().is_loopback() || packet.dst.ip().is_loopback() {
         return pass(packet, Reason::NotUnicast);
     }
-    let Some(dialled) = dialled(world, packet) else { return nothing_dialled(world, packet) };
     let client = client(world, packet);
-    let guards_cluster_ips = !world.node.compat && !world.node.cluster_ip_external;
-    if dialled.kind == Kind::ClusterIp && client.is_outside() && guards_cluster_ips {
+    let is_shut_out = client.is_outside() && !world.node.compat && !world.node.cluster_ip_external;
+    let dialled = dialled(world, packet);
+    let nothing = dialled.is_none().then(|| nothing_dialled(world, packet, is_shut_out));
+    // Departure: kube-proxy leaves it to rp_filter to drop what comes in another's name.
+    if matches!(packet.hook, Hook::Ingress(_)) && nothing != Some(Answer::Pass(Reason::NotOurs)) && is_forged(packet) {
+        return Answer::Drop(Reason::Forged);
+    }
+    if let Some(answer) = nothing {
+        return answer;
+    }
+    let dialled = dialled.expect("nothing else is dialled");
+    if dialled.kind == Kind::ClusterIp && is_shut_out {
         return Answer::Drop(Reason::Outside);
     }
     if dialled.kind == Kind::LoadBalancer && !is_in_source_ranges(dialled.service, dialled.spec, packet.src.ip()) {
@@ -88,12 +104,6 @@ pub fn answer(world: &World, packet: &Packet) -> Answer {
         } else {
             Answer::Drop(Reason::NoLocalEndpoints)
         };
-    }
-    // Departure: kube-proxy leaves it to rp_filter to drop what comes from outside in a pod's name.
-    let is_inside = place::is_own(packet.src.ip()) || place::route(packet.src.ip()).is_some_and(Device::leads_to_pods);
-    let is_forged = client.is_outside() && is_inside;
-    if is_forged && matches!(packet.hook, Hook::Ingress(_)) {
-        return pass(packet, Reason::NotOurs);
     }
     let source = |endpoint: &Endpoint| source_seen(world, packet, &dialled, client, endpoint);
     Answer::Forward(Forward {
@@ -118,12 +128,13 @@ pub fn service_port(world: &World, packet: &Packet) -> Option<SocketAddr> {
 }
 
 /// A packet that dials nothing that is offered.
-fn nothing_dialled(world: &World, packet: &Packet) -> Answer {
+fn nothing_dialled(world: &World, packet: &Packet, is_shut_out: bool) -> Answer {
     if place::is_own(packet.dst.ip()) {
         return pass(packet, Reason::NotOurs);
     }
     if is_cluster_ip(world, packet.dst.ip()) {
-        return Answer::Reject(Reason::UnknownPort);
+        // A client that ClusterIPs do not serve is not told which of them exist.
+        return if is_shut_out { Answer::Drop(Reason::Outside) } else { Answer::Reject(Reason::UnknownPort) };
     }
     if world.service_cidrs.iter().any(|cidr| cidr.contains(&packet.dst.ip())) {
         return Answer::Drop(Reason::Unallocated);
@@ -138,6 +149,14 @@ fn pass(packet: &Packet, reason: Reason) -> Answer {
         (Hook::Anchor, _) => Answer::Drop(reason),
         _ => Answer::Pass(reason),
     }
+}
+
+/// Does the packet name a sender who cannot be behind the device through which it came in?
+pub fn is_forged(packet: &Packet) -> bool {
+    let Hook::Ingress(device) = packet.hook else { return false };
+    let back = place::route(packet.src.ip());
+    place::is_own(packet.src.ip())
+        || back != Some(device) && (device.leads_to_pods() || back.is_some_and(Device::leads_to_pods))
 }
 
 /// What the packet dials: addresses of Services before node ports, and what several Services offer is the oldest one's.
@@ -224,6 +243,9 @@ fn client(world: &World, packet: &Packet) -> Client {
     Client {
         is_node,
         is_detected: is_detected || is_unknown,
+        is_here: is_unknown
+            || device.is_some_and(Device::leads_to_pods)
+            || matches!(&world.node.detector, Detector::Device(pods) if device == Some(*pods)),
         // kube-proxy's own notion is the detector alone.
         is_pod: !world.node.compat && device.is_some_and(Device::leads_to_pods),
     }
@@ -246,7 +268,7 @@ fn uses_local_list(dialled: &Dialled<'_>, client: Client) -> bool {
     if dialled.kind == Kind::ClusterIp {
         return dialled.spec.internal_traffic_policy.as_deref() == Some("Local");
     }
-    is_external_local(dialled.spec) && client.is_outside()
+    is_external_local(dialled.spec) && !client.is_local()
 }
 
 fn is_external_local(spec: &ServiceSpec) -> bool {
@@ -274,7 +296,8 @@ fn source_seen(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Cl
     } else if world.node.compat {
         kube_proxy_masquerades(world, packet, dialled, client)
     } else {
-        (world.node.masquerade_all && dialled.kind == Kind::ClusterIp)
+        let is_external = detects(world, packet) && client.is_outside();
+        (dialled.kind == Kind::ClusterIp && (world.node.masquerade_all || is_external))
             || (!client.is_node && !client.is_pod && !backend.local)
     };
     if arrives {
@@ -292,13 +315,17 @@ fn source_seen(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Cl
 
 /// Section 4.4 of kube-proxy's semantics, but for clients that are their own backends.
 fn kube_proxy_masquerades(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Client) -> bool {
-    let detects = match &world.node.detector {
-        Detector::Cidrs(cidrs) => cidrs.iter().any(|cidr| Family::of(cidr.addr()) == packet.family()),
-        Detector::Device(_) => true,
-    };
     match dialled.kind {
-        Kind::ClusterIp => world.node.masquerade_all || (detects && !client.is_detected),
+        Kind::ClusterIp => world.node.masquerade_all || (detects(world, packet) && !client.is_detected),
         _ if is_external_local(dialled.spec) => client.is_node && !client.is_detected,
         _ => true,
+    }
+}
+
+/// Has the operator given a way to tell pods of the packet's family?
+fn detects(world: &World, packet: &Packet) -> bool {
+    match &world.node.detector {
+        Detector::Cidrs(cidrs) => cidrs.iter().any(|cidr| Family::of(cidr.addr()) == packet.family()),
+        Detector::Device(_) => true,
     }
 }

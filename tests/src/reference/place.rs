@@ -69,6 +69,11 @@ impl Device {
         matches!(self, Self::Pod | Self::Bridge)
     }
 
+    /// Does what arrives here come from another namespace, past no hook of the node's?
+    pub fn is_edge(self) -> bool {
+        matches!(self, Self::Pod | Self::Uplink)
+    }
+
     /// The node's address on this device.
     pub fn addr(self, family: Family) -> Option<IpAddr> {
         OWN.iter().find(|(_, _, device)| *device == self).map(|(net, host, _)| net.addr(family, *host))

@@ -8,7 +8,7 @@ use etherparse::checksum::Sum16BitWords;
 use super::Names;
 use super::wire::*;
 
-const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 pub(super) fn frame(names: &Names, text: &str) -> Result<Vec<u8>> {

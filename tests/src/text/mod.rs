@@ -17,6 +17,7 @@
 //! has no ports: `[later=7] udp client > web +64`.
 
 mod build;
+pub use build::DST_MAC;
 mod read;
 mod wire;
 

@@ -1,0 +1,76 @@
+//! What the programs are told of a device.
+
+use std::collections::BTreeMap;
+
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::Device;
+
+use crate::net::link::{Link, LinkKind};
+use crate::net::{addr, sysctl};
+
+/// The row of `DEVICES` for a link. `links` are all devices, by interface index.
+pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool) -> Device {
+    let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
+    // The host's IP layer is behind the bridge, with the bridge's parameters.
+    let routed = bridge.unwrap_or(link);
+    let flags = [
+        (pod, Device::POD),
+        (detected, Device::DETECTED),
+        (pod && link.is_plain_pair(), Device::PEER),
+        (is_edge(link.kind), Device::EDGE),
+        (is_strict(&routed.name), Device::STRICT4),
+    ];
+    let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
+    let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
+    let addr6 = addr::device_address(link).unwrap_or(Addr6::UNSPECIFIED);
+    let bridge = bridge.map_or(0, |bridge| bridge.index);
+    Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
+}
+
+/// Does a packet pass no other hook of this host before it arrives at such a device? A bridge, a VLAN, an overlay or a
+/// macvlan has others below it.
+fn is_edge(kind: LinkKind) -> bool {
+    matches!(kind, LinkKind::Physical | LinkKind::Veth | LinkKind::Netkit)
+}
+
+/// Does the kernel drop what it would answer through another device (RFC 3704 §2.2)? It takes the larger of two parameters.
+fn is_strict(name: &str) -> bool {
+    let of = |name: &str| {
+        let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter")).ok().flatten();
+        value.and_then(|value| value.parse().ok()).unwrap_or(0)
+    };
+    of("all").max(of(name)) == 1_u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_routed_by_its_bridge() {
+        let bridge = link(7, "cni-of-no-host", LinkKind::Bridge, None);
+        let port = link(8, "port-of-no-host", LinkKind::Veth, Some(7));
+        let links = BTreeMap::from([(7, bridge.clone()), (8, port.clone())]);
+        let row_of = |link: &Link| row(link, &links, false, false);
+        assert_eq!((row_of(&port).bridge, row_of(&port).mac), (7, [2, 0, 0, 0, 0, 7]));
+        assert_eq!((row_of(&bridge).bridge, row_of(&bridge).mac), (0, [2, 0, 0, 0, 0, 7]));
+        assert!(row_of(&port).flags() & Device::EDGE != 0);
+        assert!(row_of(&bridge).flags() & Device::EDGE == 0, "its port has a hook");
+    }
+
+    fn link(index: u8, name: &str, kind: LinkKind, master: Option<u32>) -> Link {
+        Link {
+            index: index.into(),
+            name: name.to_owned(),
+            mac: Some([2, 0, 0, 0, 0, index]),
+            mtu: 1500,
+            kind,
+            ethernet: true,
+            master,
+            peer_netns: false,
+            queues: false,
+            up: true,
+            addrs: [].into(),
+        }
+    }
+}

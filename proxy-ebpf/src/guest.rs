@@ -1,0 +1,79 @@
+//! Connections of other programs that leave with an address of the node's and a source port out of kpx's range: those of
+//! netfilter's masquerading, above all, which knows nothing of the ports that kpx has drawn.
+//!
+//! What leaves is remembered, so that kpx draws no such port towards that peer. If a flow has the tuple already, one that is
+//! over makes way, and beside one that lives the connection gets another source port here, and its replies the old one.
+
+use proxy_common::addr::{Proto, SockAddr};
+use proxy_common::counter::{Event, Reason};
+use proxy_common::flow::{Flow, FlowKey, Hook, SOURCE_PORT_FIRST, Seen};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::guest::{self, Guest};
+
+use crate::flow::{about_now_secs, close, now_secs};
+use crate::maps::{self, Scratch};
+use crate::net::Net;
+use crate::open::{self, Opening, Source};
+use crate::packet::Packet;
+
+/// May a packet with this source be one of theirs?
+#[inline(always)]
+pub fn may_be<A: Net>(src: &SockAddr<A>) -> bool {
+    src.port.get() >= SOURCE_PORT_FIRST
+}
+
+/// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`, with another port.
+#[inline(always)]
+pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
+    let packet = &scratch.packet;
+    if !may_be(&packet.src) || maps::own_addr(&packet.src.addr).is_none() {
+        return Ok(false);
+    }
+    if remember(packet) && is_taken(scratch) {
+        open::flow(scratch)?;
+        maps::count(Event::PortMoved);
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// True if the packet opens a connection, as far as is known.
+#[inline(never)]
+fn remember<A: Net>(packet: &Packet<A>) -> bool {
+    let key = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
+    let now_secs = about_now_secs();
+    let before = maps::guest(&key);
+    let guest = Guest::after(before, told(packet), packet.proto, now_secs);
+    if guest.differs_from(&before) {
+        maps::set_guest(&key, &guest);
+    }
+    packet.opens() && (packet.proto != Proto::UDP || !before.is_there(now_secs))
+}
+
+#[inline(always)]
+fn told<A: Net>(packet: &Packet<A>) -> guest::Packet {
+    guest::Packet {
+        opens: packet.opens() && packet.proto != Proto::UDP,
+        ends: packet.seen().has(Seen::FIN),
+        resets: packet.resets(),
+    }
+}
+
+/// Does a flow that lives take the replies to this packet? Then what was decided of the packet is in `scratch.opening`.
+#[inline(never)]
+fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
+    let Scratch { packet, other, opening, .. } = scratch;
+    let replies = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
+    if maps::flow(&replies, other).is_none() {
+        return false;
+    }
+    let opener = other.opener_key(packet.proto);
+    if maps::flow(&opener, other).is_none() || other.is_over(packet.proto, now_secs()) {
+        close(other, packet.proto);
+        return false;
+    }
+    let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
+    let service = FrontendKey::address(A::UNSPECIFIED);
+    *opening = Opening { service, backend: packet.dst, source, flags: Flow::<A>::GUEST };
+    true
+}
