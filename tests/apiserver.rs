@@ -203,12 +203,49 @@ fn the_status_is_written_apart() -> Result<()> {
         let created = create(&services, given.clone()).await?;
         let ingress = |s: &Service| s.status.clone().and_then(|s| s.load_balancer?.ingress).unwrap_or_default();
         ensure!(ingress(&created).is_empty(), "creation wrote the status");
-        let status = Patch::Merge(json!({"status": given["status"], "spec": {"type": "ClusterIP"}}));
+        // Of another type, defaults fill in no mode; the type itself is not written with a status.
+        let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "VIP"}]}});
+        let status = Patch::Merge(json!({"status": status, "spec": {"type": "ClusterIP"}}));
         services.patch_status("a", &PatchParams::default(), &status).await?;
         label(&services, "a", json!("web")).await?;
         let now = services.get("a").await?;
         ensure!(ingress(&now).len() == 1, "the status was not written, or lost");
         ensure!(now.spec.and_then(|s| s.type_).as_deref() == Some("LoadBalancer"), "the status's patch wrote the spec");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_load_balancers_address_has_a_mode_and_a_service_of_that_type() -> Result<()> {
+    everywhere(async |place| {
+        let services = services(place).await?;
+        for (name, kind) in [("a", "LoadBalancer"), ("b", "NodePort")] {
+            let mut given = service(name);
+            given["spec"]["type"] = json!(kind);
+            create(&services, given).await?;
+        }
+        let write = async |name: &str, status: Value, of: &str| {
+            let mut patch = json!({"status": {"loadBalancer": {"ingress": [status]}}});
+            if !of.is_empty() {
+                patch["spec"]["type"] = json!(of);
+            }
+            services.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await
+        };
+        let written = serde_json::to_value(write("a", json!({"ip": "192.0.2.1"}), "").await?)?;
+        ensure!(written["status"]["loadBalancer"]["ingress"][0]["ipMode"] == "VIP", "{written}");
+        let refused = [
+            ("a", json!({"ip": "192.0.2.1"}), "ClusterIP", "ingress[0].ipMode: Required"),
+            ("a", json!({"ip": "192.0.2.1", "ipMode": "vip"}), "", "ingress[0].ipMode: Unsupported"),
+            ("a", json!({"hostname": "lb.example", "ipMode": "VIP"}), "", "ingress[0].ipMode: Forbidden"),
+            ("a", json!({"ip": "lb.example", "ipMode": "VIP"}), "", "ingress[0].ip: Invalid"),
+            ("b", json!({"ip": "192.0.2.1", "ipMode": "VIP"}), "", "ingress: Forbidden"),
+        ];
+        for (name, status, of, why) in refused {
+            let error = write(name, status.clone(), of).await.err().with_context(|| format!("{status} was written"))?;
+            ensure!(error.to_string().contains(&format!("status.loadBalancer.{why}")), "{status}: {error}");
+            code::<Service>(Err(error), 422)?;
+        }
+        write("a", json!({"hostname": "lb.example"}), "").await?;
         Ok(())
     })
 }

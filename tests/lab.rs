@@ -1,5 +1,6 @@
 //! The lab itself works without kpx: whatever fails elsewhere is kpx's.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -201,6 +202,20 @@ fn a_lab_leaves_nothing_behind() {
     drop(lab);
     assert!(!exists() && !dir.exists());
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+#[test]
+fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo"));
+    let mut demo = demo.arg("--keep").process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    let mine = format!("kpx-{}-", demo.id());
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.starts_with("The lab stays until Ctrl-C")).expect("the demo is kept");
+    killpg(Pid::from_raw(demo.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_eq!(lines.last().as_deref(), Some("all namespaces are removed"));
+    let status = demo.wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(!netns::names().unwrap().iter().any(|name| name.starts_with(&mine)));
 }
 
 #[test]

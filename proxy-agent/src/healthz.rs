@@ -7,19 +7,20 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::any;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::health;
-use crate::http_server::{nosniff, not_found};
+use crate::http_server::{Client, nosniff, not_found};
 use crate::liveness::{Liveness, Report};
 use crate::metrics::{ByCode, Metrics};
 
 /// Any method, as load balancers are set to ask with many.
 ///
-/// `problems` are told to whoever reads; they decide nothing: a node that cannot ask the API server serves as before.
+/// `problems` are told to clients on this host alone, as they name servers, files and Services. They decide nothing: a node
+/// that cannot ask the API server serves as before.
 pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
     Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).fallback(not_found).with_state(Health {
         liveness,
@@ -35,7 +36,7 @@ struct Health {
     problems: [health::Health; 2],
 }
 
-/// The body, in the order in which kube-proxy has it. While something is wrong it says what, which kube-proxy's does not.
+/// The body, in the order in which kube-proxy has it. Clients on this host are told what is wrong as well.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -59,21 +60,33 @@ struct FamilyAnswer {
 }
 
 /// Whether new load balancer traffic may be sent here.
-async fn healthz(State(health): State<Health>) -> Response {
+async fn healthz(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
     let report = health.liveness.report();
-    let response = answer(&report, Some(report.node_eligible), &health.problems);
+    let response = answer(&report, Some(report.node_eligible), health.problems_for(client));
     health.metrics.proxy.healthz.get_or_create(&ByCode::from(response.status())).inc();
     response
 }
 
 /// Whether kpx does its work.
-async fn livez(State(health): State<Health>) -> Response {
-    let response = answer(&health.liveness.report(), None, &health.problems);
+async fn livez(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
+    let response = answer(&health.liveness.report(), None, health.problems_for(client));
     health.metrics.proxy.livez.get_or_create(&ByCode::from(response.status())).inc();
     response
 }
 
-fn answer(report: &Report, node_eligible: Option<bool>, problems: &[health::Health; 2]) -> Response {
+impl Health {
+    /// The reasons that such a client may know.
+    fn problems_for(&self, client: Option<Extension<Client>>) -> BTreeMap<String, String> {
+        match client.unwrap_or_default().0 {
+            Client::OnHost => {
+                self.problems.iter().flat_map(|of| of.problems()).map(|(what, problem)| (what, problem.why)).collect()
+            }
+            Client::Elsewhere => BTreeMap::new(),
+        }
+    }
+}
+
+fn answer(report: &Report, node_eligible: Option<bool>, problems: BTreeMap<String, String>) -> Response {
     let current_time = Timestamp::now();
     let ok = report.live && node_eligible.unwrap_or(true);
     let status = report.families.iter().map(|(family, family_report)| {
@@ -86,7 +99,7 @@ fn answer(report: &Report, node_eligible: Option<bool>, problems: &[health::Heal
         node_eligible,
         healthy: report.live,
         status: status.collect(),
-        problems: problems.iter().flat_map(|of| of.problems()).map(|(what, problem)| (what, problem.why)).collect(),
+        problems,
     };
     let code = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut response: Response<Body> = axum::response::IntoResponse::into_response((code, Json(body)));
@@ -152,9 +165,15 @@ mod tests {
         assert_eq!(value["lastUpdated"], value["currentTime"], "now, if all is well");
 
         problems[1].begin("Service watch", "refused");
-        let (code, body) = ask(&router, "GET", "/healthz").await;
-        assert_eq!(code, 200, "an API server that is away takes no traffic from the node");
-        assert!(body.ends_with(r#","problems":{"Service watch":"refused"}}"#), "{body}");
+        for path in ["/healthz", "/livez"] {
+            let (code, body) = ask(&router.clone().layer(Extension(Client::OnHost)), "GET", path).await;
+            assert_eq!(code, 200, "an API server that is away takes no traffic from the node");
+            assert!(body.ends_with(r#","problems":{"Service watch":"refused"}}"#), "{body}");
+            for stranger in [router.clone(), router.clone().layer(Extension(Client::Elsewhere))] {
+                let (code, body) = ask(&stranger, "GET", path).await;
+                assert!(code == 200 && body.ends_with("}}}") && !body.contains("refused"), "{body}");
+            }
+        }
         problems[1].end("Service watch");
 
         liveness.queued(IpFamily::V6);

@@ -8,9 +8,9 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
+use axum::{Extension, Router};
 use http::header::X_CONTENT_TYPE_OPTIONS;
 use http::{HeaderValue, StatusCode};
 use hyper::server::conn::http1;
@@ -25,6 +25,33 @@ use crate::health::Health;
 
 /// Connections that wait to be taken, at most.
 const BACKLOG: i32 = 128;
+/// Where the client of a connection is, as every request on it says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// In the host's own network namespace: no packet from outside has a loopback address.
+    OnHost,
+    #[default]
+    Elsewhere,
+}
+
+/// The far end of a connection.
+pub(crate) trait Peer: Debug {
+    fn client(&self) -> Client;
+}
+
+impl Peer for SocketAddr {
+    fn client(&self) -> Client {
+        // A listener of both families has IPv4's clients at mapped addresses.
+        if self.ip().to_canonical().is_loopback() { Client::OnHost } else { Client::Elsewhere }
+    }
+}
+
+impl Peer for tokio::net::unix::SocketAddr {
+    fn client(&self) -> Client {
+        Client::OnHost
+    }
+}
+
 /// Until an address that could not be had is tried again: kube-proxy's.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -97,7 +124,7 @@ pub(crate) fn nosniff(response: &mut Response) {
 pub(crate) async fn serve<L>(mut listener: L, router: Router)
 where
     L: Listener,
-    L::Addr: Debug,
+    L::Addr: Peer,
 {
     let mut connections = JoinSet::new();
     // The oldest first.
@@ -105,12 +132,13 @@ where
     loop {
         tokio::select! {
             // It waits where the kernel gives out no connection, as for want of file descriptors.
-            (stream, _) = listener.accept() => {
+            (stream, peer) = listener.accept() => {
                 open.retain(|connection| !connection.is_finished());
                 if open.len() >= CONNECTIONS && let Some(oldest) = open.pop_front() {
                     oldest.abort();
                 }
-                open.push_back(connections.spawn(converse(stream, router.clone())));
+                let router = router.clone().layer(Extension(peer.client()));
+                open.push_back(connections.spawn(converse(stream, router)));
             }
             Some(_ended) = connections.join_next() => {}
         }
@@ -125,5 +153,20 @@ async fn converse(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Un
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     if let Err(error) = connection.await {
         debug!(%error, "http connection");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_on_the_host_if_its_address_is_a_loopback_one_of_either_family() {
+        for addr in ["127.0.0.1:5", "127.9.9.9:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
+            assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::OnHost, "{addr}");
+        }
+        for addr in ["192.0.2.1:5", "[fd00::1]:5", "[::ffff:192.0.2.1]:5", "0.0.0.0:5"] {
+            assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::Elsewhere, "{addr}");
+        }
     }
 }

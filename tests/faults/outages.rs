@@ -44,6 +44,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     start(run, History::Lost)?;
     run.recovers("mass deletion, and another history", RECOVERY)?;
     is_restored(run)?;
+    lets_nobody_in_at_first(run)?;
     hides_behind_a_load_balancer(run)
 }
 
@@ -66,6 +67,27 @@ fn is_restored(run: &Run) -> Result<()> {
     wait_until(DEADLINE, "Services and EndpointSlices are listed anew", anew)?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
+    run.is_well()
+}
+
+/// An API server authorizes by objects that it reads after its start, and until then denies everything.
+fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
+    /// After which the back-off has grown to 8 s and more.
+    const AWAY: Duration = Duration::from_secs(14);
+    const COLD: Duration = Duration::from_secs(3);
+    let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
+    run.scene.api.borrow_mut().stop()?;
+    run.tells(DEADLINE, "Service watch", "refused")?;
+    run.change()?;
+    run.pass(AWAY, |_| Ok(()))?;
+    for (verb, resource) in ["list", "watch"].into_iter().flat_map(|verb| resources.map(|resource| (verb, resource))) {
+        run.api().fail(verb, resource, 403);
+    }
+    run.scene.api.borrow_mut().start_again(History::Kept)?;
+    run.tells(DEADLINE, "Service watch", "403")?;
+    run.pass(COLD, |_| Ok(()))?;
+    run.api().heal();
+    run.recovers("everything denied at first", 2 * RECOVERY)?;
     run.is_well()
 }
 

@@ -1,5 +1,7 @@
 //! Bodies, headers and codes are those of kube-proxy.
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 use kpx_tests::agent::wait_until;
 use proxy_agent::status::Status;
@@ -35,6 +37,28 @@ fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
     for path in ["/", "/healthz/", "/metrics", "/status"] {
         let answer = cluster.get(HEALTH, path)?;
         ensure!(answer.code == 404 && answer.body == "404 page not found\n", "{path}: {answer:?}");
+    }
+    kpx.stop()
+}
+
+/// A problem's reason names servers, files and Services.
+#[test]
+fn healthz_gives_reasons_to_clients_on_the_node_alone() -> Result<()> {
+    let cluster = Cluster::start("reasons")?;
+    cluster.ns.exec(Command::new("ip").args(["address", "add", "192.0.2.1/32", "dev", "lo"]))?;
+    let kpx = cluster.healthy_kpx("--healthz-bind-address 0.0.0.0:10256")?;
+    cluster.api.fail_all(503, None);
+    cluster.api.cut_watches();
+    wait_until(DEADLINE, "the API server's failure is a problem", || Ok(kpx.problem("Service watch")?.is_some()))?;
+    for path in ["/healthz", "/livez"] {
+        for at in [HEALTH, "[::1]:10256"] {
+            let body: Value = serde_json::from_str(&cluster.get(at, path)?.body)?;
+            ensure!(body["problems"]["Service watch"].as_str().is_some_and(|why| why.contains("503")), "{body}");
+        }
+        let answer = cluster.get("192.0.2.1:10256", path)?;
+        let body: Value = serde_json::from_str(&answer.body)?;
+        ensure!(answer.code == 200 && body["healthy"] == true, "{body}");
+        ensure!(body.get("problems").is_none() && !answer.body.contains("503"), "told to a stranger: {body}");
     }
     kpx.stop()
 }

@@ -274,6 +274,28 @@ fn the_host_dials_its_own_node_port() -> Result<()> {
     )
 }
 
+/// The kernel takes what it sends there for its own: no route of kpx's leads there.
+#[test]
+fn the_host_dials_its_loopback_address() -> Result<()> {
+    let said = expect![[r#"
+        n1:32768 > loopback:30004/tcp on n1, met by kpx_lo at lo
+          verdict    pass (not_unicast)
+                     from or to a multicast, broadcast, loopback or link-local address
+    "#]];
+    check("n1", "loopback:30004", &[], &said)?;
+    check("n1", "loopback:30004", &["--host"], &said)?;
+    check(
+        "loopback",
+        "n1:30004",
+        &[],
+        &expect![[r#"
+        loopback:32768 > n1:30004/tcp on n1, met by kpx_lo at lo
+          verdict    pass (not_unicast)
+                     from or to a multicast, broadcast, loopback or link-local address
+    "#]],
+    )
+}
+
 #[test]
 fn under_policy_local_clients_outside_need_local_endpoints_and_pods_do_not() -> Result<()> {
     check(

@@ -2,9 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Stdio, exit};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use signal_hook::consts::SIGINT;
 
 use crate::setup::{self, Need};
 use crate::{build, shell, workspace};
@@ -12,7 +15,13 @@ use crate::{build, shell, workspace};
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     let kpx = build::with(&toolchain, &build::Options::default())?;
-    show(&kpx, args, Stdio::inherit())
+    // Ctrl-C reaches the demo as well, which then removes its lab: xtask waits for that, and the prompt with it.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("wait for Ctrl-C")?;
+    match show(&kpx, args, Stdio::inherit()) {
+        Err(_) if interrupted.load(Ordering::Relaxed) => exit(128 + SIGINT),
+        shown => shown,
+    }
 }
 
 /// Without a terminal as its input, the demo asks nothing.

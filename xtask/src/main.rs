@@ -54,8 +54,8 @@ enum Command {
     },
     /// Build, then show kpx at work in a small cluster of network namespaces
     Demo {
-        /// Handed to the demo
-        #[arg(last = true)]
+        /// Handed to the demo: `--keep` leaves everything up until Ctrl-C
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
     /// Build optimised, then measure and write docs/performance.md
@@ -111,5 +111,21 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Verify { object } => verify::run(&object),
         Command::Tidy => tidy::run(),
         Command::Ci => ci::run(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_demo_bench_and_soak_are_typed_without_a_separator() {
+        for command in ["demo", "bench", "soak"] {
+            let cli = Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
+            let (Command::Demo { args } | Command::Bench { args } | Command::Soak { args }) = cli.command else {
+                panic!("{command} is another command")
+            };
+            assert_eq!(args, ["--keep", "now"], "{command}");
+        }
     }
 }

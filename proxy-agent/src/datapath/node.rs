@@ -1,6 +1,6 @@
 //! What the programs know of this node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
@@ -10,6 +10,7 @@ use aya::{Ebpf, Pod};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr, pod_net};
+use proxy_common::frontend::service_net;
 use proxy_common::names;
 
 use super::{Names, take};
@@ -64,7 +65,7 @@ impl NodeMaps {
             let of = |is_set, flag| if is_set { flag } else { 0 };
             of(is_in(detected), pod_net::DETECTED) | of(is_in(node_cidrs), pod_net::NODE_CIDR)
         };
-        let want: Vec<_> = detected.iter().chain(node_cidrs).map(|net| (*net, flags(net))).collect();
+        let want = detected.iter().chain(node_cidrs).map(|net| (*net, flags(net))).collect();
         replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)?;
         replace_nets(&mut self.v6.pods, &want, names::IPV6.pods)
     }
@@ -72,7 +73,14 @@ impl NodeMaps {
     /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on what is in one of them and no
     /// frontend is dropped.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
-        let want: Vec<_> = want.iter().map(|net| (*net, 1)).collect();
+        self.set_service_nets(want, &BTreeSet::new())
+    }
+
+    /// The same, but for the ClusterIPs of Services that other proxies serve: what is sent there is left alone.
+    pub fn set_service_nets(&mut self, cidrs: &[IpNet], of_other_proxies: &BTreeSet<IpAddr>) -> Result<()> {
+        let ranges = cidrs.iter().map(|net| (*net, service_net::RANGE));
+        let others = of_other_proxies.iter().map(|addr| (IpNet::from(*addr), service_net::OF_OTHER_PROXY));
+        let want: BTreeMap<IpNet, u32> = ranges.chain(others).collect();
         replace_nets(&mut self.v4.service_cidrs, &want, names::IPV4.service_cidrs)?;
         replace_nets(&mut self.v6.service_cidrs, &want, names::IPV6.service_cidrs)
     }
@@ -108,16 +116,17 @@ where
     Ok(())
 }
 
-/// As [`replace`], of a map keyed by networks; those of the other family do not concern it.
-fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &[(IpNet, u32)], name: &str) -> Result<()> {
+/// As [`replace`], of a map of networks; those of the other family do not concern it. The longest prefix is put first, and
+/// taken away last, as it is what a wider one does not hold for.
+fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &BTreeMap<IpNet, u32>, name: &str) -> Result<()> {
     let rows = map.iter().collect::<Result<Vec<(Key<A>, u32)>, MapError>>().with_context(|| format!("read {name}"))?;
     let now: BTreeMap<(u32, A), u32> =
         rows.into_iter().map(|(key, value)| ((key.prefix_len(), key.data()), value)).collect();
-    let of_family = |(net, value): &(IpNet, u32)| {
-        A::from_ip(net.network()).map(|addr| ((u32::from(net.prefix_len()), addr), *value))
-    };
-    let want: BTreeMap<(u32, A), u32> = want.iter().filter_map(of_family).collect();
-    for ((bits, addr), value) in want.iter().filter(|(net, value)| now.get(net) != Some(value)) {
+    let want: BTreeMap<(u32, A), u32> = want
+        .iter()
+        .filter_map(|(net, value)| Some(((u32::from(net.prefix_len()), A::from_ip(net.network())?), *value)))
+        .collect();
+    for ((bits, addr), value) in want.iter().rev().filter(|(net, value)| now.get(net) != Some(value)) {
         map.insert(&Key::new(*bits, *addr), value, 0).with_context(|| format!("write {name}"))?;
     }
     for (bits, addr) in now.keys().filter(|net| !want.contains_key(net)) {

@@ -43,6 +43,9 @@ pub(crate) fn decoded(target: &Target, sent: &Value) -> Outcome<Value> {
     if kind.namespaced {
         object["metadata"]["namespace"] = json!(target.namespace);
     }
+    if kind.kind == "Service" {
+        service::default_status(&mut object);
+    }
     Ok(object)
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::admit::{check_name, complete, decoded, give_name, now, remove, text, typed, validate};
 use super::failure::{Cause, Failure, Outcome};
 use super::kinds::{KINDS, Kind, NAMESPACE, SERVICE, SERVICE_CIDR, Status};
-use super::service::Addresses;
+use super::service::{Addresses, validate_status};
 use super::store::{Key, Store};
 
 /// The objects, and what must be known beside them to write one.
@@ -115,6 +115,9 @@ impl Objects {
         }
         complete(target.kind, &mut new, Some(&old), &mut self.addresses)?;
         validate(target.kind, &new, Some(&old), &self.addresses)?;
+        if target.status && target.kind.kind == SERVICE.kind {
+            validate_status(&new)?;
+        }
         let is_waiting = !new["metadata"]["deletionTimestamp"].is_null();
         if is_waiting && new["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty) {
             self.write(target, &key, None)?; // The last finalizer is gone.

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::{Value, json};
 
+use super::admit::text;
 use super::failure::{Cause, Failure, Outcome};
 
 const NODE_PORTS: std::ops::RangeInclusive<i32> = 30_000..=32_767;
@@ -86,9 +88,51 @@ pub(crate) fn complete(service: &mut Service, old: Option<&Service>, addresses: 
     }
     give_cluster_ips(name, spec, old.and_then(|o| o.spec.as_ref()), addresses)?;
     give_node_ports(spec, old.and_then(|o| o.spec.as_ref()), addresses)?;
-    let balancer = service.status.get_or_insert_default().load_balancer.get_or_insert_default();
-    for ingress in balancer.ingress.iter_mut().flatten().filter(|i| i.ip.is_some()) {
-        ingress.ip_mode.get_or_insert_with(|| "VIP".to_owned());
+    service.status.get_or_insert_default().load_balancer.get_or_insert_default();
+    Ok(())
+}
+
+/// Fills in a status as it was sent: by the type beside it, whether or not that is written.
+pub(crate) fn default_status(service: &mut Value) {
+    if service["spec"]["type"] != "LoadBalancer" {
+        return;
+    }
+    let ingress = service.pointer_mut("/status/loadBalancer/ingress").and_then(Value::as_array_mut);
+    for ingress in ingress.into_iter().flatten().filter(|i| !text(i, "/ip").is_empty() && i["ipMode"].is_null()) {
+        ingress["ipMode"] = json!("VIP");
+    }
+}
+
+/// Refuses what kube-apiserver would refuse when a status is written.
+pub(crate) fn validate_status(service: &Value) -> Outcome<()> {
+    let name = text(service, "/metadata/name");
+    let refuse = |field: &str, cause: Cause, message: &str| {
+        let path = format!("status.loadBalancer.ingress{field}");
+        Err(Failure::invalid("Service", "", name, &path, cause, message))
+    };
+    let all = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
+    let all = all.map(Vec::as_slice).unwrap_or_default();
+    if service["spec"]["type"] != "LoadBalancer" && !all.is_empty() {
+        return refuse("", Cause::Forbidden, "may only be used when `spec.type` is 'LoadBalancer'");
+    }
+    for (i, ingress) in all.iter().enumerate() {
+        let (ip, mode) = (text(ingress, "/ip"), ingress["ipMode"].as_str());
+        if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
+            return refuse(&format!("[{i}].ip"), Cause::Invalid, &format!("\"{ip}\": must be a valid IP address"));
+        }
+        let field = format!("[{i}].ipMode");
+        match mode {
+            None if ip.is_empty() => {}
+            None => return refuse(&field, Cause::Required, "must be specified when `ip` is set"),
+            Some(_) if ip.is_empty() => {
+                return refuse(&field, Cause::Forbidden, "may not be specified when `ip` is not set");
+            }
+            Some("VIP" | "Proxy") => {}
+            Some(mode) => {
+                let message = format!("\"{mode}\": supported values: \"Proxy\", \"VIP\"");
+                return refuse(&field, Cause::NotSupported, &message);
+            }
+        }
     }
     Ok(())
 }

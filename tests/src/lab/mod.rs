@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 
 pub use self::address::{CLUSTER_PODS, Dual, DualNet, EXTERNAL, Family, SERVICE_CIDR};
-pub use self::remove::remove_labs_of;
+pub use self::remove::{keep_until_signal, remove_labs_of};
 pub use self::switch::PodRoute;
 use crate::netns::NetNs;
 

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -15,6 +16,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::netns;
 
 const PREFIX: &str = "kpx-";
+
+/// A signal is the end that was announced.
+static KEPT: AtomicBool = AtomicBool::new(false);
 
 /// The `nth` lab of a process, from 0: `1234`, `1234.1`.
 pub(super) fn lab_id(pid: u32, nth: u32) -> String {
@@ -71,8 +75,13 @@ pub(super) fn remove_on_signals() {
                     // Kept to the end, so that the lab neither grows nor ends by itself meanwhile.
                     let _changing = netns::changing();
                     let removed = remove_labs_of(std::process::id());
-                    if let Err(error) = &removed {
-                        eprintln!("remove the lab: {error:#}");
+                    match &removed {
+                        Ok(()) if KEPT.load(Ordering::Relaxed) => {
+                            println!("\nall namespaces are removed");
+                            std::process::exit(0);
+                        }
+                        Ok(()) => {}
+                        Err(error) => eprintln!("remove the lab: {error:#}"),
                     }
                     std::process::exit(128 + number);
                 }
@@ -80,6 +89,14 @@ pub(super) fn remove_on_signals() {
             }
         });
     });
+}
+
+/// Keeps this process's labs until a signal removes them, and ends the process well.
+pub fn keep_until_signal() -> ! {
+    KEPT.store(true, Ordering::Relaxed);
+    loop {
+        thread::park();
+    }
 }
 
 async fn wait_for_signal() -> std::io::Result<i32> {

@@ -146,9 +146,9 @@ where
             let pause = match &over {
                 Over::ReceiverGone => return Ended::ReceiverGone,
                 Over::Failed(_) | Over::Late if unserved => UNSERVED_RETRY,
-                Over::Failed(_) | Over::Late => self.pace.after_failure(),
+                Over::Failed(_) | Over::Late => self.pause_after(&over),
                 Over::Lost(_) if is_of_list => self.pace.after_failure(),
-                Over::Ended(_) | Over::Lost(_) => self.pace.after_end(),
+                Over::Ended(_) | Over::Lost(_) => self.pause_after(&over),
             };
             trouble.met(&over, unserved, self.pace.ends());
             if self.dispensable
@@ -213,7 +213,7 @@ where
                         }
                         Err(over) => {
                             trouble.untold(&over);
-                            look_at.set(outage.wait(self.pace.after_failure(), over.is_outage()));
+                            look_at.set(outage.wait(self.pause_after(&over), over.is_outage()));
                         }
                     }
                     continue;
@@ -232,6 +232,19 @@ where
             if let Err(over) = taken {
                 return self.note(over);
             }
+        }
+    }
+
+    /// The wait before the next attempt.
+    fn pause_after(&mut self, over: &Over) -> Duration {
+        // Of servers that stand in for each other, the next one may have just started.
+        if over.is_outage() || matches!(over, Over::Ended(End::Early | End::Broken(_))) {
+            self.pace.away();
+        }
+        match over {
+            Over::Ended(_) | Over::Lost(_) => self.pace.after_end(),
+            _ if over.is_denial() => self.pace.after_denial(),
+            _ => self.pace.after_failure(),
         }
     }
 

@@ -7,14 +7,13 @@ mod map;
 mod scale;
 
 use std::process::Command;
-use std::thread;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use kpx_tests::agent::{Agent, Cluster, Service, Source, binary};
 use kpx_tests::echo::Servers;
-use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout};
+use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout, keep_until_signal};
 
 /// Of every server of the lab.
 const PORT: u16 = 8080;
@@ -79,9 +78,7 @@ fn main() -> Result<()> {
 
     if args.keep {
         print_hints(&lab, &agents, cluster.source(), &services[0])?;
-        loop {
-            thread::park(); // Until a signal removes the lab and ends the process.
-        }
+        keep_until_signal();
     }
     agents.into_iter().try_for_each(Agent::stop)?;
     drop((cluster, servers, lab));

@@ -63,6 +63,11 @@ impl Over {
         }
     }
 
+    /// Whether the server says that we may not. One that has just started does so until it has read who may.
+    pub(super) fn is_denial(&self) -> bool {
+        matches!(self.code(), Some(401 | 403))
+    }
+
     /// The reason, if it is one to be told to whoever looks after the cluster.
     pub(super) fn problem(&self) -> Option<String> {
         match self {

@@ -8,6 +8,9 @@
 //!   version last seen is tried again meanwhile, which is cheap, and makes the list needless if the server knows it.
 //! - A server that refuses, or does not answer, is asked at growing intervals, as client-go does it (0.8 s to 30 s). What
 //!   makes the recovery from an outage quick is not this but the probe: see `outage.rs`.
+//! - A server that has just started denies what it has not read up on yet: RBAC's objects come some seconds after `/readyz`.
+//!   Denials after an outage, and at the first contact, are tried again within [`WARM`], for [`WARM_UP`] at most. A denial
+//!   that stands longer is the cluster's will, and has the pace of a failure.
 //!
 //! All with jitter, as all nodes begin to wait at the same time.
 
@@ -21,6 +24,10 @@ const FLAP: Duration = Duration::from_millis(500);
 /// After a failure: at first, and at most.
 const FAILED: Duration = Duration::from_millis(800);
 const SLOW: Duration = Duration::from_secs(30);
+/// After a denial by a server that may not be warm yet: at first, at most, and how long that is believed of it.
+const DENIED: Duration = Duration::from_millis(250);
+const WARM: Duration = Duration::from_secs(1);
+const WARM_UP: Duration = Duration::from_secs(30);
 /// Lists of a row that may follow each other as watches do.
 const EARLY_LISTS: u32 = 12;
 /// When a row of lists is over.
@@ -31,19 +38,29 @@ pub(super) struct Pace {
     /// Each in a row.
     flaps: u32,
     failures: u32,
+    denials: u32,
     lists: u32,
     last_list: Option<Instant>,
+    /// By then a server that was away is warm. None: it has denied nothing since.
+    warm_by: Option<Instant>,
 }
 
 impl Pace {
     /// All is well.
     pub(super) fn settled(&mut self) {
         (self.flaps, self.failures) = (0, 0);
+        self.warm_by = Some(Instant::now());
     }
 
     /// The server was away: how its watches ended before says nothing of those to come.
     pub(super) fn back(&mut self) {
         self.flaps = 0;
+        self.away();
+    }
+
+    /// Who answers next may have just started.
+    pub(super) fn away(&mut self) {
+        (self.denials, self.warm_by) = (0, None);
     }
 
     /// How many watches have ended in a row before they had settled.
@@ -60,6 +77,15 @@ impl Pace {
     /// The wait after a failure.
     pub(super) fn after_failure(&mut self) -> Duration {
         jittered(doubled(FAILED, self.failures, SLOW), &mut self.failures)
+    }
+
+    /// The wait after the server has said that we may not.
+    pub(super) fn after_denial(&mut self) -> Duration {
+        let warm_by = *self.warm_by.get_or_insert_with(|| Instant::now() + WARM_UP);
+        match Instant::now() < warm_by {
+            true => jittered(doubled(DENIED, self.denials, WARM), &mut self.denials),
+            false => self.after_failure(),
+        }
     }
 
     /// Whether it is time for a list.
@@ -106,6 +132,25 @@ mod tests {
         assert!(different.len() > 40, "no jitter");
         pace.settled();
         assert!(pace.after_end() <= SOON && pace.after_failure() <= FAILED);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denials_are_tried_again_soon_until_the_server_must_be_warm() {
+        let mut pace = Pace::default();
+        for contact in ["the first", "after an outage"] {
+            let start = Instant::now();
+            let mut denials = 0;
+            while start.elapsed() < Duration::from_secs(600) {
+                let wait = pace.after_denial();
+                assert!(wait <= if start.elapsed() < WARM_UP { WARM } else { SLOW }, "{contact}: {wait:?}");
+                advance(wait).await;
+                denials += 1;
+            }
+            assert!((50..=90).contains(&denials), "{contact}: {denials} requests in 10 minutes");
+            pace.back();
+        }
+        pace.settled();
+        assert!((0..10).map(|_| pace.after_denial()).max() > Some(WARM), "a server that let us in before is warm");
     }
 
     #[tokio::test(start_paused = true)]

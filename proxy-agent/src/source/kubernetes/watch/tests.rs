@@ -216,6 +216,31 @@ async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     assert!(server.probed() <= probed + 2, "who is well is not probed");
 }
 
+/// Its authorizer reads who may do what only when it is up, and until then lets nobody in.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_denies_all_while_it_warms_up_is_followed_within_a_second_of_that() {
+    let denied = || (0..1_000).map(|_| Answer::Json(403, failure(403)));
+    let server = Server::new([Answer::Json(200, list("7", "", [service("a", "1")])), Answer::Watch(vec![])]);
+    let health = Health::default();
+    let mut running = server.run(Watch::new(Input::Service), &health);
+    assert_eq!(running.next().await, "all a");
+    server.set_away(true);
+    sleep(Duration::from_secs(60)).await;
+    server.answers(denied());
+    server.set_away(false);
+    sleep(Duration::from_secs(8)).await;
+    assert_eq!(health.problems()["Service watch"].why, "403 Failed: no such luck");
+    server.answers([Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("b", "8")})])]);
+    let warm = Instant::now();
+    assert_eq!(running.next().await, "put b");
+    assert!(warm.elapsed() <= Duration::from_secs(1), "{:?}", warm.elapsed());
+
+    let server = Server::new(denied());
+    let _running = server.run(Watch::new(Input::Service), &health);
+    sleep(Duration::from_secs(600)).await;
+    assert!((40..=80).contains(&server.asked().len()), "{} requests in 10 minutes", server.asked().len());
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_refused_but_needed_holds_the_list_back_until_it_is_allowed() {
     let server = Server::new([

@@ -94,6 +94,11 @@ impl Server {
         self.away.store(away, Relaxed);
     }
 
+    /// Instead of those that it has left.
+    pub(super) fn answers(&self, answers: impl IntoIterator<Item = Answer>) {
+        *self.answers.lock().unwrap() = answers.into_iter().collect();
+    }
+
     pub(super) fn versions_from(&self, version: usize) {
         self.version.store(version, Relaxed);
     }
