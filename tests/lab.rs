@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kpx_tests::agent::wait_until;
 use kpx_tests::capture::{Capture, Checksums};
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers, pattern};
-use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout, PodRoute};
+use kpx_tests::lab::{Dual, EXTERNAL, Family, Lab, Layout, PodRoute};
 use kpx_tests::netns;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -39,8 +39,8 @@ const PATHS: [Path; 11] = [
 ];
 
 #[test]
-fn hosts_reach_each_other_in_both_layouts() {
-    for layout in [Layout::Routed, Layout::Bridge] {
+fn hosts_reach_each_other_in_every_layout() {
+    for layout in Layout::ALL {
         let lab = Lab::start(layout).unwrap();
         let servers = Servers::start().unwrap();
         for host in lab.backends() {
@@ -73,15 +73,24 @@ fn check_paths(lab: &Lab, setting: &str) {
                     let payload = pattern(size);
                     let to = (lab.host(path.to).addrs.ip(family), PORT).into();
                     for dial in [Dial::new(protocol, to), Dial::new(protocol, to).fragments()] {
-                        let connection = dial.connect(&lab.host(path.from).ns);
-                        let answer = connection.and_then(|connection| connection.exchange_last(&payload));
+                        let ns = &lab.host(path.from).ns;
+                        let answer = dial.learning(lab.layout, |dial| dial.connect(ns)?.exchange_last(&payload));
                         let answer = answer.unwrap_or_else(|fault| panic!("{name}: {fault}"));
                         assert_eq!(answer.backend, path.to, "{name}");
-                        assert_eq!(answer.source.ip(), lab.host(path.seen_as).addrs.ip(family), "{name}");
+                        assert_eq!(answer.source.ip(), seen_as(lab, path).ip(family), "{name}");
                     }
                 }
             }
         }
+    }
+}
+
+fn seen_as(lab: &Lab, path: &Path) -> Dual {
+    let (from, to) = (lab.host(path.from), lab.host(path.to));
+    let to_pod = lab.node_of(to).is_some_and(|node| node.host.name != to.name);
+    match lab.nodes().into_iter().find(|node| node.host.name == from.name) {
+        Some(node) if to_pod => node.towards_pods(lab.layout, PodRoute::Eth0),
+        _ => lab.host(path.seen_as).addrs,
     }
 }
 
@@ -187,7 +196,7 @@ fn the_second_link_changes_the_address_of_the_host() {
     for family in Family::ALL {
         let dial = Dial::new(Protocol::Tcp, (lab.host("p2a").addrs.ip(family), PORT).into());
         let answer = dial.exchange(&lab.n1.host.ns, b"?").unwrap();
-        assert_eq!(answer.source.ip(), lab.n1.towards_pods(PodRoute::Eth1).ip(family));
+        assert_eq!(answer.source.ip(), lab.n1.towards_pods(lab.layout, PodRoute::Eth1).ip(family));
     }
 }
 

@@ -106,11 +106,12 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Ans
     Ok(PASS)
 }
 
-/// Sources are rewritten, if they are the flow's: a router on the way keeps its address.
+/// Sources are rewritten, if they are the flow's: a router on the way keeps its address. Not where the client's own changes,
+/// because replies to it would go astray: an error from beyond it has no better way, and rp_filter drops it on its own one.
 #[inline(always)]
 fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
     if flow.kind == Kind::SNAT {
-        error.becomes.src = error.src_or(flow.client.addr, flow.source.addr);
+        error.becomes.src = flow.source.addr;
         error.becomes.quoted_dst = flow.source;
         error.rewrite(skb)?;
         return Ok(PASS);

@@ -159,7 +159,7 @@ fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> D
     if is_pod(node) {
         node.towards_own_pods(lab.layout)
     } else if lab.nodes().into_iter().any(is_pod) {
-        node.towards_pods(setting.pod_route)
+        node.towards_pods(lab.layout, setting.pod_route)
     } else {
         node.host.addrs
     }

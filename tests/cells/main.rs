@@ -29,8 +29,18 @@ fn routed_pods() {
 }
 
 #[test]
+fn point_to_point_pods() {
+    check(Layout::Ptp, false, Cluster::with_manifests).unwrap();
+}
+
+#[test]
 fn bridged_pods() {
     check(Layout::Bridge, false, Cluster::with_manifests).unwrap();
+}
+
+#[test]
+fn overlaid_pods() {
+    check(Layout::Vxlan, false, Cluster::with_api_server).unwrap();
 }
 
 #[test]
@@ -39,8 +49,18 @@ fn routed_pods_masqueraded_as_kube_proxy_does() {
 }
 
 #[test]
+fn point_to_point_pods_masqueraded_as_kube_proxy_does() {
+    check(Layout::Ptp, true, Cluster::with_api_server).unwrap();
+}
+
+#[test]
 fn bridged_pods_masqueraded_as_kube_proxy_does() {
     check(Layout::Bridge, true, Cluster::with_api_server).unwrap();
+}
+
+#[test]
+fn overlaid_pods_masqueraded_as_kube_proxy_does() {
+    check(Layout::Vxlan, true, Cluster::with_manifests).unwrap();
 }
 
 /// Runs everything in one lab, and only then fails, with all that went wrong.

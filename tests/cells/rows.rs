@@ -21,8 +21,6 @@ use crate::tally::Tally;
 const SILENCE: Duration = Duration::from_millis(400);
 /// A refusal is a message, not a time-out, and comes at the second try at the latest.
 const AT_ONCE: Duration = Duration::from_millis(2_400);
-/// Of the lab's links, in bytes.
-const MTU: usize = 1500;
 /// Conversations at a time.
 const WORKERS: usize = 16;
 
@@ -60,12 +58,12 @@ enum Size {
 }
 
 fn rows(cell: Cell, setting: &Setting) -> Vec<Row> {
-    let expect = cell.expect(setting.compat);
+    let (expect, mtu) = (cell.expect(setting.compat), setting.layout.mtu() as usize);
     let mut rows = Vec::new();
     for protocol in Protocol::ALL {
         for family in Family::ALL {
-            let mut sizes = sizes(expect, protocol, family);
-            sizes.retain(|size| !is_left_out(cell, protocol, *size));
+            let mut sizes = sizes(expect, protocol, family, mtu);
+            sizes.retain(|size| !is_left_out(cell, protocol, *size, mtu));
             rows.extend(sizes.into_iter().map(|size| Row { cell, expect, protocol, family, size }));
         }
     }
@@ -73,24 +71,24 @@ fn rows(cell: Cell, setting: &Setting) -> Vec<Row> {
 }
 
 /// See `NOT_RUN`.
-fn is_left_out(cell: Cell, protocol: Protocol, size: Size) -> bool {
+fn is_left_out(cell: Cell, protocol: Protocol, size: Size, mtu: usize) -> bool {
     let is_long = match size {
         Size::Fragments(_) => true,
-        Size::Bytes(size) => protocol == Protocol::Sctp && kernel_speaks_sctp() && size > MTU,
+        Size::Bytes(size) => protocol == Protocol::Sctp && kernel_speaks_sctp() && size > mtu,
     };
     is_long
         && (cell.starts_on_lo() || cell.is_answered_on_lo() && kernel::version().is_ok_and(|version| version < (5, 12)))
 }
 
 /// One byte; one more than a TCP segment takes; what the kernel cuts up as late as it can; fragments.
-fn sizes(expect: Expect, protocol: Protocol, family: Family) -> Vec<Size> {
+fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<Size> {
     use Size::{Bytes, Fragments};
     if !matches!(expect, Expect::Seen(_) | Expect::Other(..)) {
         return vec![Bytes(1)];
     }
     let segment = match family {
-        Family::V4 => MTU - 20 - 20,
-        Family::V6 => MTU - 40 - 20,
+        Family::V4 => mtu - 20 - 20,
+        Family::V6 => mtu - 40 - 20,
     };
     match protocol {
         Protocol::Tcp => vec![Bytes(1), Bytes(segment + 1), Bytes(64 << 10)],
@@ -130,11 +128,11 @@ impl Row {
             Size::Bytes(size) => (dial, size),
             Size::Fragments(size) => (dial.fragments(), size),
         };
-        let converse = || -> Result<[Answer; 2], Fault> {
+        let converse = |dial: Dial| -> Result<[Answer; 2], Fault> {
             let mut connection = dial.connect(&lab.host(self.cell.client).ns)?;
             Ok([connection.exchange(&[0])?, connection.exchange_last(&pattern(size))?])
         };
-        for answer in converse().with_context(|| format!("dial {}", dial.to))? {
+        for answer in dial.learning(lab.layout, converse).with_context(|| format!("dial {}", dial.to))? {
             ensure!(answer.backend == backend, "{} answers, not {backend}", answer.backend);
             ensure!(answer.source.ip() == source, "{backend} sees {}, not {source}", answer.source);
         }

@@ -146,7 +146,7 @@ fn where_the_source_changes_errors_follow_in_both_directions() -> Result<()> {
             EGRESS,
             "icmp time-exceeded router > client about cut tcp client:8080 > client:$p",
             Pass,
-            "icmp time-exceeded router > client about cut tcp client:8080 > node:$p",
+            "icmp time-exceeded node > client about cut tcp client:8080 > node:$p",
             "",
         ),
         // What no hook has noted is about a conversation of the client's own, from a port that happens to be the same.

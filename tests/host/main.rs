@@ -16,7 +16,7 @@ const NODE_PORT: u16 = 30080;
 
 #[test]
 fn through_routes_that_the_host_has() -> Result<()> {
-    for layout in [Layout::Routed, Layout::Bridge] {
+    for layout in Layout::ALL {
         let bed = Bed::start(layout)?;
         let c = &bed.lab.xl;
         bed.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;

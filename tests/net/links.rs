@@ -6,10 +6,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::time::{ClockId, clock_gettime};
 use proxy_agent::net::anchor;
 use proxy_agent::net::link::{Link, LinkKind};
 use proxy_agent::net::role::{Role, role};
 use proxy_agent::net::{LinkEvent, watch};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use crate::{Netns, handle, in_netns, ip};
@@ -84,6 +86,72 @@ fn a_veth_becomes_a_pods_when_its_other_end_leaves() {
 }
 
 #[test]
+fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
+    in_netns(async {
+        let pod = Netns::new();
+        ip("link set lo up").await?;
+        let mut devices = Devices::watch().await?;
+        ip(&format!("link add v0 type veth peer name eth0 netns {}", pod.tid)).await?;
+        devices.until("a pod's, without an address", |d| d.has("v0") && d.is_pod("v0")).await?;
+        ip("link set v0 up").await?;
+        ip("addr add 10.244.1.1/32 dev v0").await?;
+        ip("addr add fd00::1/128 dev v0 nodad").await?;
+        devices.until("none with an address alone", |d| d.addrs("v0").len() == 2 && !d.is_pod("v0")).await?;
+        // Its plugin adds the route last.
+        for (change, is_pod) in [
+            ("route add 10.244.1.2/32 dev v0", true),
+            ("route add 10.9.0.0/24 dev v0", false),
+            ("route del 10.9.0.0/24 dev v0", true),
+            ("route add 10.9.0.0/24 via 10.244.1.2 dev v0 onlink table 100", false),
+            ("route del 10.9.0.0/24 table 100", true),
+            ("route add 10.244.1.3/32 dev v0 table 100", true),
+            ("route del 10.244.1.2/32 dev v0", true),
+            ("route replace 10.244.1.3/32 dev lo table 100", false),
+            ("-6 route add fd00::2/128 dev v0", true),
+            ("addr add 10.9.0.1/24 dev v0", false),
+            ("addr del 10.9.0.1/24 dev v0", true),
+            ("-6 route del fd00::2/128 dev v0", false),
+        ] {
+            ip(change).await.with_context(|| change.to_owned())?;
+            devices.until(change, |d| d.is_pod("v0") == is_pod).await?;
+        }
+        // With a device that goes down the kernel drops its routes, and says nothing.
+        ip("route add 10.244.1.2/32 dev v0").await?;
+        devices.until("a pod's again", |d| d.is_pod("v0")).await?;
+        ip("link set v0 down").await?;
+        devices.until("none without its route", |d| !d["v0"].up && !d.is_pod("v0")).await
+    });
+}
+
+#[test]
+fn hundreds_of_pods_with_gateways_are_told_apart_as_they_come() {
+    const PODS: usize = 300;
+    in_netns(async {
+        let pods = Netns::new();
+        let mut devices = Devices::watch().await?;
+        let line = |n: usize| {
+            let addr = format!("10.244.{}.{}", 1 + n / 250, 2 + n % 250);
+            format!(
+                "link add v{n} type veth peer name w{n} netns {}\nlink set v{n} up\naddr add 10.244.0.1/32 dev v{n}\n\
+                 route add {addr}/32 dev v{n}\n",
+                pods.tid
+            )
+        };
+        let mut batch = tokio::process::Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn()?;
+        let lines: String = (0..PODS).map(line).collect();
+        let mut stdin = batch.stdin.take().context("no pipe")?;
+        let feed = tokio::spawn(async move { stdin.write_all(lines.as_bytes()).await });
+        feed.await??;
+        ensure!(batch.wait().await?.success(), "ip -batch failed");
+        let is_pod = |d: &Devices, link: &Link| role(link, &d.links) == Role::Device { pod: true };
+        devices.until("all pods", |d| d.links.values().filter(|link| is_pod(d, link)).count() == PODS).await?;
+        let took = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?);
+        println!("{PODS} pods came; the watch and this test took {took:?}");
+        Ok(())
+    });
+}
+
+#[test]
 fn an_address_counts_only_after_duplicate_address_detection() {
     in_netns(async {
         ip("link add v0 type veth peer name v1").await?;
@@ -134,6 +202,16 @@ fn roles_of_real_devices() {
             "tuntap add tun0 mode tun",
             "link add ifb7 type ifb",
             "link add vxlan0 type vxlan id 5 dstport 4789",
+            &format!("link add ptp0 type veth peer name ptp0 netns {}", pods.tid),
+            &format!("link add ptp1 type veth peer name ptp1 netns {}", pods.tid),
+            "link set ptp0 up",
+            "link set ptp1 up",
+            "addr add 10.244.1.1/32 dev ptp0",
+            "addr add 10.244.1.1/32 dev ptp1",
+            "addr add fd00::1/128 dev ptp0 nodad",
+            "addr add fd00::1/128 dev ptp1 nodad",
+            "route add 10.244.1.2/32 dev ptp0",
+            "route add fd00::3/128 dev ptp1",
         ] {
             ip(command).await?;
         }
@@ -155,6 +233,8 @@ fn roles_of_real_devices() {
             ("tun0", Role::Ignored("not an Ethernet device")),
             ("ifb7", Role::Ignored("an ifb only shapes what other devices receive")),
             ("vxlan0", device),
+            ("ptp0", pod),
+            ("ptp1", pod),
         ] {
             ensure!(devices.role(name) == want, "{:?}: {:?}", devices.role(name), devices[name]);
         }
@@ -215,6 +295,10 @@ impl Devices {
 
     fn role(&self, name: &str) -> Role {
         role(&self[name], &self.links)
+    }
+
+    fn is_pod(&self, name: &str) -> bool {
+        self.role(name) == Role::Device { pod: true }
     }
 
     fn addrs(&self, name: &str) -> Vec<String> {

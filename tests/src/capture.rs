@@ -11,7 +11,7 @@ use std::{fmt, io, thread};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use etherparse::checksum::Sum16BitWords;
-use etherparse::{IpNumber, IpSlice, LaxIpSlice};
+use etherparse::{Ethernet2Slice, IpNumber, IpSlice, LaxIpSlice};
 use nix::errno::Errno;
 use nix::net::if_::if_nameindex;
 use nix::sys::socket::{
@@ -20,7 +20,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use crate::echo::sctp_checksum;
-use crate::lab::Host;
+use crate::lab::{Host, VXLAN_PORT};
 
 /// Room for packets that wait for the capturing thread, so that none is missed.
 const RECEIVE_BUFFER: usize = 64 << 20;
@@ -187,15 +187,27 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
     if [IpNumber::TCP, IpNumber::UDP].contains(&packet.protocol) {
         packet.set_ports(segment);
     }
+    if let Some(inner) = in_vxlan(&packet, segment) {
+        return verify(inner, checksums);
+    }
     let pseudo = if packet.protocol == IpNumber::ICMP { Sum16BitWords::new() } else { pseudo_header(&packet, segment) };
     let field = u16::from_be_bytes([segment[at], segment[at + 1]]);
-    // Over UDP zero would mean that there is none; no sender here leaves it out.
+    // Over UDP zero would mean that there is none; no sender here leaves it out but VXLAN's.
     let complete =
         pseudo.clone().add_slice(segment).ones_complement() == 0 && (field != 0 || packet.protocol != IpNumber::UDP);
     let pending = field == !pseudo.ones_complement().to_be() && packet.src.port() != 0;
     let allowed = complete || pending && checksums == Checksums::MayBePending;
     ensure!(allowed, "{packet}: checksum {field:#06x} of {} bytes, pending: {pending}", segment.len());
     Ok(packet)
+}
+
+/// The IP packet in a VXLAN datagram, whose own checksum is left out: that of the inner packet covers what matters.
+fn in_vxlan<'a>(packet: &Packet, datagram: &'a [u8]) -> Option<&'a [u8]> {
+    /// Of UDP and VXLAN.
+    const HEADERS: usize = 8 + 8;
+    let is_vxlan = packet.protocol == IpNumber::UDP && packet.dst.port() == VXLAN_PORT && datagram[6..8] == [0, 0];
+    let frame = datagram.get(HEADERS..).filter(|_| is_vxlan)?;
+    Some(Ethernet2Slice::from_slice_without_fcs(frame).ok()?.payload_slice())
 }
 
 fn pseudo_header(packet: &Packet, segment: &[u8]) -> Sum16BitWords {

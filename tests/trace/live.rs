@@ -26,7 +26,7 @@ const NODE_PORT: u16 = 30_080;
 
 #[test]
 fn a_trace_says_what_then_happens() -> Result<()> {
-    for layout in [Layout::Routed, Layout::Bridge] {
+    for layout in Layout::ALL {
         agree(layout).with_context(|| format!("{layout:?}"))?;
     }
     Ok(())

@@ -83,6 +83,7 @@ mod tests {
     use proxy_common::addr::{Addr4, Addr6};
 
     use super::super::link::LinkKind;
+    use super::super::role::Behind;
     use super::*;
 
     /// Name, preferred addresses, device of the default route, node's IPv4 and IPv6 address.
@@ -127,6 +128,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: addrs.iter().map(|net| net.parse().unwrap()).collect(),
+            behind: Behind::Nothing,
         }
     }
 }

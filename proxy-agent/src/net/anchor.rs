@@ -179,6 +179,7 @@ pub fn set_sysctls() -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::role::Behind;
     use super::*;
 
     #[test]
@@ -217,6 +218,7 @@ mod tests {
             queues: false,
             up: true,
             addrs,
+            behind: Behind::Nothing,
         }
     }
 }

@@ -13,6 +13,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::Handle;
+use super::role::Behind;
 
 /// A device and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Link {
     pub up: bool,
     /// Those of global scope that may be used: neither under duplicate address detection nor found to be duplicates.
     pub addrs: BTreeSet<IpNet>,
+    /// As far as they decide what it is to kpx, see [`Link::is_told_by_routes`].
+    pub behind: Behind,
 }
 
 /// What is behind a device, as far as it matters here.
@@ -84,6 +87,7 @@ impl Link {
             queues: false,
             up: message.header.flags.contains(LinkFlags::Up),
             addrs: BTreeSet::new(),
+            behind: Behind::Nothing,
         };
         for attribute in &message.attributes {
             match attribute {
@@ -98,6 +102,16 @@ impl Link {
             }
         }
         Some(link).filter(|link| !link.name.is_empty())
+    }
+
+    /// One end of a pair whose other end is in another namespace.
+    pub fn leads_elsewhere(&self) -> bool {
+        matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
+    }
+
+    /// Only routes say whether a pod is at its other end, or a router.
+    pub fn is_told_by_routes(&self) -> bool {
+        self.leads_elsewhere() && !self.addrs.is_empty()
     }
 
     /// One end of a pair whose other end is in another namespace, and nothing is done to packets on their way there.

@@ -4,6 +4,7 @@
 pub mod addr;
 pub mod anchor;
 pub(crate) mod answers;
+mod behind;
 pub mod changes;
 pub mod fib;
 pub mod filter;

@@ -1,6 +1,9 @@
 //! What a device is to kpx: whether programs go onto it, and which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use super::anchor;
 use super::link::{Link, LinkKind};
@@ -19,9 +22,41 @@ pub enum Role {
     Ignored(&'static str),
 }
 
+/// What routes say of the far end of a pair that leads into another namespace. In the order in which one outdoes another:
+/// where anyone may be is no pod, whatever hosts are there too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Behind {
+    /// No route leads there.
+    #[default]
+    Nothing,
+    /// Only routes to single addresses, which this host does not have.
+    Hosts,
+    /// A network.
+    Network(IpNet),
+    /// A router, to whom packets go on their way elsewhere.
+    Router,
+}
+
+impl Behind {
+    /// What one route says that leads `to` a network; `own` are the addresses of this host.
+    pub fn of(to: IpNet, gateway: bool, own: &HashSet<IpAddr>) -> Self {
+        let is_single = to.prefix_len() == to.max_prefix_len();
+        match to.addr() {
+            _ if gateway => Self::Router,
+            // What every device of IPv6 has, or what the two ends agree on.
+            IpAddr::V4(addr) if addr.is_link_local() || addr.is_multicast() => Self::Nothing,
+            IpAddr::V6(addr) if addr.is_unicast_link_local() || addr.is_multicast() => Self::Nothing,
+            // The kernel routes a single address of IPv6 to its own device.
+            addr if is_single && own.contains(&addr) => Self::Nothing,
+            _ if is_single => Self::Hosts,
+            _ => Self::Network(to),
+        }
+    }
+}
+
 /// `links` are all devices, by interface index: what a device is depends on what it is enslaved to.
 pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
-    let to_netns = matches!(link.kind, LinkKind::Veth | LinkKind::Netkit) && link.peer_netns;
+    let to_netns = link.leads_elsewhere();
     let master = link.master.and_then(|master| links.get(&master)).map(|master| master.kind);
     match (link.kind, master) {
         (LinkKind::Loopback, _) => Role::Loopback,
@@ -34,10 +69,28 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
-        // With an address of its own it is rather a link to a router in a namespace, from where anyone may come.
-        _ => Role::Device { pod: to_netns && link.addrs.is_empty() },
+        // CNI plugins give it no address, or the gateway's and a route to the pod. With anything else behind it, it is rather
+        // a link to a router in a namespace, from where anyone may come.
+        _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.behind == Behind::Hosts) },
     }
 }
+
+/// Why what comes in through a pair that leads into another namespace counts as no pod's, unless routes say plainly that
+/// a router is there.
+pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
+    if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
+        return None;
+    }
+    let has = match link.behind {
+        Behind::Nothing => "an address, but no route to a pod through it".to_owned(),
+        Behind::Network(net) => format!("an address and a network of its own ({net})"),
+        Behind::Hosts | Behind::Router => return None,
+    };
+    Some(format!("{} has {has}, so it counts as a router's", link.name))
+}
+
+/// What makes pods of clients that no device tells to be.
+pub const TELL_PODS: &str = "--cluster-cidr or --detect-local-mode";
 
 #[cfg(test)]
 mod tests {
@@ -89,6 +142,25 @@ mod tests {
             ("routed pod", away(link("cali0", Veth)), pod),
             ("routed pod behind netkit", away(link("lxc0", Netkit)), pod),
             ("veth to a namespace, with an address", with_addr(away(link("v0", Veth))), device),
+            ("and a route to a host", behind(&["10.244.1.2/32"]), pod),
+            ("and one of each family", behind(&["10.244.1.2/32", "fd00::2/128"]), pod),
+            ("and one of IPv6 alone", behind(&["fd00::2/128"]), pod),
+            ("and to several addresses of a pod", behind(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
+            ("and with what every device has", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
+            ("and with a network between the ends alone", behind(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
+            ("and while it is down", Link { up: false, ..behind(&["10.244.1.2/32"]) }, pod),
+            ("and in a VRF", Link { master: Some(VRF), ..behind(&["10.244.1.2/32"]) }, pod),
+            ("netkit with an address and a route", Link { kind: Netkit, ..behind(&["10.244.1.2/32"]) }, pod),
+            ("to its own address alone", behind(&["10.244.1.1/32"]), device),
+            ("to what is link-local alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
+            ("with a network", behind(&["10.9.0.0/24"]), device),
+            ("with a network and a host", behind(&["10.244.1.2/32", "10.9.0.0/24"]), device),
+            ("with a network of the other family", behind(&["10.244.1.2/32", "fd00::/64"]), device),
+            ("with everything", behind(&["10.244.1.2/32", "0.0.0.0/0"]), device),
+            ("with a router", behind(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
+            ("with a host behind a router", behind(&["10.9.0.7/32 via"]), device),
+            ("to a namespace, without an address, with a network", told(away(link("v0", Veth)), &["10.9.0.0/24"]), pod),
+            ("of this namespace, with a route to a host", told(with_addr(link("v0", Veth)), &["10.9.0.7/32"]), device),
             ("veth of this namespace", link("v0", Veth), device),
             ("VLAN whose parent is elsewhere", away(link("eth0", Vlan)), device),
             ("slave of a VRF", Link { master: Some(VRF), ..link("eth1", Physical) }, device),
@@ -131,7 +203,40 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
+            behind: Behind::Nothing,
         }
+    }
+
+    #[test]
+    fn the_reason_is_told_where_pods_may_be_meant() {
+        let cases: [(&[&str], Option<&str>); 4] = [
+            (&[], Some("v0 has an address, but no route to a pod through it, so it counts as a router's")),
+            (
+                &["10.9.0.0/24"],
+                Some("v0 has an address and a network of its own (10.9.0.0/24), so it counts as a router's"),
+            ),
+            (&["10.9.0.0/24", "0.0.0.0/0 via"], None),
+            (&["10.244.1.2/32"], None),
+        ];
+        for (routes, why) in cases {
+            assert_eq!(why_no_pod(&behind(routes), &BTreeMap::new()).as_deref(), why, "{routes:?}");
+        }
+        assert_eq!(why_no_pod(&with_addr(link("v0", Veth)), &BTreeMap::new()), None, "it stays on this host");
+        assert_eq!(why_no_pod(&away(link("v0", Veth)), &BTreeMap::new()), None);
+    }
+
+    /// Into another namespace, with an address, and with these routes.
+    fn behind(routes: &[&str]) -> Link {
+        told(Link { addrs: ["10.244.1.1/32".parse().unwrap()].into(), ..away(link("v0", Veth)) }, routes)
+    }
+
+    fn told(link: Link, routes: &[&str]) -> Link {
+        let own = link.addrs.iter().map(|net| net.addr()).collect();
+        let says = routes.iter().map(|route| {
+            let (to, gateway) = route.strip_suffix(" via").map_or((*route, false), |to| (to, true));
+            Behind::of(to.parse().unwrap(), gateway, &own)
+        });
+        Link { behind: says.max().unwrap_or_default(), ..link }
     }
 
     fn away(link: Link) -> Link {

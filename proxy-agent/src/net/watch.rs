@@ -12,9 +12,10 @@ use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use rtnetlink::MulticastGroup;
 use rtnetlink::sys::AsyncSocket;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
+use super::behind;
 use super::link::{self, Link, LinkKind};
 use super::{Handle, connect, dump};
 
@@ -23,6 +24,10 @@ const MIN_PERIOD: Duration = Duration::from_secs(1);
 
 /// Bytes of events that may wait in the kernel; it takes what `net.core.rmem_max` allows.
 const RECEIVE_BUFFER: u32 = 4 << 20;
+
+/// Shortest time between looks at what routes say. A pod does not start to run before its plugin has ended, which takes
+/// about as long.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Messages that are worked through before anything is reported.
 const BATCH: usize = 256;
@@ -50,21 +55,28 @@ pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow:
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of devices")?;
     event_socket.socket_mut().socket_mut().set_rx_buf_sz(RECEIVE_BUFFER).context("enlarge the event socket")?;
     let (request_socket, handle) = connect()?;
-    let messages = messages.map(|(message, _)| message);
+    // A third one, so that a routing daemon's thousands cost no event of a device.
+    let (route_socket, _, routes) =
+        rtnetlink::new_multicast_connection(&[MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route])
+            .context("subscribe to changes of routes")?;
+    let (messages, routes) = (messages.map(|(message, _)| message), routes.map(|(message, _)| message));
     tokio::select! {
         () = event_socket => bail!("the netlink socket for events failed"),
+        () = route_socket => bail!("the netlink socket for changes of routes failed"),
         () = request_socket => bail!("the netlink socket for requests failed"),
-        result = follow(&handle, messages, events, period) => result,
+        result = follow(&handle, messages, routes, events, period) => result,
     }
 }
 
 async fn follow(
     handle: &Handle,
     messages: impl Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin,
+    routes: impl Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin,
     events: mpsc::Sender<LinkEvent>,
     period: Duration,
 ) -> anyhow::Result<()> {
-    let mut messages = messages.ready_chunks(BATCH);
+    let (mut messages, mut routes) = (messages.ready_chunks(BATCH), routes.ready_chunks(BATCH));
+    let (mut rerouted_devices, mut look_at) = (BTreeSet::new(), Instant::now());
     let mut relist = interval(period.max(MIN_PERIOD));
     relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut links = Links::new();
@@ -80,6 +92,15 @@ async fn follow(
                 } else {
                     changes(handle, &mut links, batch).await?
                 }
+            }
+            batch = routes.next() => {
+                let batch = batch.context("the netlink socket for changes of routes closed")?;
+                rerouted_devices.append(&mut stale(&links, &batch));
+                continue;
+            }
+            () = sleep_until(look_at), if !rerouted_devices.is_empty() => {
+                look_at = Instant::now() + PAUSE;
+                rerouted(handle, &mut links, std::mem::take(&mut rerouted_devices)).await?
             }
         };
         for event in report {
@@ -100,6 +121,8 @@ async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEven
     for message in dump(handle, addresses, Some).await.context("list addresses")? {
         apply(links, message);
     }
+    let all: Vec<u32> = links.keys().copied().collect();
+    behind::look(handle, links, all).await?;
     Ok(vec![LinkEvent::All(links.values().cloned().collect())])
 }
 
@@ -128,7 +151,29 @@ async fn changes(
             touched.extend(apply(links, RouteNetlinkMessage::NewLink(message)));
         }
     }
+    // With a device that went down, or an address, the kernel drops routes and says nothing.
+    behind::look(handle, links, touched.iter().copied()).await?;
     Ok(touched.into_iter().filter_map(|index| difference(index, before.get(&index), links.get(&index))).collect())
+}
+
+/// What routes say otherwise than before of devices through which some have changed.
+async fn rerouted(handle: &Handle, links: &mut Links, stale: BTreeSet<u32>) -> anyhow::Result<Vec<LinkEvent>> {
+    let before: Links = stale.iter().filter_map(|index| Some((*index, links.get(index)?.clone()))).collect();
+    behind::look(handle, links, stale).await?;
+    Ok(before.iter().filter_map(|(index, before)| difference(*index, Some(before), links.get(index))).collect())
+}
+
+/// The devices that routes tell to be pods' or not, and of which these messages say that routes have changed.
+fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTreeSet<u32> {
+    let told = links.values().filter(|link| link.is_told_by_routes()).map(|link| link.index);
+    let mut named = BTreeSet::new();
+    for message in messages {
+        match behind::named(message) {
+            Some(devices) => named.extend(devices),
+            None => return told.collect(),
+        }
+    }
+    if named.is_empty() { named } else { told.filter(|index| named.contains(index)).collect() }
 }
 
 fn difference(index: u32, before: Option<&Link>, now: Option<&Link>) -> Option<LinkEvent> {
@@ -146,7 +191,7 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
             let mut link = Link::from_message(&message)?;
             let index = link.index;
             if let Some(known) = links.remove(&index) {
-                link.addrs = known.addrs;
+                (link.addrs, link.behind) = (known.addrs, known.behind);
             }
             links.insert(index, link);
             Some(index)

@@ -110,6 +110,7 @@ impl Detection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::role::Behind;
 
     #[test]
     fn networks_and_families() {
@@ -196,6 +197,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
+            behind: Behind::Nothing,
         }
     }
 }

@@ -166,6 +166,7 @@ fn hops(
 mod tests {
     use super::*;
     use crate::net::link::LinkKind;
+    use crate::net::role::Behind;
 
     #[test]
     fn routes_lead_through_neighbours_of_the_same_family() {
@@ -220,6 +221,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
+            behind: Behind::Nothing,
         }
     }
 }

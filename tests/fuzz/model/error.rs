@@ -58,7 +58,8 @@ impl Model {
                 self.give(pass(noted(sent.mark, TRANSLATED), frame))
             }
             (Table::Leaving, Leg::AsNode) => {
-                pass(unnoted(sent), frame(src_or(flow.client, flow.source), dst, error.src, flow.source))
+                // The error of a router too: its backend knows nobody beyond the node.
+                pass(unnoted(sent), frame(flow.source.ip(), dst, error.src, flow.source))
             }
             (Table::Leaving, _) => {
                 let frame = frame(src_or(flow.backend, flow.frontend), dst, flow.client, flow.frontend);

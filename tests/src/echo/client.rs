@@ -11,12 +11,15 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::association::Association;
 use super::{WHO, kernel_sctp, sctp};
+use crate::lab::{LINK_MTU, Layout};
 use crate::netns::NetNs;
 
 /// Bytes per datagram of a burst that the kernel cuts up (`UDP_SEGMENT`).
 const SEGMENT: u16 = 1400;
 /// What is longer goes as a burst: 1500 − 20 − 8 bytes, the largest datagram that fits an Ethernet frame.
 const MAX_DATAGRAM: usize = 1472;
+/// How long an answer is waited for that a narrow path may have cost.
+const LESSON: Duration = Duration::from_millis(300);
 /// Roomy enough for a burst of datagrams to wait until the reader is scheduled.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -135,6 +138,18 @@ impl Dial {
 
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Converses, and once more if nothing came back where pods take less than the links: there the first datagram in IPv6
+    /// fragments is lost, and an ICMP error teaches its sender the path's MTU.
+    pub fn learning<T>(self, layout: Layout, converse: impl Fn(Self) -> Result<T, Fault>) -> Result<T, Fault> {
+        if self.fragments && self.protocol == Protocol::Udp && self.to.is_ipv6() && layout.mtu() < LINK_MTU {
+            match converse(self.deadline(LESSON)) {
+                Err(Fault::TimedOut(_)) => {}
+                result => return result,
+            }
+        }
+        converse(self)
     }
 
     /// Connects from inside `ns`. A UDP socket is connected too, so that it hears of refusals, but nothing is sent.

@@ -10,8 +10,8 @@ use crc::{CRC_32_ISCSI, Crc, Table};
 use etherparse::IpNumber;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// The longest message of one packet that fits an Ethernet frame, over IPv6 too.
-pub(super) const MAX_MESSAGE: usize = 1400;
+/// Of one packet, which fits an Ethernet frame, in an overlay and over IPv6 too.
+pub(super) const MAX_MESSAGE: usize = 1350;
 const HEADER: usize = 12;
 const RECEIVE_BUFFER: usize = 4 << 20;
 

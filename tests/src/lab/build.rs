@@ -6,11 +6,9 @@ use anyhow::{Context, Result};
 
 use super::address::{CLUSTER_PODS, Dual, DualNet, Family, NODES, OUTSIDE, PODS, SECOND, SERVICE_CIDR};
 use super::remove::ns_name;
-use super::{Host, Lab, Layout, Node};
+use super::{Host, Lab, Layout, Node, pods};
 use crate::netns::NetNs;
 
-/// Of the node's end of every routed pod's veth, so that a pod's neighbour entry never changes.
-const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
 /// Number of `xl` on the nodes' segments.
 const NEIGHBOUR: u8 = 30;
 
@@ -103,15 +101,10 @@ fn node(id: &str, fabric: &Host, layout: Layout, name: &'static str, nth: u8, po
     ))?;
     let pod_net = PODS[usize::from(nth)];
     masquerade(&ns, &pod_net)?;
-    if layout == Layout::Bridge {
-        bridge(&ns, pod_net)?;
-    }
+    pods::prepare(&ns, layout, pod_net)?;
     let pods = pods.iter().zip(2..).map(|(pod_name, host)| {
         let pod = Host { name: pod_name, ns: NetNs::create(ns_name(id, pod_name))?, addrs: pod_net.host(host) };
-        match layout {
-            Layout::Routed => routed_pod(&ns, &pod)?,
-            Layout::Bridge => bridge_pod(&ns, &pod, pod_net)?,
-        }
+        pods::connect(&ns, layout, &pod, pod_net)?;
         anyhow::Ok(pod)
     });
     let pods = pods.collect::<Result<_>>().with_context(|| format!("make the pods of {name}"))?;
@@ -135,63 +128,8 @@ fn masquerade(node: &NetNs, pods: &DualNet) -> Result<()> {
     ))
 }
 
-fn bridge(node: &NetNs, pod_net: DualNet) -> Result<()> {
-    // Kubernetes asks for these wherever pods share a bridge: netfilter must see both directions of a flow.
-    for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
-        node.sysctl(&format!("bridge/{key}"), "1").context("load the module br_netfilter")?;
-    }
-    node.ip(&format!(
-        "link add cni0 type bridge mcast_snooping 0
-         link set cni0 up
-         {}",
-        add_addr("cni0", pod_net, 1)
-    ))
-}
-
-fn bridge_pod(node: &NetNs, pod: &Host, pod_net: DualNet) -> Result<()> {
-    let gateway = pod_net.host(1);
-    plug(node, "cni0", pod.name, &pod.ns, "eth0")?;
-    pod.ns.ip(&format!(
-        "link set eth0 up
-         addr add {}/{} dev eth0
-         addr add {}/{} dev eth0 nodad
-         route add default via {}
-         route add default via {}",
-        pod.addrs.v4,
-        pod_net.len(Family::V4),
-        pod.addrs.v6,
-        pod_net.len(Family::V6),
-        gateway.v4,
-        gateway.v6,
-    ))
-}
-
-fn routed_pod(node: &NetNs, pod: &Host) -> Result<()> {
-    let Host { name, ns, addrs } = pod;
-    node.ip(&format!(
-        "link add {name} address {GATEWAY_MAC} type veth peer name eth0 netns {}
-         link set {name} up
-         route add {}/32 dev {name}
-         route add {}/128 dev {name}",
-        ns.name(),
-        addrs.v4,
-        addrs.v6,
-    ))?;
-    ns.ip(&format!(
-        "link set eth0 up
-         addr add {}/32 dev eth0
-         addr add {}/128 dev eth0 nodad
-         neigh add 169.254.1.1 lladdr {GATEWAY_MAC} dev eth0 nud permanent
-         neigh add fe80::1 lladdr {GATEWAY_MAC} dev eth0 nud permanent
-         route add 169.254.1.1 dev eth0 scope link
-         route add default via 169.254.1.1
-         route add default via fe80::1 dev eth0",
-        addrs.v4, addrs.v6,
-    ))
-}
-
 /// Gives `ns` a device whose other end, called `port`, is on a bridge of `owner`.
-fn plug(owner: &NetNs, bridge: &str, port: &str, ns: &NetNs, device: &str) -> Result<()> {
+pub(super) fn plug(owner: &NetNs, bridge: &str, port: &str, ns: &NetNs, device: &str) -> Result<()> {
     owner.ip(&format!(
         "link add {port} type veth peer name {device} netns {}
          link set {port} master {bridge} up",
@@ -215,7 +153,7 @@ fn forward(ns: &NetNs) -> Result<()> {
     ns.sysctl("ipv6/conf/default/forwarding", "1")
 }
 
-fn add_addr(device: &str, net: DualNet, host: u8) -> String {
+pub(super) fn add_addr(device: &str, net: DualNet, host: u8) -> String {
     let addrs = net.host(host);
     format!(
         "addr add {}/{} dev {device}\naddr add {}/{} dev {device} nodad",

@@ -18,6 +18,7 @@
 
 mod address;
 mod build;
+mod pods;
 mod remove;
 mod switch;
 
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 
 pub use self::address::{CLUSTER_PODS, Dual, DualNet, EXTERNAL, Family, SERVICE_CIDR};
+pub use self::pods::VXLAN_PORT;
 pub use self::remove::{keep_until_signal, remove_labs_of};
 pub use self::switch::PodRoute;
 use crate::netns::NetNs;
@@ -35,11 +37,31 @@ use crate::netns::NetNs;
 /// How pods hang on their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One address-less veth and one host route per pod, as Calico, kindnet and the AWS CNI do.
+    /// One address-less veth and one host route per pod, as Calico and the AWS CNI do.
     Routed,
-    /// All pods on one bridge that has the gateway's address, as flannel and docker do.
+    /// One host route per pod, and the gateway's address on every node's end of a veth, as the plugin `ptp` does: kindnet's,
+    /// and containerd's by default.
+    Ptp,
+    /// All pods on one bridge that has the gateway's address, as flannel and docker do, and routes between the nodes.
     Bridge,
+    /// The same, and VXLAN between the nodes, as flannel does by default.
+    Vxlan,
 }
+
+impl Layout {
+    pub const ALL: [Self; 4] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan];
+
+    /// Of pods' devices, in bytes.
+    pub fn mtu(self) -> u32 {
+        match self {
+            Self::Routed | Self::Ptp | Self::Bridge => LINK_MTU,
+            Self::Vxlan => LINK_MTU - pods::OVERHEAD,
+        }
+    }
+}
+
+/// Of nodes' devices, in bytes.
+pub(crate) const LINK_MTU: u32 = 1500;
 
 /// A namespace with an address: a pod, a node, or a machine outside.
 #[derive(Debug)]

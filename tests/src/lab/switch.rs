@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::address::{CLUSTER_PODS, EXTERNAL, Family, NODES};
-use super::{Dual, Host, Lab, Layout, Node};
+use super::{Dual, Host, Lab, Layout, Node, pods};
 
 /// Over which link the nodes reach each other's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,10 @@ impl Lab {
     pub fn set_pod_route(&self, route: PodRoute) -> Result<()> {
         for (node, other) in [(&self.n1, &self.n2), (&self.n2, &self.n1)] {
             let gateway = node_addrs(other, route);
+            if self.layout == Layout::Vxlan {
+                pods::lead_to(&node.host.ns, other.pod_net, gateway.v4)?;
+                continue;
+            }
             let lines = Family::ALL
                 .map(|family| format!("route replace {} via {}", other.pod_net.cidr(family), gateway.ip(family)));
             node.host.ns.ip(&lines.join("\n"))?;
@@ -178,18 +182,17 @@ impl Host {
 }
 
 impl Node {
-    /// The address of the device through which this node reaches its own pods: a bridge has one, for a pod's own
-    /// veth the node's stands in.
+    /// The address of the device through which this node reaches its own pods: for one without, the node's stands in.
     pub fn towards_own_pods(&self, layout: Layout) -> Dual {
         match layout {
             Layout::Routed => self.host.addrs,
-            Layout::Bridge => self.pod_net.host(1),
+            Layout::Ptp | Layout::Bridge | Layout::Vxlan => self.pod_net.host(1),
         }
     }
 
     /// The address with which this node reaches the other's pods.
-    pub fn towards_pods(&self, route: PodRoute) -> Dual {
-        node_addrs(self, route)
+    pub fn towards_pods(&self, layout: Layout, route: PodRoute) -> Dual {
+        if layout == Layout::Vxlan { self.pod_net.host(0) } else { node_addrs(self, route) }
     }
 }
 

@@ -36,7 +36,9 @@ struct Args {
 #[derive(Clone, Copy, ValueEnum)]
 enum Pods {
     Routed,
+    Ptp,
     Bridge,
+    Vxlan,
 }
 
 /// Of the Service web.
@@ -51,7 +53,9 @@ fn main() -> Result<()> {
 
     let lab = Lab::start(match args.pods {
         Pods::Routed => Layout::Routed,
+        Pods::Ptp => Layout::Ptp,
         Pods::Bridge => Layout::Bridge,
+        Pods::Vxlan => Layout::Vxlan,
     })?;
     let servers = Servers::start()?;
     lab.backends().try_for_each(|host| servers.serve(host, PORT))?;

@@ -1,0 +1,166 @@
+//! How pods hang on their node, and how nodes reach each other's: as CNI plugins make it.
+
+use anyhow::{Context, Result};
+
+use super::address::{DualNet, Family};
+use super::build::{add_addr, plug};
+use super::{Host, Layout};
+use crate::netns::NetNs;
+
+/// Of the node's end of every routed pod's veth, so that a pod's neighbour entry never changes.
+const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
+
+/// The device of a node that leads to the pods of the other, in the layout that has one, as flannel calls it.
+pub(super) const OVERLAY: &str = "flannel.1";
+/// Of the nodes, for frames to and from each other's overlay: Linux's, which flannel keeps.
+pub const VXLAN_PORT: u16 = 8472;
+/// An Ethernet frame in VXLAN, UDP and IPv4 is so many bytes longer.
+pub(super) const OVERHEAD: u32 = 50;
+
+/// What pods share on a node.
+pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
+    match layout {
+        Layout::Routed | Layout::Ptp => Ok(()),
+        Layout::Bridge => bridge(node, layout, pod_net),
+        Layout::Vxlan => bridge(node, layout, pod_net).and_then(|()| overlay(node, layout, pod_net)),
+    }
+}
+
+/// Gives a pod its device and its way to its node.
+pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result<()> {
+    match layout {
+        Layout::Routed => routed(node, pod),
+        Layout::Ptp => ptp(node, pod, pod_net),
+        Layout::Bridge | Layout::Vxlan => bridged(node, layout, pod, pod_net),
+    }
+}
+
+fn bridge(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
+    // Kubernetes asks for these wherever pods share a bridge: netfilter must see both directions of a flow.
+    for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+        node.sysctl(&format!("bridge/{key}"), "1").context("load the module br_netfilter")?;
+    }
+    node.ip(&format!(
+        "link add cni0 mtu {} type bridge mcast_snooping 0
+         link set cni0 up
+         {}",
+        layout.mtu(),
+        add_addr("cni0", pod_net, 1)
+    ))
+}
+
+/// A VXLAN device with the first address of the node's pods; the other node's side is told by [`lead_to`].
+fn overlay(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
+    let addrs = pod_net.host(0);
+    node.ip(&format!(
+        "link add {OVERLAY} address {} mtu {} type vxlan id 1 dstport {VXLAN_PORT} nolearning noudpcsum
+         link set {OVERLAY} up
+         addr add {}/32 dev {OVERLAY}
+         addr add {}/128 dev {OVERLAY} nodad",
+        overlay_mac(pod_net),
+        layout.mtu(),
+        addrs.v4,
+        addrs.v6,
+    ))
+}
+
+/// Leads what is for another node's pods into the overlay, and through it to that node at `underlay`.
+pub(super) fn lead_to(node: &NetNs, other: DualNet, underlay: std::net::Ipv4Addr) -> Result<()> {
+    let (mac, gateway) = (overlay_mac(other), other.host(0));
+    let lines = Family::ALL.map(|family| {
+        let (net, gateway) = (other.cidr(family), gateway.ip(family));
+        format!(
+            "neigh replace {gateway} lladdr {mac} dev {OVERLAY} nud permanent
+             route replace {net} via {gateway} dev {OVERLAY} onlink"
+        )
+    });
+    node.ip(&lines.join("\n"))?;
+    let mut bridge = std::process::Command::new("bridge");
+    let entry = format!("fdb replace {mac} dev {OVERLAY} dst {underlay} self permanent");
+    node.exec(bridge.args(entry.split(' '))).map(drop)
+}
+
+/// Of the overlay's end on the node that has these pods.
+fn overlay_mac(pod_net: DualNet) -> String {
+    let [_, _, third, _] = pod_net.host(0).v4.octets();
+    format!("02:00:00:00:00:{third:02x}")
+}
+
+fn bridged(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result<()> {
+    let gateway = pod_net.host(1);
+    plug(node, "cni0", pod.name, &pod.ns, "eth0")?;
+    node.ip(&format!("link set {} mtu {}", pod.name, layout.mtu()))?;
+    pod.ns.ip(&format!(
+        "link set eth0 mtu {} up
+         addr add {}/{} dev eth0
+         addr add {}/{} dev eth0 nodad
+         route add default via {}
+         route add default via {}",
+        layout.mtu(),
+        pod.addrs.v4,
+        pod_net.len(Family::V4),
+        pod.addrs.v6,
+        pod_net.len(Family::V6),
+        gateway.v4,
+        gateway.v6,
+    ))
+}
+
+fn routed(node: &NetNs, pod: &Host) -> Result<()> {
+    let Host { name, ns, addrs } = pod;
+    node.ip(&format!(
+        "link add {name} address {GATEWAY_MAC} type veth peer name eth0 netns {}
+         link set {name} up
+         route add {}/32 dev {name}
+         route add {}/128 dev {name}",
+        ns.name(),
+        addrs.v4,
+        addrs.v6,
+    ))?;
+    ns.ip(&format!(
+        "link set eth0 up
+         addr add {}/32 dev eth0
+         addr add {}/128 dev eth0 nodad
+         neigh add 169.254.1.1 lladdr {GATEWAY_MAC} dev eth0 nud permanent
+         neigh add fe80::1 lladdr {GATEWAY_MAC} dev eth0 nud permanent
+         route add 169.254.1.1 dev eth0 scope link
+         route add default via 169.254.1.1
+         route add default via fe80::1 dev eth0",
+        addrs.v4, addrs.v6,
+    ))
+}
+
+/// The pod's side first, then the node's: the order of the plugin.
+fn ptp(node: &NetNs, pod: &Host, pod_net: DualNet) -> Result<()> {
+    let (Host { name, ns, addrs }, gateway) = (pod, pod_net.host(1));
+    node.ip(&format!("link add {name} type veth peer name eth0 netns {}", ns.name()))?;
+    // All that is for other pods of the node goes to the gateway, too.
+    let routes = Family::ALL.map(|family| {
+        let (net, via) = (pod_net.cidr(family), gateway.ip(family));
+        format!(
+            "route del {net} dev eth0
+             route add {via} dev eth0
+             route add {net} via {via} dev eth0
+             route add default via {via} dev eth0"
+        )
+    });
+    ns.ip(&format!(
+        "link set eth0 up
+         addr add {}/{} dev eth0
+         addr add {}/{} dev eth0 nodad
+         {}",
+        addrs.v4,
+        pod_net.len(Family::V4),
+        addrs.v6,
+        pod_net.len(Family::V6),
+        routes.join("\n"),
+    ))?;
+    node.ip(&format!(
+        "link set {name} up
+         addr add {}/32 dev {name}
+         addr add {}/128 dev {name} nodad
+         route add {}/32 dev {name}
+         route add {}/128 dev {name}",
+        gateway.v4, gateway.v6, addrs.v4, addrs.v6,
+    ))
+}
