@@ -16,6 +16,11 @@ mod tree;
 mod validate;
 mod watch;
 
+/// A node's name as the API spells it: trimmed, in lower case.
+pub(crate) fn canonical_node_name(name: &str) -> String {
+    name.trim().to_lowercase()
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -153,13 +158,12 @@ impl Configuration {
         })
     }
 
-    /// As the API spells it: trimmed, in lower case.
     fn node_name(&self) -> Result<String> {
         let name = match self.kube_proxy.hostname_override.as_str() {
             "" => nix::unistd::gethostname().context("read the host name")?.to_string_lossy().into_owned(),
             name => name.to_owned(),
         };
-        let name = name.trim().to_lowercase();
+        let name = canonical_node_name(&name);
         if name.is_empty() {
             bail!("the node's name is empty: set --hostname-override");
         }

@@ -230,6 +230,15 @@ impl Desired {
         Some((ObjectRef { kind: "Service", name: service.clone() }, field.to_owned()))
     }
 
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// What of this node matters to Services.
+    pub(crate) fn node(&self) -> &NodeModel {
+        &self.node
+    }
+
     /// The Services whose health load balancers ask for, as of the last sync.
     pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.health_checks

@@ -36,7 +36,8 @@ use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
 pub use read::{Cause, ObjectRef, Skipped};
-use read::{Reader, addr, cidr, ip, port_number, protocol};
+use read::{Reader, addr, port_number, protocol};
+pub(crate) use read::{cidr, ip};
 
 /// What one Service offers, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -19,6 +19,9 @@ pub struct Status {
     pub mode: String,
     pub node_name: String,
     pub node_addresses: Vec<IpAddr>,
+    /// Of the agent, as the kernel calls it: `net:[4026531840]`. Devices have their indexes there.
+    #[serde(default)]
+    pub network_namespace: Option<String>,
     pub options: OptionsStatus,
     /// The maps hold what the objects last seen ask for, and every device carries its programs.
     pub healthy: bool,

@@ -10,7 +10,7 @@ use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
 
 use crate::cli::print;
-use crate::config::NodeArgs;
+use crate::config::{NodeArgs, canonical_node_name};
 use crate::object;
 use crate::run::RUN_DIR;
 
@@ -111,7 +111,7 @@ async fn of_family<A: Family>(args: &TraceArgs) -> Result<Trace> {
     }
     let object = object::embedded()?;
     if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
-        let folder = Folder::read(dir, node, &args.services).await?;
+        let folder = Folder::read(dir, &canonical_node_name(node), &args.services).await?;
         let (scene, from) = folder.scene::<A>(from, args.host, &to).await?;
         let programs = Programs::load(object, &scene, args.count)?;
         return send(programs, scene, from, args);

@@ -23,6 +23,11 @@ impl Folder {
         Ok(folder)
     }
 
+    /// One more object.
+    pub(crate) fn put(&self, name: &str, object: &Value) -> Result<()> {
+        Ok(fs::write(self.0.path().join(format!("{name}.yaml")), serde_saphyr::to_string(object)?)?)
+    }
+
     pub(crate) fn path(&self) -> &str {
         self.0.path().to_str().expect("a path in UTF-8")
     }
@@ -41,6 +46,7 @@ pub(crate) fn names(family: Family) -> Names {
         ("vip", "192.0.2.1", "fd00:192::1"),
         ("external", "192.0.2.2", "fd00:192::2"),
         ("nobody", "10.96.0.200", "fd00:10:96::200"),
+        ("loopback", "127.0.0.1", "::1"),
     ];
     let hosts = hosts.map(|(name, v4, v6)| (name, of(family, v4, v6).parse().expect("an address")));
     let services = SERVICES.iter().enumerate();

@@ -17,7 +17,7 @@ use proxy_agent::trace::report::{Trace, Verdict};
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{Flow, FlowKey};
-use proxy_common::names::{INGRESS, IPV4, IPV6};
+use proxy_common::names::{INGRESS, IPV4, IPV6, LO};
 
 use crate::{kpx, trace_command};
 
@@ -77,6 +77,8 @@ fn agree(layout: Layout) -> Result<()> {
         known_client(&lab, &agents[0], sticky.frontend(family))?;
     }
     in_device(&lab, &agents[0], services[0].frontend(Family::V4))?;
+    to_loopback(&lab, &agents[0])?;
+    from_another_namespace(&lab, &agents[0], services[0].frontend(Family::V4))?;
     other_programs(&lab, &agents[0], services[0].frontend(Family::V4))?;
     agents.into_iter().try_for_each(Agent::stop)
 }
@@ -107,6 +109,31 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     ensure!(trace.outcome.reason.as_deref() == Some(Reason::Outside.name()), "{trace:?}");
     let error = self::trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "lo"]).err().context("lo")?;
     expect!["kpx: kpx has no program on lo that packets meet as they arrive"].assert_eq(&error.to_string());
+    Ok(())
+}
+
+/// Such a packet never comes to the anchor.
+fn to_loopback(lab: &Lab, agent: &Agent) -> Result<()> {
+    for to in ["127.0.0.1", "127.1.2.3", "::1"] {
+        let to = SocketAddr::new(to.parse()?, NODE_PORT);
+        let mut command = trace_command()?;
+        command.args(["--host", "--to", &to.to_string(), "--output", "json", "--run-dir"]).arg(agent.run_dir());
+        let text = lab.n1.host.ns.run(|| kpx(&mut command))?;
+        let trace: Trace = serde_json::from_str(&text)?;
+        ensure!((trace.hook.program.as_str(), trace.hook.device.as_str()) == (LO, "lo"), "{to}: {trace:?}");
+        ensure!(trace.outcome.verdict == Verdict::Pass, "{to}: {trace:?}");
+    }
+    Ok(())
+}
+
+/// Devices and routes there are not those that the agent serves.
+fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
+    let mut command = trace_command()?;
+    command.arg("--run-dir").arg(agent.run_dir()).args(["--from", "10.244.1.2", "--to", &frontend.to_string()]);
+    let error =
+        lab.host("p1a").ns.run(|| kpx(&mut command)).err().context("a pod's namespace is taken for the node's")?;
+    let error = error.to_string();
+    ensure!(error.contains("serves another network namespace, net:[") && error.contains("trace there"), "{error}");
     Ok(())
 }
 

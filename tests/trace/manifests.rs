@@ -274,6 +274,68 @@ fn the_host_dials_its_own_node_port() -> Result<()> {
     )
 }
 
+/// The kernel takes what it sends there for its own: no route of kpx's leads there.
+#[test]
+fn the_host_dials_its_loopback_address() -> Result<()> {
+    let said = expect![[r#"
+        n1:32768 > loopback:30004/tcp on n1, met by kpx_lo at lo
+          verdict    pass (not_unicast)
+                     from or to a multicast, broadcast, loopback or link-local address
+    "#]];
+    check("n1", "loopback:30004", &[], &said)?;
+    check("n1", "loopback:30004", &["--host"], &said)?;
+    check(
+        "loopback",
+        "n1:30004",
+        &[],
+        &expect![[r#"
+        loopback:32768 > n1:30004/tcp on n1, met by kpx_lo at lo
+          verdict    pass (not_unicast)
+                     from or to a multicast, broadcast, loopback or link-local address
+    "#]],
+    )
+}
+
+#[test]
+fn two_services_claim_one_frontend() -> Result<()> {
+    let folder = Folder::create()?;
+    folder.put(
+        "rival",
+        &serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": "zz" },
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": "10.96.0.201",
+                "externalIPs": ["192.0.2.2"],
+                "ports": [{ "port": 80, "nodePort": 30004 }],
+            },
+            "status": { "loadBalancer": { "ingress": [{ "ip": "192.0.2.1" }] } },
+        }),
+    )?;
+    let trace: Trace = json(&folder, Family::V4, "stranger", "n1:30004", &[])?;
+    assert_eq!(trace.outcome.service.and_then(|service| service.name).as_deref(), Some("port"));
+    let held = [
+        "spec.ports[0].nodePort: IPv4 *:30004/tcp is held by Service default/port",
+        "status.loadBalancer.ingress[0].ip: 192.0.2.1:80/tcp is held by Service default/balanced",
+        "spec.externalIPs[0]: 192.0.2.2:80/tcp is held by Service default/sticky",
+    ];
+    assert_eq!(trace.notes, held.map(|why| format!("Service default/zz {why}")));
+    Ok(())
+}
+
+#[test]
+fn a_nodes_name_is_trimmed_and_in_lower_case() -> Result<()> {
+    let folder = Folder::create()?;
+    let mut command = trace_command()?;
+    command.args(["--manifests", folder.path(), "--node", " N1 ", "--from", "10.244.1.10", "--to", "10.96.0.10:80"]);
+    let text = names(Family::V4).replace(&kpx(&mut command)?);
+    assert!(text.starts_with("p1a:32768 > web:80/tcp on n1, met by kpx_ingress at pods\n"), "{text}");
+    assert!(!text.contains("note:"), "{text}");
+    Ok(())
+}
+
 #[test]
 fn under_policy_local_clients_outside_need_local_endpoints_and_pods_do_not() -> Result<()> {
     check(

@@ -9,7 +9,7 @@ use proxy_common::names;
 use super::Agent;
 use crate::desired::FamilyCounts;
 use crate::health::{Problem, Problems};
-use crate::net::role::Role;
+use crate::net::{self, role::Role};
 use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
 impl Agent {
@@ -32,6 +32,7 @@ impl Agent {
             mode: self.mode.to_string(),
             node_name: self.node_name.clone(),
             node_addresses: self.node.addresses(),
+            network_namespace: net::namespace().ok().map(|name| name.display().to_string()),
             options: self.options_status(),
             healthy: self.synced && self.node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),

@@ -28,6 +28,7 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
 use super::sizes::Room;
+use crate::net;
 pub(super) use resize::Resize;
 
 /// Where pins are, unless the operator says otherwise.
@@ -88,7 +89,7 @@ impl Pins {
 
     /// Interface indexes mean nothing in another network namespace.
     fn check_netns(&self) -> Result<()> {
-        let ours = fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")?;
+        let ours = net::namespace()?;
         let path = self.dir.join(NETNS);
         match fs::read_link(&path) {
             Ok(theirs) => ensure!(
@@ -281,7 +282,7 @@ fn lock(root: &Path) -> Result<Flock<File>> {
 
 /// An error if what is in a folder of pins serves another network namespace: what else belongs to it is there.
 pub fn check_netns(root: &Path) -> Result<()> {
-    let ours = fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")?;
+    let ours = net::namespace()?;
     for layout in names(root)? {
         let dir = root.join(layout);
         // There is none in half a start.

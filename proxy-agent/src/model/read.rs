@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
 }
 
 /// As lenient as Kubernetes had to stay: leading zeros are decimal, and an IPv4-mapped address is IPv4.
-pub(super) fn ip(text: &str) -> Result<IpAddr, String> {
+pub(crate) fn ip(text: &str) -> Result<IpAddr, String> {
     let strict = text.parse::<IpAddr>().ok();
     let ip =
         strict.or_else(|| zero_padded(text).map(IpAddr::V4)).ok_or_else(|| format!("{text:?} is no IP address"))?;
@@ -142,8 +142,14 @@ pub(super) fn protocol(name: Option<&str>) -> Result<Proto, String> {
     }
 }
 
-pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
-    text.parse::<IpNet>().map(|net| net.trunc()).map_err(|_| format!("{text:?} is no CIDR"))
+/// Of all addresses in it the first one counts.
+pub(crate) fn cidr(text: &str) -> Result<IpNet, String> {
+    let lenient = || {
+        let (addr, bits) = text.split_once('/')?;
+        IpNet::new(zero_padded(addr)?.into(), bits.parse().ok()?).ok()
+    };
+    let net = text.parse::<IpNet>().ok().or_else(lenient);
+    net.map(|net| net.trunc()).ok_or_else(|| format!("{text:?} is no CIDR"))
 }
 
 #[cfg(test)]
@@ -165,6 +171,17 @@ mod tests {
         }
         for text in ["", "10.96.0", "10.96.0.256", "10.96.0.1.", "10.96..1", "+1.2.3.4", "10.96.0.1/32", "fd00::g"] {
             assert!(ip(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn networks_are_read_as_leniently() {
+        for (text, net) in [("10.0.0.1/8", "10.0.0.0/8"), ("010.000.0.0/08", "10.0.0.0/8"), ("fd00::1/64", "fd00::/64")]
+        {
+            assert_eq!(cidr(text).map(|net| net.to_string()).as_deref(), Ok(net), "{text}");
+        }
+        for text in ["10.0.0.0", "010.0.0.0", "010.0.0.0/33", "010.0.0.0/", "010.0.0/8", "/8"] {
+            assert!(cidr(text).is_err(), "{text}");
         }
     }
 

@@ -20,7 +20,9 @@ pub mod sock_diag;
 pub mod sysctl;
 mod watch;
 
+use std::fs;
 use std::io;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use futures::StreamExt;
@@ -43,6 +45,11 @@ pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Han
     // The end of a dump carries its error and whether it is consistent.
     connection.set_forward_done(true);
     Ok((connection, handle))
+}
+
+/// What the kernel calls the network namespace of this thread: `net:[4026531840]`.
+pub fn namespace() -> anyhow::Result<PathBuf> {
+    fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")
 }
 
 /// All that the kernel answers to a dump, as far as `pick` wants it.

@@ -17,11 +17,11 @@ use proxy_common::names;
 
 use super::programs::LO;
 use super::routes::{Way, way_to};
-use super::scene::{Entry, Family, Net, PortName, Scene};
+use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
 use crate::datapath;
-use crate::net::anchor;
+use crate::net::{self, anchor};
 use crate::status::Status;
 use crate::tables::{FamilyTables, RangeKey};
 use crate::view::Names;
@@ -43,7 +43,9 @@ pub(super) struct Live {
 impl Live {
     pub(super) async fn ask(run_dir: &Path) -> Result<Self> {
         let client = Client::new(run_dir);
-        Ok(Self { status: client.status().await?, names: client.names().await? })
+        let status = client.status().await?;
+        check_namespace(&status, run_dir)?;
+        Ok(Self { status, names: client.names().await? })
     }
 
     /// The programs that run must be ours: the copy is to do what they do.
@@ -73,7 +75,7 @@ impl Live {
         let tables = self.tables()?;
         let mut scene = Scene {
             node_name: self.status.node_name.clone(),
-            names: self.names(&tables),
+            names: port_names(&self.names, &tables),
             tables,
             node: self.single(names::NODE)?,
             devices: self.rows(names::DEVICES)?,
@@ -112,16 +114,6 @@ impl Live {
             "--socket-lb {scope}: sockets of {client} are led to a backend at {call} already. Such a packet comes of one \
              that is not (docs/socket-lb.md says which), or was open before"
         ))
-    }
-
-    /// Of the service ports, by their keys: their ClusterIP frontends.
-    fn names<A: Family>(&self, tables: &FamilyTables<A>) -> BTreeMap<FrontendKey<A>, PortName> {
-        let named = tables.services.keys().filter_map(|key| {
-            let name = self.names.find(SocketAddr::new(key.addr.ip(), key.port.get()), &key.proto.to_string())?;
-            let (namespace, service) = (name.namespace.clone(), name.name.clone());
-            Some((*key, PortName { namespace, service, port: name.port_name.clone() }))
-        });
-        named.collect()
     }
 
     /// Read anew if the agent wrote meanwhile and the parts do not fit each other.
@@ -171,6 +163,19 @@ impl Live {
     }
 }
 
+/// Here its devices and routes would be those of others.
+fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
+    let Some(theirs) = &status.network_namespace else { return Ok(()) };
+    let ours = net::namespace()?.display().to_string();
+    ensure!(
+        ours == *theirs,
+        "the kpx of {} serves another network namespace, {theirs}, and this is {ours}: trace there (`nsenter --net`, \
+         `ip netns exec`)",
+        run_dir.display(),
+    );
+    Ok(())
+}
+
 /// Does every frontend lead to a service port, and every count to slots?
 fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
     let leads = |service| tables.services.contains_key(service) || tables.frontends.contains_key(service);
@@ -194,13 +199,16 @@ async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, t
         let ifindex = if_nametoindex(device).with_context(|| format!("look for device {device}"))?;
         return at_device(scene, device.to_owned(), ifindex);
     }
-    let is_own = |addr| A::from_ip(addr).is_some_and(|addr| scene.addrs.contains_key(&addr));
+    let is_own =
+        |addr: IpAddr| addr.is_loopback() || A::from_ip(addr).is_some_and(|addr| scene.addrs.contains_key(&addr));
     if !origin.host && !is_own(from) {
         let ifindex = device_of(scene, from).await?;
         let device = if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
         return at_device(scene, device.to_string_lossy().into_owned(), ifindex);
     }
-    if is_own(to.addr.ip()) {
+    // What the kernel takes for its own, such as all of 127.0.0.0/8, never gets to a route of ours.
+    let to = to.addr.ip();
+    if is_own(to) || way_to(to).await.is_ok_and(|way| way.device == LO) {
         return Ok(Entry { program: names::LO, device: "lo".to_owned(), ifindex: LO });
     }
     let ifindex = scene.node.anchor_ifindex;

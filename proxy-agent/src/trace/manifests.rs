@@ -8,34 +8,32 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr};
-use proxy_common::frontend::FrontendKey;
 use proxy_common::names;
 use tokio::sync::mpsc;
 
 use super::ground::{self, Ground};
 use super::programs::LO;
-use super::scene::{Entry, Family, Net, PortName, Scene};
+use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
-use crate::compact::{Address, ServicePort};
+use crate::compact::Address;
 use crate::config::NodeArgs;
+use crate::desired::Desired;
 use crate::events::Queue;
 use crate::health::Health;
-use crate::input::ObjectName;
-use crate::model::{self, NodeModel, ServiceModel, Skipped};
+use crate::model::{self, Cause};
 use crate::net::anchor::Anchor;
 use crate::net::{self, anchor};
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
 use crate::source::Source;
 use crate::store::Store;
-use crate::tables::FamilyTables;
+use crate::view::Names;
 
 /// The objects of a folder, and what the node is by them.
 pub(super) struct Folder {
-    store: Store,
+    desired: Desired,
     /// What an operator would say to `kpx run`.
     options: NodeOptions,
-    model: NodeModel,
     node_addrs: Vec<IpAddr>,
     /// Where pods of this node have their addresses.
     pod_nets: Vec<IpNet>,
@@ -49,11 +47,10 @@ impl Folder {
         let health = Health::default();
         let (sender, mut inputs) = mpsc::channel(Self::KINDS);
         let source = Source::Manifests(PathBuf::from(dir));
-        let mut store = Store::new(node_name);
+        let mut desired = Desired::with_options(node_name, model);
         let take = async {
-            while !store.is_complete() {
-                let input = inputs.recv().await.context("the folder gave up its objects")?;
-                let _dirty = store.apply(input);
+            while !desired.is_complete() {
+                desired.apply(inputs.recv().await.context("the folder gave up its objects")?);
             }
             Ok(())
         };
@@ -63,14 +60,18 @@ impl Folder {
         }?;
         let mut notes: Vec<_> =
             health.problems().iter().map(|(what, problem)| format!("{what}: {}", problem.why)).collect();
+        desired.sync();
+        let store = desired.store();
         if store.node().is_none() {
             notes.push(format!("there is no Node {node_name}: it has no addresses, no pod CIDRs, no zone"));
         }
         let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();
         let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
-        pod_nets.extend(local_pods(&store, &node_addrs).map(IpNet::from));
-        let model = NodeModel::of(&store, &model);
-        Ok(Self { store, options, model, node_addrs, pod_nets, notes })
+        pod_nets.extend(local_pods(store, &node_addrs).map(IpNet::from));
+        // Which of its conflicts matter the family says.
+        let unreadable = desired.skipped().filter(|skipped| skipped.cause != Cause::Conflict);
+        notes.extend(unreadable.map(ToString::to_string));
+        Ok(Self { desired, options, node_addrs, pod_nets, notes })
     }
 
     /// The first input of each kind brings all there are.
@@ -89,7 +90,7 @@ impl Folder {
             ground = ground::make(&handle, &self.node_addrs, &self.pod_nets) => ground?,
             () = driver => bail!("the netlink socket has failed"),
         };
-        let own = || self.model.primary.iter().copied().find(|addr| A::from_ip(*addr).is_some());
+        let own = || self.desired.node().primary.iter().copied().find(|addr| A::from_ip(*addr).is_some());
         let from = match from {
             Some(from) => from,
             None => {
@@ -97,24 +98,24 @@ impl Folder {
             }
         };
         let mut detection = Detection::new(self.options.detector.clone());
-        detection.learn(&self.store.node().map(model::pod_cidrs).unwrap_or_default())?;
-        let (tables, names, skipped) = tables(&self.store, &self.model);
-        let (service_cidrs, skipped_cidrs) = model::service_cidrs(self.store.service_cidrs());
-        let skipped = skipped.into_iter().chain(skipped_cidrs).map(|skipped| skipped.to_string());
+        detection.learn(&self.desired.pod_cidrs())?;
+        let tables = A::tables(self.desired.tables());
+        let snapshot = self.desired.snapshot();
+        let conflicts = A::conflicts(&snapshot).values().flatten().map(ToString::to_string);
         let scene = Scene {
-            node_name: self.store.node_name().to_owned(),
-            tables,
+            node_name: self.desired.store().node_name().to_owned(),
+            tables: tables.clone(),
             node: self.node(&ground, &detection),
             devices: self.devices(&ground),
             addrs: self.addrs(&ground),
             pods: nets(&detection.nets()),
-            service_cidrs: nets(&service_cidrs),
+            service_cidrs: nets(self.desired.service_cidrs()),
             generation: 0,
             affinity: BTreeMap::new(),
             connections: BTreeMap::new(),
-            names,
+            names: port_names(&Names::new(snapshot.names()), tables),
             entry: self.entry(from.ip(), host, to, &ground),
-            notes: self.notes.iter().cloned().chain(skipped).collect(),
+            notes: self.notes.iter().cloned().chain(conflicts).collect(),
         };
         Ok((scene, from))
     }
@@ -136,19 +137,19 @@ impl Folder {
 
     fn addrs<A: Addr>(&self, ground: &Ground) -> BTreeMap<A, OwnAddr> {
         let addrs = self.node_addrs.iter().filter_map(|addr| {
-            let serves = self.options.node_ports.accepts(*addr, &self.model.primary);
+            let serves = self.options.node_ports.accepts(*addr, &self.desired.node().primary);
             Some((A::from_ip(*addr)?, OwnAddr::new(ground.uplink, if serves { OwnAddr::NODE_PORTS } else { 0 })))
         });
         addrs.collect()
     }
 
     fn primary<A: Addr>(&self) -> A {
-        self.model.primary.iter().find_map(|addr| A::from_ip(*addr)).unwrap_or(A::UNSPECIFIED)
+        self.desired.node().primary.iter().find_map(|addr| A::from_ip(*addr)).unwrap_or(A::UNSPECIFIED)
     }
 
     fn entry(&self, from: IpAddr, host: bool, to: &Target, ground: &Ground) -> Entry {
         let entry = |program, device: &str, ifindex| Entry { program, device: device.to_owned(), ifindex };
-        let is_own = |addr| self.node_addrs.contains(&addr);
+        let is_own = |addr: IpAddr| addr.is_loopback() || self.node_addrs.contains(&addr);
         if host || is_own(from) {
             if is_own(to.addr.ip()) {
                 entry(names::LO, "lo", LO)
@@ -165,40 +166,6 @@ impl Folder {
 
 fn nets<A: Family>(nets: &[IpNet]) -> Vec<Net<A>> {
     nets.iter().filter_map(|net| Some((net.prefix_len().into(), A::from_ip(net.network())?))).collect()
-}
-
-/// What the maps should hold, what its service ports are called, and what of the Services could not be used.
-fn tables<A: Family>(
-    store: &Store,
-    node: &NodeModel,
-) -> (FamilyTables<A>, BTreeMap<FrontendKey<A>, PortName>, Vec<Skipped>) {
-    let mut skipped = Vec::new();
-    let models = store.services().filter_map(|(name, _)| {
-        let (model, news) = ServiceModel::of(store, name, node);
-        skipped.extend(news);
-        A::model(model)
-    });
-    let mut models: Vec<_> = models.collect();
-    models.sort_by(|one, other| one.claim.cmp(&other.claim));
-    let mut names = BTreeMap::new();
-    for model in &models {
-        for key in model.ports.keys() {
-            // The first claim holds it.
-            names.entry(*key).or_insert_with(|| port_name(store, &model.claim.service, key));
-        }
-    }
-    (FamilyTables::of(models.iter()), names, skipped)
-}
-
-fn port_name<A: Family>(store: &Store, service: &ObjectName, key: &FrontendKey<A>) -> PortName {
-    let mut ports = store.service(service).into_iter().flat_map(|service| &service.ports);
-    let is_of_key = |port: &&ServicePort| {
-        let proto = port.protocol.as_deref().unwrap_or("TCP");
-        port.port == i32::from(key.port.get()) && proto.eq_ignore_ascii_case(&key.proto.to_string())
-    };
-    let port = ports.find(is_of_key).and_then(|port| port.name.as_deref()).unwrap_or_default();
-    let ObjectName { namespace, name } = service;
-    PortName { namespace: namespace.to_string(), service: name.to_string(), port: port.to_owned() }
 }
 
 /// Endpoints on the node that are not the node itself.

@@ -1,6 +1,7 @@
 //! All that decides about a packet but the packet itself.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use aya::Pod;
 use proxy_common::addr::{Addr, Addr4, Addr6};
@@ -9,8 +10,9 @@ use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 
-use crate::model::{FamilyModel, ServiceModel};
-use crate::tables::FamilyTables;
+use crate::model::Skipped;
+use crate::tables::{FamilyTables, Tables};
+use crate::view::{Names, Snapshot};
 
 /// What the maps of one family hold, and where the packet comes in.
 #[derive(Clone, Debug)]
@@ -36,22 +38,31 @@ pub(super) struct Scene<A: Addr> {
 /// A family and where its part is.
 pub(super) trait Family: Addr + Pod {
     const MAPS: FamilyMaps;
-    fn model(service: ServiceModel) -> Option<FamilyModel<Self>>;
+    fn tables(tables: &Tables) -> &FamilyTables<Self>;
+    fn conflicts(snapshot: &Snapshot) -> &BTreeMap<FrontendKey<Self>, Vec<Skipped>>;
 }
 
 impl Family for Addr4 {
     const MAPS: FamilyMaps = IPV4;
 
-    fn model(service: ServiceModel) -> Option<FamilyModel<Self>> {
-        service.v4
+    fn tables(tables: &Tables) -> &FamilyTables<Self> {
+        &tables.v4
+    }
+
+    fn conflicts(snapshot: &Snapshot) -> &BTreeMap<FrontendKey<Self>, Vec<Skipped>> {
+        &snapshot.conflicts4
     }
 }
 
 impl Family for Addr6 {
     const MAPS: FamilyMaps = IPV6;
 
-    fn model(service: ServiceModel) -> Option<FamilyModel<Self>> {
-        service.v6
+    fn tables(tables: &Tables) -> &FamilyTables<Self> {
+        &tables.v6
+    }
+
+    fn conflicts(snapshot: &Snapshot) -> &BTreeMap<FrontendKey<Self>, Vec<Skipped>> {
+        &snapshot.conflicts6
     }
 }
 
@@ -65,6 +76,16 @@ pub(super) struct PortName {
     pub(super) service: String,
     /// Empty if it has no name.
     pub(super) port: String,
+}
+
+/// Of the service ports, by their keys: their ClusterIP frontends.
+pub(super) fn port_names<A: Family>(names: &Names, tables: &FamilyTables<A>) -> BTreeMap<FrontendKey<A>, PortName> {
+    let named = tables.services.keys().filter_map(|key| {
+        let name = names.find(SocketAddr::new(key.addr.ip(), key.port.get()), &key.proto.to_string())?;
+        let (namespace, service) = (name.namespace.clone(), name.name.clone());
+        Some((*key, PortName { namespace, service, port: name.port_name.clone() }))
+    });
+    named.collect()
 }
 
 /// The hook at which a packet meets the programs first.

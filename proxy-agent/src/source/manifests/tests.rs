@@ -60,6 +60,25 @@ fn objects_are_completed_as_an_api_server_would() {
     "#]].assert_eq(&objects);
 }
 
+/// Multicast endpoints that are not link-local, and addresses with leading zeros, as old objects have them.
+#[test]
+fn what_an_api_server_has_is_taken() {
+    let v6 = slice("web-2", "'ff05::1:3', 'FD00:0::0001'").replace("IPv4", "IPv6");
+    let slices = [slice("web-1", "239.1.1.1"), slice("web-3", "010.000.000.001"), v6];
+    let web = WEB.replace("clusterIP: 10.96.0.10", "clusterIP: 010.096.000.010\n  externalIPs: [192.000.002.001]");
+    let web = web.replace("spec:", "spec:\n  loadBalancerSourceRanges: [010.000.0.0/8]");
+    let text = slices.into_iter().chain([web]).collect::<Vec<_>>().join("---\n");
+    let (objects, problems) = folder(&[("a.yaml", &text)]).1;
+    assert_eq!((objects.len(), problems), (4, BTreeMap::new()));
+    let service = objects.values().find_map(|object| match &**object {
+        Object::Service(service) => service.spec.clone(),
+        _ => None,
+    });
+    let spec = service.expect("a Service");
+    assert_eq!(spec.ip_families, Some(vec!["IPv4".to_owned()]));
+    assert_eq!(spec.cluster_ips, Some(vec!["010.096.000.010".to_owned()]), "as it was written");
+}
+
 #[test]
 fn what_a_watch_would_not_show_is_not_sent() {
     let labelled =

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec};
@@ -11,6 +11,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use super::object::{Object, Refused};
 use crate::input::ObjectName;
+use crate::model;
 
 type Verdict = Result<(), Refused>;
 
@@ -59,7 +60,7 @@ fn default_service(spec: &mut ServiceSpec) {
     }
     let Some(cluster_ip) = spec.cluster_ip.as_ref().filter(|ip| !ip.is_empty()) else { return };
     let cluster_ips = spec.cluster_ips.get_or_insert_with(|| vec![cluster_ip.clone()]);
-    let families: Option<Vec<_>> = cluster_ips.iter().map(|ip| ip.parse().ok().map(family)).collect();
+    let families: Option<Vec<_>> = cluster_ips.iter().map(|ip| model::ip(ip).ok().map(family)).collect();
     if let (None, Some(families)) = (&spec.ip_families, families) {
         spec.ip_families = Some(families);
     }
@@ -81,7 +82,8 @@ fn service(spec: &ServiceSpec) -> Verdict {
     }
     for (i, range) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
         // An API server lets white space around it through.
-        network(format_args!("spec.loadBalancerSourceRanges[{i}]"), range.trim())?;
+        let field = format_args!("spec.loadBalancerSourceRanges[{i}]");
+        model::cidr(range.trim()).map_err(|_| not_a_network(field, range.trim()))?;
     }
     if let Some(port) = spec.health_check_node_port.filter(|port| *port != 0) {
         port_number("spec.healthCheckNodePort", port)?;
@@ -179,13 +181,15 @@ fn service_cidr(cidr: &ServiceCIDR) -> Verdict {
     Ok(())
 }
 
-/// Neither unspecified nor loopback, link-local or multicast.
+/// Neither unspecified nor loopback, nor link-local: of multicast addresses an API server refuses those alone.
 fn is_endpoint(ip: IpAddr) -> bool {
+    if ip.is_unspecified() || ip.is_loopback() {
+        return false;
+    }
     match ip {
-        IpAddr::V4(ip) => ip != Ipv4Addr::UNSPECIFIED && !ip.is_loopback() && !ip.is_link_local() && !ip.is_multicast(),
-        IpAddr::V6(ip) => {
-            ip != Ipv6Addr::UNSPECIFIED && !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_multicast()
-        }
+        IpAddr::V4(ip) => !ip.is_link_local() && !matches!(ip.octets(), [224, 0, 0, _]),
+        // RFC 4291 section 2.7: the lower half of the second octet is the scope.
+        IpAddr::V6(ip) => !ip.is_unicast_link_local() && !(ip.is_multicast() && ip.octets()[1] & 0xf == 2),
     }
 }
 
@@ -193,12 +197,17 @@ fn family(ip: IpAddr) -> String {
     if ip.is_ipv4() { "IPv4".to_owned() } else { "IPv6".to_owned() }
 }
 
+/// As lenient as an API server is with objects that it has already.
 fn address(field: impl Display, text: &str) -> Result<IpAddr, Refused> {
-    text.parse().map_err(|_| Refused::new(field, format!("{text:?} is not an IP address")))
+    model::ip(text).map_err(|_| Refused::new(field, format!("{text:?} is not an IP address")))
 }
 
 fn network(field: impl Display, text: &str) -> Result<IpNet, Refused> {
-    text.parse().map_err(|_| Refused::new(field, format!("{text:?} is not a network (address/length)")))
+    text.parse().map_err(|_| not_a_network(field, text))
+}
+
+fn not_a_network(field: impl Display, text: &str) -> Refused {
+    Refused::new(field, format!("{text:?} is not a network (address/length)"))
 }
 
 fn port_number(field: impl Display, port: i32) -> Verdict {

@@ -104,6 +104,8 @@ fn bad_slices_and_cidrs_too() {
         slice(("addressType: IPv4", "")),
         slice(("[10.0.0.1]", "['fd00::1']")),
         slice(("[10.0.0.1]", "[10.0.0.1, 127.0.0.1]")),
+        slice(("[10.0.0.1]", "[224.0.0.251]")),
+        slice(("IPv4", "IPv6")).replace("[10.0.0.1]", "['ff02::1']"),
         slice(("[10.0.0.1]", "[]")),
         slice(("port: 8080", "port: 80800")),
         slice(("{port: 8080}", "{port: 8080}, {port: 8081}")),
@@ -125,6 +127,8 @@ fn bad_slices_and_cidrs_too() {
         a.yaml:1: EndpointSlice default/web-1: addressType: "" is none of IPv4, IPv6, FQDN
         a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[0]: fd00::1 is not IPv4
         a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[1]: 127.0.0.1 is not the address of an endpoint
+        a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[0]: 224.0.0.251 is not the address of an endpoint
+        a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[0]: ff02::1 is not the address of an endpoint
         a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses: is empty
         a.yaml:6: EndpointSlice default/web-1: ports[0].port: 80800 is not a port (1 to 65535)
         a.yaml:6: EndpointSlice default/web-1: ports[1].name: "" is the name of another port
