@@ -4,10 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::agent::{Agent, Object, Service, Source, node, wait_until};
+use kpx_tests::agent::{Agent, Object, SERVICE_PORT, Service, Source, node, wait_until};
 use kpx_tests::apiserver::{ApiServer, Options};
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
-use kpx_tests::lab::{EXTERNAL, Family, Lab, Layout};
+use kpx_tests::lab::{Dual, EXTERNAL, Family, Lab, Layout, SERVICE_CIDR};
 use serde_json::{Value, json};
 
 /// Of every server of the lab.
@@ -25,6 +25,8 @@ fn a_service_has_what_it_may_have() -> Result<()> {
     bed.the_older_service_has_what_two_want().with_context(|| kpx.log())?;
     bed.a_process_that_is_cut_off_is_told_of().with_context(|| kpx.log())?;
     bed.the_api_server_is_refused().with_context(|| kpx.log())?;
+    bed.an_endpoint_is_no_cluster_ip(&kpx).with_context(|| kpx.log())?;
+    bed.another_proxys_services_are_left_to_it().with_context(|| kpx.log())?;
     kpx.stop()?;
     // Its connections are made anew, with that Service there from the start.
     let kpx = bed.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
@@ -115,6 +117,77 @@ impl Bed {
         let ns = &self.lab.host("p1a").ns;
         wait_until(DEADLINE, "its UDP port is served", || is_answered(&Dial::new(Protocol::Udp, at), ns, "p2a"))?;
         self.the_api_server_is_reached()
+    }
+
+    /// It would be dialled once more, past what NetworkPolicy says of the pods behind it.
+    fn an_endpoint_is_no_cluster_ip(&self, kpx: &Agent<'_>) -> Result<()> {
+        let victim = Service::new("victim", 20, &["p1b"], PORT);
+        let evil = Service::new("evil", 21, &["p1b"], PORT);
+        self.put(victim.objects(&self.lab))?;
+        self.answers(|family| [victim.frontend(family)], "p1b").context("the victim itself")?;
+        let mut objects = evil.objects(&self.lab);
+        for (slice, family) in objects[1..].iter_mut().zip(Family::ALL) {
+            slice.0["endpoints"][0]["addresses"][0] = json!(victim.cluster_ip().ip(family));
+            slice.0["ports"].as_array_mut().into_iter().flatten().for_each(|port| port["port"] = SERVICE_PORT.into());
+        }
+        self.put(objects)?;
+        let told = self.told("EndpointRefused", "evil")?;
+        let note = told["note"].as_str().unwrap_or_default();
+        let field = "EndpointSlice default/evil-ipv4 endpoints[0].addresses[0]: ";
+        ensure!(note.starts_with(field) || note.contains("evil-ipv6"), "{told}");
+        let skipped = kpx.status()?["skipped"].to_string();
+        ensure!(skipped.contains(&format!("{field}{} is in ", victim.cluster_ip().v4)), "{skipped}");
+        for client in ["p1a", "n1"] {
+            for family in Family::ALL {
+                let dial = Dial::new(Protocol::Tcp, evil.frontend(family)).deadline(ANSWER);
+                let answer = dial.exchange(&self.lab.host(client).ns, b"hello");
+                ensure!(matches!(answer, Err(Fault::Refused)), "{client} got {answer:?}, and it has no endpoint");
+            }
+        }
+        ["victim", "evil"].iter().try_for_each(|name| self.api.delete("Service", "default", name))
+    }
+
+    /// That proxy goes by netfilter, and has another backend than the Service's endpoints, so that one sees who serves.
+    fn another_proxys_services_are_left_to_it(&self) -> Result<()> {
+        let n1 = &self.lab.n1.host.ns;
+        let plain = Service::new("other", 22, &["p1b"], PORT);
+        let labelled = plain.clone().label("service.kubernetes.io/service-proxy-name", "another");
+        let rules = Family::ALL.map(|family| {
+            let (at, to) = (plain.cluster_ip().ip(family), self.lab.host("p2a").addrs.ip(family));
+            let (table, to) = if family == Family::V4 { ("ip", to.to_string()) } else { ("ip6", format!("[{to}]")) };
+            let dnat = format!("{table} daddr {at} meta l4proto {{ tcp, udp }} th dport 80 dnat to {to}:{PORT};");
+            let chain = |hook: &str| format!("chain {hook} {{ type nat hook {hook} priority -100; {dnat} }}\n");
+            format!("table {table} another {{\n{}{}}}\n", chain("prerouting"), chain("output"))
+        });
+        n1.nft(&rules.concat())?;
+        self.put(labelled.objects(&self.lab))?;
+        self.answers(|family| [plain.frontend(family)], "p2a").context("the other proxy's")?;
+        self.is_dropped(SERVICE_CIDR.host(200))?;
+
+        let by_pod = |backend: &str| -> Result<()> {
+            let ns = &self.lab.host("p1a").ns;
+            let dials = Family::ALL.map(|family| Dial::new(Protocol::Tcp, plain.frontend(family)));
+            let what = format!("p1a hears {backend}");
+            wait_until(DEADLINE, &what, || {
+                Ok(is_answered(&dials[0], ns, backend)? && is_answered(&dials[1], ns, backend)?)
+            })
+        };
+        self.put(vec![plain.service()])?;
+        by_pod("p1b").context("without the label it is kpx's")?;
+        self.put(vec![labelled.service()])?;
+        by_pod("p2a").context("with it, the other proxy's again")?;
+        n1.nft("delete table ip another\ndelete table ip6 another")?;
+        self.api.delete("Service", "default", "other")
+    }
+
+    /// Whoever asks there gets no answer, not even a refusal.
+    fn is_dropped(&self, addrs: Dual) -> Result<()> {
+        for family in Family::ALL {
+            let dial = Dial::new(Protocol::Tcp, (addrs.ip(family), SERVICE_PORT).into()).deadline(ANSWER);
+            let answer = dial.exchange(&self.lab.host("p1a").ns, b"hello");
+            ensure!(matches!(answer, Err(Fault::TimedOut(_))), "an address that nobody has: {answer:?}");
+        }
+        Ok(())
     }
 
     /// By the node and by pods: who answers speaks TLS, and not as the lab's servers do.

@@ -282,7 +282,13 @@ impl Agent {
         pass.passed(Phase::Diff, diff_started.elapsed());
         for skipped in skipped {
             warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
-            self.reports.events.skipped(&skipped, self.desired.uid(&skipped.object));
+            match self.desired.service_refused(&skipped) {
+                Some(service) => {
+                    let uid = self.desired.uid(&service);
+                    self.reports.events.endpoint_refused(service.clone(), uid, &skipped);
+                }
+                None => self.reports.events.skipped(&skipped, self.desired.uid(&skipped.object)),
+            }
         }
         let write_started = Instant::now();
         let written = if pass.full { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };

@@ -12,7 +12,7 @@ use proxy_common::frontend::{FrontendKey, FrontendKind};
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName};
 use crate::metrics::Trigger;
-use crate::model::{self, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
+use crate::model::{self, Cause, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
 use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
 use crate::view::{ServiceSnapshot, Snapshot};
@@ -113,9 +113,13 @@ impl Desired {
 
     pub fn apply(&mut self, input: Input) {
         match self.store.apply(input) {
-            Dirty::Services(names) => {
-                self.pending.services += names.len();
-                self.dirty.extend(names);
+            Dirty::Nothing => {}
+            Dirty::Services { services, of_other_proxies } => {
+                self.pending.services += services.len();
+                self.dirty.extend(services);
+                if of_other_proxies {
+                    self.look_around();
+                }
             }
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
@@ -130,6 +134,7 @@ impl Desired {
                 let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
                 self.service_cidrs = cidrs;
                 self.unreadable_cidrs.replace((), skipped, &mut self.news);
+                self.look_around();
             }
         }
     }
@@ -249,6 +254,11 @@ impl Desired {
         &self.service_cidrs
     }
 
+    /// The ClusterIPs of Services that other proxies serve.
+    pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
+        self.node.guard.of_other_proxies()
+    }
+
     /// This node's addresses as its object has them, those inside the cluster first.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
         self.store.node().map(model::node_addresses).unwrap_or_default()
@@ -268,6 +278,13 @@ impl Desired {
     /// Whether this node has an object, as far as anybody says.
     pub fn has_node(&self) -> Option<bool> {
         (!self.store.is_node_refused()).then(|| self.store.node().is_some())
+    }
+
+    /// The Service that a refused endpoint was to serve: it is told, as nobody looks at its slices.
+    pub fn service_refused(&self, skipped: &Skipped) -> Option<ObjectRef> {
+        let is_endpoint = skipped.cause == Cause::Refused && skipped.object.kind == "EndpointSlice";
+        let slice = self.store.slice(&skipped.object.name).filter(|_| is_endpoint)?;
+        Some(ObjectRef { kind: "Service", name: slice.service.clone()? })
     }
 
     /// See [`Store::uid`].

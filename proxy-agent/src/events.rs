@@ -121,6 +121,13 @@ impl Events {
         });
     }
 
+    /// An endpoint of a Service has no effect, as no Service may have it. `uid` is the Service's.
+    pub fn endpoint_refused(&self, service: ObjectRef, uid: Option<&str>, skipped: &Skipped) {
+        let regarding = Regarding { object: service, uid: uid.map(str::to_owned) };
+        let severity = Severity::Warning;
+        self.tell(Event { regarding, severity, reason: "EndpointRefused", action: "Sync", note: skipped.to_string() });
+    }
+
     /// A process of this node gets no packets any more at an address and port: a Service does. `uid` is the Service's.
     pub fn shadows(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
         self.tell(Event {
@@ -261,6 +268,8 @@ mod tests {
         events.skipped(&skipped(Cause::Invalid), Some("1234"));
         events.skipped(&skipped(Cause::Conflict), None);
         events.skipped(&skipped(Cause::Refused), None);
+        let service = ObjectRef { kind: "Service", name: web.clone() };
+        events.endpoint_refused(service, Some("5678"), &skipped(Cause::Refused));
         let rows = [
             "Node n1 Some(\"n1\") Normal Starting StartKubeProxy: ",
             "Node n1 Some(\"n1\") Warning FailedToStartProxierHealthcheck StartKubeProxy: \
@@ -275,6 +284,7 @@ mod tests {
             "EndpointSlice default/web-1 Some(\"1234\") Warning InvalidField Sync: ports[0]: port 0",
             "EndpointSlice default/web-1 None Warning FrontendConflict Sync: ports[0]: port 0",
             "EndpointSlice default/web-1 None Warning FrontendRefused Sync: ports[0]: port 0",
+            "Service default/web Some(\"5678\") Warning EndpointRefused Sync: EndpointSlice default/web-1 ports[0]: port 0",
         ];
         for row in rows {
             let Event { regarding, severity, reason, action, note } = queue.next().await;

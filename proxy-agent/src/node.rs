@@ -56,8 +56,9 @@ pub struct Node {
     inherited: Option<device::Node>,
     /// The programs can tell local pods, as far as anybody can.
     detects: bool,
-    /// The ranges of which the programs know; None until they were told.
-    service_cidrs: Option<Vec<IpNet>>,
+    /// The ranges of ClusterIPs of which the programs know, and those ClusterIPs that other proxies serve; None until they
+    /// were told.
+    service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
     /// The addresses in force.
     node_addrs: (Addr4, Addr6),
     /// What [`Health`] was told of devices that could not be attached.
@@ -112,7 +113,7 @@ impl Node {
             followed: Followed::default(),
             inherited,
             detects: false,
-            service_cidrs: None,
+            service_nets: None,
             node_addrs: inherited.map_or(unknown, |node| (node.addr4, node.addr6)),
             failing: BTreeSet::new(),
             mended: Mended::default(),
@@ -225,26 +226,40 @@ impl Node {
                 }
             }
         }
+        self.spare_other_proxies(desired);
         Ok(true)
+    }
+
+    /// A Service that another proxy is to serve from now on is still ours, or nobody's: from the moment on in which its
+    /// frontends go, packets to it are to pass.
+    fn spare_other_proxies(&mut self, desired: &Desired) {
+        let others = desired.of_other_proxies();
+        let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };
+        let all = &known | others;
+        // What fails here fails once more after the sync, and is told then.
+        if self.maps.set_service_nets(&cidrs, &all).is_ok() {
+            self.service_nets = Some((cidrs, all));
+        }
     }
 
     /// Takes in what the cluster's objects say, after a sync; `written` if all frontends are in the maps.
     pub async fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> Result<()> {
         let followed = self.follow(desired, health).await;
         // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
-        let told = if written { self.write_service_cidrs(desired) } else { Ok(()) };
+        let told = if written { self.write_service_nets(desired) } else { Ok(()) };
         if let Some(outside) = &mut self.outside {
             outside.report(desired, health);
         }
         followed.and(told)
     }
 
-    fn write_service_cidrs(&mut self, desired: &Desired) -> Result<()> {
+    fn write_service_nets(&mut self, desired: &Desired) -> Result<()> {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
-        if self.service_cidrs.as_deref() != Some(cidrs) {
-            self.maps.set_service_cidrs(cidrs)?;
-            self.service_cidrs = Some(cidrs.to_vec());
+        let others = desired.of_other_proxies();
+        if !self.service_nets.as_ref().is_some_and(|known| (&*known.0, &known.1) == (cidrs, others)) {
+            self.maps.set_service_nets(cidrs, others)?;
+            self.service_nets = Some((cidrs.to_vec(), others.clone()));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 
-use crate::builders::{ServiceBuilder, SliceBuilder, node, service, slice};
+use crate::builders::{ServiceBuilder, SliceBuilder, node, service, service_cidr, slice};
 use crate::compact::Kept;
 use crate::input::{Input, ObjectName, Update};
 use crate::model::ModelOptions;
@@ -57,6 +57,7 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
         3 => some_slice().prop_map(|slice| slice.deleted()),
         1 => some_node(),
         1 => some_api_server(),
+        1 => some_service_cidr(),
     ]
 }
 
@@ -90,6 +91,12 @@ fn some_node() -> impl Strategy<Value = Input> {
 fn some_api_server() -> impl Strategy<Value = Input> {
     let places = ["192.0.2.1:80", "[2001:db8::1]:80", "198.51.100.1:30000"].map(|at| at.parse::<SocketAddr>().unwrap());
     subsequence(places.to_vec(), 0..=3).prop_map(|places| Input::ApiServer(places.into_iter().collect()))
+}
+
+/// Around ClusterIPs, and in passing around some of the endpoints.
+fn some_service_cidr() -> impl Strategy<Value = Input> {
+    let nets = ["10.96.0.0/16", "10.244.0.2/31", "10.244.0.0/29", "fd00:244::4/126"];
+    subsequence(nets.to_vec(), 0..=3).prop_map(|cidrs| service_cidr("kubernetes", &cidrs))
 }
 
 fn some_service() -> impl Strategy<Value = ServiceBuilder> {

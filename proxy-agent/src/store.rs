@@ -30,14 +30,18 @@ pub struct Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Dirty {
-    /// These Services, whose objects changed. They need not exist.
-    Services(BTreeSet<ObjectName>),
+    /// These Services, whose objects changed. They need not exist. Whether another proxy serves one of them, or did.
+    Services {
+        services: BTreeSet<ObjectName>,
+        of_other_proxies: bool,
+    },
     /// These Services, whose slices changed. They need not exist.
     Endpoints {
         services: BTreeSet<ObjectName>,
         slices: usize,
         triggers: Vec<Trigger>,
     },
+    Nothing,
     /// This node or the API server's place, on which every Service may depend.
     Surroundings,
     ServiceCidrs,
@@ -59,17 +63,18 @@ impl Store {
     pub fn apply(&mut self, input: Input) -> Dirty {
         match input {
             Input::Service(update) => {
-                let mut dirty = BTreeSet::new();
-                self.services.apply(update, |name, _, _| {
-                    dirty.insert(name.clone());
+                let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
+                self.services.apply(update, |name, old, new| {
+                    of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
+                    services.insert(name.clone());
                 });
-                Dirty::Services(dirty)
+                Dirty::Services { services, of_other_proxies }
             }
             Input::EndpointSlice(update) => self.apply_slices(update),
             Input::Node(update) => {
                 let mut changed = false;
                 self.nodes.apply(update, |_, _, _| changed = true);
-                if changed { Dirty::Surroundings } else { Dirty::Services(BTreeSet::new()) }
+                if changed { Dirty::Surroundings } else { Dirty::Nothing }
             }
             Input::ApiServer(addresses) => {
                 self.api_server = addresses;
@@ -151,6 +156,10 @@ impl Store {
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let names = self.slices_of.get(service).into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
+    }
+
+    pub fn slice(&self, name: &ObjectName) -> Option<&EndpointSlice> {
+        self.slices.objects.get(name).map(Arc::as_ref)
     }
 
     pub fn slices(&self) -> impl Iterator<Item = &EndpointSlice> {
@@ -265,7 +274,9 @@ mod tests {
     use crate::builders::{names, service, slice};
 
     fn dirty(store: &mut Store, input: impl Into<Input>) -> Vec<String> {
-        let (Dirty::Services(dirty) | Dirty::Endpoints { services: dirty, .. }) = store.apply(input.into()) else {
+        let (Dirty::Services { services: dirty, .. } | Dirty::Endpoints { services: dirty, .. }) =
+            store.apply(input.into())
+        else {
             panic!("not of Services")
         };
         dirty.iter().map(ObjectName::to_string).collect()

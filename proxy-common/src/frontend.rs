@@ -321,3 +321,11 @@ impl<A: Addr> SourceRange<A> {
         Self { service, addr }
     }
 }
+
+/// What `SERVICE_CIDRS` says of a prefix.
+pub mod service_net {
+    /// A range from which ClusterIPs are taken: what is in it and no frontend is dropped.
+    pub const RANGE: u32 = 1;
+    /// The ClusterIP of a Service that another proxy serves: packets to it are left alone.
+    pub const OF_OTHER_PROXY: u32 = 2;
+}

@@ -11,7 +11,8 @@ use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
-    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey, SourceRange,
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey,
+    SourceRange, service_net,
 };
 use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
@@ -50,6 +51,8 @@ const SOCKETS: u32 = 65_536;
 const FRAGMENTED: u32 = 16_384;
 const ADDRS: u32 = 65_536;
 const NETS: u32 = 1_024;
+/// The ranges of ClusterIPs, and those ClusterIPs in them that other proxies serve.
+const SERVICE_NETS: u32 = 65_536;
 const DEVICES_MAX: u32 = 65_536;
 
 /// The maps of a family.
@@ -120,7 +123,7 @@ macro_rules! maps {
         #[map]
         static $pods: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(NETS, BPF_F_NO_PREALLOC);
         #[map]
-        static $service_cidrs: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(NETS, BPF_F_NO_PREALLOC);
+        static $service_cidrs: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(SERVICE_NETS, BPF_F_NO_PREALLOC);
         #[map]
         static $scratches: PerCpuArray<Scratch<$addr>> = PerCpuArray::with_max_entries(1, 0);
         #[map]
@@ -222,7 +225,8 @@ pub fn is_pod<A: Net>(addr: A) -> bool {
 
 #[inline(always)]
 pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
-    A::MAPS.service_cidrs.get(Key::new(addr_bits::<A>(), addr)).is_some()
+    // The longest prefix counts: another proxy's address within a range is not ours to drop.
+    A::MAPS.service_cidrs.get(Key::new(addr_bits::<A>(), addr)).is_some_and(|net| *net == service_net::RANGE)
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use expect_test::{Expect, expect};
 use kpx_tests::lab::Family;
-use proxy_agent::trace::report::Trace;
+use proxy_agent::trace::report::{Trace, Verdict};
 
 use crate::cluster::{Folder, names};
 use crate::{kpx, trace_command};
@@ -213,6 +213,23 @@ fn nobody_has_the_address() -> Result<()> {
                      no service is offered there
     "#]],
     )
+}
+
+#[test]
+fn another_proxy_has_the_address() -> Result<()> {
+    let folder = Folder::create()?;
+    let other = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "name": "other", "labels": { "service.kubernetes.io/service-proxy-name": "another" } },
+        "spec": { "clusterIP": "10.96.0.200", "ports": [{ "port": 80 }] },
+    });
+    folder.put("other", &other)?;
+    let trace: Trace = json(&folder, Family::V4, "p1a", "nobody:80", &[])?;
+    assert_eq!((trace.outcome.verdict, trace.outcome.reason.as_deref()), (Verdict::Pass, Some("not_ours")));
+    let trace: Trace = json(&folder, Family::V6, "p1a", "nobody:80", &[])?;
+    assert_eq!((trace.outcome.verdict, trace.outcome.reason.as_deref()), (Verdict::Drop, Some("unallocated")));
+    Ok(())
 }
 
 #[test]

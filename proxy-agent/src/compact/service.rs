@@ -19,7 +19,7 @@ pub struct Service {
     pub name: ObjectName,
     pub uid: Box<str>,
     pub created: Option<Timestamp>,
-    /// Another proxy is to serve it.
+    /// Another proxy is to serve it: nothing but its ClusterIPs is kept.
     pub is_of_other_proxy: bool,
     /// Which algorithm its annotation asks for.
     pub algorithm: Option<Shared>,
@@ -68,12 +68,19 @@ impl From<core::Service> for Service {
             ..Self::default()
         };
         let Some(spec) = spec else { return kept };
-        let affinity = spec.session_affinity_config.and_then(|config| config.client_ip);
-        let ingress = status.and_then(|status| status.load_balancer?.ingress).into_iter().flatten();
-        Self {
+        let kept = Self {
             type_: shared(spec.type_),
             cluster_ip: spec.cluster_ip.map(String::into_boxed_str),
             cluster_ips: texts(spec.cluster_ips),
+            ..kept
+        };
+        // Of those only the addresses matter, which are to be left alone.
+        if kept.is_of_other_proxy {
+            return kept;
+        }
+        let affinity = spec.session_affinity_config.and_then(|config| config.client_ip);
+        let ingress = status.and_then(|status| status.load_balancer?.ingress).into_iter().flatten();
+        Self {
             ip_families: spec.ip_families.into_iter().flatten().map(Shared::from).collect(),
             ports: spec.ports.into_iter().flatten().map(ServicePort::from).collect(),
             external_ips: texts(spec.external_ips),

@@ -1,6 +1,6 @@
 //! What the programs know of this node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
@@ -10,6 +10,7 @@ use aya::{Ebpf, Pod};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::frontend::service_net;
 use proxy_common::names;
 
 use super::{Names, take};
@@ -58,15 +59,24 @@ impl NodeMaps {
 
     /// Makes the kernel's list of where local pods have their addresses equal to `want`.
     pub fn set_pods(&mut self, want: &[IpNet]) -> Result<()> {
-        replace_nets(&mut self.v4.pods, want, names::IPV4.pods)?;
-        replace_nets(&mut self.v6.pods, want, names::IPV6.pods)
+        let want = want.iter().map(|net| (*net, 1)).collect();
+        replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)?;
+        replace_nets(&mut self.v6.pods, &want, names::IPV6.pods)
     }
 
     /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on what is in one of them and no
     /// frontend is dropped.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
-        replace_nets(&mut self.v4.service_cidrs, want, names::IPV4.service_cidrs)?;
-        replace_nets(&mut self.v6.service_cidrs, want, names::IPV6.service_cidrs)
+        self.set_service_nets(want, &BTreeSet::new())
+    }
+
+    /// The same, but for the ClusterIPs of Services that other proxies serve: what is sent there is left alone.
+    pub fn set_service_nets(&mut self, cidrs: &[IpNet], of_other_proxies: &BTreeSet<IpAddr>) -> Result<()> {
+        let ranges = cidrs.iter().map(|net| (*net, service_net::RANGE));
+        let others = of_other_proxies.iter().map(|addr| (IpNet::from(*addr), service_net::OF_OTHER_PROXY));
+        let want: BTreeMap<IpNet, u32> = ranges.chain(others).collect();
+        replace_nets(&mut self.v4.service_cidrs, &want, names::IPV4.service_cidrs)?;
+        replace_nets(&mut self.v6.service_cidrs, &want, names::IPV6.service_cidrs)
     }
 }
 
@@ -100,22 +110,21 @@ where
     Ok(())
 }
 
-/// As [`replace`], of a map that is a set of networks; those of the other family do not concern it.
-fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &[IpNet], name: &str) -> Result<()> {
-    let keys = map.keys().collect::<Result<Vec<Key<A>>, MapError>>().with_context(|| format!("read {name}"))?;
-    let now: BTreeMap<(u32, A), Key<A>> = keys.into_iter().map(|key| ((key.prefix_len(), key.data()), key)).collect();
-    let want: BTreeMap<(u32, A), Key<A>> = want
+/// As [`replace`], of a map of networks; those of the other family do not concern it. The longest prefix is put first, and
+/// taken away last, as it is what a wider one does not hold for.
+fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &BTreeMap<IpNet, u32>, name: &str) -> Result<()> {
+    let rows = map.iter().collect::<Result<Vec<(Key<A>, u32)>, MapError>>().with_context(|| format!("read {name}"))?;
+    let now: BTreeMap<(u32, A), u32> =
+        rows.into_iter().map(|(key, value)| ((key.prefix_len(), key.data()), value)).collect();
+    let want: BTreeMap<(u32, A), u32> = want
         .iter()
-        .filter_map(|net| {
-            let (bits, addr) = (u32::from(net.prefix_len()), A::from_ip(net.network())?);
-            Some(((bits, addr), Key::new(bits, addr)))
-        })
+        .filter_map(|(net, value)| Some(((u32::from(net.prefix_len()), A::from_ip(net.network())?), *value)))
         .collect();
-    for key in want.iter().filter(|(net, _)| !now.contains_key(net)).map(|(_, key)| key) {
-        map.insert(key, 1, 0).with_context(|| format!("write {name}"))?;
+    for ((bits, addr), value) in want.iter().rev().filter(|(net, value)| now.get(net) != Some(value)) {
+        map.insert(&Key::new(*bits, *addr), value, 0).with_context(|| format!("write {name}"))?;
     }
-    for key in now.iter().filter(|(net, _)| !want.contains_key(net)).map(|(_, key)| key) {
-        map.remove(key).with_context(|| format!("delete from {name}"))?;
+    for (bits, addr) in now.keys().filter(|net| !want.contains_key(net)) {
+        map.remove(&Key::new(*bits, *addr)).with_context(|| format!("delete from {name}"))?;
     }
     Ok(())
 }

@@ -206,6 +206,45 @@ fn service_cidrs_are_those_of_all_objects() {
     assert_eq!(desired.skipped().count(), 0);
 }
 
+/// Its frontends are that proxy's, and so are its addresses: no Service of ours may have them.
+#[test]
+fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
+    let other = || service("other").cluster_ip("010.96.0.009").cluster_ip("fd00:96::9").type_("LoadBalancer").tcp(80);
+    let labelled = || other().external_ip("192.0.2.9").label("service.kubernetes.io/service-proxy-name");
+    let web = service("web").cluster_ip("10.96.0.1").tcp(80).external_ip("10.96.0.9").external_ip("192.0.2.9");
+    let mut desired = desired([web.into(), slice("other-1", "other").tcp(80).ready("10.244.0.1").into()]);
+    let known = |desired: &Desired| desired.of_other_proxies().iter().map(IpAddr::to_string).collect::<Vec<_>>();
+    desired.sync();
+    let without = desired.tables().clone();
+    desired.apply(labelled().into());
+    assert_eq!(known(&desired), ["10.96.0.9", "fd00:96::9"], "before a sync, for those who are to spare it");
+    let is_kept = |service: &crate::compact::Service| service.ports.is_empty() && service.external_ips.is_empty();
+    assert!(is_kept(&labelled().object()), "what is not needed is kept");
+    expect![[r#"
+        del frontend 10.96.0.9:80/tcp
+        skipped Service default/web spec.externalIPs[0]: 10.96.0.9 is the ClusterIP of another proxy's Service
+    "#]]
+    .assert_eq(&text(&desired.sync()));
+    assert_eq!(desired.counts().v4.services, 1);
+    // The label goes, and comes back.
+    desired.apply(other().into());
+    assert!(known(&desired).is_empty());
+    desired.sync();
+    assert!(desired.service_addresses().contains(&"10.96.0.9".parse().unwrap()));
+    desired.apply(labelled().into());
+    desired.sync();
+    assert_eq!(known(&desired).len(), 2);
+    // And so does the Service.
+    desired.apply(labelled().deleted());
+    desired.sync();
+    assert!(known(&desired).is_empty());
+    assert_eq!(desired.tables(), &without);
+    for none in [labelled().type_("ExternalName"), labelled().edit(|spec| spec.cluster_ip = Some("None".to_owned()))] {
+        desired.apply(none.edit(|spec| spec.cluster_ips = None).into());
+        assert!(known(&desired).is_empty());
+    }
+}
+
 #[test]
 fn counts_are_of_what_is_in_force() {
     let mut desired = desired([

@@ -98,7 +98,11 @@ impl<'a> SlicePort<'a> {
 
 impl<'a, A: Addr> Endpoint<'a, A> {
     fn new(reader: &mut Reader<'_>, index: usize, endpoint: &'a compact::Endpoint, node: &NodeModel) -> Option<Self> {
-        let addr = reader.take(format_args!("endpoints[{index}].addresses[0]"), addr_of(&endpoint.address))?;
+        let field = format_args!("endpoints[{index}].addresses[0]");
+        let addr: A = reader.take(field, addr_of(&endpoint.address))?;
+        if !reader.admit(field, node.guard.admit_endpoint(addr.ip())) {
+            return None;
+        }
         let nodes = endpoint.hints.iter().flat_map(|hints| &hints.nodes);
         let zones = endpoint.hints.iter().flat_map(|hints| &hints.zones);
         Some(Self {

@@ -9,8 +9,9 @@ use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::FrontendKind;
 
 use super::node::{ModelOptions, node_addresses};
-use super::read::ip_of;
-use crate::compact::EndpointSlice;
+use super::read::{ip, ip_of};
+use super::service_cidrs;
+use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::store::Store;
 
@@ -23,6 +24,10 @@ pub struct Guard {
     own: BTreeSet<IpAddr>,
     /// From where ExternalIPs may be; None: from anywhere.
     external_ip_cidrs: Option<Vec<IpNet>>,
+    /// The ranges from which ClusterIPs are taken, as far as the operator or the cluster says.
+    service_cidrs: Vec<IpNet>,
+    /// The ClusterIPs of Services that other proxies serve.
+    of_other_proxies: BTreeSet<IpAddr>,
 }
 
 /// The Service of whose endpoints the API server keeps its own addresses.
@@ -38,7 +43,28 @@ impl Guard {
             api_servers: store.api_server().iter().copied().chain(told).collect(),
             own: options.node_ips.iter().copied().chain(known).collect(),
             external_ip_cidrs: options.external_ip_cidrs.clone(),
+            service_cidrs: match options.service_cidrs.as_slice() {
+                [] => service_cidrs(store.service_cidrs()).0,
+                given => given.to_vec(),
+            },
+            of_other_proxies: store.services().flat_map(|(_, service)| of_other_proxy(service)).collect(),
         }
+    }
+
+    pub(crate) fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
+        &self.of_other_proxies
+    }
+
+    /// Whether a Service may send to an address. One that is a ClusterIP would be dialled once more on its way, past what
+    /// NetworkPolicy says of the Service behind it.
+    pub(super) fn admit_endpoint(&self, ip: IpAddr) -> Result<(), String> {
+        if let Some(cidr) = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
+            return Err(format!("{ip} is in {cidr}, from which ClusterIPs are taken: no endpoint is there"));
+        }
+        if self.of_other_proxies.contains(&ip) {
+            return Err(format!("{ip} is the ClusterIP of another proxy's Service"));
+        }
+        Ok(())
     }
 
     /// Whether a Service may be dialled at an external address at all. The error says why not.
@@ -46,6 +72,9 @@ impl Guard {
         let ip = addr.ip();
         if let Some(what) = not_on_a_network(ip) {
             return Err(format!("{ip} is {what}"));
+        }
+        if self.of_other_proxies.contains(&ip) {
+            return Err(format!("{ip} is the ClusterIP of another proxy's Service"));
         }
         let nets = self.external_ip_cidrs.as_deref().filter(|_| kind == FrontendKind::EXTERNAL_IP);
         if nets.is_some_and(|nets| !nets.iter().any(|net| net.contains(&ip))) {
@@ -90,6 +119,13 @@ fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
         ip if ip.is_multicast() => Some("a multicast address"),
         _ => is_link_local.then_some("a link-local address"),
     }
+}
+
+/// None if it is ours, or has none.
+fn of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let is_other = service.is_of_other_proxy && service.type_.as_deref() != Some("ExternalName");
+    let texts = service.cluster_ip.iter().chain(&service.cluster_ips).filter(move |_| is_other);
+    texts.filter_map(|text| ip(text).ok()).filter(|ip| !ip.is_unspecified())
 }
 
 fn socket_addresses(slice: &EndpointSlice) -> impl Iterator<Item = SocketAddr> {

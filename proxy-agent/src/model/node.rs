@@ -25,6 +25,8 @@ pub struct ModelOptions {
     pub node_ips: Vec<IpAddr>,
     /// From where ExternalIPs may be; None: from anywhere.
     pub external_ip_cidrs: Option<Vec<IpNet>>,
+    /// From where ClusterIPs are; none: from where the cluster's ServiceCIDRs say.
+    pub service_cidrs: Vec<IpNet>,
     /// Of a host that is no node, its routes. To a node everything is within reach.
     pub reach: Option<Arc<Reach>>,
 }

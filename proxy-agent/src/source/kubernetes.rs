@@ -146,11 +146,9 @@ struct Watches {
 }
 
 impl Watches {
-    /// The selectors are kube-proxy's.
+    /// The selectors are kube-proxy's, but that ClusterIPs have to be known which are another proxy's to serve.
     fn new(node_name: Option<&str>) -> Self {
-        let services = Watch::new(Input::Service)
-            .labels("!service.kubernetes.io/service-proxy-name")
-            .fields("spec.clusterIP!=None");
+        let services = Watch::new(Input::Service).fields("spec.clusterIP!=None");
         let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
         let node = Watch::new(Input::Node).dispensable();
         let node = match node_name {

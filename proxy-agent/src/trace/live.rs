@@ -81,7 +81,7 @@ impl Live {
             devices: self.rows(names::DEVICES)?,
             addrs: self.rows(maps.addrs)?,
             pods: self.nets(maps.pods)?,
-            service_cidrs: self.nets(maps.service_cidrs)?,
+            service_nets: self.valued_nets(maps.service_cidrs)?,
             generation: self.single(names::GENERATION)?,
             affinity,
             connections: self.rows(maps.connections)?,
@@ -155,6 +155,12 @@ impl Live {
 
     fn nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
         Ok(self.keys(name)?.into_iter().map(|key| (key.prefix_len(), key.data())).collect())
+    }
+
+    fn valued_nets<A: Family>(&self, name: &str) -> Result<Vec<(Net<A>, u32)>> {
+        let map: LpmTrie<MapData, A, u32> = self.map(name)?;
+        let rows = map.iter().map(|row| row.map(|(key, value)| ((key.prefix_len(), key.data()), value)));
+        rows.collect::<Result<_, _>>().with_context(|| format!("read {name}"))
     }
 
     fn single<V: Pod>(&self, name: &str) -> Result<V> {

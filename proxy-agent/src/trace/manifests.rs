@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::frontend::service_net;
 use proxy_common::names;
 use tokio::sync::mpsc;
 
@@ -109,7 +110,7 @@ impl Folder {
             devices: self.devices(&ground),
             addrs: self.addrs(&ground),
             pods: nets(&detection.nets()),
-            service_cidrs: nets(self.desired.service_cidrs()),
+            service_nets: self.service_nets(),
             generation: 0,
             affinity: BTreeMap::new(),
             connections: BTreeMap::new(),
@@ -118,6 +119,16 @@ impl Folder {
             notes: self.notes.iter().cloned().chain(conflicts).collect(),
         };
         Ok((scene, from))
+    }
+
+    fn service_nets<A: Family>(&self) -> Vec<(Net<A>, u32)> {
+        let cidrs = match self.options.service_cidrs.as_slice() {
+            [] => self.desired.service_cidrs(),
+            given => given,
+        };
+        let others: Vec<_> = self.desired.of_other_proxies().iter().map(|addr| IpNet::from(*addr)).collect();
+        let ranges = nets(cidrs).into_iter().map(|net| (net, service_net::RANGE));
+        ranges.chain(nets(&others).into_iter().map(|net| (net, service_net::OF_OTHER_PROXY))).collect()
     }
 
     fn node(&self, ground: &Ground, detection: &Detection) -> Node {

@@ -146,11 +146,12 @@ impl<A: Family> Programs<A> {
         self.put_all(names::DEVICES, &scene.devices)?;
         self.put_all(affinity, &scene.affinity)?;
         self.put_all(connections, &scene.connections)?;
-        let ranges = scene.tables.source_ranges.iter().map(|key| Key::new(key.bits, key.range));
+        let ranges = scene.tables.source_ranges.iter().map(|key| (Key::new(key.bits, key.range), 1));
         self.put_nets(A::MAPS.source_ranges, ranges)?;
         let key = |(bits, addr): &Net<A>| Key::new(*bits, *addr);
-        self.put_nets(A::MAPS.pods, scene.pods.iter().map(key))?;
-        self.put_nets(A::MAPS.service_cidrs, scene.service_cidrs.iter().map(key))?;
+        self.put_nets(A::MAPS.pods, scene.pods.iter().map(|net| (key(net), 1)))?;
+        let service_nets = scene.service_nets.iter().map(|(net, value)| (key(net), *value));
+        self.put_nets(A::MAPS.service_cidrs, service_nets)?;
         self.set(names::NODE, scene.node)?;
         self.set(names::GENERATION, scene.generation)
     }
@@ -160,9 +161,9 @@ impl<A: Family> Programs<A> {
         rows.iter().try_for_each(|(key, value)| map.insert(key, value, 0)).with_context(|| format!("write {name}"))
     }
 
-    fn put_nets<K: Pod>(&mut self, name: &str, mut nets: impl Iterator<Item = Key<K>>) -> Result<()> {
+    fn put_nets<K: Pod>(&mut self, name: &str, mut nets: impl Iterator<Item = (Key<K>, u32)>) -> Result<()> {
         let mut map: LpmTrie<&mut MapData, K, u32> = self.map_mut(name)?;
-        nets.try_for_each(|net| map.insert(&net, 1, 0)).with_context(|| format!("write {name}"))
+        nets.try_for_each(|(net, value)| map.insert(&net, value, 0)).with_context(|| format!("write {name}"))
     }
 
     fn set<V: Pod>(&mut self, name: &str, value: V) -> Result<()> {

@@ -23,7 +23,8 @@ pub(super) struct Scene<A: Addr> {
     pub(super) devices: BTreeMap<u32, Device>,
     pub(super) addrs: BTreeMap<A, OwnAddr>,
     pub(super) pods: Vec<Net<A>>,
-    pub(super) service_cidrs: Vec<Net<A>>,
+    /// And what they are: see [`proxy_common::frontend::service_net`].
+    pub(super) service_nets: Vec<(Net<A>, u32)>,
     pub(super) generation: u32,
     /// What the programs remember of earlier flows, as far as it concerns the client.
     pub(super) affinity: BTreeMap<AffinityKey<A>, Affinity<A>>,

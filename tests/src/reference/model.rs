@@ -125,7 +125,8 @@ fn nothing_dialled(world: &World, packet: &Packet) -> Answer {
     if is_cluster_ip(world, packet.dst.ip()) {
         return Answer::Reject(Reason::UnknownPort);
     }
-    if world.service_cidrs.iter().any(|cidr| cidr.contains(&packet.dst.ip())) {
+    let is_another_proxys = is_of_other_proxy(world, packet.dst.ip());
+    if !is_another_proxys && world.service_cidrs.iter().any(|cidr| cidr.contains(&packet.dst.ip())) {
         return Answer::Drop(Reason::Unallocated);
     }
     pass(packet, Reason::NotOurs)
@@ -160,6 +161,7 @@ fn dialled<'a>(world: &'a World, packet: &Packet) -> Option<Dialled<'a>> {
         let kind = [Kind::ClusterIp, Kind::LoadBalancer, Kind::ExternalIp]
             .into_iter()
             .filter(|kind| *kind == Kind::ClusterIp || !is_cluster_ip(world, packet.dst.ip()))
+            .filter(|_| !is_of_other_proxy(world, packet.dst.ip()))
             .find(|kind| addresses(service, spec, *kind, packet.family()).contains(&packet.dst.ip()))?;
         Some(Dialled { service, spec, port, kind })
     });
@@ -196,6 +198,17 @@ fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     }
     let place = spec.ip_families.iter().flatten().position(|name| name == family.name())?;
     spec.cluster_ips.as_ref()?.get(place)?.parse().ok()
+}
+
+/// Whether another proxy serves that ClusterIP: it is left alone.
+fn is_of_other_proxy(world: &World, addr: IpAddr) -> bool {
+    let is_other = |service: &&Service| {
+        let labels = service.metadata.labels.as_ref();
+        labels.is_some_and(|labels| labels.contains_key("service.kubernetes.io/service-proxy-name"))
+    };
+    let specs = world.services.iter().filter(is_other).filter_map(|service| service.spec.as_ref());
+    let mut specs = specs.filter(|spec| spec.type_.as_deref() != Some("ExternalName"));
+    specs.any(|spec| spec.cluster_ips.iter().flatten().any(|ip| ip.parse() == Ok(addr)))
 }
 
 fn is_cluster_ip(world: &World, addr: IpAddr) -> bool {

@@ -70,6 +70,7 @@ impl Node {
         self.desired.apply(Input::ServiceCidr(Update::All(world.service_cidr_objects())));
         self.desired.apply(Update::All(world.slices.clone()).into());
         self.desired.apply(Update::All(world.services.clone()).into());
+        self.bench.datapath.node.set_service_nets(&world.service_cidrs, self.desired.of_other_proxies())?;
         for change in self.desired.sync().changes {
             self.bench.datapath.tables.apply(&change)?;
         }

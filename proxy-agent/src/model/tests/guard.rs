@@ -3,9 +3,9 @@
 use expect_test::expect;
 
 use super::check;
-use crate::builders::{ServiceBuilder, listed, node, service, slice};
+use crate::builders::{ServiceBuilder, listed, node, service, service_cidr, slice};
 use crate::desired::Desired;
-use crate::input::Input;
+use crate::input::{Input, Update};
 use crate::model::{Cause, ModelOptions};
 
 #[test]
@@ -106,6 +106,47 @@ fn the_operator_may_say_where_external_ips_are() {
     assert_eq!(externals(Some(&["203.0.113.0/24"])), ["198.51.100.1", "203.0.113.1"]);
     assert_eq!(externals(Some(&["2001:db8::/64", "192.0.2.0/31"])), ["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
     assert_eq!(externals(Some(&[])), ["198.51.100.1"], "who writes a status is trusted with addresses");
+}
+
+/// Who may write EndpointSlices would get past what NetworkPolicy says of the Service at such an address.
+#[test]
+fn no_endpoint_is_where_cluster_ips_are() {
+    let web = || service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80);
+    let v4 = slice("web-4", "web").tcp(80).ready("10.96.0.50").ready("10.244.0.1").ready("010.97.0.1");
+    let v6 = slice("web-6", "web").tcp(80).address_type("IPv6").ready("fd00:96::50").ready("fd00:244::1");
+    let state = |desired: &mut Desired| {
+        desired.sync();
+        let slots = desired.tables().v4.slots.len() + desired.tables().v6.slots.len();
+        (slots, desired.skipped().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let refused = |index: u8, slice: &str, ip: &str, cidr: &str| {
+        let why = format!("{ip} is in {cidr}, from which ClusterIPs are taken: no endpoint is there");
+        format!("EndpointSlice default/{slice} endpoints[{index}].addresses[0]: {why}")
+    };
+    let mut desired = desired(ModelOptions::default());
+    [web().into(), v4.clone().into(), v6.clone().into()].into_iter().for_each(|input| desired.apply(input));
+    assert_eq!(state(&mut desired), (5, Vec::new()), "nobody says where ClusterIPs are");
+    desired.apply(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
+    let both =
+        vec![refused(0, "web-4", "10.96.0.50", "10.96.0.0/16"), refused(0, "web-6", "fd00:96::50", "fd00:96::/112")];
+    assert_eq!(state(&mut desired), (3, both));
+    let told = desired.skipped().find_map(|skipped| desired.service_refused(skipped));
+    assert_eq!(told.map(|service| service.to_string()).as_deref(), Some("Service default/web"));
+    desired.apply(service_cidr("kubernetes", &["10.97.0.0/16"]));
+    assert_eq!(state(&mut desired), (4, vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/16")]));
+    desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
+    assert_eq!(state(&mut desired), (5, Vec::new()));
+    // What the operator says counts, and another proxy's ClusterIP is one wherever it is.
+    desired =
+        self::desired(ModelOptions { service_cidrs: vec!["10.97.0.0/24".parse().unwrap()], ..Default::default() });
+    let other = service("other").cluster_ip("fd00:96::50").tcp(80).label("service.kubernetes.io/service-proxy-name");
+    [web().into(), v4.into(), v6.into(), other.into(), service_cidr("kubernetes", &["10.244.0.0/16"])]
+        .into_iter()
+        .for_each(|input| desired.apply(input));
+    let other = "EndpointSlice default/web-6 endpoints[0].addresses[0]: \
+        fd00:96::50 is the ClusterIP of another proxy's Service";
+    let refused = vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/24"), other.to_owned()];
+    assert_eq!(state(&mut desired), (3, refused));
 }
 
 fn desired(options: ModelOptions) -> Desired {

@@ -249,7 +249,7 @@ impl Object {
             Self::EndpointSlice(slice) => !labelled(&slice.metadata, "service.kubernetes.io/headless"),
             Self::Service(service) => {
                 let cluster_ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref());
-                cluster_ip != Some("None") && !labelled(&service.metadata, "service.kubernetes.io/service-proxy-name")
+                cluster_ip != Some("None")
             }
         }
     }

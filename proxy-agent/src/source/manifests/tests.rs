@@ -87,7 +87,7 @@ fn what_a_watch_would_not_show_is_not_sent() {
     let node = |name: &str| format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\n");
     for (text, sent) in [
         (WEB.to_owned(), true),
-        (labelled(WEB, "service.kubernetes.io/service-proxy-name"), false),
+        (labelled(WEB, "service.kubernetes.io/service-proxy-name"), true),
         (labelled(WEB, "service.kubernetes.io/headless"), true),
         (WEB.replace("10.96.0.10", "None"), false),
         (slice.clone(), true),
