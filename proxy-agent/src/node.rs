@@ -257,7 +257,10 @@ impl Node {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
         let others = desired.of_other_proxies();
-        if !self.service_nets.as_ref().is_some_and(|known| (&*known.0, &known.1) == (cidrs, others)) {
+        let is_known = |(known_cidrs, known_others): &(Vec<IpNet>, BTreeSet<IpAddr>)| {
+            known_cidrs == cidrs && known_others == others
+        };
+        if !self.service_nets.as_ref().is_some_and(is_known) {
             self.maps.set_service_nets(cidrs, others)?;
             self.service_nets = Some((cidrs.to_vec(), others.clone()));
         }

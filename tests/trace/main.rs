@@ -7,6 +7,7 @@ mod cluster;
 mod form;
 mod live;
 mod manifests;
+mod objects;
 
 use std::net::IpAddr;
 use std::process::Command;

@@ -84,13 +84,8 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     };
     let outside = is_host.then_some(pod_routes);
     let reach = outside.map(Reach::unknown).map(Arc::new);
-    let model = ModelOptions {
-        algorithm,
-        node_ips: node_ips.clone(),
-        external_ip_cidrs,
-        service_cidrs: service_cidrs.clone(),
-        reach,
-    };
+    let (ips, cidrs) = (node_ips.clone(), service_cidrs.clone());
+    let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, reach };
     let node = NodeOptions {
         node_ips,
         service_cidrs,

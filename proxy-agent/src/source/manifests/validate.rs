@@ -189,7 +189,10 @@ fn is_endpoint(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_link_local() && !matches!(ip.octets(), [224, 0, 0, _]),
         // RFC 4291 section 2.7: the lower half of the second octet is the scope.
-        IpAddr::V6(ip) => !ip.is_unicast_link_local() && !(ip.is_multicast() && ip.octets()[1] & 0xf == 2),
+        IpAddr::V6(ip) => {
+            let is_link_local = ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf == 2;
+            !is_link_local
+        }
     }
 }
 
