@@ -157,7 +157,8 @@ Ends with 1 if a line says `fail`.
 const TAIL: &str = "
 ## Others
 
-- `kpx trace` says what the programs do with a packet, and why.
+- `kpx trace` says what the programs do with a packet, and why. It asks the kernel for devices and routes, so it runs in the agent's
+  network namespace and refuses any other. On manifests its notes name each frontend that a Service asks for and another one holds.
 - `kpx top` shows what passes for each Service, live in a terminal, as one table elsewhere or with `--once`.
 - `kpx monitor` shows packets as they open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
