@@ -115,6 +115,7 @@ impl Folder {
             names,
             entry: self.entry(from.ip(), host, to, &ground),
             notes: self.notes.iter().cloned().chain(skipped).collect(),
+            note_on_strangers: None,
         };
         Ok((scene, from))
     }
