@@ -108,6 +108,9 @@ pub struct DeviceStatus {
     pub attached_by: String,
     /// `pod`, `device`, `loopback` or `anchor`.
     pub role: String,
+    /// Why a veth into another network namespace counts as no pod's; null for all else.
+    #[serde(default)]
+    pub no_pod: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -135,14 +135,16 @@ fn send<A: Family>(mut programs: Programs<A>, scene: Scene<A>, from: SocketAddr,
         anyhow::Ok(runs)
     })?;
     let first = runs.first().context("at least one packet was sent")?;
+    let outcome = explain::outcome(&scene, sock_addr(to.addr)?, first);
+    let strange = scene.note_on_strangers.filter(|_| outcome.origin == Some(report::Origin::Outside));
     Ok(Trace {
         node: scene.node_name.clone(),
         tables: if args.manifests.is_some() { TablesOf::Manifests } else { TablesOf::Agent },
         packet: Packet { from: from.to_string(), to: to.addr.to_string(), protocol: to.proto.to_string(), count },
         hook: Hook { program: scene.entry.program.to_owned(), device: scene.entry.device.clone() },
-        outcome: explain::outcome(&scene, sock_addr(to.addr)?, first),
+        outcome,
         tally: explain::tally(&runs),
-        notes: scene.notes,
+        notes: scene.notes.into_iter().chain(strange).collect(),
     })
 }
 

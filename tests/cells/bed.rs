@@ -122,7 +122,11 @@ impl<'a> Bed<'a> {
 
     /// Deletes a service with all that belongs to it, and waits until the nodes have forgotten it.
     pub(crate) fn end(&self, service: &Service) -> Result<()> {
-        self.settle(|| service.objects(self.lab).iter().try_for_each(|object| self.cluster.delete(object)))
+        self.settle(|| self.delete(service))
+    }
+
+    pub(crate) fn delete(&self, service: &Service) -> Result<()> {
+        service.objects(self.lab).iter().try_for_each(|object| self.cluster.delete(object))
     }
 
     /// Waits until a client gets an answer from a service's ClusterIP, or none, over every protocol and family.
@@ -190,6 +194,12 @@ pub(crate) fn idle(time: Duration) -> Result<()> {
 
 pub(crate) fn combinations() -> impl Iterator<Item = (Protocol, Family)> {
     Protocol::ALL.into_iter().flat_map(|protocol| Family::ALL.map(|family| (protocol, family)))
+}
+
+/// By every protocol and family in turn.
+pub(crate) fn each(mut check: impl FnMut(Protocol, Family) -> Result<()>) -> Result<()> {
+    combinations()
+        .try_for_each(|(protocol, family)| check(protocol, family).with_context(|| format!("{protocol} {family}")))
 }
 
 /// What makes kpx masquerade as kube-proxy does.

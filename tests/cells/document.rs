@@ -34,14 +34,15 @@ Every cell is run with real sockets in network namespaces by `tests/cells`; this
 test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests --test cells the_document` writes it anew).
 
 Both nodes, n1 and n2, run kpx. p1a, p1b and p1c are pods of n1; p2a and p2b are pods of n2; x is a client outside, xl a
-client on the nodes' own segments, ext a server outside. All rows are run with TCP, UDP and SCTP, IPv4 and IPv6, pods
-on veths of their own and pods on a bridge; with one byte, more than a segment, bursts of 60 kB, and UDP datagrams of
-2,000 and 9,000 bytes in fragments. In the plain setting, with pods reached over a second device (as an overlay is), and
+client on the nodes' own segments, ext a server outside. All rows are run with TCP, UDP and SCTP, IPv4 and IPv6, in
+four layouts of pods: on veths without an address, as Calico has them; on veths that have the gateway's, as the plugin
+ptp and so kind has them; on a bridge; and on a bridge with VXLAN between the nodes, as flannel has it. They are run with
+one byte, more than a segment, bursts of 60 kB, and UDP datagrams of 2,000 and 9,000 bytes in fragments. In the plain setting, with pods reached over a second device (as an overlay is), and
 with a firewall that drops what connection tracking finds invalid, with and without checksum offload, when every
 checksum of every packet is verified too. ClusterIPs besides with rp_filter 0, 1 and 2, with and without a default route.
 
 \"Sees\" is the address with which the backend sees its client: its own, a node's primary one, or that of the device
-through which n1 or n2 reaches the backend (with a bridge the bridge's). The default mode keeps the client's address
+through which n1 or n2 reaches the backend: a bridge's, the gateway's, or the overlay's. The default mode keeps the client's address
 where the answer comes back all the same; `--masquerade compat` does as kube-proxy does.
 ";
 

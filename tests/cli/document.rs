@@ -140,7 +140,8 @@ client has: another address if it was masqueraded, or another port. `--service`,
     },
     Section {
         heading: "kpx devices",
-        about: "The devices that carry programs, and what kpx takes them for.\n",
+        about: "The devices that carry programs, and what kpx takes them for. `noPod` says why a veth into another network namespace\n\
+                counts as no pod's, where pods may be meant.\n",
         example: "devices",
         data: Some("devices"),
     },

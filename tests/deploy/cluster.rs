@@ -32,7 +32,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
+        Self::start_in(Layout::Routed)
+    }
+
+    pub(crate) fn start_in(layout: Layout) -> Result<Self> {
+        let lab = Lab::start(layout)?;
         let servers = Servers::start()?;
         for host in lab.backends() {
             servers.serve(host, PORT)?;
@@ -61,7 +65,11 @@ impl Cluster {
 
     /// A Service that p2a backs.
     pub(crate) fn web(&self) -> Result<Service> {
-        let web = Service::new("web", 10, &["p2a"], PORT);
+        self.backed_by("p2a")
+    }
+
+    fn backed_by(&self, backend: &'static str) -> Result<Service> {
+        let web = Service::new("web", 10, &[backend], PORT);
         for object in web.objects(&self.lab) {
             self.api.apply(&object.0)?;
         }
@@ -76,10 +84,15 @@ impl Cluster {
 
     /// As [`Cluster::serves`], to these clients.
     pub(crate) fn is_served(&self, clients: &[&str]) -> Result<()> {
-        let web = self.web()?;
+        self.is_served_by("p2a", clients)
+    }
+
+    /// The same, with another backend.
+    pub(crate) fn is_served_by(&self, backend: &'static str, clients: &[&str]) -> Result<()> {
+        let web = self.backed_by(backend)?;
         self.everywhere(&web, clients, |result| match result {
-            Ok(backend) if backend == "p2a" => Ok(true),
-            Ok(backend) => bail!("{backend} answered"),
+            Ok(answer) if answer == backend => Ok(true),
+            Ok(answer) => bail!("{answer} answered"),
             Err(Fault::Refused | Fault::TimedOut(_)) => Ok(false),
             Err(fault) => Err(fault.into()),
         })

@@ -8,6 +8,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, ContainerPort};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kpx_tests::lab::Layout;
 
 use crate::cluster::Cluster;
 use crate::pod::Running;
@@ -45,6 +46,21 @@ fn what_the_manifests_grant_is_enough() -> Result<()> {
     ensure!(pins.join("kpx").exists(), "nothing is pinned in {}", pins.display());
     drop(cluster);
     ensure!(!pins.exists(), "{} outlives its node", pins.display());
+    Ok(())
+}
+
+/// kind's plugin is ptp. Its pods ask the cluster's DNS first, over UDP, and it may run beside them.
+#[test]
+fn the_pods_of_kind_reach_services_with_the_overlay_as_it_is() -> Result<()> {
+    for backend in ["p2a", "p1b"] {
+        let cluster = Cluster::start_in(Layout::Ptp)?;
+        let objects = overlay("kind")?;
+        let set = objects.daemon_set.context("a DaemonSet")?;
+        let config = objects.config_map.context("a ConfigMap")?;
+        let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+        cluster.is_served_by(backend, &["p1a", "p1b", "n1"]).with_context(|| kpx.log())?;
+        kpx.stop()?;
+    }
     Ok(())
 }
 

@@ -6,14 +6,15 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::{HashMap, Map, MapData};
 use expect_test::expect;
-use kpx_tests::agent::{Agent, Cluster, Service};
+use kpx_tests::agent::{Agent, Cluster, Service, wait_until};
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
 use kpx_tests::lab::{Family, Host, Lab, Layout};
-use proxy_agent::trace::report::{Trace, Verdict};
+use proxy_agent::trace::report::{Origin, Trace, Verdict};
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{Flow, FlowKey};
@@ -23,10 +24,13 @@ use crate::{kpx, trace_command};
 
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
+/// From a change of a device to what the agent says of it.
+const PROMPT: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_trace_says_what_then_happens() -> Result<()> {
-    for layout in Layout::ALL {
+    // A bridge is in the overlay's layout too.
+    for layout in [Layout::Routed, Layout::Ptp, Layout::Vxlan] {
         agree(layout).with_context(|| format!("{layout:?}"))?;
     }
     Ok(())
@@ -80,6 +84,9 @@ fn agree(layout: Layout) -> Result<()> {
     to_loopback(&lab, &agents[0])?;
     from_another_namespace(&lab, &agents[0], services[0].frontend(Family::V4))?;
     other_programs(&lab, &agents[0], services[0].frontend(Family::V4))?;
+    if layout == Layout::Ptp {
+        a_pod_with_a_network(&lab, &agents[0], services[1].frontend(Family::V4))?;
+    }
     agents.into_iter().try_for_each(Agent::stop)
 }
 
@@ -134,6 +141,30 @@ fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Res
         lab.host("p1a").ns.run(|| kpx(&mut command)).err().context("a pod's namespace is taken for the node's")?;
     let error = error.to_string();
     ensure!(error.contains("serves another network namespace, net:[") && error.contains("trace there"), "{error}");
+    Ok(())
+}
+
+/// What a veth with a network of its own counts as, and why, until the network goes.
+fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
+    let from = lab.host("p1a").addrs.v4.to_string();
+    let role = |wanted: &str| {
+        wait_until(PROMPT, &format!("p1a's device counts as a {wanted}"), || {
+            let status = agent.status()?;
+            let devices = status["devices"].as_array().context("devices")?.iter();
+            Ok(devices.filter(|device| device["name"] == "p1a").any(|device| device["role"] == wanted))
+        })
+    };
+    for (change, wanted) in [("add", "device"), ("del", "pod")] {
+        lab.n1.host.ns.ip(&format!("addr {change} 10.9.0.1/24 dev p1a"))?;
+        role(wanted)?;
+        let trace = trace(lab, agent.run_dir(), &from, frontend, &[])?;
+        let origin = trace.outcome.origin.context("a client that opens a flow has an origin")?;
+        ensure!((origin == Origin::Pod) == (wanted == "pod"), "{trace:?}");
+        let why = "p1a has an address and a network of its own (10.9.0.0/24), so it counts as a router's; if it leads to \
+                   a pod, give it host routes alone, or set --cluster-cidr or --detect-local-mode";
+        let notes = if wanted == "pod" { Vec::new() } else { vec![why.to_owned()] };
+        ensure!(trace.notes == notes, "{:?}", trace.notes);
+    }
     Ok(())
 }
 

@@ -21,6 +21,7 @@ impl Agent {
             ifindex: *ifindex,
             attached_by: attached.mechanism.to_string(),
             role: self.role_name(*ifindex).to_owned(),
+            no_pod: self.node.why_no_pod(*ifindex),
         });
         let flows =
             self.sweeper.last().iter().map(|(family, swept)| {

@@ -146,6 +146,9 @@ mod tests {
     use super::super::route::{address, family};
     use super::*;
 
+    /// Name, network, the rest of the route; its devices, and whether a gateway is there.
+    type Case<'a> = (&'a str, &'a str, Vec<RouteAttribute>, Vec<u32>, bool);
+
     #[test]
     fn a_route_says_where_it_leads_and_through_which_devices() {
         let dev = || RouteAttribute::Oif(7);
@@ -155,7 +158,7 @@ mod tests {
             hop.interface_index = index;
             hop
         };
-        let cases: [(&str, &str, Vec<RouteAttribute>, Vec<u32>, bool); 6] = [
+        let cases: [Case<'_>; 6] = [
             ("a host", "10.244.1.2/32", vec![dev()], vec![7], false),
             ("a host of IPv6", "fd00::2/128", vec![dev()], vec![7], false),
             ("a network", "10.244.1.0/24", vec![dev()], vec![7], false),

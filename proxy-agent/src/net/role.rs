@@ -142,25 +142,6 @@ mod tests {
             ("routed pod", away(link("cali0", Veth)), pod),
             ("routed pod behind netkit", away(link("lxc0", Netkit)), pod),
             ("veth to a namespace, with an address", with_addr(away(link("v0", Veth))), device),
-            ("and a route to a host", behind(&["10.244.1.2/32"]), pod),
-            ("and one of each family", behind(&["10.244.1.2/32", "fd00::2/128"]), pod),
-            ("and one of IPv6 alone", behind(&["fd00::2/128"]), pod),
-            ("and to several addresses of a pod", behind(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
-            ("and with what every device has", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
-            ("and with a network between the ends alone", behind(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
-            ("and while it is down", Link { up: false, ..behind(&["10.244.1.2/32"]) }, pod),
-            ("and in a VRF", Link { master: Some(VRF), ..behind(&["10.244.1.2/32"]) }, pod),
-            ("netkit with an address and a route", Link { kind: Netkit, ..behind(&["10.244.1.2/32"]) }, pod),
-            ("to its own address alone", behind(&["10.244.1.1/32"]), device),
-            ("to what is link-local alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
-            ("with a network", behind(&["10.9.0.0/24"]), device),
-            ("with a network and a host", behind(&["10.244.1.2/32", "10.9.0.0/24"]), device),
-            ("with a network of the other family", behind(&["10.244.1.2/32", "fd00::/64"]), device),
-            ("with everything", behind(&["10.244.1.2/32", "0.0.0.0/0"]), device),
-            ("with a router", behind(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
-            ("with a host behind a router", behind(&["10.9.0.7/32 via"]), device),
-            ("to a namespace, without an address, with a network", told(away(link("v0", Veth)), &["10.9.0.0/24"]), pod),
-            ("of this namespace, with a route to a host", told(with_addr(link("v0", Veth)), &["10.9.0.7/32"]), device),
             ("veth of this namespace", link("v0", Veth), device),
             ("VLAN whose parent is elsewhere", away(link("eth0", Vlan)), device),
             ("slave of a VRF", Link { master: Some(VRF), ..link("eth1", Physical) }, device),
@@ -204,6 +185,37 @@ mod tests {
             up: true,
             addrs: [].into(),
             behind: Behind::Nothing,
+        }
+    }
+
+    #[test]
+    fn routes_tell_whose_a_pair_with_an_address_is() {
+        let device = Role::Device { pod: false };
+        let pod = Role::Device { pod: true };
+        let cases = [
+            ("a route to a host", behind(&["10.244.1.2/32"]), pod),
+            ("one of each family", behind(&["10.244.1.2/32", "fd00::2/128"]), pod),
+            ("one of IPv6 alone", behind(&["fd00::2/128"]), pod),
+            ("to several addresses of a pod", behind(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
+            ("with what every device has", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
+            ("with a network between the ends alone", behind(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
+            ("while it is down", Link { up: false, ..behind(&["10.244.1.2/32"]) }, pod),
+            ("in a VRF", Link { master: Some(VRF), ..behind(&["10.244.1.2/32"]) }, pod),
+            ("netkit with an address and a route", Link { kind: Netkit, ..behind(&["10.244.1.2/32"]) }, pod),
+            ("to its own address alone", behind(&["10.244.1.1/32"]), device),
+            ("to what is link-local alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
+            ("with a network", behind(&["10.9.0.0/24"]), device),
+            ("with a network and a host", behind(&["10.244.1.2/32", "10.9.0.0/24"]), device),
+            ("with a network of the other family", behind(&["10.244.1.2/32", "fd00::/64"]), device),
+            ("with everything", behind(&["10.244.1.2/32", "0.0.0.0/0"]), device),
+            ("with a router", behind(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
+            ("with a host behind a router", behind(&["10.9.0.7/32 via"]), device),
+            ("to a namespace, without an address, with a network", told(away(link("v0", Veth)), &["10.9.0.0/24"]), pod),
+            ("of this namespace, with a route to a host", told(with_addr(link("v0", Veth)), &["10.9.0.7/32"]), device),
+        ];
+        let links = [(VRF, Link { index: VRF, ..link("vrf0", Other) })].into();
+        for (name, link, want) in cases {
+            assert_eq!(role(&link, &links), want, "{name}");
         }
     }
 

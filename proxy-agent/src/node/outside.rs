@@ -11,7 +11,7 @@ use crate::health::Health;
 use crate::model::{Lead, Peer, Unreachable};
 use crate::net::link::Link;
 use crate::net::pod_route::{Hop, PodRoutes};
-use crate::net::role::{Role, role};
+use crate::net::role::{self, Role, role};
 use crate::net::{Handle, fib};
 use crate::settings;
 
@@ -112,6 +112,12 @@ impl Node {
 
     pub fn role(&self, ifindex: u32) -> Option<Role> {
         self.links.get(&ifindex).map(|link| self.role_of(link))
+    }
+
+    /// Of a device behind which pods may be meant, see [`role::why_no_pod`].
+    pub fn why_no_pod(&self, ifindex: u32) -> Option<String> {
+        let link = self.links.get(&ifindex).filter(|_| !self.is_outside())?;
+        role::why_no_pod(link, &self.links)
     }
 
     /// Outside of the cluster nobody's pods are told from other clients.

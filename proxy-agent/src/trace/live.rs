@@ -21,6 +21,7 @@ use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
 use crate::datapath;
+use crate::net::role::TELL_PODS;
 use crate::net::{self, anchor};
 use crate::status::Status;
 use crate::tables::{FamilyTables, RangeKey};
@@ -87,12 +88,17 @@ impl Live {
             connections: self.rows(maps.connections)?,
             entry: nowhere,
             notes: Vec::new(),
+            note_on_strangers: None,
         };
         if !self.status.healthy {
             scene.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
         }
         scene.entry = entry(&scene, from.ip(), origin, to).await?;
         scene.notes.extend(self.of_sockets(&scene, to));
+        let device = self.status.devices.iter().find(|device| device.ifindex == scene.entry.ifindex);
+        scene.note_on_strangers = device
+            .and_then(|device| device.no_pod.as_ref())
+            .map(|why| format!("{why}; if it leads to a pod, give it host routes alone, or set {TELL_PODS}"));
         Ok((scene, from))
     }
 

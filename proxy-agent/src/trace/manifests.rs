@@ -117,6 +117,7 @@ impl Folder {
             names: port_names(&Names::new(snapshot.names()), tables),
             entry: self.entry(from.ip(), host, to, &ground),
             notes: self.notes.iter().cloned().chain(conflicts).collect(),
+            note_on_strangers: None,
         };
         Ok((scene, from))
     }

@@ -34,6 +34,8 @@ pub(super) struct Scene<A: Addr> {
     pub(super) entry: Entry,
     /// What the reader should know about all this.
     pub(super) notes: Vec<String>,
+    /// The same, if the client counts as outside.
+    pub(super) note_on_strangers: Option<String>,
 }
 
 /// A family and where its part is.

@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use kpx_tests::agent::{SERVICE_PORT, wait_until};
 use kpx_tests::capture::{Capture, Checksums};
 use kpx_tests::echo::{Dial, Protocol, pattern};
@@ -136,15 +137,22 @@ pub(super) fn narrow(bed: &Bed) -> Result<()> {
         ("p1a", To::LoadBalancer, "ext"),
         ("n1", To::NodePort("n1"), "ext"),
     ];
-    let checked = frontends.into_iter().flat_map(|frontend| Family::ALL.map(|family| (frontend, family))).try_for_each(
-        |((client, to, service), family)| -> Result<()> {
-            bed.lab.set_narrow(true)?; // Makes all forget what the last transfer taught them.
-            let to = same("L15", client, to, service, Expect::Silence).addr(bed.lab, family);
-            let answer =
-                Dial::new(Protocol::Tcp, to).deadline(LEARNT).exchange(&bed.lab.host(client).ns, &pattern(1 << 20));
-            answer.with_context(|| format!("{client} dials {service} at {to}")).map(drop)
-        },
-    );
+    let transfer = |client: &'static str, to: To, service: &'static str, family| -> Result<()> {
+        let to = same("L15", client, to, service, Expect::Silence).addr(bed.lab, family);
+        let answer =
+            Dial::new(Protocol::Tcp, to).deadline(LEARNT).exchange(&bed.lab.host(client).ns, &pattern(1 << 20));
+        answer.with_context(|| format!("{client} dials {service} at {to}")).map(drop)
+    };
+    let checked = frontends.into_iter().try_for_each(|(client, to, service)| -> Result<()> {
+        bed.lab.set_narrow(true)?; // Makes all forget what the last transfers taught them.
+        // The families learn apart.
+        let [v4, v6] = thread::scope(|scope| {
+            Family::ALL
+                .map(|family| scope.spawn(move || transfer(client, to, service, family)))
+                .map(|transfer| transfer.join().unwrap_or_else(|_| Err(anyhow!("the thread of a transfer panicked"))))
+        });
+        v4.and(v6)
+    });
     bed.lab.set_narrow(false)?;
     checked
 }

@@ -13,28 +13,37 @@ use crate::services::PORT;
 
 const BACKENDS: [&str; 4] = ["p1b", "p1c", "p2a", "p2b"];
 
-/// Others may go, and it may not be the first any more; only when it goes itself is there another, for good.
-pub(super) fn sticks(bed: &Bed, protocol: Protocol, family: Family) -> Result<()> {
-    let service = Service::new("sticky", 62, &BACKENDS, PORT).affinity(60);
-    bed.start(&service)?;
-    let dial = Dial::new(protocol, service.frontend(family));
-    let the_one = |bed: &Bed| -> Result<String> {
-        let answered = bed.answering("p1a", dial, 20)?;
-        ensure!(answered.len() == 1, "{answered:?} answer one client");
-        answered.into_iter().next().context("somebody answers")
+/// Others may go, and it may not be the first any more; only when it goes itself is there another, for good. A service for
+/// each protocol and family, as their clients go by what they got.
+pub(super) fn sticks(bed: &Bed) -> Result<()> {
+    const NAMES: [&str; 6] = ["sticky-1", "sticky-2", "sticky-3", "sticky-4", "sticky-5", "sticky-6"];
+    let service = |(name, nth)| Service::new(name, nth, &BACKENDS, PORT).affinity(60);
+    let services: Vec<Service> = NAMES.into_iter().zip(80..).map(service).collect();
+    let put = |backends: &[Vec<&'static str>]| {
+        let mut all = services.iter().zip(backends);
+        bed.settle(|| all.try_for_each(|(service, backends)| bed.put(&service.clone().backends(backends))))
     };
-    let first = the_one(bed)?;
-    let others: Vec<_> = BACKENDS.into_iter().filter(|backend| *backend != first).collect();
+    put(&vec![BACKENDS.to_vec(); NAMES.len()])?;
+    let chosen = || -> Result<Vec<String>> {
+        let the_one = |(service, (protocol, family)): (&Service, (Protocol, Family))| {
+            let answered = bed.answering("p1a", Dial::new(protocol, service.frontend(family)), 20)?;
+            ensure!(answered.len() == 1, "{answered:?} answer one client, {protocol} {family}");
+            answered.into_iter().next().context("somebody answers")
+        };
+        services.iter().zip(combinations()).map(the_one).collect()
+    };
+    let without = |gone: &str| BACKENDS.into_iter().filter(|backend| *backend != gone).collect::<Vec<_>>();
+    let firsts = chosen()?;
+    let others: Vec<_> = firsts.iter().map(|first| without(first)).collect();
 
-    let fewer: Vec<_> = BACKENDS.into_iter().filter(|backend| *backend != others[0]).collect();
-    bed.settle(|| bed.put(&service.clone().backends(&fewer)))?;
-    ensure!(the_one(bed)? == first, "another backend went, and {first} does not answer any more");
+    put(&others.iter().map(|others| without(others[0])).collect::<Vec<_>>())?;
+    ensure!(chosen()? == firsts, "another backend went, and {firsts:?} do not answer any more");
 
-    bed.settle(|| bed.put(&service.clone().backends(&others)))?;
-    let second = the_one(bed)?;
-    bed.settle(|| bed.put(&service))?;
-    ensure!(the_one(bed)? == second, "the first backend came back, and {second} does not answer any more");
-    bed.end(&service)
+    put(&others)?;
+    let seconds = chosen()?;
+    put(&vec![BACKENDS.to_vec(); NAMES.len()])?;
+    ensure!(chosen()? == seconds, "the first backend came back, and {seconds:?} do not answer any more");
+    bed.settle(|| services.iter().try_for_each(|service| bed.delete(service)))
 }
 
 /// Each protocol and family remembers by itself, so that chance can hardly choose all as before.

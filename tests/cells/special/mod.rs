@@ -43,7 +43,7 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("C11", "a process bound to the loopback's address, and one bound to eth0", Each(addresses::bound)),
     special("C15", "internalTrafficPolicy Local: only the local backend answers", Each(sets::policy_local)),
     special("C15", "internalTrafficPolicy Cluster: both backends answer", Each(sets::policy_cluster)),
-    special("C17", "one backend for a client, as long as it is there", Each(affinity::sticks)),
+    special("C17", "one backend for a client, as long as it is there", Together(affinity::sticks)),
     special("C17", "kept by use, forgotten when idle", Together(affinity::expires)),
     special("C18", "served if there is no other, avoided if there is", Together(sets::terminating)),
     special("C19", "zones, nodes, and all if a hint is for nobody here", Together(sets::hints)),
@@ -66,9 +66,9 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("D13", "flows outlive a change of policy", Together(live::outlive_policy)),
     special("D13", "flows outlive the service", Together(live::outlive_service)),
     special("D13", "service.kubernetes.io/service-proxy-name and headless, live", Together(live::labels)),
-    special("D16", "maglev: one client, one backend, on both nodes", Each(balance::maglev)),
-    special("D16", "round-robin: the same number for each", Each(balance::round_robin)),
-    special("D16", "least-connections: not the loaded one", Each(balance::least_connections)),
+    special("D16", "maglev: one client, one backend, on both nodes", Together(balance::maglev)),
+    special("D16", "round-robin: the same number for each", Together(balance::round_robin)),
+    special("D16", "least-connections: not the loaded one", Together(balance::least_connections)),
 ];
 
 pub(crate) fn run(bed: &Bed, tally: &mut Tally) {

@@ -146,6 +146,7 @@ impl Dial {
         if self.fragments && self.protocol == Protocol::Udp && self.to.is_ipv6() && layout.mtu() < LINK_MTU {
             match converse(self.deadline(LESSON)) {
                 Err(Fault::TimedOut(_)) => {}
+                Err(Fault::Io(_, error)) if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => {}
                 result => return result,
             }
         }

@@ -72,9 +72,8 @@ impl Lab {
         self.fabric.ns.ip(&format!("link set out0 mtu {}", if on { 1400 } else { 1500 }))?;
         for host in self.hosts() {
             // What they learned of paths before.
-            for family in ["-4", "-6"] {
-                host.ns.exec(Command::new("ip").args([family, "route", "flush", "cache"]))?;
-            }
+            host.ns.sysctl("ipv4/route/flush", "1")?;
+            host.ns.exec(Command::new("ip").args(["-6", "route", "flush", "cache"]))?;
         }
         Ok(())
     }
@@ -90,7 +89,12 @@ impl Lab {
                 if ["all", "default", "lo"].contains(&device.as_str()) || device.starts_with("kpx") {
                     continue;
                 }
-                host.ns.exec(Command::new("ethtool").args(["-K", &device, "tx", state, "rx", state]))?;
+                let mut ethtool = Command::new("ethtool");
+                ethtool.args(["-K", &device, "tx", state, "rx", state]);
+                if device == pods::OVERLAY {
+                    ethtool.args(["gro", state]); // What it puts together has no checksum of its own yet.
+                }
+                host.ns.exec(&mut ethtool)?;
             }
         }
         Ok(())

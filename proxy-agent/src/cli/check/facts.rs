@@ -19,7 +19,7 @@ use crate::control;
 use crate::net::anchor::anchor_mtu;
 use crate::net::filter;
 use crate::net::link::Link;
-use crate::net::role::{Role, role};
+use crate::net::role::{Role, role, why_no_pod};
 use crate::net::{self, LinkEvent, sysctl};
 use crate::privileges::{Need, missing_here};
 
@@ -58,6 +58,8 @@ pub(super) struct Facts {
     /// The narrowest way out of this host, and the widest pod's device, in bytes.
     pub(super) mtu: u32,
     pub(super) pod_mtu: Option<u32>,
+    /// Why veths into other network namespaces count as no pods', where pods may be meant.
+    pub(super) no_pods: Vec<String>,
 }
 
 pub(super) const IP_FORWARD: &str = "ipv4/ip_forward";
@@ -104,6 +106,7 @@ pub(super) async fn gather() -> Result<Facts> {
         taken_ports: PORTS.into_iter().filter(|port| !is_free(*port)).collect(),
         mtu: anchor_mtu(&links),
         pod_mtu: pods.map(|link| link.mtu).max(),
+        no_pods: links.values().filter_map(|link| why_no_pod(link, &links)).collect(),
     })
 }
 

@@ -5,6 +5,7 @@ use super::facts::{
 };
 use super::{Finding, Level};
 use crate::cli::output::list;
+use crate::net::role::TELL_PODS;
 
 /// BPF memory is no longer charged to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);
@@ -22,7 +23,14 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend([cgroup2(facts), sockets(facts), bpf_fs(facts)]);
     findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
     findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
-    findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
+    findings.extend([
+        kube_proxy(facts),
+        kube_proxy_rules(facts),
+        kube_ipvs0(facts),
+        ports(facts),
+        mtu(facts),
+        pods(facts),
+    ]);
     findings
 }
 
@@ -292,6 +300,18 @@ fn mtu(facts: &Facts) -> Finding {
         }
         Some(pods) => ok(WHAT, format!("{} on the narrowest way out, pods up to {pods}", facts.mtu)),
         None => ok(WHAT, format!("{} on the narrowest way out", facts.mtu)),
+    }
+}
+
+/// What counts as a router's by mistake.
+fn pods(facts: &Facts) -> Finding {
+    const WHAT: &str = "pods";
+    match facts.no_pods.as_slice() {
+        [] => ok(WHAT, "every veth into another namespace is told to be a pod's or a router's"),
+        [why] => warn(WHAT, why, format!("if it leads to a pod, set {TELL_PODS}")),
+        [why, rest @ ..] => {
+            warn(WHAT, format!("{why}; and {} more", rest.len()), format!("if they lead to pods, set {TELL_PODS}"))
+        }
     }
 }
 

@@ -36,7 +36,7 @@ fn nothing_is_wrong_with_a_node_as_it_should_be() {
 type Change = fn(&mut Facts);
 
 /// What is found of which fact, and how bad it is, on a node that is fit but for a change.
-const CASES: [(&str, Level, &str, Change); 36] = [
+const CASES: [(&str, Level, &str, Change); 38] = [
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];
     }),
@@ -102,6 +102,10 @@ const CASES: [(&str, Level, &str, Change); 36] = [
     ("MTU", Level::Warn, "pods have up to 1500, the narrowest way out has 1450", |f| {
         f.mtu = 1450;
         f.pod_mtu = Some(1500);
+    }),
+    ("pods", Level::Warn, "v0 has an address", |f| f.no_pods = vec!["v0 has an address".to_owned()]),
+    ("pods", Level::Warn, "v0 has an address; and 1 more", |f| {
+        f.no_pods = ["v0", "v1"].map(|name| format!("{name} has an address")).into();
     }),
 ];
 
