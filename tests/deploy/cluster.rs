@@ -12,7 +12,7 @@ use kpx_tests::apiserver::ApiServer;
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
 use kpx_tests::lab::{Family, Lab, Layout};
 
-use crate::pod::Supplies;
+use kpx_tests::pod::Supplies;
 
 /// Of every server of the lab.
 pub(crate) const PORT: u16 = 8080;

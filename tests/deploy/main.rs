@@ -6,6 +6,4 @@ mod drop_in;
 mod manifests;
 mod migration;
 mod own;
-mod pod;
 mod render;
-mod seccomp;

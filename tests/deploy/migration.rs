@@ -10,7 +10,7 @@ use kpx_tests::lab::{Family, Node};
 
 use crate::cluster::{Cluster, PORT};
 use crate::drop_in::kubeadm;
-use crate::pod::Running;
+use kpx_tests::pod::Running;
 
 #[test]
 fn connections_that_kube_proxy_opened_outlive_it() -> Result<()> {

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kpx_tests::soak::{self, Scale};
+use kpx_tests::soak::{self, Place, Scale};
 use proxy_agent::object;
 
 /// New connections a second: a tenth of what the long runs take, as other tests may be running.
 const RATE: u32 = 200;
 
 fn scale(rounds: u32) -> Scale {
-    Scale { rate: RATE, rounds, at_least: Duration::ZERO }
+    Scale { place: Place::Node, rate: RATE, rounds, at_least: Duration::ZERO }
 }
 
 #[test]
