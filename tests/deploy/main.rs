@@ -7,3 +7,4 @@ mod manifests;
 mod migration;
 mod own;
 mod render;
+mod swapped;
