@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
+use crate::cli::kube_proxys_sysctls;
 use crate::control::Asker;
-use crate::datapath::{Cgroup, Datapath, Keeper, Options, StaleSockets, Stays};
+use crate::datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
 use crate::desired::Desired;
 use crate::events::Events;
 use crate::health::Health;
@@ -26,7 +27,7 @@ use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
-use crate::net::changes::Changes;
+use crate::net::changes::{Changes, Undone};
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
@@ -116,6 +117,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
 /// The programs and maps, those of an earlier run if there are any.
 fn take_over(settings: &Settings, object: &[u8], stays: Stays, cgroup: Option<Cgroup>) -> Result<Datapath> {
     let Settings { attach: mechanism, sockets, .. } = *settings;
+    if stays.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
+        warn!("TCX links end with this container, which has no BPF file system of the node's: every restart is a gap");
+    }
     let fast_path = settings.node.fast_path != FastPath::Off;
     let loading =
         Options { mechanism, sizes: settings.sizes.of_this_machine(), sockets, fast_path, ..Options::default() };
@@ -138,7 +142,11 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     if !all {
         return Ok(());
     }
-    leftovers::remove(netlink, changes, bpf_dir, &mut |what| info!(what, "removed")).await
+    let say = |done| match done {
+        Undone::Removed(what) => info!(what, "removed"),
+        Undone::Stays(what) => info!(what, "left as it is"),
+    };
+    leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
 /// None where no sockets of UDP are led.

@@ -95,7 +95,7 @@ fn what_is_asked_to_leave_leaves_nothing() -> Result<()> {
     bed.has_no_anchor()
 }
 
-/// Whoever insists on TCX links has no restart without a gap there, and is told so.
+/// An operator who insists on TCX links has no restart without a gap there, and is told so.
 #[test]
 fn a_container_with_links_says_that_a_restart_is_a_gap() -> Result<()> {
     let bed = Bed::start()?;

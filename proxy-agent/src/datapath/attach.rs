@@ -47,7 +47,7 @@ impl fmt::Display for Mechanism {
 pub enum Keeper {
     /// Pins in a BPF file system of the host's.
     Pins,
-    /// Filters of clsact, by way of which the next agent finds the maps: the pins go with this agent's container.
+    /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's container.
     Filters,
     /// All ends with the agent, and a restart is a gap.
     Nothing,

@@ -22,7 +22,7 @@ pub struct Prepared {
 }
 
 /// Reads what leads to the objects before anything of the host is touched; and locks this network namespace before any map
-/// is looked for: the folder of pins may be this container's alone, and then its lock keeps nobody away.
+/// is looked for: the folder of pins may be this container's alone, and then its lock keeps no other kpx away.
 ///
 /// To be called while there is one thread, which stays so.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {

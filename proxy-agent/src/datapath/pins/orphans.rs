@@ -46,7 +46,7 @@ pub fn find(object: &[u8], filters: &[(String, Filter)]) -> Result<Vec<Orphan>> 
     maps_of(object, &programs(filters)?)
 }
 
-/// Whether the programs at the anchor have tables with Services in them, and open connections: whoever keeps them.
+/// Whether the programs at the anchor have tables with Services in them, and open connections, with or without an agent.
 pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
     let at_anchor: Vec<_> = filters.iter().filter(|(device, _)| device == anchor::NAME).cloned().collect();
     let mut programs = programs(&at_anchor)?;
