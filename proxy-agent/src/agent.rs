@@ -26,7 +26,7 @@ use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
-use crate::datapath::{Counters, FlowMaps, KernelTables, Loaded};
+use crate::datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
 use crate::desired::{Desired, Sync};
 use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
@@ -142,7 +142,8 @@ impl Agent {
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
-                        bail!("the source has ended");
+                        // Why, the source itself says.
+                        return std::future::pending().await;
                     }
                     let _work = self.reports.liveness.work();
                     for input in batch.drain(..) {
@@ -199,6 +200,11 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// What keeps the programs in the kernel when this ends.
+    pub fn keeper(&self) -> Keeper {
+        self.node.attachments().keeper()
     }
 
     /// Takes the programs off this host. Without this they go on.

@@ -27,7 +27,7 @@ use crate::run::RUN_DIR;
 use crate::top::{TopArgs, top};
 use crate::trace::{TraceArgs, trace};
 
-pub(crate) use cleanup::{CleanupArgs, cleanup};
+pub(crate) use cleanup::{CleanupArgs, cleanup, kube_proxys_sysctls};
 pub use output::print;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.

@@ -7,20 +7,28 @@ use anyhow::{Context, Result};
 use nix::net::if_::if_nameindex;
 
 use crate::datapath;
-use crate::net::changes::Changes;
+use crate::net::changes::{Changes, Undone, Wanted};
 use crate::net::filter::{self, Filter};
 use crate::net::{Handle, anchor, pod_route, rule};
 use crate::node::Node;
 
-/// Says each thing that was removed to `removed`, also if the next one fails. What cannot be removed keeps nothing else.
-pub async fn remove(handle: &Handle, changes: &Changes, bpf_dir: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
+/// Says what became of each thing, also if the next one fails. What cannot be removed keeps nothing else. What is `wanted`
+/// by others stays as it is.
+pub async fn remove(
+    handle: &Handle,
+    changes: &Changes,
+    bpf_dir: &Path,
+    wanted: &Wanted,
+    done: &mut dyn FnMut(Undone),
+) -> Result<()> {
+    let removed = &mut |what| done(Undone::Removed(what));
     // First what leads packets to the programs.
     let ways = ways(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);
     // Before the list is forgotten; what is wrong with it, its end says.
     let made = changes.qdiscs().unwrap_or_default();
     let filters = filters(handle, &made, removed).await;
-    let undone = changes.undo(removed).context("change parameters back");
+    let undone = changes.undo(wanted, done).context("change parameters back");
     ways.and(pins).and(filters).and(undone)
 }
 

@@ -31,18 +31,24 @@ impl fmt::Display for Need {
     }
 }
 
+/// An error that names the capabilities that are missing.
+pub fn demand() -> Result<()> {
+    let missing = missing(&caps::read(None, CapSet::Permitted).context("read this process's capabilities")?);
+    if !missing.is_empty() {
+        let missing: Vec<_> = missing.iter().map(Need::to_string).collect();
+        bail!("lacks {}: run as root, or grant it", missing.join("; "));
+    }
+    Ok(())
+}
+
 /// Gives up all capabilities but the needed ones and `more`, and all ways to gain any, for this process and what it
 /// starts. An error names those that are missing.
 ///
 /// To be called while there is one thread: each has its own.
 pub fn confine(more: &[Capability]) -> Result<()> {
     raise_memory_limit();
+    demand()?;
     let permitted = caps::read(None, CapSet::Permitted).context("read this process's capabilities")?;
-    let missing = missing(&permitted);
-    if !missing.is_empty() {
-        let missing: Vec<_> = missing.iter().map(Need::to_string).collect();
-        bail!("lacks {}: run as root, or grant it", missing.join("; "));
-    }
     let kept: CapsHashSet = kept(&permitted, more).intersection(&permitted).copied().collect();
     set_no_new_privs().context("forbid new privileges")?;
     // Without it the set stays as whoever started this process has bounded it; nothing comes of that any more.

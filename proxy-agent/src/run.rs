@@ -1,7 +1,9 @@
 //! `kpx run`: wires source, node and loop together, and takes them apart again.
 
+mod prepare;
 mod servers;
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -15,8 +17,9 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
+use crate::cli::kube_proxys_sysctls;
 use crate::control::Asker;
-use crate::datapath::{Cgroup, Datapath, Options, Pins, StaleSockets, Stays};
+use crate::datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
 use crate::desired::Desired;
 use crate::events::Events;
 use crate::health::Health;
@@ -24,7 +27,7 @@ use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
-use crate::net::changes::Changes;
+use crate::net::changes::{Changes, Undone};
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
@@ -32,16 +35,10 @@ use crate::settings::{Mode, Settings};
 use crate::source::Source;
 use crate::{conntrack, control, leftovers, net};
 
+pub use prepare::{Prepared, prepare};
+
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
-
-/// What takes more privileges than are kept.
-pub struct Prepared {
-    /// The BPF file system was mounted for this run, and nobody else sees it.
-    pub is_ours_alone: bool,
-    /// Where sockets are served, if so asked.
-    pub cgroup: Option<Cgroup>,
-}
 
 /// Inputs and device events that may wait for the loop.
 const QUEUE: usize = 4_096;
@@ -56,11 +53,12 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let mut signals = Signals::listen()?;
-    let _lock = control::lock()?;
+    let Prepared { lock: _lock, pins, cgroup } = prepared;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
     let changes = Changes::new(&settings.run_dir);
-    let (datapath, cleanup_on_exit) = take_over(&settings, object, prepared, &changes)?;
+    let datapath = take_over(&settings, object, Stays { pins, changes: changes.clone() }, cgroup)?;
+    let takes_all_away = Cell::new(settings.cleanup_on_exit);
     let Settings { node_name, mode, node: options, .. } = settings;
     let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
@@ -104,13 +102,11 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
                 Ok(())
             }
         };
-        if cleanup_on_exit {
-            agent.detach();
-        }
+        leave(agent, &takes_all_away);
         end
     };
     let end = tokio::select! {
-        end = async { work.await.and(clean_up(cleanup_on_exit, &handle, &changes, &settings.bpf_dir).await) } => end,
+        end = async { work.await.and(clean_up(takes_all_away.get(), &handle, &changes, &settings.bpf_dir).await) } => end,
         () = netlink => Err(anyhow!("the netlink socket has failed")),
     };
     end.and(control::unlisten(&settings.run_dir))?;
@@ -118,30 +114,39 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     Ok(())
 }
 
-/// The programs and maps, those of an earlier run if there are any; and whether all is to be taken away at the end.
-fn take_over(settings: &Settings, object: &[u8], prepared: Prepared, changes: &Changes) -> Result<(Datapath, bool)> {
-    let pins = Pins::open(&settings.bpf_dir, prepared.is_ours_alone)?;
-    let cleanup_on_exit = settings.cleanup_on_exit || pins.is_ours_alone();
-    if cleanup_on_exit != settings.cleanup_on_exit {
-        let bpf_dir = settings.bpf_dir.display();
-        warn!(%bpf_dir, "not the host's, but this container's: all ends with it, and every restart is a gap");
-    }
+/// The programs and maps, those of an earlier run if there are any.
+fn take_over(settings: &Settings, object: &[u8], stays: Stays, cgroup: Option<Cgroup>) -> Result<Datapath> {
     let Settings { attach: mechanism, sockets, .. } = *settings;
+    if stays.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
+        warn!("TCX links end with this container, which has no BPF file system of the node's: every restart is a gap");
+    }
     let fast_path = settings.node.fast_path != FastPath::Off;
     let loading =
         Options { mechanism, sizes: settings.sizes.of_this_machine(), sockets, fast_path, ..Options::default() };
-    let mut datapath = Datapath::take_over(object, loading, Stays { pins, changes: changes.clone() })?;
-    if let (Some(cgroup), Some(options)) = (prepared.cgroup, sockets) {
+    let mut datapath = Datapath::take_over(object, loading, stays)?;
+    if let (Some(cgroup), Some(options)) = (cgroup, sockets) {
         datapath.attachments.attach_sockets(cgroup, options)?;
     }
-    Ok((datapath, cleanup_on_exit))
+    Ok(datapath)
+}
+
+/// Takes the programs off as well if nothing keeps them: what ends with this process does so in order.
+fn leave(agent: Agent, takes_all_away: &Cell<bool>) {
+    takes_all_away.set(takes_all_away.get() || agent.keeper() == Keeper::Nothing);
+    if takes_all_away.get() {
+        agent.detach();
+    }
 }
 
 async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path) -> Result<()> {
     if !all {
         return Ok(());
     }
-    leftovers::remove(netlink, changes, bpf_dir, &mut |what| info!(what, "removed")).await
+    let say = |done| match done {
+        Undone::Removed(what) => info!(what, "removed"),
+        Undone::Stays(what) => info!(what, "left as it is"),
+    };
+    leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
 /// None where no sockets of UDP are led.

@@ -40,6 +40,9 @@ pub struct Status {
     /// Sockets that are led to backends; None: none are.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
+    /// What keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or `nothing`.
+    #[serde(default)]
+    pub kept_by: String,
     /// By family.
     pub tables: BTreeMap<String, TableStatus>,
     pub flows: BTreeMap<String, FlowStatus>,

@@ -102,6 +102,8 @@ fn a_drain_ends_with_its_time_and_with_the_next_kpx() -> Result<()> {
     let mut drain = Drain::start(&bed, "5m")?;
     drain.line()?;
     ensure!(!bed.serves(&["p1a"]), "there is nobody else to serve");
+    let refused = cleanup(&bed, "--drain").err().context("a drain keeps every kpx away, and every other drain")?;
+    ensure!(format!("{refused:#}").contains("another kpx is running"), "{refused:#}");
     // Whoever has changed their mind ends it, and starts kpx again.
     drain.child.kill()?;
     drain.child.wait()?;

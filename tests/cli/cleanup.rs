@@ -1,12 +1,15 @@
 //! `kpx cleanup` after a kpx that was killed, and after a kube-proxy.
 
-use std::process::Command;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
 use kpx_tests::agent::wait_until;
 use kpx_tests::netns::NetNs;
+use tempfile::TempDir;
 
 use crate::node::{Node, kpx, namespace};
 
@@ -77,12 +80,17 @@ fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
     };
     expect![[r#"
         ok     kube-proxy              does not run
-        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — kpx cleanup --kube-proxy
-        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — kpx cleanup --kube-proxy
+        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
     "#]].assert_eq(&found(&ns)?);
     let untouched = kpx(&ns, "cleanup")?;
     ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
-    let output = kpx(&ns, "cleanup --kube-proxy")?;
+    let refused = kpx(&ns, "cleanup --kube-proxy")?;
+    let said = String::from_utf8(refused.stderr)?;
+    ensure!(refused.status.code() == Some(1) && refused.stdout.is_empty(), "{said}");
+    ensure!(said.contains("no kpx serves this node") && said.contains("--force"), "{said}");
+    ensure!(run(&ns, "nft", "list tables")?.contains("kube-proxy"), "nothing is removed");
+    let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
         removed the nftables table ip kube-proxy
@@ -97,5 +105,123 @@ fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
     "#]]
     .assert_eq(&found(&ns)?);
     assert_eq!(run(&ns, "nft", "list tables")?, "table ip other\n", "what is not kube-proxy's stays");
+    Ok(())
+}
+
+/// Whether kpx's agent runs or not: its programs serve.
+#[test]
+fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
+    for how in ["tcx", "clsact"] {
+        let mut node = Node::start(&format!("serves-{how}"), &format!("--attach {how}"))?;
+        run(&node.ns, "nft", "add table ip kube-proxy")?;
+        // The run directory is not that agent's, as on a node where it is a container's.
+        let output = kpx(&node.ns, "cleanup --kube-proxy")?;
+        ensure!(output.status.success(), "{how}: {output:?}");
+        run(&node.ns, "nft", "add table ip kube-proxy")?;
+        node.kill()?;
+        let output = kpx(&node.ns, "cleanup --kube-proxy")?;
+        ensure!(
+            output.status.success() && output.stdout == b"removed the nftables table ip kube-proxy\n",
+            "{output:?}"
+        );
+        ensure!(run(&node.ns, "ip", "link")?.contains("kpx0"), "{how}: kpx's own stays");
+        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display()))?;
+        ensure!(output.status.success(), "{how}: {output:?}");
+        run(&node.ns, "nft", "add table ip kube-proxy")?;
+        ensure!(!kpx(&node.ns, "cleanup --kube-proxy")?.status.success(), "{how}: nothing serves any more");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
+    let mut node = Node::start("sysctls", "--conntrack-tcp-timeout-established=2h")?;
+    run(&node.ns, "nft", "add table ip kube-proxy")?;
+    node.kill()?;
+    let cleanup = format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display());
+    let mut said = String::new();
+    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
+        let output = node.kpx(&cleanup)?;
+        said = String::from_utf8(output.stdout)?;
+        Ok(output.status.success())
+    })?;
+    let key = "netfilter/nf_conntrack_tcp_timeout";
+    let stays = format!("left as it is: sysctl net/{key}_close_wait is 3600, as kube-proxy wants it\n");
+    ensure!(said.contains(&stays), "{said}");
+    ensure!(node.ns.read(&format!("/proc/sys/net/{key}_close_wait"))?.trim() == "3600");
+    // kube-proxy does not want that value.
+    ensure!(said.contains(&format!("removed the value 7200 of sysctl net/{key}_established")), "{said}");
+    ensure!(node.ns.read(&format!("/proc/sys/net/{key}_established"))?.trim() == "432000");
+    Ok(())
+}
+
+/// Its own configuration says what it wants.
+#[test]
+fn what_a_running_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
+    let mut node = Node::start("running", "--conntrack-tcp-timeout-established=2h --conntrack-udp-timeout=40s")?;
+    let dir = TempDir::with_prefix("kpx-cli-")?;
+    let config = dir.path().join("config.conf");
+    let fields = "conntrack: {tcpEstablishedTimeout: 2h}";
+    fs::write(
+        &config,
+        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}\n"),
+    )?;
+    // A process of that name, which lives until its input ends.
+    let program = dir.path().join("kube-proxy");
+    fs::write(&program, "#!/bin/sh\nread -r line\n")?;
+    fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+    let mut command = Command::new(&program);
+    command.arg("--v=2").arg(format!("--config={}", config.display())).stdin(Stdio::piped());
+    let mut kube_proxy = node.ns.spawn(&mut command)?;
+    node.kill()?;
+    let cleanup = format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display());
+    let mut said = String::new();
+    wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
+        let output = node.kpx(&cleanup)?;
+        said = String::from_utf8(output.stdout)?;
+        Ok(output.status.success())
+    })?;
+    drop(kube_proxy.stdin.take());
+    kube_proxy.wait()?;
+    for (key, value) in [("tcp_timeout_established", "7200"), ("tcp_timeout_close_wait", "3600")] {
+        ensure!(said.contains(&format!("left as it is: sysctl net/netfilter/nf_conntrack_{key} is {value}")), "{said}");
+    }
+    ensure!(said.contains("removed the value 40 of sysctl net/netfilter/nf_conntrack_udp_timeout,"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
+    for has_rules in [true, false] {
+        let mut node = Node::start(&format!("keep-{has_rules}"), "")?;
+        let nat = "add chain ip kube-proxy nat { type nat hook postrouting priority 100 ; }";
+        let install = || -> Result<()> {
+            run(&node.ns, "nft", "add table ip kube-proxy")?;
+            run(&node.ns, "nft", nat).map(drop)
+        };
+        install()?;
+        let output = node.kpx("cleanup --kube-proxy")?;
+        ensure!(
+            output.status.success()
+                && String::from_utf8(output.stdout)?.contains("made the nftables table ip kpx-keep")
+        );
+        if has_rules {
+            install()?;
+        }
+        node.kill()?;
+        let drain = format!("cleanup --drain --timeout 1s --bpf-dir {}", node.ns.bpf_dir().display());
+        let mut said = String::new();
+        wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
+            let output = node.kpx(&drain)?;
+            said = String::from_utf8(output.stdout)?;
+            Ok(output.status.success())
+        })?;
+        let keeps = run(&node.ns, "nft", "list tables")?.contains("kpx-keep");
+        if has_rules {
+            ensure!(said.contains("removed the nftables table ip kpx-keep") && !keeps, "{said}");
+        } else {
+            ensure!(said.contains("the nftables table ip kpx-keep stays") && keeps, "{said}");
+        }
+    }
     Ok(())
 }

@@ -6,5 +6,6 @@ mod document;
 mod ends;
 mod flows;
 mod help;
+mod kubeconfig;
 mod node;
 mod schema;

@@ -12,12 +12,14 @@ use kpx_tests::apiserver::ApiServer;
 use kpx_tests::echo::{Dial, Fault, Protocol, Servers};
 use kpx_tests::lab::{Family, Lab, Layout};
 
-use crate::pod::Supplies;
+use kpx_tests::pod::Supplies;
 
 /// Of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
 /// The name by which the kind overlay knows the control plane.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
+/// For what happens a moment later.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 const PROMPT: Duration = Duration::from_secs(5);
 /// For one answer. Short, because a packet that comes before its service is dropped.
 const ANSWER: Duration = Duration::from_millis(200);

@@ -8,7 +8,7 @@ use proxy_agent::privileges::NEEDED;
 
 use crate::cluster::Cluster;
 use crate::own::{container, overlay};
-use crate::pod::Running;
+use kpx_tests::pod::Running;
 
 #[test]
 fn a_node_is_served_by_either_way_to_attach() -> Result<()> {

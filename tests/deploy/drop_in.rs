@@ -5,8 +5,8 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use crate::cluster::Cluster;
-use crate::pod::Running;
 use crate::render::Objects;
+use kpx_tests::pod::{KUBE_PROXY, Running};
 
 #[test]
 fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
@@ -15,7 +15,7 @@ fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
     let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()?;
-    cluster.serves_no_more("n1")
+    cluster.serves("n1").context("its programs stay")
 }
 
 /// As on clusters before 1.33, whose role for kube-proxy knows no ServiceCIDRs.
@@ -33,6 +33,6 @@ fn a_role_that_knows_no_service_cidrs_is_enough() -> Result<()> {
 
 /// What a kubeadm cluster has for kube-proxy.
 pub(crate) fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
-    let objects = Objects::read(include_str!("kube-proxy.yaml"))?;
+    let objects = Objects::read(KUBE_PROXY)?;
     Ok((objects.daemon_set.context("a DaemonSet")?, objects.config_map.context("a ConfigMap")?))
 }

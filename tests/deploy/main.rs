@@ -6,6 +6,5 @@ mod drop_in;
 mod manifests;
 mod migration;
 mod own;
-mod pod;
 mod render;
-mod seccomp;
+mod swapped;

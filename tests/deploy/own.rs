@@ -11,8 +11,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kpx_tests::lab::Layout;
 
 use crate::cluster::Cluster;
-use crate::pod::Running;
 use crate::render::{Objects, deploy_dir, kustomize};
+use kpx_tests::pod::{KUBE_PROXY, Running};
 
 #[test]
 fn what_the_manifests_grant_is_enough() -> Result<()> {
@@ -87,7 +87,7 @@ fn the_kubelets_probe_is_answered() -> Result<()> {
 fn kubeadms_config_map_serves_our_daemon_set() -> Result<()> {
     let cluster = Cluster::start()?;
     let set = overlay("kubeadm")?.daemon_set.context("a DaemonSet")?;
-    let config: ConfigMap = Objects::read(include_str!("kube-proxy.yaml"))?.config_map.context("a ConfigMap")?;
+    let config: ConfigMap = Objects::read(KUBE_PROXY)?.config_map.context("a ConfigMap")?;
     let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use kpx_tests::netns::NetNs;
 use proxy_agent::conntrack::sysctl::apply;
 use proxy_agent::events::Events;
-use proxy_agent::net::changes::Changes;
+use proxy_agent::net::changes::{Changes, Wanted};
 use proxy_agent::settings::Conntrack;
 
 #[test]
@@ -48,7 +48,7 @@ fn settings_are_written_where_they_may_be_and_told_where_not() -> Result<()> {
 
     // Somebody else has changed his mind about one of them since.
     node.sysctl("netfilter/nf_conntrack_udp_timeout_stream", "78")?;
-    node.run(|| changes.undo(&mut |_| {}))?;
+    node.run(|| changes.undo(&Wanted::new(), &mut |_| {}))?;
     assert_eq!(read("tcp_timeout_established")?, before);
     assert_eq!(read("udp_timeout_stream")?, 78);
     Ok(())

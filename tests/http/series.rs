@@ -54,6 +54,7 @@ kpx_sync_failures_total counter ip_family
 kpx_devices gauge role
 kpx_mended_total counter what
 kpx_problems gauge
+kpx_restart_gap gauge
 kpx_unreadable_objects gauge kind
 kpx_watch_failures_total counter kind
 kpx_watch_up gauge kind

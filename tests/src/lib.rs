@@ -14,6 +14,7 @@ pub mod kube_rules;
 pub mod lab;
 pub mod load;
 pub mod netns;
+pub mod pod;
 pub mod programs;
 pub mod reference;
 pub mod soak;

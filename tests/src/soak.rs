@@ -6,6 +6,7 @@
 mod bed;
 mod endpoints;
 mod flood;
+mod kpx;
 mod memory;
 mod outage;
 mod report;
@@ -19,9 +20,20 @@ pub use self::outage::outage;
 pub use self::report::Report;
 pub use self::restart::{restart, upgrade};
 
+/// Where kpx runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// As a process of the node, with the node's BPF file system.
+    #[default]
+    Node,
+    /// In kubeadm's DaemonSet for kube-proxy, with kpx's image: a container without the node's BPF file system.
+    SwappedPod,
+}
+
 /// How much of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
+    pub place: Place,
     /// New connections a second.
     pub rate: u32,
     /// How often the fault is injected.

@@ -35,13 +35,13 @@ fn what_kube_proxy_left_in_mode_ipvs_is_found_and_removed() -> Result<()> {
         answers(&ns, frontend, backend).with_context(|| format!("IPVS does not lead {frontend} to {backend}"))?;
     }
     expect![[r#"
-        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — kpx cleanup --kube-proxy
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
     "#]].assert_eq(&found(&ns)?);
 
     let untouched = kpx(&ns, "cleanup")?;
     ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
     ensure!(virtual_servers(&ns)? == 4);
-    let output = kpx(&ns, "cleanup --kube-proxy")?;
+    let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     ensure!(output.status.success(), "{output:?}");
     expect![[r#"
         removed the virtual servers of IPVS
@@ -60,7 +60,7 @@ fn what_kube_proxy_left_in_mode_ipvs_is_found_and_removed() -> Result<()> {
 fn virtual_servers_of_others_stay() -> Result<()> {
     let ns = NetNs::create(format!("kpx-ipvs-other-{}", std::process::id()))?;
     ipvsadm(&ns, &["-A", "-t", FRONTENDS[0], "-s", "rr"])?;
-    let output = kpx(&ns, "cleanup --kube-proxy")?;
+    let output = kpx(&ns, "cleanup --kube-proxy --force")?;
     ensure!(output.stdout == b"nothing to remove\n", "{output:?}");
     ensure!(virtual_servers(&ns)? == 1);
     Ok(())

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{Service, Set};
 
 use super::Agent;
+use crate::datapath::Keeper;
 use crate::ip_family::IpFamily;
 use crate::metrics::{ProgramReading, Readings};
 use crate::tables::FamilyTables;
@@ -28,6 +29,7 @@ impl Agent {
             flows: flows.collect(),
             devices,
             problems: (self.health.problems().len() + source_problems) as u64,
+            restart_gap: self.keeper() == Keeper::Nothing,
             no_local_endpoints: BTreeMap::from([
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
                 (IpFamily::V6, no_local_endpoints(&tables.v6)),
@@ -37,8 +39,7 @@ impl Agent {
 
     fn program_readings(&self) -> Result<BTreeMap<String, ProgramReading>> {
         let reading = |name: &String| {
-            let info = self.node.attachments().program(name)?.info();
-            let info = info.with_context(|| format!("ask the kernel about program {name}"))?;
+            let info = self.node.attachments().info(name)?;
             Ok((name.clone(), ProgramReading { run_time: info.run_time(), runs: info.run_count() }))
         };
         self.loaded.programs.keys().map(reading).collect()

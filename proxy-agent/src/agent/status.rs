@@ -44,6 +44,7 @@ impl Agent {
             unreachable: self.desired.unreachable_status(),
             devices: devices.collect(),
             sockets: self.node.attachments().sockets_status(),
+            kept_by: self.keeper().name().to_owned(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
                 (Addr6::FAMILY.to_owned(), table_status(counts.v6)),

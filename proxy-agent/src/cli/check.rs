@@ -6,6 +6,7 @@ mod probe;
 mod processes;
 mod rules;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -16,6 +17,7 @@ use serde::Serialize;
 use super::output::{Form, OutputArgs, cell, green, red, yellow};
 
 pub(super) use facts::KUBE_IPVS0;
+pub(super) use processes::{holds_lock, kube_proxies};
 pub(super) use rules::{Chains, KubeProxyRules};
 
 /// Say whether this host is fit for kpx, and how to mend it. Needs root.
@@ -24,6 +26,9 @@ pub(super) use rules::{Chains, KubeProxyRules};
 /// 1 if something is in kpx's way.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
+    /// Can kpx use this kubeconfig? It is read, and nothing is asked of the API server.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -59,7 +64,7 @@ enum Level {
 }
 
 pub(super) async fn check(args: &CheckArgs) -> Result<ExitCode> {
-    let findings = judge::judge(&facts::gather().await?);
+    let findings = judge::judge(&facts::gather(args.kubeconfig.clone()).await?);
     let report = Report { fit: findings.iter().all(|finding| finding.level != Level::Fail), findings };
     args.output.print(&report, |form| text(&report, form))?;
     Ok(if report.fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })

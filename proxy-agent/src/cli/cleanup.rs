@@ -3,20 +3,26 @@
 mod drain;
 mod keep;
 mod kube_proxy;
+mod stand_by;
+mod wanted;
 
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 
 use super::output::print;
 use crate::config::duration::GoDuration;
-use crate::datapath::{BPF_DIR, check_netns, lock_if_there};
-use crate::net::Handle;
-use crate::net::changes::Changes;
+use crate::control::client::Client;
+use crate::datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
+use crate::net::changes::{Changes, Undone, Wanted};
+use crate::net::{Handle, filter};
 use crate::run::RUN_DIR;
 use crate::settings::Settings;
-use crate::{control, leftovers, net};
+use crate::{control, leftovers, net, object};
+
+pub(crate) use wanted::kube_proxys_sysctls;
 
 /// Remove from this host everything that a kpx left. Needs root.
 ///
@@ -33,7 +39,8 @@ pub(crate) struct CleanupArgs {
     /// Also what is a running kpx's: it makes anew what it misses, so stop it soon.
     #[arg(long)]
     force: bool,
-    /// Remove what kube-proxy left, too: its chains and tables, and its device kube-ipvs0. While a kpx runs, only that.
+    /// Remove what kube-proxy left, and nothing else: its chains and tables, and its device kube-ipvs0. Refused while no kpx
+    /// serves this node, which would have no Services then. With --force, what kpx left goes as well.
     #[arg(long)]
     kube_proxy: bool,
     /// First leave all that is new to kube-proxy's rules, which must be there, and wait for what is open to end.
@@ -42,9 +49,12 @@ pub(crate) struct CleanupArgs {
     /// Wait no longer than this; what is still open then is cut.
     #[arg(long, value_name = "DURATION", default_value = "5m", requires = "drain")]
     timeout: GoDuration,
-    /// A kpx that runs is no reason to refuse.
-    #[arg(skip = true)]
-    beside_kpx: bool,
+    /// Do so whenever kpx has ended and a kube-proxy has served instead for so long, and stay.
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", requires = "drain")]
+    stand_by: Option<GoDuration>,
+    /// What kube-proxy's flag of this name means.
+    #[arg(skip)]
+    as_kube_proxy: bool,
 }
 
 impl CleanupArgs {
@@ -52,34 +62,76 @@ impl CleanupArgs {
     pub(crate) fn as_kube_proxy(settings: &Settings) -> Self {
         let (run_dir, bpf_dir) = (settings.run_dir.clone(), settings.bpf_dir.clone());
         let timeout = GoDuration::ZERO;
-        Self { run_dir, bpf_dir, force: false, kube_proxy: true, drain: false, timeout, beside_kpx: false }
+        Self {
+            run_dir,
+            bpf_dir,
+            force: false,
+            kube_proxy: true,
+            drain: false,
+            timeout,
+            stand_by: None,
+            as_kube_proxy: true,
+        }
+    }
+
+    /// Nothing of kpx's is to go.
+    fn is_for_kube_proxy_alone(&self) -> bool {
+        self.kube_proxy && !self.force && !self.as_kube_proxy
     }
 }
 
 /// Says each thing that was removed, also if the next one fails.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
-    let lock = control::lock();
-    let kpx_runs = lock.is_err() && !args.force;
-    if kpx_runs && !(args.kube_proxy && args.beside_kpx) {
-        lock.as_ref().map_err(|error| anyhow!("{error:#}: stop it first, or say --force"))?;
-    }
-    let mut removed = Removed::default();
     let (driver, handle) = net::connect()?;
     let work = async {
-        if !kpx_runs {
-            ours(args, &handle, &mut removed).await?;
+        match args.stand_by {
+            Some(time) => {
+                stand_by::stand_by(args, time.std().context("--stand-by is less than nothing")?, &handle).await
+            }
+            None => once(args, control::lock(), &handle).await,
         }
-        if args.kube_proxy {
-            kube_proxy::remove(&handle, &mut removed).await?;
-        }
-        Ok(())
     };
-    let result = tokio::select! {
+    tokio::select! {
         result = work => result,
         () = driver => bail!("the netlink socket has failed"),
+    }
+}
+
+async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -> Result<()> {
+    let kpx_runs = lock.is_err();
+    let mut removed = Removed::default();
+    let alone = args.is_for_kube_proxy_alone();
+    if !(alone || args.force) {
+        lock.as_ref().map_err(|error| anyhow!("{error:#}: stop it first, or say --force"))?;
+    }
+    let result = match alone {
+        true => ensure_served(args, kpx_runs, handle).await,
+        false => ours(args, handle, &mut removed).await,
     };
-    print(&removed.text())?;
+    let result = match result {
+        Ok(()) if args.kube_proxy => kube_proxy::remove(handle, &mut removed).await,
+        result => result,
+    };
+    // Until all is done, no kpx starts.
+    drop(lock);
+    if result.is_ok() || !removed.is_empty() {
+        print(&removed.text())?;
+    }
     result
+}
+
+/// An error unless kpx's programs have tables in force here, or its agent says that they have.
+async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> Result<()> {
+    if kpx_runs && Client::new(&args.run_dir).status().await.is_ok_and(|status| status.healthy) {
+        return Ok(());
+    }
+    let is_served = may_open_by_id() && serves(object::embedded()?, &filter::ours(handle).await?)?;
+    ensure!(
+        is_served,
+        "no kpx serves this node, and without kube-proxy's rules it would have no Services: start kpx, wait until `kpx \
+         status` says healthy, and try again; or say --force, which removes what kpx left as well"
+    );
+    Ok(())
 }
 
 async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Result<()> {
@@ -89,23 +141,29 @@ async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Res
         check_netns(&args.bpf_dir)?;
     }
     let timeout = args.timeout.std().context("--timeout is less than nothing")?;
-    if args.drain && !drain::drain(&args.bpf_dir, timeout).await? {
+    if args.drain && !drain::drain(&args.bpf_dir, timeout, handle).await? {
         eprintln!("draining: the time is up, the rest is cut");
     }
     let changes = Changes::new(&args.run_dir);
-    leftovers::remove(handle, &changes, &args.bpf_dir, &mut |what| removed.add(what)).await?;
-    if !args.kube_proxy && !args.drain {
-        keep::remove(removed)?;
+    let wanted = if args.kube_proxy { Wanted::default() } else { kube_proxys_sysctls() };
+    let mut say = |done| match done {
+        Undone::Removed(what) => removed.add(what),
+        Undone::Stays(what) => removed.note(format!("left as it is: {what}")),
+    };
+    leftovers::remove(handle, &changes, &args.bpf_dir, &wanted, &mut say).await?;
+    match (args.kube_proxy, args.drain) {
+        (true, _) => Ok(()),
+        (false, true) => keep::remove_if_superfluous(removed),
+        (false, false) => keep::remove(removed),
     }
-    Ok(())
 }
 
 /// What was removed so far.
 #[derive(Debug, Default)]
 struct Removed {
     removed: Vec<String>,
-    /// What was made, and why.
-    kept: Vec<String>,
+    /// What else is to be said.
+    notes: Vec<String>,
 }
 
 impl Removed {
@@ -113,20 +171,24 @@ impl Removed {
         self.removed.push(what.into());
     }
 
-    /// For the sake of connections that kube-proxy opened.
-    fn keep(&mut self, what: impl Into<String>) {
-        self.kept.push(what.into());
+    /// What was made for the sake of connections that kube-proxy opened.
+    fn keep(&mut self, what: &str) {
+        self.note(format!("made {what}, by which connections of kube-proxy go on: kpx cleanup removes it"));
+    }
+
+    fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.removed.is_empty() && self.notes.is_empty()
     }
 
     fn text(&self) -> String {
-        if self.removed.is_empty() {
-            return "nothing to remove\n".to_owned();
-        }
-        let removed = self.removed.iter().map(|what| format!("removed {what}\n"));
-        let kept = self
-            .kept
-            .iter()
-            .map(|what| format!("made {what}, by which connections of kube-proxy go on: kpx cleanup removes it\n"));
-        removed.chain(kept).collect()
+        let removed = match self.removed.is_empty() {
+            true => "nothing to remove\n".to_owned(),
+            false => self.removed.iter().map(|what| format!("removed {what}\n")).collect(),
+        };
+        self.notes.iter().fold(removed, |text, note| text + note + "\n")
     }
 }

@@ -67,10 +67,23 @@ fn head(status: &Status, form: Form) -> String {
         ("Last sync:", cell(last_sync.unwrap_or_default())),
         ("Devices:", cell(by_role.iter().map(|(role, n)| format!("{n} {role}")).collect::<Vec<_>>().join(", "))),
         ("Options:", cell(options(&status.options))),
+        ("Restarts:", restarts(status)),
     ];
     let rows = rows.into_iter().chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
     let form = Form { headers: false, ..form };
     form.table(&[], rows.map(|(name, value)| vec![cell(name), value]))
+}
+
+/// What becomes of Services while no agent runs.
+fn restarts(status: &Status) -> Cell {
+    match status.kept_by.as_str() {
+        "pins" => cell("no gap: the node's BPF file system keeps programs and maps"),
+        "filters" if status.sockets.is_some() => {
+            yellow("no gap for packets: filters keep programs and maps; what leads sockets ends with this container")
+        }
+        "filters" => cell("no gap: filters keep programs and maps; this container has no BPF file system of the node"),
+        _ => red("a gap: all ends with this container; give it the node's /sys/fs/bpf (docs/migration.md)"),
+    }
 }
 
 fn options(options: &OptionsStatus) -> String {

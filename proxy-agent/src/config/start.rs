@@ -12,11 +12,10 @@ use tracing::{info, warn};
 
 use super::{Configuration, RunArgs, logging};
 use crate::cli::{CleanupArgs, cleanup, wait_for};
-use crate::datapath::{Cgroup, ensure_bpf_fs};
 use crate::events::Events;
 use crate::net::changes::Changes;
-use crate::privileges::confine;
-use crate::run::{Prepared, run};
+use crate::privileges::{confine, demand};
+use crate::run::{prepare, run};
 use crate::settings::Settings;
 use crate::{conntrack, control, object};
 
@@ -46,11 +45,11 @@ pub fn start(args: &RunArgs) -> Result<()> {
         return Ok(());
     }
     let object = object::chosen(given.path("bpf-object").as_deref())?;
+    demand()?;
     // What takes more than serving does is done by then.
-    let is_ours_alone = ensure_bpf_fs(&settings.bpf_dir)?;
-    let cgroup = settings.sockets.map(|_| Cgroup::open(settings.cgroup_root.as_deref())).transpose()?;
+    let prepared = prepare(&settings, &object)?;
     confine(&further_capabilities(&settings))?;
-    wait_for(run(settings, &object, Prepared { is_ours_alone, cgroup }))
+    wait_for(run(settings, &object, prepared))
 }
 
 /// Those that serving takes only because of how it was asked for.

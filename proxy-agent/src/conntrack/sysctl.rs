@@ -3,6 +3,7 @@
 //! The size of the table is the whole machine's and can be set from the initial network namespace only; all else belongs
 //! to this network namespace.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 use std::{fs, io};
 
@@ -37,6 +38,12 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
             Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack stays as it is"),
         }
     }
+}
+
+/// What [`apply`] makes of the kernel's parameters, by key.
+pub fn wanted(settings: &Conntrack) -> BTreeMap<&'static str, String> {
+    let max = max(settings, processors()).map(|max| (MAX, u64::from(max)));
+    timeouts(settings).chain(max).map(|(key, value)| (key, value.to_string())).collect()
 }
 
 /// Entries, for all families together: so many for each processor, and at least so many.

@@ -97,7 +97,8 @@ impl Attached {
     }
 }
 
-fn program_at(device: &str, attach_type: TcAttachType) -> &'static str {
+/// Ours, at a hook of a device.
+pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static str {
     let hooks = match device {
         anchor::NAME => Hooks::Anchor,
         "lo" => Hooks::Loopback,

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
-use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
 use proxy_common::names;
 use tracing::debug;
 
@@ -18,10 +18,10 @@ use super::program;
 use super::sockets::Sockets;
 use super::verify::same_device;
 use crate::net::changes::Changes;
-use crate::net::filter::PRIORITY;
+use crate::net::filter::{HANDLE, PRIORITY};
 
-/// The first handle at our place among a device's clsact filters.
-pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 1);
+/// At our place among a device's clsact filters.
+pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
 
 /// How programs hang on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -39,6 +39,27 @@ impl fmt::Display for Mechanism {
             Self::Tcx => "tcx",
             Self::Clsact => "clsact",
         })
+    }
+}
+
+/// What keeps programs and maps in the kernel while no agent runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// Pins in a BPF file system of the host's.
+    Pins,
+    /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's container.
+    Filters,
+    /// All ends with the agent, and a restart is a gap.
+    Nothing,
+}
+
+impl Keeper {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pins => "pins",
+            Self::Filters => "filters",
+            Self::Nothing => "nothing",
+        }
     }
 }
 
@@ -116,7 +137,7 @@ impl Hooks {
 /// All devices that carry our programs. Dropped, it leaves them there if they were to stay.
 pub struct Attachments {
     pub(super) ebpf: Ebpf,
-    /// What to use; unset, each device is tried with TCX first.
+    /// What to use; unset, each device is tried with both, first with the one that outlives the agent.
     mechanism: Option<Mechanism>,
     pub(super) devices: BTreeMap<u32, Attached>,
     pub(super) stays: Option<Stays>,
@@ -144,6 +165,12 @@ impl Attachments {
         program.try_into().with_context(|| format!("program {name}"))
     }
 
+    /// What the kernel knows of one of the loaded programs, of a device's or a socket's.
+    pub fn info(&self, name: &str) -> Result<ProgramInfo> {
+        let program = self.ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
+        program.info().with_context(|| format!("ask the kernel about program {name}"))
+    }
+
     /// What to use from now on: see [`super::Options::mechanism`].
     pub fn set_mechanism(&mut self, mechanism: Mechanism) {
         self.mechanism = Some(mechanism);
@@ -161,10 +188,32 @@ impl Attachments {
         }
         match self.mechanism.or(carried) {
             Some(mechanism) => self.attach_by(mechanism, ifindex, name, hooks),
-            None => self.attach_by(Mechanism::Tcx, ifindex, name, hooks).or_else(|error| {
-                debug!(device = name, error = format!("{error:#}"), "no TCX, trying clsact");
-                self.attach_by(Mechanism::Clsact, ifindex, name, hooks)
-            }),
+            None => {
+                let [first, second] = self.preferred();
+                self.attach_by(first, ifindex, name, hooks).or_else(|error| {
+                    debug!(device = name, error = format!("{error:#}"), "not by {first}, trying {second}");
+                    self.attach_by(second, ifindex, name, hooks)
+                })
+            }
+        }
+    }
+
+    /// A link lives as long as its pin, and a filter as long as its qdisc.
+    fn preferred(&self) -> [Mechanism; 2] {
+        match self.stays.as_ref().is_some_and(|stays| stays.pins.is_ours_alone()) {
+            true => [Mechanism::Clsact, Mechanism::Tcx],
+            false => [Mechanism::Tcx, Mechanism::Clsact],
+        }
+    }
+
+    /// What keeps all this while no agent runs.
+    pub fn keeper(&self) -> Keeper {
+        let Some(Stays { pins, .. }) = &self.stays else { return Keeper::Nothing };
+        let all_are_filters = || self.devices.values().all(|device| device.mechanism == Mechanism::Clsact);
+        match pins.is_ours_alone() {
+            false => Keeper::Pins,
+            true if pins.may_open_by_id() && all_are_filters() => Keeper::Filters,
+            true => Keeper::Nothing,
         }
     }
 

@@ -12,12 +12,13 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
 use super::Names;
+use super::Orphan;
 use super::Pressure;
 use super::flows::{boot_secs, is_over};
 
 type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
-/// The pinned maps of a kpx that has ended.
+/// The maps of a kpx that has ended.
 pub struct Drain {
     node: Array<MapData, Node>,
     v4: Flows<Addr4>,
@@ -32,6 +33,19 @@ impl Drain {
             return Ok(None);
         }
         Ok(Some(Self { node: pinned(&maps, names::NODE)?, v4: flows(&maps)?, v6: flows(&maps)? }))
+    }
+
+    /// As [`Drain::open`], of maps that no pin holds. None if they are none of a whole kpx.
+    pub fn of(mut orphans: Vec<Orphan>) -> Result<Option<Self>> {
+        let mut take = |name: &str| {
+            let at = orphans.iter().position(|orphan| orphan.name == name)?;
+            Some(Map::from_map_data(orphans.swap_remove(at).map))
+        };
+        let (Some(node), Some(v4), Some(v6)) = (take(names::NODE), take(Addr4::MAPS.flows), take(Addr6::MAPS.flows))
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Self { node: node?.try_into()?, v4: v4?.try_into()?, v6: v6?.try_into()? }))
     }
 
     /// From now on nothing is opened. Ends with the next agent.

@@ -33,14 +33,17 @@ use tracing::debug;
 use pins::{Place, Resize};
 use sizes::Room;
 
-pub use attach::{Attached, Attachments, Hooks, Mechanism, Stays};
+pub use attach::{Attached, Attachments, Hooks, Keeper, Mechanism, Stays};
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use drain::Drain;
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, open};
 pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;
-pub use pins::{BPF_DIR, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
+pub use pins::{
+    BPF_DIR, Orphan, Pins, check_netns, ensure_bpf_fs, ensure_no_hidden_links, find, lock_if_there, may_open_by_id,
+    remove, serves,
+};
 pub use pressure::Pressure;
 pub use sizes::Sizes;
 pub use sockets::{Cgroup, SocketOptions, StaleSockets};

@@ -8,7 +8,10 @@
 //!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
 //!   v2/links/socket-<call>          of the cgroup's root
 //! ```
+//!
+//! In a container without the host's BPF file system the folder goes with the container: see `orphans`.
 
+mod orphans;
 mod resize;
 
 use std::collections::BTreeMap;
@@ -29,6 +32,7 @@ use proxy_common::names;
 
 use super::sizes::Room;
 use crate::net;
+pub use orphans::{Orphan, ensure_no_hidden_links, find, may_open_by_id, serves};
 pub(super) use resize::Resize;
 
 /// Where pins are, unless the operator says otherwise.
@@ -45,6 +49,7 @@ const NETNS: &str = "netns";
 pub struct Pins {
     dir: PathBuf,
     is_ours_alone: bool,
+    may_open_by_id: bool,
     _lock: Flock<File>,
 }
 
@@ -54,7 +59,8 @@ impl Pins {
     pub fn open(root: &Path, is_ours_alone: bool) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
         trust(root)?;
-        let this = Self { _lock: lock(root)?, dir: root.join(format!("v{LAYOUT}")), is_ours_alone };
+        let dir = root.join(format!("v{LAYOUT}"));
+        let this = Self { _lock: lock(root)?, dir, is_ours_alone, may_open_by_id: may_open_by_id() };
         let foreign = names(root)?.into_iter().find(|name| Some(name.as_ref()) != this.dir.file_name());
         if let Some(name) = foreign {
             ensure!(is_layout(&name), "{}/{name} is nothing of kpx's: give kpx a --bpf-dir of its own", root.display());
@@ -77,6 +83,11 @@ impl Pins {
     /// Nobody else sees the folder, and it goes with this process: in a container that was not given the host's.
     pub fn is_ours_alone(&self) -> bool {
         self.is_ours_alone
+    }
+
+    /// As of when it was opened: privileges are given up later. So the next start may, which is started as this one.
+    pub fn may_open_by_id(&self) -> bool {
+        self.may_open_by_id
     }
 
     pub(super) fn links(&self) -> PathBuf {
@@ -126,7 +137,7 @@ impl Pins {
             let found = self.maps().join(name);
             let is = Definition::of_pin(&want.name, &found)?;
             ensure!(
-                Definition { max_entries: want.max_entries, ..is.clone() } == *want,
+                is.fits(want),
                 "{} is no map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
                 found.display()
             );
@@ -169,14 +180,23 @@ pub(super) struct Definition {
 impl Definition {
     fn of_pin(name: &str, path: &Path) -> Result<Self> {
         let info = MapInfo::from_pin(path).with_context(|| format!("open the pinned map {}", path.display()))?;
+        Self::of_map(name, &info).with_context(|| format!("map {}", path.display()))
+    }
+
+    fn of_map(name: &str, info: &MapInfo) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
-            map_type: info.map_type().with_context(|| format!("map {}", path.display()))? as u32,
+            map_type: info.map_type().context("ask for its type")? as u32,
             key_size: info.key_size(),
             value_size: info.value_size(),
             flags: info.map_flags(),
             max_entries: info.max_entries(),
         })
+    }
+
+    /// All but the room is the same.
+    fn fits(&self, want: &Self) -> bool {
+        Self { max_entries: want.max_entries, ..self.clone() } == *want
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Readings {
     /// By role.
     pub devices: BTreeMap<&'static str, u64>,
     pub problems: u64,
+    /// Services stop while no agent runs.
+    pub restart_gap: bool,
     /// Service ports whose policy allows only local endpoints, that have some elsewhere and none here: under the
     /// internal policy, and under the external one.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
@@ -50,6 +52,10 @@ impl Collector for Readings {
         let problems = ConstGauge::new(self.problems);
         let help = "What is wrong just now: kpx status has it.";
         problems.encode(encoder.encode_descriptor("kpx_problems", help, None, MetricType::Gauge)?)?;
+        let gap = ConstGauge::new(u64::from(self.restart_gap));
+        let help =
+            "Whether Services stop while the agent is away: 1, or 0 where pins or filters keep programs and maps.";
+        gap.encode(encoder.encode_descriptor("kpx_restart_gap", help, None, MetricType::Gauge)?)?;
         let counts = self.no_local_endpoints.iter().flat_map(|(family, [internal, external])| {
             let labels = |policy| [("ip_family", family.name()), ("traffic_policy", policy)];
             [(labels("internal"), *internal), (labels("external"), *external)]

@@ -36,6 +36,17 @@ struct Sysctl {
     set: String,
 }
 
+/// Kernel parameters as another program wants them: values by path below `/proc/sys/net`.
+pub type Wanted = BTreeMap<&'static str, String>;
+
+/// What became of a thing of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undone {
+    Removed(String),
+    /// And why.
+    Stays(String),
+}
+
 impl Changes {
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join("changes.json") }
@@ -107,19 +118,25 @@ impl Changes {
         Ok(self.read()?.qdiscs)
     }
 
-    /// Changes parameters back that nobody has changed since, and forgets everything. Says each.
-    pub fn undo(&self, done: &mut dyn FnMut(String)) -> Result<()> {
+    /// Changes parameters back that have their value from here still, and forgets everything. Says each. What another program of
+    /// this host wants to be so stays: `wanted` has its values by key.
+    pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undone)) -> Result<()> {
         let list = self.read()?;
         for (key, Sysctl { before, set }) in &list.sysctls {
-            if sysctl::read(key)?.as_ref() == Some(set) {
-                sysctl::write(key, before)?;
-                done(format!("the value {set} of sysctl net/{key}, which is {before} again"));
+            if sysctl::read(key)?.as_ref() != Some(set) {
+                continue;
             }
+            if wanted.get(key.as_str()) == Some(set) {
+                done(Undone::Stays(format!("sysctl net/{key} is {set}, as kube-proxy wants it")));
+                continue;
+            }
+            sysctl::write(key, before)?;
+            done(Undone::Removed(format!("the value {set} of sysctl net/{key}, which is {before} again")));
         }
         let ours = ports::parse(&list.reserved_ports)?;
         if !ours.is_empty() {
             ports::release(&ours)?;
-            done(format!("{} from the reserved ports", list.reserved_ports));
+            done(Undone::Removed(format!("{} from the reserved ports", list.reserved_ports)));
         }
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {

@@ -5,11 +5,19 @@ use futures::StreamExt;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
+use nix::net::if_::{if_nameindex, if_nametoindex};
+
+use proxy_common::layout::LAYOUT;
 
 use super::{Handle, dump};
 
 /// Our place among a device's filters: "KP".
 pub const PRIORITY: u16 = 0x4b50;
+/// The minor number of our filters' handle. A filter outlives its agent, and tells the next one the layout of the maps so.
+pub const HANDLE: u16 = {
+    assert!(LAYOUT > 0 && LAYOUT <= u16::MAX as u32, "a handle's number");
+    LAYOUT as u16
+};
 
 const CLSACT: &str = "clsact";
 /// Of its handle (linux/pkt_sched.h).
@@ -22,6 +30,8 @@ pub struct Filter {
     pub priority: u16,
     /// Of its BPF program; else its kind.
     pub name: String,
+    /// The kernel's number of that program.
+    pub program: Option<u32>,
     message: TcMessage,
 }
 
@@ -53,6 +63,29 @@ impl Filter {
     pub fn is_ours(&self) -> bool {
         self.priority == PRIORITY
     }
+
+    /// The layout of its program's maps, as its place says.
+    pub fn layout(&self) -> u16 {
+        self.message.header.handle.minor
+    }
+}
+
+/// Ours on all devices of this network namespace, with the devices' names. What vanishes meanwhile has none.
+pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
+    let mut ours = Vec::new();
+    for device in if_nameindex().context("list the devices")?.iter() {
+        let name = device.name().to_string_lossy().into_owned();
+        match list(handle, device.index()).await {
+            Ok(filters) => {
+                ours.extend(filters.into_iter().filter(Filter::is_ours).map(|filter| (name.clone(), filter)))
+            }
+            Err(error) if if_nametoindex(name.as_str()).is_ok_and(|index| index == device.index()) => {
+                return Err(error);
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(ours)
 }
 
 /// Those of a device, in the order in which packets meet them.
@@ -77,21 +110,31 @@ fn of_device(ifindex: u32) -> Result<TcMessage> {
 /// None if it stands for a whole priority, which the kernel lists beside its filters.
 fn filter(hook: Hook, message: TcMessage) -> Option<Filter> {
     let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
-    let (mut kind, mut program) = (None, None);
+    let (mut kind, mut program, mut id) = (None, None, None);
     for attribute in &message.attributes {
         match attribute {
             TcAttribute::Kind(name) => kind = Some(name.clone()),
-            TcAttribute::Options(options) => program = options.iter().find_map(program_name),
+            TcAttribute::Options(options) => {
+                program = options.iter().find_map(program_name);
+                id = options.iter().find_map(program_id);
+            }
             _ => {}
         }
     }
     let name = program.or(kind).filter(|_| message.header.handle != TcHandle::UNSPEC)?;
-    Some(Filter { hook, priority, name, message })
+    Some(Filter { hook, priority, name, program: id, message })
 }
 
 fn program_name(option: &TcOption) -> Option<String> {
     match option {
         TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
+        _ => None,
+    }
+}
+
+fn program_id(option: &TcOption) -> Option<u32> {
+    match option {
+        TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
         _ => None,
     }
 }

@@ -45,6 +45,7 @@ fn is_strict(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::role::Behind;
 
     #[test]
     fn a_port_is_routed_by_its_bridge() {
@@ -71,6 +72,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
+            behind: Behind::Nothing,
         }
     }
 }

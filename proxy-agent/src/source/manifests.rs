@@ -7,7 +7,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -27,6 +27,12 @@ mod validate;
 
 /// The objects in force; in the order in which new ones are sent.
 type Objects = BTreeMap<Key, Arc<Object>>;
+
+/// An error if the folder cannot be read.
+pub(super) fn check(path: &Path) -> anyhow::Result<()> {
+    // Without a watch on it, which would start a thread.
+    fs::read_dir(path).map(drop).with_context(|| format!("read folder {}", path.display()))
+}
 
 pub(super) async fn run(
     path: PathBuf,

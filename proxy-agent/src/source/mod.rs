@@ -30,6 +30,15 @@ impl Source {
         }
     }
 
+    /// An error if what leads to the objects cannot be read or used. Nothing is asked of the API server, and no plugin is
+    /// run for credentials.
+    pub async fn check(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Kubernetes(options) => options.check().await,
+            Self::Manifests(folder) => manifests::check(folder),
+        }
+    }
+
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is `Update::All`, or
     /// `Update::Refused`.
     ///

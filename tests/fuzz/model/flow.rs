@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use proxy_common::service_counts::Passed;
 
-use super::wire::{SCTP, TCP, Transport, UDP};
+use super::wire::{TCP, Transport, UDP};
 
 /// Where a packet of a flow is met, as far as that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use kpx_tests::soak::{self, Report, Scale};
+use kpx_tests::soak::{self, Place, Report, Scale};
 
 /// Injects faults under load, prints what was seen, and fails if a promise is broken. Needs root.
 #[derive(Parser)]
 #[command(name = "kpx-soak")]
 struct Args {
-    #[arg(value_enum, default_value_t = Scenario::All)]
-    scenario: Scenario,
+    #[arg(value_enum, default_value = "all")]
+    scenarios: Vec<Scenario>,
+    /// kpx runs in kubeadm's DaemonSet for kube-proxy with the image swapped, and not as a process of the node.
+    #[arg(long)]
+    swapped: bool,
     /// Each scenario goes on for so long at least.
     #[arg(long, default_value_t = 0)]
     minutes: u64,
@@ -52,7 +55,8 @@ enum Scenario {
 impl Scenario {
     fn run(self, args: &Args) -> Result<Report> {
         let at_least = Duration::from_secs(60 * args.minutes);
-        let scale = Scale { rate: args.rate, rounds: args.rounds, at_least };
+        let place = if args.swapped { Place::SwappedPod } else { Place::Node };
+        let scale = Scale { place, rate: args.rate, rounds: args.rounds, at_least };
         match self {
             Self::Restart => soak::restart(scale),
             Self::Upgrade => soak::upgrade(scale, args.object.as_deref().context("upgrade to which --object?")?),
@@ -79,9 +83,9 @@ fn main() -> ExitCode {
 /// Whether all promises were kept.
 fn run(args: &Args) -> Result<bool> {
     let all = Scenario::value_variants().iter().copied().filter(|scenario| *scenario != Scenario::All);
-    let chosen = all.filter(|scenario| args.scenario == Scenario::All || *scenario == args.scenario);
+    let is_chosen = |scenario| args.scenarios.iter().any(|chosen| [Scenario::All, scenario].contains(chosen));
     let mut kept = true;
-    for scenario in chosen {
+    for scenario in all.filter(|scenario| is_chosen(*scenario)) {
         let report = scenario.run(args)?;
         println!("{report}");
         kept &= report.check().is_ok();

@@ -115,7 +115,7 @@ impl Bed {
     }
 
     fn map<K: Pod, V: Pod>(&self, name: &str) -> Result<HashMap<MapData, K, V>> {
-        let pin = self.netns.bpf_dir().join("v1/maps").join(name);
+        let pin = self.netns.bpf_dir().join("v2/maps").join(name);
         let map = MapData::from_pin(&pin).with_context(|| format!("open {}", pin.display()))?;
         Ok(HashMap::try_from(Map::from_map_data(map)?)?)
     }

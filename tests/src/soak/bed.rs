@@ -1,11 +1,14 @@
 //! A lab with one node that kpx serves, with servers, and with load on it.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::agent::{Agent, Cluster, Service};
+use super::Place;
+use super::kpx::{Home, Kpx};
+use crate::agent::{Cluster, Service};
 use crate::echo::{Protocol, Servers};
 use crate::lab::{Family, Lab, Layout};
 use crate::load::{Dialer, Exchange, Kind, Plan, Route, StreamTally, Streams, Tally};
@@ -33,6 +36,8 @@ pub(super) struct Bed {
     pub(super) web: [Service; 2],
     /// Of streams: one with a backend on the client's node, one with a backend elsewhere.
     streams: [Service; 2],
+    /// Where kpx runs.
+    pub(super) home: Home,
     _servers: [Servers; 2],
 }
 
@@ -48,7 +53,7 @@ pub(super) struct Load {
 }
 
 impl Bed {
-    pub(super) fn build() -> Result<Self> {
+    pub(super) fn build(place: Place) -> Result<Self> {
         let lab = Lab::start(Layout::Routed)?;
         let servers = [Servers::start()?, Servers::start()?];
         for host in lab.backends().filter(|host| host.name != CLIENT) {
@@ -63,7 +68,8 @@ impl Bed {
             // At this rate the CNI's masquerading would fill the machine's connection tracking in two minutes.
             node.host.ns.sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", "10")?;
         }
-        let cluster = Cluster::with_api_server(&lab)?;
+        let mut cluster = Cluster::with_api_server(&lab)?;
+        let home = Home::new(place, &lab, cluster.server()?)?;
         let web = Service::new("web", 20, &BACKENDS, WEB_PORT).node_port(NODE_PORT);
         let web = [web, Service::new("web2", 21, &BACKENDS, WEB_PORT)];
         let near = Service::new("stream-near", 22, &["p1b"], STREAM_PORT);
@@ -71,12 +77,17 @@ impl Bed {
         for object in web.iter().chain(&streams).flat_map(|service| service.objects(&lab)) {
             cluster.put(&object)?;
         }
-        Ok(Self { lab, cluster, web, streams, _servers: servers })
+        Ok(Self { lab, cluster, web, streams, home, _servers: servers })
     }
 
     /// Starts kpx and waits until it serves the node.
-    pub(super) fn agent(&self, args: &[String]) -> Result<Agent<'_>> {
-        Agent::start_with(&self.lab, &self.lab.n1, self.cluster.source(), args)
+    pub(super) fn kpx(&self, args: &[String]) -> Result<Kpx<'_>> {
+        Kpx::start(&self.home, &self.lab, self.cluster.source(), args)
+    }
+
+    /// Makes a file visible where kpx runs, and says under which name.
+    pub(super) fn show(&self, file: &Path) -> Result<PathBuf> {
+        self.home.show(&self.lab, file)
     }
 
     pub(super) fn load(&self, rate: u32, allowed: impl Fn(&Exchange) -> bool + Send + 'static) -> Result<Load> {

@@ -14,7 +14,7 @@ use proxy_common::frontend::{FrontendKey, Set, SlotKey};
 use super::Scale;
 use super::bed::Bed;
 use super::report::Report;
-use crate::agent::{Agent, Cluster, SERVICE_PORT, Service, wait_until};
+use crate::agent::{Cluster, SERVICE_PORT, Service, wait_until};
 use crate::kernel_tables;
 use crate::lab::{Family, Lab};
 use crate::load::Exchange;
@@ -29,8 +29,8 @@ const REMEMBERED: usize = 4096;
 
 /// The backends of two Services are replaced by others, as soon as those before are in force.
 pub fn endpoints(scale: Scale) -> Result<Report> {
-    let bed = Bed::build()?;
-    let agent = Agent::start(&bed.lab, &bed.lab.n1, bed.cluster.source())?;
+    let bed = Bed::build(scale.place)?;
+    let agent = bed.kpx(&[])?;
     let history = History::default();
     let mut turns = Turns::new(&history);
     turns.next(&bed, agent.pid())?;

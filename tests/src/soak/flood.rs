@@ -10,7 +10,6 @@ use super::Scale;
 use super::bed::{BACKENDS, Bed, NODE_PORT};
 use super::memory::Memory;
 use super::report::Report;
-use crate::agent::Agent;
 use crate::load::Flood;
 
 /// Before the flood.
@@ -22,14 +21,14 @@ const AGENT_SLACK: u64 = 8 << 20;
 
 /// At a node port of the very Service that others dial, for as long as the scale says.
 pub fn flood(scale: Scale) -> Result<Report> {
-    let bed = Bed::build()?;
+    let bed = Bed::build(scale.place)?;
     // Nor do the CNI's rules: with them the node's own connection tracking would be what is flooded.
     for node in bed.lab.nodes() {
         node.host.ns.nft("delete table inet cni")?;
     }
     // Answers to nobody end here, without a word.
     bed.lab.fabric.ns.ip("route add blackhole 198.18.0.0/15")?;
-    let agent = Agent::start(&bed.lab, &bed.lab.n1, bed.cluster.source())?;
+    let agent = bed.kpx(&[])?;
     let load = bed.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     thread::sleep(CALM);
     let before = Memory::of(agent.pid())?;

@@ -8,8 +8,9 @@ use anyhow::Result;
 use super::Scale;
 use super::bed::Bed;
 use super::endpoints::{History, Turns};
+use super::kpx::Kpx;
 use super::report::Report;
-use crate::agent::{Agent, Cluster};
+use crate::agent::Cluster;
 use crate::apiserver::History as Versions;
 
 /// Within which the kernel's tables must be what the objects ask for, once the API server is back.
@@ -36,9 +37,10 @@ enum Fault {
 
 /// `outage` is how long the API server is gone each time.
 pub fn outage(scale: Scale, outage: Duration) -> Result<Report> {
-    let mut bed = Bed::build()?;
+    let mut bed = Bed::build(scale.place)?;
     let history = History::default();
-    let agent = Agent::start(&bed.lab, &bed.lab.n1, bed.cluster.source())?;
+    // Not by the bed, whose cluster fails meanwhile.
+    let agent = Kpx::start(&bed.home, &bed.lab, bed.cluster.source(), &[])?;
     let mut turns = Turns::new(&history);
     turns.next(&bed, agent.pid())?;
     let load = bed.load(scale.rate, history.judge())?;

@@ -8,46 +8,39 @@ use anyhow::Result;
 
 use super::Scale;
 use super::bed::{BACKENDS, Bed};
+use super::kpx::Kpx;
 use super::report::Report;
-use crate::agent::Agent;
 
 /// Between two faults, and before the first: what goes wrong late shows too.
 const CALM: Duration = Duration::from_millis(500);
 
 /// SIGKILL, and at once a new process.
 pub fn restart(scale: Scale) -> Result<Report> {
-    let killed = |agent: Agent| {
+    let killed = |agent: Kpx| {
         drop(agent);
         Ok(())
     };
-    again_and_again("restart", "killed (SIGKILL) and started", scale, killed, |_| Vec::new())
+    again_and_again("restart", "killed (SIGKILL) and started", scale, killed, None)
 }
 
 /// SIGTERM, and a new process that brings other kernel programs: those of `object` and its own, in turns.
 pub fn upgrade(scale: Scale, object: &Path) -> Result<Report> {
-    let with_object = |round: u32| match round % 2 {
-        0 => Vec::new(),
-        _ => vec!["--bpf-object".to_owned(), object.display().to_string()],
-    };
-    again_and_again(
-        "upgrade",
-        "ended (SIGTERM) and started with another BPF object",
-        scale,
-        |agent| agent.stop(),
-        with_object,
-    )
+    let how = "ended (SIGTERM) and started with another BPF object";
+    again_and_again("upgrade", how, scale, |kpx| kpx.stop(), Some(object))
 }
 
-/// With the arguments of each round, from 0.
+/// With the BPF object `other` in every second round.
 fn again_and_again(
     scenario: &'static str,
     how: &str,
     scale: Scale,
-    end: fn(Agent) -> Result<()>,
-    args: impl Fn(u32) -> Vec<String>,
+    end: fn(Kpx) -> Result<()>,
+    other: Option<&Path>,
 ) -> Result<Report> {
-    let bed = Bed::build()?;
-    let mut agent = bed.agent(&args(0))?;
+    let bed = Bed::build(scale.place)?;
+    let other = other.map(|object| bed.show(object)).transpose()?;
+    let with_other = other.map(|object| vec!["--bpf-object".to_owned(), object.display().to_string()]);
+    let mut agent = bed.kpx(&[])?;
     let load = bed.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     let started = Instant::now();
     let mut slowest = Duration::ZERO;
@@ -57,7 +50,7 @@ fn again_and_again(
         let ended = Instant::now();
         end(agent)?;
         rounds += 1;
-        agent = bed.agent(&args(rounds))?;
+        agent = bed.kpx(with_other.as_deref().filter(|_| rounds % 2 == 1).unwrap_or_default())?;
         slowest = slowest.max(ended.elapsed());
     }
     thread::sleep(CALM);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,12 +16,15 @@ use super::probe::{Probed, probe};
 use super::processes;
 use super::rules::KubeProxyRules;
 use crate::control;
+use crate::control::client::Client;
 use crate::net::anchor::anchor_mtu;
 use crate::net::filter;
 use crate::net::link::Link;
 use crate::net::role::{Role, role, why_no_pod};
 use crate::net::{self, LinkEvent, sysctl};
 use crate::privileges::{Need, missing_here};
+use crate::run::RUN_DIR;
+use crate::source::{Source, kubernetes};
 
 /// All that the judgement goes by.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +51,10 @@ pub(super) struct Facts {
     pub(super) unprivileged_bpf_disabled: Option<u8>,
     /// Another kpx serves this host.
     pub(super) kpx_runs: bool,
+    /// What keeps that one's programs and maps while it is away: see [`crate::status::Status::kept_by`].
+    pub(super) kept_by: Option<String>,
+    /// What kpx says of the kubeconfig that was named, if one was.
+    pub(super) kubeconfig: Option<Result<(), String>>,
     /// Process ids of what is called kube-proxy and is no kpx.
     pub(super) kube_proxies: Vec<u32>,
     pub(super) kube_proxy_rules: KubeProxyRules,
@@ -78,7 +85,7 @@ pub(super) const PORTS: [u16; 2] = [10_249, 10_256];
 
 const CNI_DIR: &str = "/etc/cni/net.d";
 
-pub(super) async fn gather() -> Result<Facts> {
+pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
     let links = links().await?;
     let pods = links.values().filter(|link| role(link, &links) == Role::Device { pod: true });
     let mut sysctls = BTreeMap::new();
@@ -100,6 +107,8 @@ pub(super) async fn gather() -> Result<Facts> {
         others: others(links.values()).await?,
         unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
+        kept_by: kept_by().await,
+        kubeconfig: usable(kubeconfig).await,
         kube_proxies: processes::kube_proxies()?,
         kube_proxy_rules: KubeProxyRules::find()?,
         kube_ipvs0: links.values().any(|link| link.name == KUBE_IPVS0),
@@ -108,6 +117,19 @@ pub(super) async fn gather() -> Result<Facts> {
         pod_mtu: pods.map(|link| link.mtu).max(),
         no_pods: links.values().filter_map(|link| why_no_pod(link, &links)).collect(),
     })
+}
+
+/// As the kpx says that runs here. Its run directory may be a container's own.
+async fn kept_by() -> Option<String> {
+    let process = processes::kpx().ok()??;
+    let run_dir = format!("/proc/{process}/root{RUN_DIR}");
+    let status = Client::new(Path::new(&run_dir)).status().await.ok()?;
+    Some(status.kept_by).filter(|kept_by| !kept_by.is_empty())
+}
+
+async fn usable(kubeconfig: Option<PathBuf>) -> Option<Result<(), String>> {
+    let source = Source::Kubernetes(kubernetes::Options { kubeconfig: Some(kubeconfig?), ..Default::default() });
+    Some(source.check().await.map_err(|error| format!("{error:#}")))
 }
 
 /// kube-proxy's device of mode ipvs.

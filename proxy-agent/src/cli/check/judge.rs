@@ -20,17 +20,12 @@ const TRANSLATORS: [(&str, &str, &str); 2] = [
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel(facts), capabilities(facts), programs(facts), attach(facts), btf(facts)];
     findings.push(unprivileged_bpf(facts));
-    findings.extend([cgroup2(facts), sockets(facts), bpf_fs(facts)]);
+    findings.extend([cgroup2(facts), sockets(facts), bpf_fs(facts), restarts(facts)]);
     findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
     findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
-    findings.extend([
-        kube_proxy(facts),
-        kube_proxy_rules(facts),
-        kube_ipvs0(facts),
-        ports(facts),
-        mtu(facts),
-        pods(facts),
-    ]);
+    findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
+    findings.push(pods(facts));
+    findings.extend(kubeconfig(facts));
     findings
 }
 
@@ -129,10 +124,36 @@ fn bpf_fs(facts: &Facts) -> Finding {
         true => ok(WHAT, "mounted"),
         false => warn(
             WHAT,
-            "not mounted: kpx in a pod or of systemd ends at once",
+            "not mounted: kpx of systemd or in its own DaemonSet ends at once; a privileged container keeps its own state by \
+             filters of clsact",
             "mount -t bpf -o mode=0700 bpf /sys/fs/bpf",
         ),
     }
+}
+
+/// Whether Services go on while the kpx that runs here is away.
+fn restarts(facts: &Facts) -> Finding {
+    const WHAT: &str = "restarts";
+    match facts.kept_by.as_deref() {
+        None if facts.kpx_runs => ok(WHAT, "the kpx that runs does not say"),
+        None => ok(WHAT, "no kpx runs"),
+        Some("pins") => ok(WHAT, "no gap: the node's BPF file system keeps programs and maps"),
+        Some("filters") => ok(WHAT, "no gap: filters keep programs and maps"),
+        Some(_) => warn(
+            WHAT,
+            "a gap: programs and maps end with kpx's container",
+            "give it the node's /sys/fs/bpf: the patch is in docs/migration.md",
+        ),
+    }
+}
+
+/// If one was named.
+fn kubeconfig(facts: &Facts) -> Option<Finding> {
+    const WHAT: &str = "kubeconfig";
+    Some(match facts.kubeconfig.as_ref()? {
+        Ok(()) => ok(WHAT, "kpx can use it"),
+        Err(why) => fail(WHAT, why, "name another file, or mend this one"),
+    })
 }
 
 fn memlock(facts: &Facts) -> Finding {
@@ -243,7 +264,7 @@ fn kube_proxy(facts: &Facts) -> Finding {
     const WHAT: &str = "kube-proxy";
     if !facts.kube_proxies.is_empty() {
         let found = format!("runs, process {}", list(&facts.kube_proxies));
-        return fail(WHAT, found, "stop it: kubectl -n kube-system delete daemonset kube-proxy");
+        return fail(WHAT, found, format!("it serves until kpx does: {}", steps(facts)));
     }
     ok(WHAT, if facts.kpx_runs { "does not run; kpx does" } else { "does not run" })
 }
@@ -261,19 +282,23 @@ fn kube_proxy_rules(facts: &Facts) -> Finding {
     let tables = rules.tables.iter().map(|family| format!("nftables table {family} kube-proxy"));
     let chains = rules.chains.iter();
     let chains = chains.map(|chains| format!("{} chains in {}'s {}", chains.names.len(), chains.tool, chains.table));
-    fail(WHAT, list(tables.chain(chains)), without_kube_proxy(facts))
+    fail(WHAT, list(tables.chain(chains)), steps(facts))
 }
 
-/// `kpx cleanup` refuses while a kpx runs, and with --force takes that one's things, too.
-fn without_kube_proxy(facts: &Facts) -> &'static str {
-    if facts.kpx_runs { "kube-proxy --cleanup, of kube-proxy's image" } else { "kpx cleanup --kube-proxy" }
+/// From kube-proxy to kpx, in the order in which the node always has Services.
+fn steps(facts: &Facts) -> String {
+    let start = (!facts.kpx_runs).then_some("start kpx beside what is there (docs/migration.md)");
+    let stop = (!facts.kube_proxies.is_empty()).then_some("kubectl -n kube-system delete daemonset kube-proxy");
+    let steps = [start, Some("wait until kpx status says healthy"), stop, Some("kpx cleanup --kube-proxy")];
+    let numbered = steps.into_iter().flatten().enumerate().map(|(at, step)| format!("{}. {step}", at + 1));
+    numbered.collect::<Vec<_>>().join(", ")
 }
 
 fn kube_ipvs0(facts: &Facts) -> Finding {
     const WHAT: &str = "kube-ipvs0";
     if facts.kube_ipvs0 {
         let found = "there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own";
-        return fail(WHAT, found, without_kube_proxy(facts));
+        return fail(WHAT, found, steps(facts));
     }
     ok(WHAT, "not there")
 }
@@ -286,6 +311,9 @@ fn ports(facts: &Facts) -> Finding {
     let found = format!("{} taken", list(&facts.taken_ports));
     if facts.kpx_runs {
         return ok(WHAT, format!("{found}; kpx runs"));
+    }
+    if !facts.kube_proxies.is_empty() {
+        return warn(WHAT, found, "if it is kube-proxy, kpx serves without them and takes them once that has gone");
     }
     let fix = "stop who listens there (ss -ltnp), or give kpx others: --metrics-bind-address, --healthz-bind-address";
     fail(WHAT, found, fix)

@@ -12,18 +12,32 @@ const LOCK: &str = "@kpx";
 
 /// Process ids of what is called kube-proxy and lives in our network namespace. A kpx may be called so, too: it holds kpx's
 /// lock.
-pub(super) fn kube_proxies() -> Result<Vec<u32>> {
+pub(in crate::cli) fn kube_proxies() -> Result<Vec<u32>> {
     let lock = lock()?;
     let namespace = fs::read_link("/proc/self/ns/net").context("read the network namespace")?;
     let is_here = |id: &u32| fs::read_link(format!("/proc/{id}/ns/net")).is_ok_and(|of| of == namespace);
-    let processes = fs::read_dir("/proc").context("list the processes")?.flatten();
-    let ids = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());
     // A process may end while it is looked at.
     let is_kube_proxy = |id: &u32| {
         let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
         name.trim() == KUBE_PROXY && is_here(id) && !lock.as_ref().is_some_and(|lock| holds(*id, lock))
     };
-    Ok(ids.filter(is_kube_proxy).collect())
+    Ok(processes()?.filter(is_kube_proxy).collect())
+}
+
+/// Whether a kpx runs in our network namespace. To take its lock instead would keep one from starting just then.
+pub(in crate::cli) fn holds_lock() -> Result<bool> {
+    Ok(lock()?.is_some())
+}
+
+/// The process of the kpx that runs in our network namespace.
+pub(super) fn kpx() -> Result<Option<u32>> {
+    let Some(lock) = lock()? else { return Ok(None) };
+    Ok(processes()?.find(|process| holds(*process, &lock)))
+}
+
+fn processes() -> Result<impl Iterator<Item = u32>> {
+    let processes = fs::read_dir("/proc").context("list the processes")?.flatten();
+    Ok(processes.filter_map(|process| process.file_name().to_str()?.parse().ok()))
 }
 
 /// The socket that is the lock, as a process's open files show it.

@@ -6,14 +6,21 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::datapath::Drain;
+use crate::datapath::{Drain, find};
+use crate::net::{Handle, filter};
+use crate::object;
 
 /// How often the flows are counted.
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// Says on standard error how many flows are left, when that changes. True if none is.
-pub(super) async fn drain(bpf_dir: &Path, timeout: Duration) -> Result<bool> {
-    let Some(mut drain) = Drain::open(bpf_dir)? else { return Ok(true) };
+pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
+    let drain = match Drain::open(bpf_dir)? {
+        // The pins went with a container, and the filters are still there.
+        None => Drain::of(find(object::embedded()?, &filter::ours(handle).await?)?)?,
+        drain => drain,
+    };
+    let Some(mut drain) = drain else { return Ok(true) };
     drain.begin()?;
     let end = Instant::now() + timeout;
     let mut period = interval(PERIOD);

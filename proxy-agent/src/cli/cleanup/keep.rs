@@ -8,6 +8,7 @@ use anyhow::Result;
 
 use super::Removed;
 use super::kube_proxy::{run, words};
+use crate::cli::check::KubeProxyRules;
 
 /// Name of our table, and comment of our rule.
 const KEEP: &str = "kpx-keep";
@@ -37,22 +38,46 @@ pub(super) fn keep_by_iptables(tool: &str) -> Result<()> {
 
 /// Takes all of that away, which cuts what still goes by it.
 pub(super) fn remove(removed: &mut Removed) -> Result<()> {
-    for family in ["ip", "ip6"] {
-        if output("nft", &["list", "table", family, KEEP]).is_some() {
-            run("nft", &["delete", "table", family, KEEP])?;
-            removed.add(format!("the nftables table {family} {KEEP}"));
-        }
+    for family in tables() {
+        run("nft", &["delete", "table", family, KEEP])?;
+        removed.add(format!("the nftables table {family} {KEEP}"));
     }
-    for (save, tool) in TOOLS {
-        let saved = output(save, &["-t", "nat"]).unwrap_or_default();
-        for rule in saved.lines().filter(|line| line.starts_with("-A ") && line.contains(KEEP)) {
-            let rule = words(rule);
-            let rule = rule.iter().skip(1).map(String::as_str);
-            run(tool, &["-w", "-t", "nat", "-D"].into_iter().chain(rule).collect::<Vec<_>>())?;
-            removed.add(format!("{tool}'s rule {KEEP}"));
-        }
+    for (tool, rule) in rules() {
+        let rule = words(&rule);
+        let rule = rule.iter().skip(1).map(String::as_str);
+        run(tool, &["-w", "-t", "nat", "-D"].into_iter().chain(rule).collect::<Vec<_>>())?;
+        removed.add(format!("{tool}'s rule {KEEP}"));
     }
     Ok(())
+}
+
+/// Once kube-proxy's own rules want NAT again, these keep nothing, and go. Else they stay, and that is said.
+pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
+    let found = KubeProxyRules::find()?;
+    if found.chains.iter().any(|chains| chains.table == "nat")
+        || found.tables.iter().any(|family| translates(family, "kube-proxy"))
+    {
+        return remove(removed);
+    }
+    let tables = tables().map(|family| format!("the nftables table {family} {KEEP}"));
+    for what in tables.chain(rules().map(|(tool, _)| format!("{tool}'s rule {KEEP}"))) {
+        removed.note(format!("{what} stays, as connections of kube-proxy may go on by it: kpx cleanup removes it"));
+    }
+    Ok(())
+}
+
+/// The families whose table is there.
+fn tables() -> impl Iterator<Item = &'static str> {
+    ["ip", "ip6"].into_iter().filter(|family| output("nft", &["list", "table", family, KEEP]).is_some())
+}
+
+/// Those that are there, each with the tool that removes it.
+fn rules() -> impl Iterator<Item = (&'static str, String)> {
+    TOOLS.into_iter().flat_map(|(save, tool)| {
+        let saved = output(save, &["-t", "nat"]).unwrap_or_default();
+        let rules = saved.lines().filter(|line| line.starts_with("-A ") && line.contains(KEEP));
+        rules.map(|rule| (tool, rule.to_owned())).collect::<Vec<_>>()
+    })
 }
 
 /// None if the tool is not installed, or finds nothing.

@@ -19,7 +19,7 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
     for family in &rules.tables {
         if keep::translates(family, "kube-proxy") {
             keep::keep_by_nft(family)?;
-            removed.keep(format!("the nftables table {family} kpx-keep"));
+            removed.keep(&format!("the nftables table {family} kpx-keep"));
         }
         run("nft", &["delete", "table", family, "kube-proxy"])?;
         removed.add(format!("the nftables table {family} kube-proxy"));
@@ -27,7 +27,7 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
     for chains in &rules.chains {
         if chains.table == "nat" {
             keep::keep_by_iptables(chains.tool)?;
-            removed.keep(format!("{}'s rule kpx-keep", chains.tool));
+            removed.keep(&format!("{}'s rule kpx-keep", chains.tool));
         }
         remove_chains(chains)?;
         removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));

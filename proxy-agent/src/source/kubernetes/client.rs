@@ -1,5 +1,6 @@
 //! Clients of an API server, that notice when it is gone.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,12 +42,34 @@ pub(super) struct Clients {
 }
 
 impl Options {
-    /// And where they go.
-    pub(super) async fn clients(&self, outage: &Outage) -> Result<(Clients, Place)> {
+    /// An error if no client can be made of it.
+    pub(in crate::source) async fn check(&self) -> Result<()> {
+        let config = self.directed().await?;
+        if config.auth_info.exec.is_some() {
+            return Ok(());
+        }
+        let server = config.cluster_url.clone();
+        connected(config).map(drop).with_context(|| self.client_for(&server))
+    }
+
+    /// What an attempt to make a client is called.
+    fn client_for(&self, server: &http::Uri) -> String {
+        let from = self.kubeconfig.as_ref().map(|path| format!(" of {}", path.display())).unwrap_or_default();
+        format!("client for the API server {server}{from}")
+    }
+
+    /// To the server that the operator names, over what the configuration says.
+    async fn directed(&self) -> Result<Config> {
         let mut config = self.config().await?;
         if let Some(master) = &self.master {
             config.cluster_url = parse_master(master)?;
         }
+        Ok(config)
+    }
+
+    /// And where they go.
+    pub(super) async fn clients(&self, outage: &Outage) -> Result<(Clients, Place)> {
+        let mut config = self.directed().await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
         // Else the time that a pooled connection lay idle would count as silence of the server.
@@ -56,7 +79,7 @@ impl Options {
         let server = config.cluster_url.clone();
         info!(%server, "API server");
         let place = Place::of([Some(&server), config.proxy_url.as_ref()].into_iter().flatten());
-        let client = connected(config).with_context(|| format!("client for the API server {server}"))?;
+        let client = connected(config).with_context(|| self.client_for(&server))?;
         let paced = counted(client, &server, outage.clone());
         let limited = match self.rate {
             Some(rate) => limited(&paced, rate.bucket()),
@@ -68,6 +91,8 @@ impl Options {
     async fn config(&self) -> Result<Config> {
         let context = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(path) = &self.kubeconfig {
+            // Its name is said once, and why it cannot be read.
+            drop(File::open(path).with_context(|| format!("read {}", path.display()))?);
             let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
             return Config::from_custom_kubeconfig(kubeconfig, &context)
                 .await

@@ -36,7 +36,7 @@ fn nothing_is_wrong_with_a_node_as_it_should_be() {
 type Change = fn(&mut Facts);
 
 /// What is found of which fact, and how bad it is, on a node that is fit but for a change.
-const CASES: [(&str, Level, &str, Change); 38] = [
+const CASES: [(&str, Level, &str, Change); 43] = [
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];
     }),
@@ -99,6 +99,14 @@ const CASES: [(&str, Level, &str, Change); 38] = [
         f.taken_ports = vec![10_256];
         f.kpx_runs = true;
     }),
+    ("ports", Level::Warn, "10256 taken", |f| {
+        f.taken_ports = vec![10_256];
+        f.kube_proxies = vec![7];
+    }),
+    ("restarts", Level::Ok, "no gap: filters", |f| f.kept_by = Some("filters".to_owned())),
+    ("restarts", Level::Warn, "a gap", |f| f.kept_by = Some("nothing".to_owned())),
+    ("kubeconfig", Level::Ok, "kpx can use it", |f| f.kubeconfig = Some(Ok(()))),
+    ("kubeconfig", Level::Fail, "read /nofile", |f| f.kubeconfig = Some(Err("read /nofile".to_owned()))),
     ("MTU", Level::Warn, "pods have up to 1500, the narrowest way out has 1450", |f| {
         f.mtu = 1450;
         f.pod_mtu = Some(1500);
@@ -120,4 +128,26 @@ fn each_fact_has_its_finding() {
         assert!(finding.found.contains(found), "{finding:?} says {found}");
         assert_eq!(finding.fix.is_some(), level != Level::Ok, "{finding:?} says how to mend it");
     }
+}
+
+#[test]
+fn kube_proxy_stays_until_kpx_serves() {
+    let fix = |change: fn(&mut Facts)| {
+        let mut facts = node();
+        change(&mut facts);
+        let found =
+            judge(&facts).into_iter().find(|finding| finding.what.starts_with("kube-proxy") && finding.fix.is_some());
+        found.and_then(|finding| finding.fix).expect("steps")
+    };
+    let all = fix(|facts| facts.kube_proxies = vec![7]);
+    let order =
+        ["start kpx", "says healthy", "delete daemonset", "kpx cleanup --kube-proxy"].map(|step| all.find(step));
+    assert!(order.is_sorted() && order.iter().all(Option::is_some), "{all}");
+    let beside = fix(|facts| {
+        facts.kube_proxies = vec![7];
+        facts.kpx_runs = true;
+    });
+    assert!(beside.contains("1. wait until kpx status") && beside.contains("2. kubectl"), "{beside}");
+    let rules = fix(|facts| facts.kube_proxy_rules.tables = vec!["ip".to_owned()]);
+    assert!(rules.contains("1. start kpx") && !rules.contains("kubectl"), "{rules}");
 }

@@ -22,7 +22,7 @@ const BY_CAPABILITY: [(Capability, &str); 3] = [
 const NAMESPACES: u32 = 0x7E02_0000;
 
 /// Leaves these to the calling thread and to what it starts.
-pub(crate) fn apply_default_profile(capabilities: &CapsHashSet) -> Result<()> {
+pub(super) fn apply_default_profile(capabilities: &CapsHashSet) -> Result<()> {
     let granted = BY_CAPABILITY.into_iter().filter(|(capability, _)| capabilities.contains(capability));
     let names = granted.flat_map(|(_, names)| names.split_whitespace()).chain(ALWAYS.split_whitespace());
     let mut allowed: Vec<Value> = names.map(|name| json!({ "syscall": name })).collect();

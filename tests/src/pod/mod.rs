@@ -1,6 +1,8 @@
 //! Plays kubelet and container runtime for one pod of a DaemonSet: what its spec says of files, environment, capabilities
 //! and network becomes a process on a node of the lab.
 
+mod seccomp;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -14,9 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use caps::{CapSet, Capability, CapsHashSet};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, SecurityContext, Volume};
-use kpx_tests::agent::{binary, wait_until};
-use kpx_tests::lab::{Lab, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, PodSpec, SecurityContext, Volume};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_no_new_privs;
@@ -24,7 +24,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chdir, chroot};
 use serde_json::Value;
 
-use crate::seccomp::apply_default_profile;
+use self::seccomp::apply_default_profile;
+use crate::agent::{binary, wait_until};
+use crate::lab::{Lab, Node};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -36,25 +38,37 @@ const DEFAULT_CAPABILITIES: &str = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID
 const BPF_FS: &str = "/sys/fs/bpf";
 const OF_THE_KERNEL: [&str; 3] = ["/proc", "/sys", "/lib/modules"];
 
+/// What kubeadm makes for kube-proxy, but for the image, which a user changes to kpx's.
+pub const KUBE_PROXY: &str = include_str!("kube-proxy.yaml");
+
+/// The DaemonSet and the ConfigMap of [`KUBE_PROXY`].
+pub fn swapped() -> Result<(DaemonSet, ConfigMap)> {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(KUBE_PROXY).context("read YAML")?;
+    let of_kind =
+        |kind: &str| objects.iter().find(|object| object["kind"] == kind).cloned().context("one of each kind");
+    Ok((serde_json::from_value(of_kind("DaemonSet")?)?, serde_json::from_value(of_kind("ConfigMap")?)?))
+}
+
 /// What a cluster has for its pods.
-pub(crate) struct Supplies {
+#[derive(Clone, Debug)]
+pub struct Supplies {
     /// Files by ConfigMap.
-    pub(crate) config_maps: BTreeMap<String, BTreeMap<String, String>>,
+    pub config_maps: BTreeMap<String, BTreeMap<String, String>>,
     /// Holds token, ca.crt and namespace.
-    pub(crate) service_account: PathBuf,
+    pub service_account: PathBuf,
     /// /etc/hosts, which stands in for the node's DNS.
-    pub(crate) hosts: String,
+    pub hosts: String,
 }
 
 /// A running container. Killed with this value; see [`Running::stop`] for its regular end.
-pub(crate) struct Running<'a> {
+pub struct Running<'a> {
     node: &'a Node,
     child: Child,
     log: PathBuf,
 }
 
 impl<'a> Running<'a> {
-    pub(crate) fn start(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
+    pub fn start(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
         let pod = Pod::new(lab, node, set, supplies)?;
         let log = lab.dir().join(format!("{}-pod.log", node.host.name));
         let output = File::options().create(true).append(true).open(&log)?;
@@ -69,7 +83,7 @@ impl<'a> Running<'a> {
     }
 
     /// As [`Running::start`], and waits until kpx says that the node is served.
-    pub(crate) fn ready(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
+    pub fn ready(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
         let mut running = Self::start(lab, node, set, supplies)?;
         let healthy = wait_until(DEADLINE, "kpx is healthy", || {
             ensure!(running.ended()?.is_none(), "it has ended");
@@ -79,15 +93,21 @@ impl<'a> Running<'a> {
         Ok(running)
     }
 
+    /// Where a path of the node's, which is no machine of its own, is on this machine.
+    pub fn on_node(lab: &Lab, node: &Node, path: &Path) -> Result<PathBuf> {
+        let root = lab.dir().join(format!("{}-root", node.host.name));
+        Ok(root.join(path.strip_prefix("/").context("an absolute path")?))
+    }
+
     /// What `kpx status` says. The run directory may be the container's own.
-    pub(crate) fn status(&self) -> Result<Value> {
+    pub fn status(&self) -> Result<Value> {
         let run_dir = format!("/proc/{}/root/run/kpx", self.child.id());
         let output = Command::new(binary()?).args(["status", "--output", "json", "--run-dir", &run_dir]).output()?;
         serde_json::from_slice(&output.stdout).with_context(|| format!("kpx status: {output:?}"))
     }
 
     /// Asks what a probe of the kubelet would ask, and returns the status line.
-    pub(crate) fn probe(&self, port: i32, path: &str) -> Result<String> {
+    pub fn probe(&self, port: i32, path: &str) -> Result<String> {
         let host = self.node.host.addrs.v4;
         let address = (host, u16::try_from(port)?);
         let mut stream = self.node.host.ns.run(|| TcpStream::connect(address)).context("connect")?;
@@ -98,16 +118,20 @@ impl<'a> Running<'a> {
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     }
 
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
     /// As the kubelet ends a pod; anything but a clean exit is an error.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).context("send SIGTERM")?;
+    pub fn stop(mut self) -> Result<()> {
+        kill(self.pid(), Signal::SIGTERM).context("send SIGTERM")?;
         let status = self.wait()?;
         ensure!(status.success(), "kpx: {status}; its log:\n{}", self.log());
         Ok(())
     }
 
     /// Waits until it ends by itself.
-    pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
+    pub fn wait(&mut self) -> Result<ExitStatus> {
         let mut status = None;
         wait_until(DEADLINE, "kpx ends", || {
             status = self.ended()?;
@@ -117,13 +141,13 @@ impl<'a> Running<'a> {
     }
 
     /// What the kernel says of its process: `CapEff`, `Seccomp` and their like.
-    pub(crate) fn process(&self, key: &str) -> Result<String> {
+    pub fn process(&self, key: &str) -> Result<String> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
         Ok(value.with_context(|| format!("no {key} in the status"))?.trim().to_owned())
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_else(|error| error.to_string())
     }
 

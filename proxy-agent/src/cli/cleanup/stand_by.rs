@@ -1,0 +1,123 @@
+//! `kpx cleanup --drain --stand-by`: the way back to kube-proxy for a whole cluster. Where the image of kube-proxy's
+//! DaemonSet was swapped and is swapped back, kpx's programs stay on each node, and no agent tells them of changes any more.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::{CleanupArgs, once};
+use crate::cli::check::holds_lock;
+use crate::control;
+use crate::net::{Handle, anchor, filter};
+
+/// How often it looks.
+const PERIOD: Duration = Duration::from_secs(1);
+/// For an answer of kube-proxy's.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// kube-proxy's ports by default.
+const HEALTHZ: u16 = 10_256;
+const METRICS: u16 = 10_249;
+/// Of kube-proxy's metrics: 0 before it has written any rules.
+const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
+
+/// Cleans up whenever kube-proxy has taken kpx's place. Ends with SIGTERM.
+pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let work = async {
+        loop {
+            eprintln!("standing by: kpx is left alone until a kube-proxy has served in its place for {time:?}");
+            let lock = replaced(time, handle).await?;
+            eprintln!("kube-proxy serves, and no kpx runs");
+            once(args, Ok(lock), handle).await?;
+        }
+    };
+    tokio::select! {
+        result = work => result,
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+/// Waits until kpx's things are here, no kpx runs, and kube-proxy has served for so long; keeps kpx from starting then.
+async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
+    let mut period = interval(PERIOD.min(time / 2).max(Duration::from_millis(100)));
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut since: Option<Instant> = None;
+    loop {
+        period.tick().await;
+        let is_replaced = !holds_lock()? && is_left(handle).await? && kube_proxy_serves().await;
+        since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
+        // A kpx may start at this very moment.
+        if since.is_some_and(|since| since.elapsed() >= time)
+            && let Ok(lock) = control::lock()
+        {
+            return Ok(lock);
+        }
+    }
+}
+
+/// There is something of kpx's.
+async fn is_left(handle: &Handle) -> Result<bool> {
+    Ok(anchor::exists(handle).await? || !filter::ours(handle).await?.is_empty())
+}
+
+/// It says that it is healthy, which it is from its start, and that it has written rules, unless its metrics are elsewhere.
+async fn kube_proxy_serves() -> bool {
+    let is_healthy = get(HEALTHZ, "/healthz").await.is_ok_and(|(status, _)| status.is_success());
+    is_healthy && get(METRICS, "/metrics").await.map_or(true, |(_, text)| has_synced(&text))
+}
+
+/// Of any family.
+fn has_synced(metrics: &str) -> bool {
+    let samples = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
+    let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values
+        .fold(None, |most: Option<f64>, value| Some(most.map_or(value, |most| most.max(value))))
+        .is_none_or(|at| at > 0.0)
+}
+
+async fn get(port: u16, path: &str) -> Result<(StatusCode, String)> {
+    let answer = async {
+        let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let request = Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
+        let answer = async move {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
+        };
+        let (answer, _ended) = tokio::join!(answer, connection);
+        let (status, body) = answer?;
+        anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    };
+    timeout(PATIENCE, answer).await.with_context(|| format!("no answer at port {port} within {PATIENCE:?}"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kube_proxy_that_never_synced_does_not_serve() {
+        let sample = |family: &str, value: &str| format!("{LAST_SYNC}{{ip_family=\"{family}\"}} {value}\n");
+        let cases = [
+            (String::new(), true),
+            (format!("# TYPE {LAST_SYNC} gauge\n{LAST_SYNC} 0\n"), false),
+            (format!("{LAST_SYNC} 1.7e+09\n"), true),
+            (sample("IPv4", "0") + &sample("IPv6", "0"), false),
+            (sample("IPv4", "1.7e+09") + &sample("IPv6", "0"), true),
+        ];
+        for (metrics, expected) in cases {
+            assert_eq!(has_synced(&metrics), expected, "{metrics}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A kubeconfig that leads nowhere is named before anything of the host is touched.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use kpx_tests::agent::binary;
+use kpx_tests::netns::NetNs;
+use tempfile::TempDir;
+
+use crate::node::namespace;
+
+const CONFIG: &str = "
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: https://192.0.2.9:6443}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+users: [{name: u, user: USER}]
+";
+
+#[test]
+fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<()> {
+    let (ns, dir) = (namespace("kubeconfig")?, TempDir::with_prefix("kpx-cli-")?);
+    let file = |name: &str, text: &str| -> Result<String> {
+        let path = dir.path().join(name);
+        fs::write(&path, text)?;
+        Ok(path.display().to_string())
+    };
+    let garbage = file("garbage", "clusters: 7")?;
+    let other = file("other", &CONFIG.replace("current-context: c", "current-context: d").replace("USER", "{}"))?;
+    let token = file("token", &CONFIG.replace("USER", "{tokenFile: /nofile/token}"))?;
+    let certificate =
+        file("ca", &CONFIG.replace("6443", "6443, certificate-authority: /nofile/ca").replace("USER", "{}"))?;
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&[], &["found no API server", "/nonexistent/.kube/config"]),
+        (&["--mode", "host"], &["found no API server"]),
+        (&["--kubeconfig", "/nofile"], &["read /nofile", "No such file"]),
+        (&["--kubeconfig", &garbage], &[&garbage]),
+        (&["--kubeconfig", &other], &[&other, "current context: d"]),
+        (&["--kubeconfig", &token], &[&token, "/nofile/token"]),
+        (&["--kubeconfig", &certificate], &[&certificate, "/nofile/ca"]),
+        (&["--manifests", "/nofolder"], &["read folder /nofolder", "No such file"]),
+    ];
+    let before = state(&ns)?;
+    for (args, named) in cases {
+        let said = refused(&ns, &dir, args)?;
+        for what in named {
+            ensure!(said.contains(what), "{args:?}: {what} is not in: {said}");
+        }
+        ensure!(!said.contains("the source has ended"), "{args:?}: {said}");
+        let after = state(&ns)?;
+        ensure!(after == before && !ns.bpf_dir().exists(), "{args:?}: before\n{before}\nafter\n{after}");
+    }
+    Ok(())
+}
+
+/// What is found out only when the API server is to be asked.
+#[test]
+fn a_source_that_fails_later_says_why() -> Result<()> {
+    let (ns, dir) = (namespace("plugin")?, TempDir::with_prefix("kpx-cli-")?);
+    let user = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /nofile/plugin, interactiveMode: Never}}";
+    let path = dir.path().join("config");
+    fs::write(&path, CONFIG.replace("USER", user))?;
+    let path = path.display().to_string();
+    let said = refused(&ns, &dir, &["--kubeconfig", &path, "--cleanup-on-exit"])?;
+    ensure!(said.contains("the source: ") && said.contains(&path) && said.contains("No such file"), "{said}");
+    ensure!(!said.contains("the source has ended"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
+    let (ns, dir) = (namespace("check")?, TempDir::with_prefix("kpx-cli-")?);
+    let path = dir.path().join("config");
+    fs::write(&path, CONFIG.replace("USER", "{token: t}"))?;
+    for (file, expected) in
+        [(path.display().to_string().as_str(), "kpx can use it"), ("/nofile", "read /nofile: No such file")]
+    {
+        let mut command = Command::new(binary()?);
+        command.args(["check", "--no-headers", "--kubeconfig", file]);
+        let output = ns.run(|| command.output())?;
+        let text = String::from_utf8(output.stdout)?;
+        let line = text.lines().find(|line| line.contains("kubeconfig")).context("a finding")?;
+        ensure!(line.contains(expected), "{line}");
+    }
+    Ok(())
+}
+
+/// What a kpx says that does not start.
+fn refused(ns: &NetNs, dir: &TempDir, args: &[&str]) -> Result<String> {
+    let mut command = Command::new(binary()?);
+    command.args(["run", "--node-name", "n1", "--run-dir"]).arg(dir.path().join("run"));
+    command.arg("--bpf-dir").arg(ns.bpf_dir()).args(args);
+    command.env("HOME", "/nonexistent").env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST");
+    let output = ns.run(|| command.output()).with_context(|| format!("run {command:?}"))?;
+    ensure!(output.status.code() == Some(1), "{args:?}: {output:?}");
+    let said = String::from_utf8(output.stderr)?;
+    Ok(said.lines().filter(|line| line.starts_with("kpx: ")).collect())
+}
+
+/// What a start changes of a network namespace.
+fn state(ns: &NetNs) -> Result<String> {
+    let mut text = ns.exec(Command::new("ip").args(["-brief", "link"]))?;
+    text += &ns.exec(Command::new("tc").args(["qdisc", "show"]))?;
+    for key in
+        ["netfilter/nf_conntrack_tcp_timeout_close_wait", "ipv4/conf/lo/accept_local", "ipv4/ip_local_reserved_ports"]
+    {
+        text += &ns.read(&format!("/proc/sys/net/{key}"))?;
+    }
+    Ok(text)
+}
