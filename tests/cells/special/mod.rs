@@ -7,7 +7,9 @@ mod live;
 mod pairs;
 mod sets;
 
-use anyhow::Result;
+use std::thread;
+
+use anyhow::{Result, anyhow};
 use kpx_tests::echo::Protocol;
 use kpx_tests::lab::Family;
 
@@ -25,8 +27,10 @@ enum Check {
     Each(fn(&Bed, Protocol, Family) -> Result<()>),
     /// Where a change of the cluster, or time that passes, would be the same for each of them.
     Together(fn(&Bed) -> Result<()>),
+    /// As well, and time is most of it: it passes while those are run of which each is run by itself.
+    Waiting(fn(&Bed) -> Result<()>),
 }
-use Check::{Each, Together};
+use Check::{Each, Together, Waiting};
 
 const fn special(id: &'static str, what: &'static str, check: Check) -> Special {
     Special { id, what, check }
@@ -44,7 +48,7 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("C15", "internalTrafficPolicy Local: only the local backend answers", Each(sets::policy_local)),
     special("C15", "internalTrafficPolicy Cluster: both backends answer", Each(sets::policy_cluster)),
     special("C17", "one backend for a client, as long as it is there", Together(affinity::sticks)),
-    special("C17", "kept by use, forgotten when idle", Together(affinity::expires)),
+    special("C17", "kept by use, forgotten when idle", Waiting(affinity::expires)),
     special("C18", "served if there is no other, avoided if there is", Together(sets::terminating)),
     special("C19", "zones, nodes, and all if a hint is for nobody here", Together(sets::hints)),
     special("C21", "at the same time", Each(pairs::two_services)),
@@ -72,17 +76,33 @@ pub(crate) const SPECIALS: &[Special] = &[
 ];
 
 pub(crate) fn run(bed: &Bed, tally: &mut Tally) {
-    for Special { id, what, check } in SPECIALS {
-        let mut add = |combination: &str, result| {
-            tally.add(id, &format!("{id}: {what}, {combination}, {:?}", bed.lab.layout), result);
-        };
-        match check {
-            Together(check) => add("all protocols and families", check(bed)),
-            Each(check) => {
+    const ALL: &str = "all protocols and families";
+    let mut add = |special: &Special, combination: &str, result| {
+        let Special { id, what, .. } = special;
+        tally.add(id, &format!("{id}: {what}, {combination}, {:?}", bed.lab.layout), result);
+    };
+    thread::scope(|scope| {
+        let waiting: Vec<_> = SPECIALS
+            .iter()
+            .filter_map(|special| match special.check {
+                Waiting(check) => Some((special, scope.spawn(move || check(bed)))),
+                Each(_) | Together(_) => None,
+            })
+            .collect();
+        for special in SPECIALS {
+            if let Each(check) = special.check {
                 for (protocol, family) in combinations() {
-                    add(&format!("{protocol} {family}"), check(bed, protocol, family));
+                    add(special, &format!("{protocol} {family}"), check(bed, protocol, family));
                 }
             }
+        }
+        for (special, waiting) in waiting {
+            add(special, ALL, waiting.join().unwrap_or_else(|_| Err(anyhow!("its thread panicked"))));
+        }
+    });
+    for special in SPECIALS {
+        if let Together(check) = special.check {
+            add(special, ALL, check(bed));
         }
     }
 }
