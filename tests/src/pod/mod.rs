@@ -280,7 +280,11 @@ impl<'a> Pod<'a> {
             let folder = self.node_root.join("config-maps").join(&config_map.name);
             fs::create_dir_all(&folder)?;
             for (name, text) in files {
-                fs::write(folder.join(name), text)?;
+                let path = folder.join(name);
+                // Another pod may read it just now, to which half a file is a change.
+                if fs::read_to_string(&path).ok().as_ref() != Some(text) {
+                    fs::write(path, text)?;
+                }
             }
             return Ok(folder);
         }
