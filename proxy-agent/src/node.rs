@@ -337,7 +337,7 @@ impl Node {
             Some((link.index, devices::row(link, &self.links, pod, detected)))
         });
         let devices = devices.collect();
-        self.maps.set_devices(&devices).and(self.write_addrs())
+        self.maps.set_devices(&devices).and(self.write_addrs()).and(self.note_bridges())
     }
 
     fn write_addrs(&mut self) -> Result<()> {
@@ -381,12 +381,13 @@ impl Node {
 
     fn write_node(&mut self) -> Result<()> {
         if let Some(inherited) = self.inherited {
-            let inherited = inherited.without(device::Node::FAST_PATH).with(self.fast_path.flag());
+            let inherited = inherited.without(device::Node::FAST_PATH | device::Node::BRIDGES);
+            let inherited = inherited.with(self.fast_path.flag() | devices::flags(&self.links));
             return self.maps.set_node(inherited.with_anchor(self.anchor.ifindex, self.anchor.mac));
         }
         let (addr4, addr6) = self.node_addrs;
         let detection = if self.detects { self.detection.flags() } else { 0 };
-        let flags = self.options.flags() | detection | self.fast_path.flag();
+        let flags = self.options.flags() | detection | self.fast_path.flag() | devices::flags(&self.links);
         self.maps.set_node(device::Node::new(addr4, addr6, self.anchor.ifindex, self.anchor.mac, flags))
     }
 }

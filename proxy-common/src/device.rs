@@ -39,6 +39,8 @@ impl Node {
     pub const DRAINING: u32 = 1 << 6;
     /// Packets of open connections skip the stack, if the programs were loaded with what that takes.
     pub const FAST_PATH: u32 = 1 << 7;
+    /// There are bridges: a packet may pass two egress hooks, the bridge's and its port's.
+    pub const BRIDGES: u32 = 1 << 8;
 
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }

@@ -26,5 +26,6 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
         packet.rewrite(skb, &flow.frontend, &flow.client)?;
         maps::count(Event::Returned);
     }
+    skb.settle_note();
     Ok(PASS)
 }

@@ -6,7 +6,7 @@
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, SOURCE_PORT_FIRST, Seen};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::{self, Guest};
 
@@ -64,7 +64,7 @@ fn told<A: Net>(packet: &Packet<A>) -> guest::Packet {
 fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
     let Scratch { packet, other, opening, .. } = scratch;
     let replies = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
-    if maps::flow(&replies, other).is_none() {
+    if maps::flow(&replies, other).is_none() || !matches!(other.kind, Kind::UNSNAT | Kind::UNDNAT) {
         return false;
     }
     let opener = other.opener_key(packet.proto);

@@ -387,6 +387,13 @@ pub fn place_of(ifindex: u32) -> (u32, u32) {
     unsafe { DEVICES.get(ifindex) }.map_or((0, 0), |device| (device.flags(), device.bridge))
 }
 
+/// Are there other devices of ours below this one?
+#[inline(always)]
+pub fn is_stacked(ifindex: u32) -> bool {
+    // SAFETY: as in `copied`.
+    unsafe { DEVICES.get(ifindex) }.is_some_and(|device| device.flags() & Device::EDGE == 0)
+}
+
 /// The longest IP packet that leaves a device whole, in bytes; 0 if unknown.
 #[inline(always)]
 pub fn mtu_of(ifindex: u32) -> u32 {

@@ -13,7 +13,7 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
-use proxy_common::device::{Device, INJECTED_MARK};
+use proxy_common::device::{Device, INJECTED_MARK, Node};
 
 use crate::packet::Found;
 use crate::{Answer, maps};
@@ -181,6 +181,18 @@ impl Skb {
         unsafe { (*self.0).tc_index = (*self.0).tc_index & !NOTES | note.0 };
         if notes_in_mark() {
             set_mark(self.0, mark(self.0) & !NOTES | note.0);
+        }
+    }
+
+    /// Notes that nothing is left to do, where another egress hook follows (a bridge's port), which must not take the packet for
+    /// another program's; else takes the note away.
+    #[inline(always)]
+    pub fn settle_note(self) {
+        let has_bridges = maps::node().is_some_and(|node| node.has(Node::BRIDGES));
+        if has_bridges && maps::is_stacked(self.ifindex()) {
+            self.set_note(Note::DONE);
+        } else {
+            self.clear_note();
         }
     }
 

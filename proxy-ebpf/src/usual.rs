@@ -44,7 +44,7 @@ impl<A: Addr> Head<A> {
 pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
     let note = skb.note();
     if hook == Hook::EGRESS && note.is_done() {
-        skb.clear_note();
+        skb.settle_note();
         return Some(Err(Reason::NotOurs));
     }
     // With fast delivery, what arrives may have another way.
@@ -95,7 +95,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
     if hook == Hook::INGRESS {
         skb.set_note(if kind == Kind::DNAT { Note::forward(source_changes) } else { Note::BACK });
     } else {
-        skb.clear_note();
+        skb.settle_note();
     }
     Some(Ok(PASS))
 }

@@ -54,7 +54,7 @@ fn document() -> String {
     }
     text += "\n## Rows\n\n| cell | client | dials | by | default mode | `--masquerade compat` |\n|---|---|---|---|---|---|\n";
     CELLS.iter().for_each(|cell| row(&mut text, cell));
-    text += "\n## With `--nodeport-addresses` of the nodes' network and `--cluster-ip-external`\n\n\
+    text += "\n## With `--nodeport-addresses` of the nodes' network and `--cluster-ip-external=false`\n\n\
              | cell | client | dials | by | default mode |\n|---|---|---|---|---|\n";
     CELLS_OF_FLAGS.iter().for_each(|cell| row_of_flags(&mut text, cell));
     text +=

@@ -110,7 +110,8 @@ fn run_settings(lab: &Lab, plain: Setting, tally: &mut Tally) -> Result<()> {
 
 /// With flags that change who may dial what.
 fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, tally: &mut Tally) -> Result<String> {
-    let args = ["--nodeport-addresses", "172.18.0.0/24,fd00:172:18::/64", "--cluster-ip-external"].map(str::to_owned);
+    let args =
+        ["--nodeport-addresses", "172.18.0.0/24,fd00:172:18::/64", "--cluster-ip-external=false"].map(str::to_owned);
     let bed = Bed::new(lab, cluster, &args)?;
     let left_out = services::left_out();
     lab.n1.host.add_addrs("eth0", left_out)?;

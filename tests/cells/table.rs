@@ -26,8 +26,8 @@ pub(crate) const CELLS: &[Cell] = &[
     same("C09", "n1", ClusterIp, "n1", N1),
     same("C10", "n1", ClusterIp, "n2", N1),
     same("C10", "n2", ClusterIp, "n1", N2),
-    Cell { id: "C12", client: "x", to: ClusterIp, service: "p1b", default: Silence, compat: EGRESS },
-    Cell { id: "C12", client: "x", to: ClusterIp, service: "p2a", default: Silence, compat: EGRESS },
+    modes("C12", "x", ClusterIp, "p1b", Client, Egress("n1")),
+    same("C12", "x", ClusterIp, "p2a", EGRESS),
     same("C13", "p1a", ClusterIp, "nowhere", Refused),
     same("C13", "n1", ClusterIp, "nowhere", Refused),
     same("C14", "p1a", ClusterIp, "elsewhere", Silence),
@@ -108,10 +108,10 @@ pub(crate) const CELLS: &[Cell] = &[
     modes("L14", "x", LoadBalancer, "no-node-ports", Client, Egress("n1")),
 ];
 
-/// With `--nodeport-addresses` and `--cluster-ip-external`, in the default mode.
+/// With `--nodeport-addresses` and `--cluster-ip-external=false`, in the default mode.
 pub(crate) const CELLS_OF_FLAGS: &[Cell] = &[
-    same("C12", "x", ClusterIp, "p1b", CLIENT),
-    same("C12", "x", ClusterIp, "p2a", EGRESS),
+    same("C12", "x", ClusterIp, "p1b", Silence),
+    same("C12", "x", ClusterIp, "p2a", Silence),
     same("N16", "x", NodePortElsewhere, "p1b", Other("host", Client)),
     same("N16", "x", NodePort("n1"), "p1b", CLIENT),
 ];

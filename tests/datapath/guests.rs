@@ -95,3 +95,15 @@ fn drawn(lab: &mut Lab, client: u16) -> Result<u16> {
     let at = if frame[12] == 0x08 { 34 } else { 54 };
     Ok(u16::from_be_bytes([outcome.packet[at], outcome.packet[at + 1]]))
 }
+
+/// A bridge's hook is before its port's: what the first has rewritten is no other program's to the second.
+#[test]
+fn a_flows_own_packet_is_no_other_programs_at_a_bridges_port() -> Result<()> {
+    for mut lab in labs()? {
+        lab.set_flags(Node::CLUSTER_IP_EXTERNAL | Node::BRIDGES)?;
+        lab.check(&MASQUERADED[..2])?;
+        // As the first hook, on lo here, has put it out, with its note.
+        lab.check(&[(EGRESS, "tcp S uplink:$p > far:8080", Pass, "same", "not_ours")])?;
+    }
+    Ok(())
+}

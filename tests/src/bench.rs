@@ -164,7 +164,7 @@ impl Bench {
             .with_context(|| format!("run {program} on a packet of {} bytes", packet.len()))?;
         out.truncate(result.data_size_out as usize);
         let verdict = Verdict::from(result.return_value.cast_signed());
-        if program == INGRESS && verdict != Verdict::Drop {
+        if [INGRESS, EGRESS].contains(&program) && verdict != Verdict::Drop {
             let mark = context_out[MARK_OFFSET..].first_chunk().context("a mark in the context")?;
             self.marks().insert(out.clone(), u32::from_ne_bytes(*mark));
         }

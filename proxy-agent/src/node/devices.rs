@@ -2,11 +2,30 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::Device;
+use proxy_common::device::{self, Device};
 
+use super::Node;
 use crate::net::link::{Link, LinkKind};
 use crate::net::{addr, sysctl};
+
+impl Node {
+    /// Tells the programs whether there are bridges, where that has changed.
+    pub(super) fn note_bridges(&mut self) -> Result<()> {
+        let flags = flags(&self.links);
+        match self.maps.node()? {
+            Some(known) if known.has(device::Node::BRIDGES) != (flags != 0) => self.write_node(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What all devices together make of the node, as a flag of [`device::Node`].
+pub(super) fn flags(links: &BTreeMap<u32, Link>) -> u32 {
+    let has_bridges = links.values().any(|link| link.kind == LinkKind::Bridge);
+    if has_bridges { device::Node::BRIDGES } else { 0 }
+}
 
 /// The row of `DEVICES` for a link. `links` are all devices, by interface index.
 pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool) -> Device {

@@ -6,7 +6,7 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Event;
 use proxy_common::guest::{self, Guest};
 
-use super::flow::Table;
+use super::flow::{Leg, Table};
 use super::open::{Chosen, SOURCE_PORT_FIRST};
 use super::wire::UDP;
 use super::{Got, Model, Packet, Sent, TRANSLATED};
@@ -41,9 +41,8 @@ impl Model {
         if !opens || (packet.proto == UDP && before.is_there(now_secs)) {
             return Ok(None);
         }
-        let Some((id, _)) = self.index.get(&(Table::Arriving, packet.proto, dst, src)).copied() else {
-            return Ok(None);
-        };
+        let taken = self.index.get(&(Table::Arriving, packet.proto, dst, src)).copied();
+        let Some((id, Leg::FromNode | Leg::ToClient)) = taken else { return Ok(None) };
         if self.flows[&id].is_over(now_secs) {
             self.close(id);
             return Ok(None);
