@@ -70,14 +70,17 @@ fn rows(cell: Cell, setting: &Setting) -> Vec<Row> {
     rows
 }
 
-/// See `NOT_RUN`.
+/// See `NOT_RUN`. What the kernel's own SCTP sends in one packet says itself that it must not be cut.
 fn is_left_out(cell: Cell, protocol: Protocol, size: Size, mtu: usize) -> bool {
-    let is_long = match size {
-        Size::Fragments(_) => true,
+    let is_long_message = match size {
+        Size::Fragments(_) => false,
         Size::Bytes(size) => protocol == Protocol::Sctp && kernel_speaks_sctp() && size > mtu,
     };
-    is_long
-        && (cell.starts_on_lo() || cell.is_answered_on_lo() && kernel::version().is_ok_and(|version| version < (5, 12)))
+    let is_in_fragments = matches!(size, Size::Fragments(_));
+    is_long_message && cell.starts_on_lo()
+        || (is_long_message || is_in_fragments)
+            && cell.is_answered_on_lo()
+            && kernel::version().is_ok_and(|version| version < (5, 12))
 }
 
 /// One byte; one more than a TCP segment takes; what the kernel cuts up as late as it can; fragments.

@@ -180,7 +180,7 @@ pub(crate) const ABOUT: &[(&str, &str)] = &[
     ("D16", "kpx.dev/lb-algorithm"),
 ];
 
-const ON_LO: &str = "not run for fragments, and long messages of the kernel's own SCTP, from a process that dials an address of its node: lo does not cut them to the way's MTU";
+const ON_LO: &str = "not run for long messages of the kernel's own SCTP from a process that dials an address of its node: each is one packet that must not be cut";
 
 /// What is not run, and why.
 pub(crate) const NOT_RUN: &[(&str, &str)] = &[

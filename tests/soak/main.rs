@@ -62,6 +62,11 @@ fn nobody_notices_that_the_api_server_fails() -> Result<()> {
 }
 
 #[test]
+fn connections_that_netfilter_masquerades_share_the_nodes_ports_with_flows() -> Result<()> {
+    soak::ports(Scale { at_least: Duration::from_secs(8), rate: 300, ..scale(1) })?.check_counts()
+}
+
+#[test]
 fn a_flood_takes_nothing_from_established_flows() -> Result<()> {
     soak::flood(Scale { at_least: Duration::from_secs(3), ..scale(1) })?.check_counts()
 }

@@ -9,6 +9,7 @@ mod flood;
 mod kpx;
 mod memory;
 mod outage;
+mod ports;
 mod report;
 mod restart;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 pub use self::endpoints::endpoints;
 pub use self::flood::flood;
 pub use self::outage::outage;
+pub use self::ports::ports;
 pub use self::report::Report;
 pub use self::restart::{restart, upgrade};
 

@@ -49,6 +49,8 @@ enum Scenario {
     Outage,
     /// SYNs from random sources, for a minute.
     Flood,
+    /// Direct connections that netfilter masquerades with random ports, beside those of clients outside, for a minute.
+    Ports,
     All,
 }
 
@@ -63,6 +65,11 @@ impl Scenario {
             Self::Endpoints => soak::endpoints(Scale { rounds: args.changes, ..scale }),
             Self::Outage => soak::outage(scale, Duration::from_secs(args.outage)),
             Self::Flood => soak::flood(Scale { at_least: at_least.max(Duration::from_secs(60)), ..scale }),
+            Self::Ports => soak::ports(Scale {
+                at_least: at_least.max(Duration::from_secs(60)),
+                rate: args.rate.min(300),
+                ..scale
+            }),
             Self::All => bail!("not one scenario"),
         }
     }

@@ -16,7 +16,7 @@ use crate::load::{Dialer, Exchange, Kind, Plan, Route, StreamTally, Streams, Tal
 /// Of the Service that connections dial, for those from outside.
 pub(super) const NODE_PORT: u16 = 30_080;
 /// Of the servers that answer connections.
-const WEB_PORT: u16 = 8080;
+pub(super) const WEB_PORT: u16 = 8080;
 /// Of those that answer streams, on a thread of their own.
 const STREAM_PORT: u16 = 9000;
 /// Pods of both nodes: all but the clients.
@@ -26,7 +26,7 @@ const CLIENT: &str = "p1a";
 const CONTROL_CLIENT: &str = "p2b";
 const CONTROL_SERVER: &str = "p2a";
 /// Longer than a SYN that is lost twice takes.
-const DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
 /// kpx serves n1 alone, so that there are pods which reach each other without it.
 pub(super) struct Bed {

@@ -36,6 +36,17 @@ impl Report {
         report
     }
 
+    /// Of connections of several kinds, and no streams.
+    pub(super) fn of(scenario: &'static str, what: String, seen: &[(&str, Tally)]) -> Self {
+        let (tables, notes, broken, late) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut report = Self { scenario, what, tables, notes, broken, late };
+        for (kind, tally) in seen {
+            report.note(format!("{kind}:"));
+            report.connections(tally);
+        }
+        report
+    }
+
     /// Another promise.
     pub(super) fn promise(&mut self, kept: bool, otherwise: String) {
         if !kept {
