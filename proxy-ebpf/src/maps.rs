@@ -25,18 +25,24 @@ use crate::open::Opening;
 use crate::packet::Packet;
 use crate::{deliver, icmp};
 
+mod answers;
 mod clock;
+mod devices;
 mod flows;
 mod fragments;
+mod guests;
 mod monitor;
 mod services;
 mod sockets;
 
+pub use answers::may_answer;
 pub use clock::{Clock, in_this_tick};
+pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
 pub use flows::{
     Entry, Refused, claim_flow, enlist, flow, is_flow, live_flow, next_in_line, opener, other_end, remove_flow, undnat,
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
+pub use guests::{guest, set_guest};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use sockets::{forget_socket, remember_socket, socket};
@@ -241,19 +247,6 @@ pub fn pod_net<A: Net>(addr: A) -> u32 {
     A::MAPS.pods.get(Key::new(addr_bits::<A>(), addr)).copied().unwrap_or(0)
 }
 
-/// Counts an answer, and says how many this CPU gave before it in this second.
-#[inline(always)]
-pub fn answers_in(now_secs: u32) -> u32 {
-    let Some(answered) = ANSWERED.get_ptr_mut(0) else { return u32::MAX };
-    // SAFETY: the slot is this CPU's own, and no other program runs on it before this one ends.
-    unsafe {
-        let (secs, count) = ((*answered >> 32) as u32, *answered as u32);
-        let count = if secs == now_secs { count } else { 0 };
-        *answered = u64::from(now_secs) << 32 | u64::from(count.saturating_add(1));
-        count
-    }
-}
-
 #[inline(always)]
 pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
     // The longest prefix counts: another proxy's address within a range is not ours to drop.
@@ -345,22 +338,6 @@ pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
     }
 }
 
-/// What is known of another program's connection whose replies come in with this tuple.
-#[inline(always)]
-pub fn guest<A: Net>(key: &FlowKey<A>) -> Guest {
-    // SAFETY: as in `copied`.
-    match unsafe { A::MAPS.guests.get(key) } {
-        Some(guest) => *guest,
-        None => Guest::NONE,
-    }
-}
-
-#[inline(always)]
-pub fn set_guest<A: Net>(key: &FlowKey<A>, guest: &Guest) {
-    // Refused, it may cost that connection its replies, should kpx draw the same port.
-    let _set = A::MAPS.guests.insert(key, guest, 0);
-}
-
 /// Changes whenever an endpoint has ceased to serve.
 #[inline(always)]
 pub fn generation() -> u32 {
@@ -373,39 +350,6 @@ pub fn decision<A: Net>() -> Option<&'static mut Decision<A>> {
     let decision = A::MAPS.decisions.get_ptr_mut(0)?;
     // SAFETY: as in `scratch`.
     Some(unsafe { &mut *decision })
-}
-
-#[inline(always)]
-pub fn device(ifindex: u32) -> Option<Device> {
-    copied(&DEVICES, &ifindex)
-}
-
-/// The flags of a device, and the interface index of its bridge; 0 where there is none of either.
-#[inline(always)]
-pub fn place_of(ifindex: u32) -> (u32, u32) {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.map_or((0, 0), |device| (device.flags(), device.bridge))
-}
-
-/// Are there other devices of ours below this one?
-#[inline(always)]
-pub fn is_stacked(ifindex: u32) -> bool {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.is_some_and(|device| device.flags() & Device::EDGE == 0)
-}
-
-/// The longest IP packet that leaves a device whole, in bytes; 0 if unknown.
-#[inline(always)]
-pub fn mtu_of(ifindex: u32) -> u32 {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.map_or(0, |device| device.mtu)
-}
-
-/// The address of frames that the host takes in at a device.
-#[inline(always)]
-pub fn mac_of(ifindex: u32) -> Option<[u8; 6]> {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.map(|device| device.mac)
 }
 
 /// An element of an array is never given to another key, and half of an old one is as good as the other.

@@ -53,10 +53,6 @@ struct IcmpHeader {
     checksum_of_udp: u16,
 }
 
-/// Answers of each CPU in one second. A flood in a victim's name must not become a flood of answers.
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static ANSWERS_PER_SEC: u32 = 1_024;
-
 /// May this host answer the packet? Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
@@ -64,9 +60,7 @@ pub fn may_answer(skb: Skb, exit: Exit) -> bool {
         Exit::Host => true,
         Exit::Device => skb.peek::<[u8; 6]>(0).is_some_and(|mac| maps::mac_of(skb.ifindex()) == Some(mac)),
     };
-    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
-    let limit = unsafe { (&raw const ANSWERS_PER_SEC).read_volatile() };
-    is_for_us && maps::answers_in(about_now_secs()) < limit
+    is_for_us && maps::may_answer(about_now_secs())
 }
 
 #[inline(always)]

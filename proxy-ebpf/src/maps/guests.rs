@@ -1,0 +1,22 @@
+//! Which tuples other programs' connections have.
+
+use proxy_common::flow::FlowKey;
+use proxy_common::guest::Guest;
+
+use crate::net::Net;
+
+/// What is known of another program's connection whose replies come in with this tuple.
+#[inline(always)]
+pub fn guest<A: Net>(key: &FlowKey<A>) -> Guest {
+    // SAFETY: as in `copied`.
+    match unsafe { A::MAPS.guests.get(key) } {
+        Some(guest) => *guest,
+        None => Guest::NONE,
+    }
+}
+
+#[inline(always)]
+pub fn set_guest<A: Net>(key: &FlowKey<A>, guest: &Guest) {
+    // Refused, it may cost that connection its replies, should kpx draw the same port.
+    let _set = A::MAPS.guests.insert(key, guest, 0);
+}
