@@ -1,9 +1,10 @@
 //! The events: which, about what, how often.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
 use kpx_tests::agent::wait_until;
+use kpx_tests::netns::NetNs;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, DEADLINE, service, slice};
@@ -140,4 +141,41 @@ fn a_server_that_takes_no_events_costs_a_line_of_the_log() -> Result<()> {
         assert_eq!(lines, 1, "{}", bed.log());
     }
     Ok(())
+}
+
+/// Detection is not sure of a device with a network of its own: its clients are served, and the operator hears of it.
+#[test]
+fn a_pod_that_counts_as_outside_is_served_and_told_of_once() -> Result<()> {
+    let bed = Bed::with_node()?;
+    let mut object = crate::bed::node(&["192.0.2.1", "fd00::1"]);
+    object["spec"] = json!({ "podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"] });
+    bed.put(&object)?;
+    bed.put(&service("dns", 10))?;
+    bed.put(&slice("dns", "192.0.2.9"))?;
+    let pod = NetNs::create(format!("{}-pod", bed.node.name()))?;
+    bed.node.sysctl("ipv4/conf/all/forwarding", "1")?;
+    bed.node.ip(&format!(
+        "link add p0 type veth peer name eth0 netns {}
+         link set p0 up
+         addr add 10.9.0.1/24 dev p0
+         route add 10.244.7.2/32 dev p0",
+        pod.name()
+    ))?;
+    pod.ip("link set eth0 up
+            addr add 10.244.7.2/32 dev eth0
+            route add default dev eth0")?;
+    let kpx = bed.start_healthy("")?;
+    kpx.wait("the Service is served", |status| status.tables["IPv4"].backends == 1)?;
+    let before = kpx.status()?.events["flow_opened"];
+    let ask = || Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(b"?", "10.96.0.10:53").map(drop)?);
+    pod.run(ask)?;
+    let event = bed.told("PodsTakenForOutside", |_| true)?;
+    assert_eq!((&event["type"], &event["regarding"]["name"]), (&json!("Warning"), &json!("n1")));
+    kpx.wait_problem("pods taken for outside clients", "--cluster-cidr")?;
+    ensure!(kpx.status()?.events["flow_opened"] > before, "the pod is not served");
+    ensure!(kpx.metrics()?.contains("event=\"pod_outside\"} 1\n"), "{}", kpx.metrics()?);
+    pod.run(ask)?;
+    kpx.wait("both have passed", |status| status.events["pod_outside"] == 2)?;
+    ensure!(bed.events().iter().filter(|event| event["reason"] == "PodsTakenForOutside").count() == 1);
+    kpx.stop()
 }
