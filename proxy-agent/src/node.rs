@@ -26,7 +26,7 @@ use crate::health::Health;
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
 use crate::net::role::Role;
-use crate::net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
+use crate::net::{Handle, LinkEvent, addr, fib, pod_route, rule, sysctl};
 use crate::settings::PodRoutes;
 use detect::Detection;
 use fast_path::FastPathState;
@@ -57,6 +57,8 @@ pub struct Node {
     inherited: Option<device::Node>,
     /// The programs can tell local pods, as far as anybody can.
     detects: bool,
+    /// Some route has several next hops, as of the last list of devices.
+    has_many_ways: bool,
     /// The Node object's, of which the programs know.
     pod_cidrs: Vec<IpNet>,
     /// The ranges of ClusterIPs of which the programs know, and those ClusterIPs that other proxies serve; None until they
@@ -116,6 +118,7 @@ impl Node {
             followed: Followed::default(),
             inherited,
             detects: false,
+            has_many_ways: false,
             pod_cidrs: Vec::new(),
             service_nets: None,
             node_addrs: inherited.map_or(unknown, |node| (node.addr4, node.addr6)),
@@ -186,6 +189,9 @@ impl Node {
         }
         // The kernel drops routes with the address that they have as source, and says nothing.
         let lost = !addrs_before.is_subset(&self.addrs_up());
+        if listed {
+            self.has_many_ways = fib::has_many_ways(&self.handle).await.unwrap_or(true);
+        }
         // The programs know a device before it carries them. One part that fails must not keep the others from work.
         let written = self.write_devices();
         self.attach(health);
@@ -261,14 +267,6 @@ impl Node {
         followed.and(told)
     }
 
-    /// Tells the programs where pods have their addresses.
-    fn write_pods(&mut self, desired: &Desired) -> Result<()> {
-        let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
-        self.maps.set_pods(&self.detection.nets(), &pod_cidrs)?;
-        self.pod_cidrs = pod_cidrs;
-        Ok(())
-    }
-
     fn write_service_nets(&mut self, desired: &Desired) -> Result<()> {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
@@ -334,10 +332,10 @@ impl Node {
         let devices = self.links.values().filter_map(|link| {
             let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = self.detection.finds(link, &self.links);
-            Some((link.index, devices::row(link, &self.links, pod, detected)))
+            Some((link.index, devices::row(link, &self.links, pod, detected, self.has_many_ways)))
         });
         let devices = devices.collect();
-        self.maps.set_devices(&devices).and(self.write_addrs()).and(self.note_bridges())
+        self.maps.set_devices(&devices).and(self.write_addrs()).and(self.note_stacked())
     }
 
     fn write_addrs(&mut self) -> Result<()> {
@@ -381,7 +379,7 @@ impl Node {
 
     fn write_node(&mut self) -> Result<()> {
         if let Some(inherited) = self.inherited {
-            let inherited = inherited.without(device::Node::FAST_PATH | device::Node::BRIDGES);
+            let inherited = inherited.without(device::Node::FAST_PATH | device::Node::STACKED);
             let inherited = inherited.with(self.fast_path.flag() | devices::flags(&self.links));
             return self.maps.set_node(inherited.with_anchor(self.anchor.ifindex, self.anchor.mac));
         }

@@ -39,8 +39,8 @@ impl Node {
     pub const DRAINING: u32 = 1 << 6;
     /// Packets of open connections skip the stack, if the programs were loaded with what that takes.
     pub const FAST_PATH: u32 = 1 << 7;
-    /// There are bridges: a packet may pass two egress hooks, the bridge's and its port's.
-    pub const BRIDGES: u32 = 1 << 8;
+    /// Devices lie on each other: a packet may pass two egress hooks, a bridge's and its port's, or a macvlan's and its card's.
+    pub const STACKED: u32 = 1 << 8;
 
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }
@@ -132,8 +132,11 @@ impl Device {
     pub const PEER: u32 = 1 << 2;
     /// A packet that arrives here has passed no other hook of this host, so a note on it is a stranger's.
     pub const EDGE: u32 = 1 << 3;
-    /// The kernel drops IPv4 packets whose source it would answer through another device (`rp_filter` is 1).
+    /// The kernel drops IPv4 packets whose source it would answer through another device (`rp_filter` is 1), and routes name
+    /// one device each.
     pub const STRICT4: u32 = 1 << 4;
+    /// Of a pod's device: routes to the pod name another one (Open vSwitch), and its frames are for that one's address.
+    pub const LOOSE: u32 = 1 << 5;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self { flags, addr4, addr6, bridge: 0, mtu: 0, mac: [0; 6], pad: 0 }

@@ -79,6 +79,10 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Answer, Reaso
     if !flow.rx.has(Seen::DIRECT) || flow.state() != State::Established || is_for_stack(packet, flow) {
         return Ok(LEFT);
     }
+    // The kernel does not judge what skips it.
+    if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+        return Ok(LEFT);
+    }
     way.set_ports(flow.source.port, flow.backend.port);
     if !find(skb, packet, way, &flow.client.addr, &flow.backend.addr) {
         return Ok(LEFT);
@@ -121,6 +125,9 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
     }
     // The first answer has to pass all that the stack has to say to it.
     if !other.tx.has(Seen::DIRECT) || !other.rx.has(Seen::PACKET) || other.rx.has(END) || is_for_stack(packet, other) {
+        return Ok(LEFT);
+    }
+    if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
         return Ok(LEFT);
     }
     way.set_ports(packet.src.port, packet.dst.port);

@@ -31,6 +31,8 @@ pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
     }
     if remember(packet) && is_taken(scratch) {
         open::flow(scratch)?;
+        // Its replies come in with another tuple now.
+        forget(&scratch.packet);
         maps::count(Event::PortMoved);
         return Ok(true);
     }
@@ -48,6 +50,11 @@ fn remember<A: Net>(packet: &Packet<A>) -> bool {
         maps::set_guest(&key, &guest);
     }
     packet.opens() && (packet.proto != Proto::UDP || !before.is_there(now_secs))
+}
+
+#[inline(never)]
+fn forget<A: Net>(packet: &Packet<A>) {
+    maps::remove_guest(&FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src));
 }
 
 #[inline(always)]

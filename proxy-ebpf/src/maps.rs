@@ -35,14 +35,14 @@ mod monitor;
 mod services;
 mod sockets;
 
-pub use answers::may_answer;
+pub use answers::{Asker, may_answer};
 pub use clock::{Clock, in_this_tick};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
 pub use flows::{
     Entry, Refused, claim_flow, enlist, flow, is_flow, live_flow, next_in_line, opener, other_end, remove_flow, undnat,
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
-pub use guests::{guest, set_guest};
+pub use guests::{guest, remove_guest, set_guest};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use sockets::{forget_socket, remember_socket, socket};
@@ -193,7 +193,7 @@ static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT
 
 /// Answers of each CPU in a second: the second in the upper half.
 #[map]
-static ANSWERED: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+static ANSWERED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Asker::COUNT, 0);
 
 #[map]
 static CLOCK: PerCpuArray<Clock> = PerCpuArray::with_max_entries(1, 0);

@@ -118,16 +118,25 @@ pub fn is_forged<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     }
     let (flags, bridge) = maps::place_of(ifindex);
     let back = if bridge != 0 { bridge } else { ifindex };
-    let next_hop = look_up_route(skb, ifindex, dst, src, 0);
+    let mut next_hop = look_up_route(skb, back, dst, src, 0);
+    if next_hop == UNKNOWN {
+        // The anchor forwards where the device does not.
+        let Some(node) = maps::node() else { return false };
+        next_hop = look_up_route(skb, node.anchor_ifindex, dst, src, 0);
+    }
     if next_hop == back || next_hop == UNKNOWN {
         return false;
     }
-    let is_strict = flags & (Device::POD | A::STRICT) != 0;
-    if !is_strict {
+    if flags & Device::POD == 0 {
+        // The kernel judges the rest of what comes in here as this does, if it is strict.
+        return flags & A::STRICT != 0 || maps::place_of(next_hop).0 & Device::POD != 0;
+    }
+    if flags & Device::LOOSE != 0 {
         return maps::place_of(next_hop).0 & Device::POD != 0;
     }
-    // There may be several routes to the source, one of them through this device.
-    look_up_route(skb, back, dst, src, BPF_FIB_LOOKUP_OUTPUT) != back
+    // There may be several routes to a pod, one of them through this device.
+    let through = look_up_route(skb, back, dst, src, BPF_FIB_LOOKUP_OUTPUT);
+    through != back && through != UNKNOWN
 }
 
 // What `look_up_route` answers beside the index of a device, in one register.

@@ -4,8 +4,10 @@
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
+use proxy_common::device::Device;
 
 use crate::flow::about_now_secs;
+use crate::maps::Asker;
 use crate::net::{Header, Net, Place, fold, sum};
 use crate::packet::{ACK, RST_ACK, checksum_offset};
 use crate::skb::{ETH_LEN, Skb};
@@ -56,11 +58,22 @@ struct IcmpHeader {
 /// May this host answer the packet? Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
-    let is_for_us = match exit {
-        Exit::Host => true,
-        Exit::Device => skb.peek::<[u8; 6]>(0).is_some_and(|mac| maps::mac_of(skb.ifindex()) == Some(mac)),
+    let (is_for_us, asker) = match exit {
+        Exit::Host => (true, Asker::Host),
+        Exit::Device => {
+            let (flags, _) = maps::place_of(skb.ifindex());
+            let asker = if flags & Device::POD != 0 { Asker::Pod } else { Asker::Other };
+            (skb.peek(0).is_some_and(|mac| is_for_us(skb, flags, mac)), asker)
+        }
     };
-    is_for_us && maps::may_answer(about_now_secs())
+    is_for_us && maps::may_answer(asker, about_now_secs())
+}
+
+#[inline(always)]
+fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
+    /// IEEE 802: of a group of hosts.
+    const GROUP: u8 = 1;
+    if flags & Device::LOOSE != 0 { mac[0] & GROUP == 0 } else { maps::mac_of(skb.ifindex()) == Some(mac) }
 }
 
 #[inline(always)]

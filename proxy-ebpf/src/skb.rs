@@ -188,8 +188,8 @@ impl Skb {
     /// another program's; else takes the note away.
     #[inline(always)]
     pub fn settle_note(self) {
-        let has_bridges = maps::node().is_some_and(|node| node.has(Node::BRIDGES));
-        if has_bridges && maps::is_stacked(self.ifindex()) {
+        let is_stacked = maps::node().is_some_and(|node| node.has(Node::STACKED));
+        if is_stacked && maps::is_stacked(self.ifindex()) {
             self.set_note(Note::DONE);
         } else {
             self.clear_note();

@@ -106,15 +106,33 @@ fn an_uplink_lets_no_stranger_speak_for_pod_or_node() -> Result<()> {
     Ok(())
 }
 
-/// Two ways to the Internet: the packet comes in through the one that the kernel would not choose, but might.
+/// A default route through the uplink is no way back to one who has a better one elsewhere.
 #[test]
-fn a_second_way_back_is_enough_for_a_strict_uplink() -> Result<()> {
-    for mut lab in labs("ways")? {
+fn a_default_route_makes_no_stranger_honest() -> Result<()> {
+    for mut lab in labs("default")? {
         lab.set_flags(Node::CLUSTER_IP_EXTERNAL)?;
         lab.set_device(uplink(true))?;
-        let far = lab.names.addr("far")?;
-        lab.netns.ip(&format!("route add {far} dev {} metric 4096", crate::lab::FROM))?;
-        lab.check(&[(INGRESS, "tcp S far:1000 > web:80", Pass, "tcp S far:1000 > pod:8080", "flow_opened forwarded")])?;
+        let everywhere = if is_v4(&lab)? { "0.0.0.0/0" } else { "::/0" };
+        lab.netns.ip(&format!("route add {everywhere} dev {}", crate::lab::FROM))?;
+        lab.check(&[(INGRESS, "tcp S pod:1000 > web:80", Drop, "-", "forged")])?;
+        if is_v4(&lab)? {
+            lab.check(&[(INGRESS, "tcp S far:1000 > web:80", Drop, "-", "forged")])?;
+        }
+    }
+    Ok(())
+}
+
+/// Open vSwitch: routes to its pods name another port of it, never the pods' own.
+#[test]
+fn a_pod_whose_routes_name_another_device_is_served() -> Result<()> {
+    for mut lab in labs("loose")? {
+        let device = Device::new(Device::POD | Device::LOOSE, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+        lab.set_device(device)?;
+        lab.check(&[
+            (INGRESS, "tcp S far:1000 > web:80", Pass, "tcp S far:1000 > pod:8080", "flow_opened forwarded"),
+            (INGRESS, "tcp S pod:1000 > web:80", Drop, "-", "forged"),
+            (INGRESS, "tcp S node:1000 > web:80", Drop, "-", "forged"),
+        ])?;
     }
     Ok(())
 }

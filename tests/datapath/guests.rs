@@ -100,7 +100,7 @@ fn drawn(lab: &mut Lab, client: u16) -> Result<u16> {
 #[test]
 fn a_flows_own_packet_is_no_other_programs_at_a_bridges_port() -> Result<()> {
     for mut lab in labs()? {
-        lab.set_flags(Node::CLUSTER_IP_EXTERNAL | Node::BRIDGES)?;
+        lab.set_flags(Node::CLUSTER_IP_EXTERNAL | Node::STACKED)?;
         lab.check(&MASQUERADED[..2])?;
         // As the first hook, on lo here, has put it out, with its note.
         lab.check(&[(EGRESS, "tcp S uplink:$p > far:8080", Pass, "same", "not_ours")])?;

@@ -1,16 +1,17 @@
 //! Where the kernel would send a packet: its own answer, with the route that it goes by.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::IpAddr;
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::Handle;
 use super::route::{address, family, ip};
+use super::{Handle, dump};
 use crate::model::Lead;
 
 /// A route for a wider network than this leads everywhere: the default route, and the halves in which VPNs put it.
@@ -31,6 +32,25 @@ pub async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> an
 /// Whether a route to a network is one to everything.
 pub(crate) fn is_default(ipv4: bool, prefix_len: u8) -> bool {
     prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
+}
+
+/// Whether some IPv4 route of the main table has several next hops, of which a packet takes one.
+pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = AddressFamily::Inet;
+    request.header.table = RouteHeader::RT_TABLE_MAIN;
+    let ways = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
+        RouteNetlinkMessage::NewRoute(route) => {
+            let is_many = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::MultiPath(_));
+            route.attributes.iter().any(is_many).then_some(())
+        }
+        _ => None,
+    });
+    match ways.await {
+        // A namespace without any route has no table.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        ways => Ok(!ways.context("list the routes")?.is_empty()),
+    }
 }
 
 async fn lead(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Result<Lead> {

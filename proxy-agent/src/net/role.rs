@@ -66,6 +66,8 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (LinkKind::Ifb, _) => Role::Ignored("an ifb only shapes what other devices receive"),
         (LinkKind::Nlmon, _) => Role::Ignored("nlmon carries netlink messages"),
         _ if !link.ethernet => Role::Ignored("not an Ethernet device"),
+        // A virtual function behind the device that fails over to it (hv_netvsc, net_failover).
+        (_, Some(LinkKind::Physical)) => Role::Ignored("its master is served"),
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),

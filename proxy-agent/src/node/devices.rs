@@ -7,15 +7,24 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, Device};
 
 use super::Node;
+use crate::desired::Desired;
 use crate::net::link::{Link, LinkKind};
 use crate::net::{addr, sysctl};
 
 impl Node {
+    /// Tells the programs where pods have their addresses.
+    pub(super) fn write_pods(&mut self, desired: &Desired) -> Result<()> {
+        let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
+        self.maps.set_pods(&self.detection.nets(), &pod_cidrs)?;
+        self.pod_cidrs = pod_cidrs;
+        Ok(())
+    }
+
     /// Tells the programs whether there are bridges, where that has changed.
-    pub(super) fn note_bridges(&mut self) -> Result<()> {
+    pub(super) fn note_stacked(&mut self) -> Result<()> {
         let flags = flags(&self.links);
         match self.maps.node()? {
-            Some(known) if known.has(device::Node::BRIDGES) != (flags != 0) => self.write_node(),
+            Some(known) if known.has(device::Node::STACKED) != (flags != 0) => self.write_node(),
             _ => Ok(()),
         }
     }
@@ -23,12 +32,19 @@ impl Node {
 
 /// What all devices together make of the node, as a flag of [`device::Node`].
 pub(super) fn flags(links: &BTreeMap<u32, Link>) -> u32 {
-    let has_bridges = links.values().any(|link| link.kind == LinkKind::Bridge);
-    if has_bridges { device::Node::BRIDGES } else { 0 }
+    let is_stacked = links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
+    if is_stacked { device::Node::STACKED } else { 0 }
+}
+
+/// A macvlan or ipvlan lies on another device, whose hooks see its packets, too. Other kinds count as well.
+fn may_be_macvlan(link: &Link) -> bool {
+    link.kind == LinkKind::Other && link.ethernet && !link.peer_netns
 }
 
 /// The row of `DEVICES` for a link. `links` are all devices, by interface index.
-pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool) -> Device {
+///
+/// `has_many_ways`: some route has several next hops, of which a look-up names one.
+pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_many_ways: bool) -> Device {
     let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
     // The host's IP layer is behind the bridge, with the bridge's parameters.
     let routed = bridge.unwrap_or(link);
@@ -37,7 +53,8 @@ pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected:
         (detected, Device::DETECTED),
         (pod && link.is_plain_pair(), Device::PEER),
         (is_edge(link.kind), Device::EDGE),
-        (is_strict(&routed.name), Device::STRICT4),
+        (!has_many_ways && !links.values().any(may_be_macvlan) && is_strict(&routed.name), Device::STRICT4),
+        (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
     ];
     let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
     let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
@@ -45,6 +62,9 @@ pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected:
     let bridge = bridge.map_or(0, |bridge| bridge.index);
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
+
+/// The master of all ports of Open vSwitch, in its kernel module's words. Hosts have their addresses on ports of other names.
+const OPEN_VSWITCH: &str = "ovs-system";
 
 /// Does a packet pass no other hook of this host before it arrives at such a device? A bridge, a VLAN, an overlay or a
 /// macvlan has others below it.
@@ -71,7 +91,7 @@ mod tests {
         let bridge = link(7, "cni-of-no-host", LinkKind::Bridge, None);
         let port = link(8, "port-of-no-host", LinkKind::Veth, Some(7));
         let links = BTreeMap::from([(7, bridge.clone()), (8, port.clone())]);
-        let row_of = |link: &Link| row(link, &links, false, false);
+        let row_of = |link: &Link| row(link, &links, false, false, false);
         assert_eq!((row_of(&port).bridge, row_of(&port).mac), (7, [2, 0, 0, 0, 0, 7]));
         assert_eq!((row_of(&bridge).bridge, row_of(&bridge).mac), (0, [2, 0, 0, 0, 0, 7]));
         assert!(row_of(&port).flags() & Device::EDGE != 0);

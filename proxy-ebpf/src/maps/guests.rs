@@ -20,3 +20,9 @@ pub fn set_guest<A: Net>(key: &FlowKey<A>, guest: &Guest) {
     // Refused, it may cost that connection its replies, should kpx draw the same port.
     let _set = A::MAPS.guests.insert(key, guest, 0);
 }
+
+#[inline(always)]
+pub fn remove_guest<A: Net>(key: &FlowKey<A>) {
+    // It may be gone already.
+    let _removed = A::MAPS.guests.remove(key);
+}

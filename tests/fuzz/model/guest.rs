@@ -52,6 +52,7 @@ impl Model {
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
         ensure!(backend == dst, "another program's connection was led to {backend}");
         self.take_port(&mut flow, src.ip(), source.port(), false)?;
+        self.guests.remove(&(packet.proto, dst, src));
         *self.counts.events.entry(Event::PortMoved).or_default() += 1;
         Ok(Some(self.insert(flow)))
     }
