@@ -171,3 +171,35 @@ fn only_a_frame_for_the_host_is_answered() -> Result<()> {
     }
     Ok(())
 }
+
+/// Without a way to tell pods, kube-proxy's own default: what came in by the device that its address is routed to is no lie.
+#[test]
+fn a_pod_is_no_forger_where_detection_knows_none() -> Result<()> {
+    for mut lab in crate::policy::pods()? {
+        lab.set_flags(Node::COMPAT)?;
+        lab.check(&[(
+            INGRESS,
+            "tcp S pod:1000 > node:30080",
+            Pass,
+            "tcp S pod:$p > pod:8080",
+            "flow_opened forwarded",
+        )])?;
+    }
+    Ok(())
+}
+
+/// KEP-2086: under externalTrafficPolicy Local a node without endpoints is silent, to pods of other nodes as well.
+#[test]
+fn a_pod_of_another_node_is_a_client_from_elsewhere() -> Result<()> {
+    for mut lab in crate::policy::pods()? {
+        lab.bench.datapath.node.set_pods(&["10.244.0.0/16".parse()?, "fd00:10:244::/48".parse()?], &[])?;
+        for mode in [0, Node::COMPAT] {
+            lab.set_flags(mode | Node::DETECTS4 | Node::DETECTS6)?;
+            lab.check(&[(INGRESS, "tcp S far:1000 > distant:80", Drop, "-", "no_local_endpoints")])?;
+        }
+        // A pod of this node is served.
+        let pod = (INGRESS, "tcp S pod:1001 > distant:80", Pass, "tcp S pod:1001 > far:8080", "flow_opened forwarded");
+        lab.check(&[pod])?;
+    }
+    Ok(())
+}

@@ -14,6 +14,7 @@ use kpx_tests::echo::{Connection, Dial, Protocol};
 use kpx_tests::lab::Family;
 use kpx_tests::pod::{Running, Supplies, swapped};
 use proxy_agent::privileges::NEEDED;
+use proxy_common::layout::LAYOUT;
 use serde_json::Value;
 
 use crate::cluster::{Cluster, DEADLINE};
@@ -151,9 +152,10 @@ fn of_two_containers_one_serves() -> Result<()> {
 fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
     let bed = Bed::start()?;
     bed.tc("qdisc add dev eth0 clsact")?;
-    bed.tc("filter add dev eth0 ingress prio 19280 handle 2 protocol all bpf da bytecode 1,6|0|0|4294967295,")?;
+    bed.foreign_filter(LAYOUT + 1)?;
     let said = bed.is_refused()?;
-    ensure!(said.contains("eth0 carries the filter") && said.contains("layout 2"), "{said}");
+    let theirs = format!("layout {}", LAYOUT + 1);
+    ensure!(said.contains("eth0 carries the filter") && said.contains(&theirs), "{said}");
     ensure!(said.contains("kpx cleanup"), "{said}");
     bed.has_no_anchor()
 }
@@ -163,7 +165,7 @@ fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
 fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
     let bed = Bed::start()?;
     bed.tc("qdisc add dev eth0 clsact")?;
-    bed.tc("filter add dev eth0 ingress prio 19280 handle 1 protocol all bpf da bytecode 1,6|0|0|4294967295,")?;
+    bed.foreign_filter(LAYOUT)?;
     let kpx = bed.kpx(&[])?;
     ensure!(kpx.log().contains("nothing of kpx's has kpx's place among the filters"), "{}", kpx.log());
     bed.cluster.serves("n1")?;
@@ -193,6 +195,12 @@ impl Bed {
         let supplies = cluster.supplies(&[&config]);
         let web = cluster.web()?;
         Ok(Self { set, supplies, web, cluster })
+    }
+
+    /// A filter at the place of kpx's own that have maps of this layout.
+    fn foreign_filter(&self, layout: u32) -> Result<()> {
+        let place = format!("ingress prio 19280 handle {layout} protocol all");
+        self.tc(&format!("filter add dev eth0 {place} bpf da bytecode 1,6|0|0|4294967295,"))
     }
 
     fn with(&self, args: &[&str]) -> Result<DaemonSet> {

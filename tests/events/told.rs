@@ -163,11 +163,12 @@ fn a_pod_that_counts_as_outside_is_served_and_told_of_once() -> Result<()> {
     ))?;
     pod.ip("link set eth0 up
             addr add 10.244.7.2/32 dev eth0
-            route add default dev eth0")?;
+            route add 10.9.0.1/32 dev eth0
+            route add default via 10.9.0.1")?;
     let kpx = bed.start_healthy("")?;
     kpx.wait("the Service is served", |status| status.tables["IPv4"].backends == 1)?;
     let before = kpx.status()?.events["flow_opened"];
-    let ask = || Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(b"?", "10.96.0.10:53").map(drop)?);
+    let ask = || anyhow::Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(b"?", "10.96.0.10:53").map(drop)?);
     pod.run(ask)?;
     let event = bed.told("PodsTakenForOutside", |_| true)?;
     assert_eq!((&event["type"], &event["regarding"]["name"]), (&json!("Warning"), &json!("n1")));

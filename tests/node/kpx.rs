@@ -177,8 +177,10 @@ fn hash<K: Pod + Ord + Hash, V: Pod>(map: Map) -> Result<BTreeMap<K, V>> {
 
 fn nets<A: Addr + Pod>(map: Map) -> Result<Vec<String>> {
     let map: LpmTrie<MapData, A, u32> = map.try_into()?;
-    let keys = map.keys().collect::<Result<Vec<_>, _>>()?;
-    let mut nets: Vec<_> = keys.iter().map(|key| format!("{}/{}", key.data().ip(), key.prefix_len())).collect();
+    let rows = map.iter().collect::<Result<Vec<_>, _>>()?;
+    // Other bits are of networks that are known for something else.
+    let counted = rows.iter().filter(|(_, value)| value & 1 != 0);
+    let mut nets: Vec<_> = counted.map(|(key, _)| format!("{}/{}", key.data().ip(), key.prefix_len())).collect();
     nets.sort();
     Ok(nets)
 }

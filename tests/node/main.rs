@@ -83,26 +83,26 @@ fn flags_reach_the_programs() -> Result<()> {
         [Node::COMPAT, Node::MASQUERADE_ALL, Node::CLUSTER_IP_EXTERNAL, Node::DETECTS4, Node::DETECTS6];
     let none: &[&str] = &[];
     for (arguments, flags, pods, detected) in [
-        ("", [false; 5], none, none),
-        ("--masquerade compat", [true, false, false, false, false], none, none),
-        ("--masquerade-all --cluster-ip-external", [false, true, true, false, false], none, none),
-        ("--cluster-cidr 10.244.7.7/16", [false, false, false, true, false], &["10.244.0.0/16"], none),
+        ("", [false, false, true, false, false], none, none),
+        ("--masquerade compat", [true, false, true, false, false], none, none),
+        ("--masquerade-all --cluster-ip-external=false", [false, true, false, false, false], none, none),
+        ("--cluster-cidr 10.244.7.7/16", [false, false, true, true, false], &["10.244.0.0/16"], none),
         (
             "--cluster-cidr fd00:1::/64,10.244.0.0/16",
-            [false, false, false, true, true],
+            [false, false, true, true, true],
             &["10.244.0.0/16", "fd00:1::/64"],
             none,
         ),
-        ("--detect-local-mode NodeCIDR", [false, false, false, true, false], &["10.244.1.0/24"], none),
+        ("--detect-local-mode NodeCIDR", [false, false, true, true, false], &["10.244.1.0/24"], none),
         (
             "--detect-local-mode BridgeInterface --pod-bridge-interface cni0",
-            [false, false, false, true, true],
+            [false, false, true, true, true],
             none,
             &["cni0", "veth0"],
         ),
         (
             "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix eth",
-            [false, false, false, true, true],
+            [false, false, true, true, true],
             none,
             &["eth0"],
         ),

@@ -19,7 +19,7 @@ fn what_cannot_be_taken_over_is_refused() -> Result<()> {
     let (dir, names) = (bed.dir(), map_ids(&bed.dir())?);
 
     fs::create_dir(dir.join("v0"))?;
-    refused(&bed, "v0 is of another version of kpx, and this one takes over v1 only")?;
+    refused(&bed, "v0 is of another version of kpx, and this one takes over v2 only")?;
     refused(&bed, &format!("`kpx cleanup --bpf-dir {}`", dir.display()))?;
     fs::remove_dir(dir.join("v0"))?;
 

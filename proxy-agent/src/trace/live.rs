@@ -12,6 +12,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use proxy_common::addr::Proto;
 use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::device::pod_net;
 use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
 use proxy_common::names;
 
@@ -81,7 +82,7 @@ impl Live {
             node: self.single(names::NODE)?,
             devices: self.rows(names::DEVICES)?,
             addrs: self.rows(maps.addrs)?,
-            pods: self.nets(maps.pods)?,
+            pods: self.detected_nets(maps.pods)?,
             service_nets: self.valued_nets(maps.service_cidrs)?,
             generation: self.single(names::GENERATION)?,
             affinity,
@@ -159,8 +160,10 @@ impl Live {
         map.keys().collect::<Result<_, _>>().with_context(|| format!("read {name}"))
     }
 
-    fn nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
-        Ok(self.keys(name)?.into_iter().map(|key| (key.prefix_len(), key.data())).collect())
+    /// Of the networks in which pods have their addresses, those that detection goes by.
+    fn detected_nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
+        let rows = self.valued_nets(name)?.into_iter();
+        Ok(rows.filter(|(_, flags)| flags & pod_net::DETECTED != 0).map(|(net, _)| net).collect())
     }
 
     fn valued_nets<A: Family>(&self, name: &str) -> Result<Vec<(Net<A>, u32)>> {
