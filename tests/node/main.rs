@@ -86,11 +86,11 @@ fn flags_reach_the_programs() -> Result<()> {
         ("", [false, false, true, false, false], none, none),
         ("--masquerade compat", [true, false, true, false, false], none, none),
         ("--masquerade-all --cluster-ip-external=false", [false, true, false, false, false], none, none),
-        ("--cluster-cidr 10.244.7.7/16", [false, false, true, true, false], &["10.244.0.0/16"], none),
+        ("--cluster-cidr 10.244.7.7/16", [false, false, true, true, false], &["10.244.0.0/16", "10.244.1.0/24"], none),
         (
             "--cluster-cidr fd00:1::/64,10.244.0.0/16",
             [false, false, true, true, true],
-            &["10.244.0.0/16", "fd00:1::/64"],
+            &["10.244.0.0/16", "10.244.1.0/24", "fd00:1::/64"],
             none,
         ),
         ("--detect-local-mode NodeCIDR", [false, false, true, true, false], &["10.244.1.0/24"], none),

@@ -142,8 +142,10 @@ fn a_node_without_its_object_is_told() -> Result<()> {
           frontend   web:80/tcp, a ClusterIP
           service    default/web port http at web:80/tcp
           client     outside this node
-          verdict    drop (outside)
-                     a client outside the cluster dials a ClusterIP (see --cluster-ip-external)
+          backends   1 in the cluster set
+                     p2a:8080
+          verdict    drop (no_node_address)
+                     the client must be masqueraded, and the node has no address of this family
 
         note: there is no Node n9: it has no addresses, no pod CIDRs, no zone
     "#]]

@@ -113,7 +113,7 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let from = lab.host("p1a").addrs.v4.to_string();
     let trace = trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "eth0"])?;
     ensure!(trace.hook.device == "eth0", "{trace:?}");
-    ensure!(trace.outcome.reason.as_deref() == Some(Reason::Outside.name()), "{trace:?}");
+    ensure!(trace.outcome.reason.as_deref() == Some(Reason::Forged.name()), "{trace:?}");
     let error = self::trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "lo"]).err().context("lo")?;
     expect!["kpx: kpx has no program on lo that packets meet as they arrive"].assert_eq(&error.to_string());
     Ok(())

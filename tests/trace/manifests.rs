@@ -222,13 +222,17 @@ fn a_client_outside_dials_a_clusterip() -> Result<()> {
         "web:80",
         &[],
         &expect![[r#"
-        stranger:32768 > web:80/tcp on n1, met by kpx_ingress at eth0
-          frontend   web:80/tcp, a ClusterIP
-          service    default/web port http at web:80/tcp
-          client     outside this node
-          verdict    drop (outside)
-                     a client outside the cluster dials a ClusterIP (see --cluster-ip-external)
-    "#]],
+            stranger:32768 > web:80/tcp on n1, met by kpx_ingress at eth0
+              frontend   web:80/tcp, a ClusterIP
+              service    default/web port http at web:80/tcp
+              client     outside this node
+              backends   1 in the cluster set
+                         p2a:8080
+              verdict    forward to p2a:8080
+                         the only backend
+              source     masqueraded as n1:$port
+                         replies from that backend must come back through this node
+        "#]],
     )
 }
 

@@ -103,7 +103,10 @@ impl<A: Family> Programs<A> {
             None if counted(Event::Forwarded.into()) => Fate::Forward(self.take_flow(from, to, proto)?),
             // No route of ours leads to such an address: the host's packets to it never come here.
             Some(Reason::NotOurs) => Fate::Pass(Reason::NotOurs),
-            Some(reason) if counted(Event::Rejected.into()) => Fate::Reject(reason),
+            // The crafted frame is for no device's address, and many packets are more than one second's answers.
+            Some(reason) if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) => {
+                Fate::Reject(reason)
+            }
             Some(reason) if action == ACTION_DROP => Fate::Drop(reason),
             Some(reason) => Fate::Pass(reason),
             None => bail!("{} answered {action} and counted nothing", self.entry.program),
