@@ -2,6 +2,7 @@
 //!
 //! By its name a lab tells whose it is, so removal needs nothing that a killed process could have lost.
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -91,9 +92,11 @@ pub(super) fn remove_on_signals() {
     });
 }
 
-/// Keeps this process's labs until a signal removes them, and ends the process well.
-pub fn keep_until_signal() -> ! {
+/// Says by `say` that this process's labs stay, until a signal removes them and ends the process well.
+pub fn keep_until_signal(say: impl FnOnce() -> Result<()>) -> Result<Infallible> {
+    // First: a signal may come as soon as that is said.
     KEPT.store(true, Ordering::Relaxed);
+    say()?;
     loop {
         thread::park();
     }

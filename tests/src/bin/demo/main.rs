@@ -81,8 +81,7 @@ fn main() -> Result<()> {
     let failures = scale::up_and_down(&lab, &cluster, &services[0])?;
 
     if args.keep {
-        print_hints(&lab, &agents, cluster.source(), &services[0])?;
-        keep_until_signal();
+        keep_until_signal(|| print_hints(&lab, &agents, cluster.source(), &services[0]))?;
     }
     agents.into_iter().try_for_each(Agent::stop)?;
     drop((cluster, servers, lab));
@@ -110,7 +109,7 @@ fn print_hints(lab: &Lab, agents: &[Agent; 2], source: Source, web: &Service) ->
     let [pod, node, fabric] = ["p1a", "n1", "fabric"].map(|name| lab.host(name).ns.name());
     let [web4, web6] = Family::ALL.map(|family| web.cluster_ip().ip(family));
     let kpx = binary()?;
-    println!("\nThe lab stays until Ctrl-C. Try, as root:\n");
+    println!("\nTry, as root:\n");
     println!("  ip netns exec {pod} curl http://{web4}/          # from a pod");
     println!("  ip netns exec {node} curl 'http://[{web6}]/'     # from a process of the node");
     println!("  ip netns exec {node} {} status --run-dir {}", kpx.display(), agents[0].run_dir().display());
@@ -126,5 +125,6 @@ fn print_hints(lab: &Lab, agents: &[Agent; 2], source: Source, web: &Service) ->
     if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
         println!("  (there is no kubectl on this machine)");
     }
+    println!("\nThe lab stays until Ctrl-C.");
     Ok(())
 }
