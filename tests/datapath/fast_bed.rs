@@ -65,7 +65,7 @@ pub(crate) const UDP_THERE_SLOW: Row<'_> =
     (INGRESS, "cli0", "udp client:1000 > web:53 +3", "udp client:1000 > pod:5353 +3", "forwarded");
 pub(crate) const UDP_BACK_SLOW: Row<'_> = (INGRESS, "pod0", "udp pod:5353 > client:1000 +4", "same", "not_ours");
 
-pub(crate) const FAST: Setup = Setup { flow_entries: None, fast_path: true, refuses: false };
+pub(crate) const FAST: Setup = Setup { flow_entries: None, fast_path: true, refuses: false, answers_per_sec: None };
 
 /// One packet of a flow in as many seconds takes the stack in any case.
 pub(crate) const TURN_SECS: u32 = 16;

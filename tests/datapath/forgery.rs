@@ -1,13 +1,14 @@
 //! Packets in another's name: their source is the node's own, or the way back to it leads through another device. They open
 //! no flow and touch none.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
 
-use crate::lab::{Lab, labs};
+use crate::lab::{Lab, labs, labs_of};
+use crate::reuse::Setup;
 
 /// An uplink, and whether the kernel is strict there.
 fn uplink(is_strict: bool) -> Device {
@@ -139,15 +140,15 @@ fn a_pod_whose_routes_name_another_device_is_served() -> Result<()> {
 
 /// A pod may write any class on its packets; it must not be taken for a note of ours.
 #[test]
-fn a_pods_note_is_nobodys() -> Result<()> {
+fn a_pods_own_note_is_ignored() -> Result<()> {
     for mut lab in labs("note")? {
         let edge = Device::new(Device::POD | Device::EDGE, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         lab.set_device(edge)?;
         let frame = lab.names.frame("tcp S client:1000 > web:80")?;
         let noted = lab.netns.run(|| lab.bench.run_noted(INGRESS, &frame, 0xe000))?;
-        anyhow::ensure!(noted.verdict == Pass, "{:?}", noted.verdict);
+        ensure!(noted.verdict == Pass, "{:?}", noted.verdict);
         let text = lab.names.text(&noted.packet)?;
-        anyhow::ensure!(text == "tcp S client:1000 > pod:8080", "became {text}");
+        ensure!(text == "tcp S client:1000 > pod:8080", "became {text}");
     }
     Ok(())
 }
@@ -161,11 +162,11 @@ fn only_a_frame_for_the_host_is_answered() -> Result<()> {
             let frame = [&mac[..], &frame[6..]].concat();
             let before = lab.counts()?;
             let outcome = lab.run(INGRESS, &frame)?;
-            anyhow::ensure!(outcome.verdict == verdict, "to {mac:x?}: {:?}", outcome.verdict);
+            ensure!(outcome.verdict == verdict, "to {mac:x?}: {:?}", outcome.verdict);
             if verdict == Redirect {
-                anyhow::ensure!(outcome.packet[6..12] == mac, "the answer comes from {:x?}", &outcome.packet[6..12]);
+                ensure!(outcome.packet[6..12] == mac, "the answer comes from {:x?}", &outcome.packet[6..12]);
             } else {
-                anyhow::ensure!(lab.counts()?["unanswered"] == before["unanswered"] + 1);
+                ensure!(lab.counts()?["unanswered"] == before["unanswered"] + 1);
             }
         }
     }
@@ -200,6 +201,35 @@ fn a_pod_of_another_node_is_a_client_from_elsewhere() -> Result<()> {
         // A pod of this node is served.
         let pod = (INGRESS, "tcp S pod:1001 > distant:80", Pass, "tcp S pod:1001 > far:8080", "flow_opened forwarded");
         lab.check(&[pod])?;
+    }
+    Ok(())
+}
+
+/// A flood in a victim's name must not become a flood of answers, nor take the host's own.
+#[test]
+fn a_flood_of_refused_packets_is_answered_no_more_than_the_limit() -> Result<()> {
+    const LIMIT: u32 = 3;
+    const SENT: u64 = 20;
+    for mut lab in labs_of("answers", Setup { answers_per_sec: Some(LIMIT), ..Setup::default() })? {
+        let frame = lab.names.frame("udp client:1000 > none:80")?;
+        let before = lab.counts()?;
+        for _ in 0..SENT {
+            lab.run(INGRESS, &frame)?;
+        }
+        let now = lab.counts()?;
+        let (answered, unanswered) = (now["rejected"] - before["rejected"], now["unanswered"] - before["unanswered"]);
+        // The packets may meet several CPUs, and a new second.
+        ensure!(
+            answered >= LIMIT.into() && unanswered > 0 && answered + unanswered == SENT,
+            "{answered}, {unanswered}"
+        );
+        lab.check(&[(
+            ANCHOR,
+            "tcp S node:1000 > none:80",
+            Redirect,
+            "tcp RA none:80 > node:1000",
+            "no_endpoints rejected",
+        )])?;
     }
     Ok(())
 }

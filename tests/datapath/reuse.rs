@@ -18,6 +18,7 @@ use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{FrontendKey, SetKey};
+use proxy_common::guest::Guest;
 use proxy_common::monitor::Monitored;
 use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
 use proxy_common::service_counts::ServiceCounts;
@@ -37,6 +38,8 @@ pub(crate) struct Setup {
     pub(crate) fast_path: bool,
     /// By a kernel that refuses to change a checksum, and so any packet.
     pub(crate) refuses: bool,
+    /// Answers of each CPU in a second; None: as many as are asked for.
+    pub(crate) answers_per_sec: Option<u32>,
 }
 
 /// Goes back to the idle ones with this value, unless its test has panicked.
@@ -49,10 +52,10 @@ pub(crate) struct Reused {
 impl Reused {
     /// With empty tables, and nothing counted.
     pub(crate) fn get(setup: Setup) -> Result<Self> {
-        let Setup { flow_entries, fast_path, refuses } = setup;
+        let Setup { flow_entries, fast_path, refuses, answers_per_sec } = setup;
         let idle = take_idle(setup);
         let sizes = Sizes { flows: flow_entries, ..Sizes::default() };
-        let options = Options { sizes, fast_path, ..Options::default() };
+        let options = Options { sizes, fast_path, answers_per_sec, ..Options::default() };
         let load = || {
             let object = object::embedded()?;
             let bench = if refuses { Bench::load_object(&refused(object)?, options) } else { Bench::load(options) };
@@ -132,6 +135,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
 /// What the programs themselves write.
 fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) -> Result<()> {
     clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
+    clear::<FlowKey<A>, Guest>(maps, names.guests)?;
     clear::<AffinityKey<A>, Affinity<A>>(maps, names.affinity)?;
     clear::<SetKey<A>, u32>(maps, names.cursors)?;
     clear::<FrontendKey<A>, u32>(maps, names.connections)?;

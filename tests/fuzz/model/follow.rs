@@ -43,11 +43,10 @@ impl Model {
     fn is_news(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
         let flow = &self.flows[&id];
         let (client, backend) = (flow.client_said, flow.backend_said);
-        let of = |what: fn(&wire::Transport) -> bool| packet.transport.as_ref().is_some_and(what);
-        let opens = of(|transport| transport.opens) && packet.proto != wire::UDP;
+        let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
         let assures = backend.anything && !flow.assured;
-        let ends = of(|transport| transport.ends) && !client.goodbye;
-        let resets = of(|transport| transport.resets) || client.reset || backend.reset;
+        let ends = packet.says(|transport| transport.ends) && !client.goodbye;
+        let resets = packet.says(|transport| transport.resets) || client.reset || backend.reset;
         opens || assures || ends || resets || flow.last_secs != now_secs
     }
 
@@ -79,9 +78,8 @@ impl Model {
         let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
         let passed = match leg {
             Leg::ToBackend => {
-                let of = |what: fn(&wire::Transport) -> bool| packet.transport.as_ref().is_some_and(what);
-                let opens = of(|transport| transport.opens) && packet.proto != wire::UDP;
-                flow.assured |= flow.backend_said.anything && !opens && !of(|transport| transport.resets);
+                let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
+                flow.assured |= flow.backend_said.anything && !opens && !packet.says(|transport| transport.resets);
                 flow.client_said.hear(packet.transport.as_ref());
                 flow.backend_said.reset &= flow.client_said.reset;
                 &mut flow.sent

@@ -25,12 +25,11 @@ impl Model {
         if sent.mark & TRANSLATED != 0 || src.port() < SOURCE_PORT_FIRST || !place::is_own(src.ip()) {
             return Ok(None);
         }
-        let of = |what: fn(&super::wire::Transport) -> bool| packet.transport.as_ref().is_some_and(what);
-        let opens = of(|transport| transport.opens);
+        let opens = packet.says(|transport| transport.opens);
         let told = guest::Packet {
             opens: opens && packet.proto != UDP,
-            ends: of(|transport| transport.ends),
-            resets: of(|transport| transport.resets),
+            ends: packet.says(|transport| transport.ends),
+            resets: packet.says(|transport| transport.resets),
         };
         let known = self.guests.entry((packet.proto, dst, src)).or_insert(Guest::NONE);
         let before = *known;

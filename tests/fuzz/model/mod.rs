@@ -94,6 +94,11 @@ struct Packet {
 }
 
 impl Packet {
+    /// What its transport says of it; nothing of a later fragment.
+    fn says(&self, what: fn(&Transport) -> bool) -> bool {
+        self.transport.as_ref().is_some_and(what)
+    }
+
     fn peers(&self) -> (SocketAddr, SocketAddr) {
         (SocketAddr::new(self.ip.src, self.ports.0), SocketAddr::new(self.ip.dst, self.ports.1))
     }
