@@ -119,11 +119,30 @@ impl File {
     }
 
     pub(super) fn paths(&self) -> Vec<Mention> {
+        self.paths_in(0, self.tokens.len())
+    }
+
+    /// Returns what `use` declarations name: those that pass names on, or the others.
+    pub(super) fn imports(&self, public: bool) -> Vec<Mention> {
+        let starts = (0..self.tokens.len()).filter(|&at| self.has(at, &["use"]) && !self.has(at + 1, &["<"]));
+        let starts = starts.filter(|&at| self.is_public(at) == public);
+        let end = |start: usize| (start..self.tokens.len()).find(|&end| self.has(end, &[";"])).unwrap_or(start);
+        starts.flat_map(|at| self.paths_in(at + 1, end(at))).collect()
+    }
+
+    /// Returns true behind `pub` or `pub(…)`.
+    fn is_public(&self, at: usize) -> bool {
+        let Some(before) = at.checked_sub(1) else { return false };
+        let before = if self.has(before, &[")"]) { self.tokens[before].partner.saturating_sub(1) } else { before };
+        self.has(before, &["pub"])
+    }
+
+    fn paths_in(&self, start: usize, end: usize) -> Vec<Mention> {
         let mut paths = Vec::new();
         // What stands before each open brace as `a::b::{`, or nothing if it is no tree of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
-        let mut at = 0;
-        while let Some(token) = self.tokens.get(at) {
+        let mut at = start;
+        while let Some(token) = self.tokens.get(at).filter(|_| at < end) {
             match token.text.as_str() {
                 "{" => prefixes.push(None),
                 "}" => drop(prefixes.pop()),
