@@ -6,14 +6,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use fantoccini::key::Key;
-use fantoccini::{Client, ClientBuilder, Locator};
-use hyper_util::client::legacy::connect::HttpConnector;
 use kpx_tests::agent::wait_until;
 use kpx_tests::netns::NetNs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+
+use crate::webdriver::Session;
 
 /// How long the page may take to show something; it reads often.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -37,7 +36,7 @@ const FLAGS: [&str; 10] = [
 pub(crate) struct Browser<'a> {
     ns: &'a NetNs,
     runtime: Runtime,
-    client: Client,
+    session: Session,
     _driver: Driver,
     _profile: TempDir,
 }
@@ -54,23 +53,21 @@ impl<'a> Browser<'a> {
             "args": args,
             "prefs": { "profile.default_content_setting_values.javascript": allowed },
         });
-        let capabilities = [("goog:chromeOptions".to_owned(), options)].into_iter().collect();
+        let capabilities = json!({ "goog:chromeOptions": options });
         // A socket belongs to the namespace of the thread that makes it: everything runs on the caller's.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let url = format!("http://{}", driver.addr);
-        let mut builder = ClientBuilder::new(HttpConnector::new());
-        builder.capabilities(capabilities);
-        let client = ns.run(|| runtime.block_on(builder.connect(&url))).context("start Chromium")?;
-        Ok(Self { ns, runtime, client, _driver: driver, _profile: profile })
+        let session =
+            ns.run(|| runtime.block_on(Session::start(driver.addr, &capabilities))).context("start Chromium")?;
+        Ok(Self { ns, runtime, session, _driver: driver, _profile: profile })
     }
 
     pub(crate) fn open(&self, url: &str) -> Result<()> {
-        self.drive(self.client.goto(url)).with_context(|| format!("open {url}"))
+        self.drive(self.session.open(url)).with_context(|| format!("open {url}"))
     }
 
     /// What the body of a JavaScript function returns.
     pub(crate) fn eval(&self, body: &str) -> Result<Value> {
-        self.drive(self.client.execute(body, Vec::new())).with_context(|| format!("run {body}"))
+        self.drive(self.session.eval(body)).with_context(|| format!("run {body}"))
     }
 
     pub(crate) fn strings(&self, body: &str) -> Result<Vec<String>> {
@@ -86,30 +83,23 @@ impl<'a> Browser<'a> {
 
     /// As a reader sees it.
     pub(crate) fn text(&self, selector: &str) -> Result<String> {
-        let text = async { self.client.find(Locator::Css(selector)).await?.text().await };
+        let text = async { self.session.text(&self.session.find(selector).await?).await };
         self.drive(text).with_context(|| format!("read {selector}"))
     }
 
     pub(crate) fn click(&self, selector: &str) -> Result<()> {
-        let click = async { self.client.find(Locator::Css(selector)).await?.click().await };
+        let click = async { self.session.click(&self.session.find(selector).await?).await };
         self.drive(click).with_context(|| format!("click {selector}"))
     }
 
     /// Into whatever has the focus.
     pub(crate) fn press(&self, keys: &str) -> Result<()> {
-        let press = async { self.client.active_element().await?.send_keys(keys).await };
+        let press = async { self.session.press(&self.session.focus().await?, keys).await };
         self.drive(press).with_context(|| format!("press {keys}"))
     }
 
-    pub(crate) fn press_key(&self, key: Key) -> Result<()> {
-        self.press(&char::from(key).to_string())
-    }
-
-    fn drive<T: Send, E: Into<anyhow::Error> + Send>(
-        &self,
-        work: impl Future<Output = Result<T, E>> + Send,
-    ) -> Result<T> {
-        self.ns.run(|| self.runtime.block_on(work)).map_err(Into::into)
+    fn drive<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.ns.run(|| self.runtime.block_on(work))
     }
 }
 

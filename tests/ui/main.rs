@@ -3,6 +3,7 @@
 mod browser;
 mod hostile;
 mod page;
+mod webdriver;
 
 use anyhow::Result;
 use kpx_tests::agent::{Agent, Cluster, Service};

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use fantoccini::key::Key;
 use kpx_tests::agent::{Object, Service, wait_until};
 use kpx_tests::echo::{Dial, Protocol, Servers};
 use kpx_tests::lab::Family;
 use serde_json::json;
 
 use crate::browser::{Browser, DEADLINE};
+use crate::webdriver::key;
 use crate::{Site, TARGET, address, url, web};
 
 const NAMES: &str = "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
@@ -67,10 +67,10 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     browser.press("/")?;
     browser.wait("document.activeElement.id === 'filter'")?;
     for name in ["empty", "local", "web"] {
-        browser.press_key(Key::Down)?;
+        browser.press(key::DOWN)?;
         browser.wait(&format!("document.activeElement.textContent === {name:?}"))?;
     }
-    browser.press_key(Key::Enter)?;
+    browser.press(key::ENTER)?;
     browser.wait("location.hash === '#/services/default/web' && document.querySelector('[data-zone]')")?;
     let port = ".port[data-port='80']";
     let zones = browser.strings(&format!("return [...document.querySelector(\"{port}\").querySelectorAll('[data-zone]')].map((zone) => zone.dataset.zone + ' ' + zone.querySelector('[data-node]').dataset.node)"))?;
@@ -87,7 +87,7 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     let state = format!("document.querySelector('[data-backend=\"{p2a}\"] .state').textContent");
     browser.wait(&format!("{state} === 'terminating, serving'"))?;
     ensure!(browser.text(".title")?.contains("4 of 6"));
-    browser.press_key(Key::Escape)?;
+    browser.press(key::ESCAPE)?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     browser.open(&url("#/services/default/nobody"))?;
     browser.wait("document.querySelector('.nothing')?.textContent.includes('no service default/nobody')")?;
