@@ -1,15 +1,15 @@
-//! When a pass may come: writing is what costs, so an operator may have it done only so often.
+//! Decides when a pass may begin. Passes cost because of their writes, so the operator may limit how often they come.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How often passes may come, and whether one waits.
+/// The limits on how often passes come, and the pass that waits.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// What could not be done is tried again so often at least.
+    /// The longest time until failed work is tried again.
     pub(super) sync_period: Duration,
-    /// At most one pass in this time.
+    /// The shortest time between the beginnings of two passes.
     min_period: Duration,
     last: Option<Instant>,
     is_waiting: bool,
@@ -20,29 +20,29 @@ impl Pace {
         Self { sync_period, min_period, last: None, is_waiting: false }
     }
 
-    /// Something has changed. Whether a pass may come at once; if not, it waits.
+    /// Notes a change. Returns true if a pass may begin at once; otherwise the pass waits.
     pub(super) fn ask(&mut self) -> bool {
         self.is_waiting = self.last.is_some_and(|last| last.elapsed() < self.min_period);
         !self.is_waiting
     }
 
-    /// When the pass may come that waits.
+    /// Returns the time at which the waiting pass may begin.
     pub(super) fn due(&self) -> Option<Instant> {
         self.last.filter(|_| self.is_waiting).map(|last| last + self.min_period)
     }
 
-    /// A pass begins, which may find that there is nothing yet to go by.
+    /// Notes that a pass begins, which may find nothing to write yet.
     pub(super) fn begin(&mut self) {
         self.is_waiting = false;
     }
 
-    /// It counts.
+    /// Counts this pass for the next one's wait.
     pub(super) fn count(&mut self) {
         self.last = Some(Instant::now());
     }
 }
 
-/// kube-proxy's period, and no wait.
+/// Returns kube-proxy's period, without a wait.
 impl Default for Pace {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::ZERO)

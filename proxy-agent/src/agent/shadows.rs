@@ -1,5 +1,6 @@
-//! Processes of this node that get no packets any more because a Service has their address and port: told, not hindered,
-//! since kube-proxy serves such Services, and there are clusters that are entered so.
+//! Finds processes of this node that get no packets any more because a Service has their address and port. The agent
+//! reports such processes and leaves the Service in place: kube-proxy serves such Services, and some clusters are
+//! entered through them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -13,14 +14,14 @@ use crate::net::listeners::Listeners;
 
 #[derive(Debug, Default)]
 pub(super) struct Shadows {
-    /// External frontends at the node's own addresses, as of the last look.
+    /// The external frontends at the node's own addresses at the last scan.
     known: BTreeSet<(IpAddr, Proto, u16)>,
-    /// What that look was at.
+    /// The revision and the own addresses at the last scan.
     seen: Option<(u64, BTreeSet<IpAddr>)>,
 }
 
 impl Shadows {
-    /// Looks for processes behind what is new among the frontends at the node's `own` addresses.
+    /// Looks for processes behind the new frontends at the node's `own` addresses.
     pub(super) fn look(&mut self, desired: &Desired, own: BTreeSet<IpAddr>, events: &Events) {
         if self.seen.as_ref().is_some_and(|(revision, seen)| (*revision, seen) == (desired.revision(), &own)) {
             return;
