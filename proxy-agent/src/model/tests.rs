@@ -11,7 +11,7 @@ mod guard;
 mod outside;
 mod selection;
 
-/// The tables that a node called `here` gets from these objects, and below them what was skipped.
+/// Compares the tables of a node called `here` for these objects, followed by the skipped fields.
 fn check<const N: usize>(objects: [Input; N], expected: Expect) {
     let mut desired = Desired::new("here");
     for input in listed().into_iter().chain(objects) {
@@ -162,7 +162,7 @@ fn some_services_are_not_for_us() {
             service("external").cluster_ip("10.96.0.1").type_("ExternalName").tcp(80).into(),
             service("proxied").cluster_ip("10.96.0.2").label("service.kubernetes.io/service-proxy-name").tcp(80).into(),
             service("node-port").cluster_ip("10.96.0.3").type_("NodePort").tcp(80).into(),
-            // Its ClusterIP is ours, but no slice is: it rejects.
+            // The ClusterIP is ours to serve, but the slice is not: the Service rejects.
             service("labelled").cluster_ip("10.96.0.4").label("service.kubernetes.io/headless").tcp(80).into(),
             slice("labelled-1", "labelled")
                 .label("service.kubernetes.io/headless", "")

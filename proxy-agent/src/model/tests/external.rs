@@ -1,4 +1,4 @@
-//! Frontends beside the ClusterIP, and who may dial them.
+//! Tests frontends beside the ClusterIP, and which clients may dial them.
 
 use expect_test::expect;
 
@@ -90,7 +90,7 @@ fn node_ports_are_of_types_that_have_them() {
     );
 }
 
-/// Whatever cannot be read costs only itself, and an address that is two things is the one with the stricter rules.
+/// An unreadable field costs only itself. An address with two roles gets the one with the stricter rules.
 #[test]
 fn odd_addresses() {
     check(
@@ -127,7 +127,7 @@ fn external_policy_counts_where_there_is_something_external() {
         [
             web("cluster-ip", "10.96.0.1").into(),
             web("external-ip", "10.96.0.2").external_ip("192.0.2.1").into(),
-            // By its type it has external frontends, but not yet one: the local set would be chosen from by nobody.
+            // The type has external frontends, but there is none yet: no frontend would choose from the local set.
             web("pending", "10.96.0.3").type_("LoadBalancer").into(),
             web("other-family", "10.96.0.4").external_ip("2001:db8::1").into(),
             web("both", "10.96.0.5").internal_local().type_("NodePort").node_port(30_080).into(),
@@ -202,7 +202,7 @@ fn source_ranges_are_of_the_family_and_trimmed() {
     );
 }
 
-/// Its own packets to a load balancer address that it carries have that address as their source.
+/// The node's own packets to a load balancer address that it carries have that address as their source.
 #[test]
 fn where_the_node_may_dial_so_may_the_load_balancer_addresses() {
     let web = || {

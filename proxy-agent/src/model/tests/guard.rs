@@ -1,4 +1,4 @@
-//! What no Service may have, however it asks for it.
+//! Tests which addresses no Service may take, in any field.
 
 use expect_test::expect;
 
@@ -34,7 +34,7 @@ fn addresses_that_mean_the_same_on_every_host_are_refused() {
     );
 }
 
-/// By its ports alone: what else is at its address may be had, and so may its own Service.
+/// The guard covers the API server's ports only: other ports at its address are free, and so is its own Service.
 #[test]
 fn the_api_server_stays_where_it_is() {
     let kubernetes = || slice("kubernetes", "kubernetes").port("https", "TCP", 6443);
@@ -77,7 +77,7 @@ fn the_api_server_stays_where_it_is() {
     "#]]
     .assert_eq(&desired.tables().to_string());
 
-    // Where it goes, what it left is anybody's, and what it comes to is not.
+    // When the API server moves, its old address is free and its new one is guarded.
     desired.apply(kubernetes().ready("192.0.2.2").into());
     desired.sync();
     assert_eq!(
@@ -108,7 +108,7 @@ fn the_operator_may_say_where_external_ips_are() {
     assert_eq!(externals(Some(&[])), ["198.51.100.1"], "who writes a status is trusted with addresses");
 }
 
-/// Who may write EndpointSlices would get past what NetworkPolicy says of the Service at such an address.
+/// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service at that address.
 #[test]
 fn no_endpoint_is_where_cluster_ips_are() {
     let web = || service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80);
@@ -136,7 +136,7 @@ fn no_endpoint_is_where_cluster_ips_are() {
     assert_eq!(state(&mut desired), (4, vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/16")]));
     desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
     assert_eq!(state(&mut desired), (5, Vec::new()));
-    // What the operator says counts, and another proxy's ClusterIP is one wherever it is.
+    // The operator's ranges count, and another proxy's ClusterIP is guarded wherever it is.
     desired =
         self::desired(ModelOptions { service_cidrs: vec!["10.97.0.0/24".parse().unwrap()], ..Default::default() });
     let other = service("other").cluster_ip("fd00:96::50").tcp(80).label("service.kubernetes.io/service-proxy-name");
