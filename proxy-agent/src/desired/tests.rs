@@ -38,7 +38,7 @@ fn nothing_is_desired_before_everything_is_listed() {
         assert_eq!(desired.sync_from(&leftover).changes, []);
         assert_eq!(desired.tables(), &Tables::default());
         desired.apply(input);
-        // The first list is empty, so what came before it is gone; this comes after.
+        // The first list is empty and deletes earlier objects; this one comes later.
         desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     }
     assert!(desired.is_complete());
@@ -90,11 +90,11 @@ fn a_service_may_come_after_its_slices_and_come_back() {
     desired.apply(web().deleted());
     desired.sync();
     assert_eq!(desired.tables(), &Tables::default());
-    // Its endpoints were never gone.
+    // The endpoints were never gone.
     desired.apply(web().created(5).into());
     desired.sync();
     assert_eq!(desired.tables(), &with_service);
-    // Deleted and created between two syncs, with another address.
+    // The Service was deleted and created between two syncs, with another address.
     desired.apply(web().deleted());
     desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     expect![[r#"
@@ -108,7 +108,7 @@ fn a_service_may_come_after_its_slices_and_come_back() {
         del slot 10.96.0.1:80/tcp cluster[0]
     "#]]
     .assert_eq(&text(&desired.sync()));
-    // What it is not any more takes it away; so does a label that gives it to another proxy.
+    // A change to a type without a ClusterIP removes the Service, and so does a label that gives it to another proxy.
     for gone in [service("web").type_("ExternalName"), web().label("service.kubernetes.io/service-proxy-name")] {
         desired.apply(gone.into());
         desired.sync();
@@ -134,7 +134,7 @@ fn a_frontend_passes_to_the_next_service_in_line() {
         skipped Service default/young spec.ports[0]: 10.96.0.1:80/tcp is held by Service default/old
     "#]]
     .assert_eq(&text(&desired.sync()));
-    // Told once, though it goes on.
+    // The conflict is reported once, though it goes on.
     desired.apply(slice("young-1", "young").tcp(80).ready("10.244.0.3").into());
     assert_eq!(text(&desired.sync()), "");
     assert_eq!(desired.skipped().count(), 1);
@@ -206,7 +206,7 @@ fn service_cidrs_are_those_of_all_objects() {
     assert_eq!(desired.skipped().count(), 0);
 }
 
-/// Its frontends are that proxy's, and so are its addresses: no Service of ours may have them.
+/// The frontends and addresses of such a Service belong to that proxy: no Service of ours may have them.
 #[test]
 fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
     let other = || service("other").cluster_ip("010.96.0.009").cluster_ip("fd00:96::9").type_("LoadBalancer").tcp(80);
@@ -226,7 +226,7 @@ fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
     "#]]
     .assert_eq(&text(&desired.sync()));
     assert_eq!(desired.counts().v4.services, 1);
-    // The label goes, and comes back.
+    // The label is removed and added again.
     desired.apply(other().into());
     assert!(known(&desired).is_empty());
     desired.sync();
@@ -234,7 +234,7 @@ fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
     desired.apply(labelled().into());
     desired.sync();
     assert_eq!(known(&desired).len(), 2);
-    // And so does the Service.
+    // The Service is deleted.
     desired.apply(labelled().deleted());
     desired.sync();
     assert!(known(&desired).is_empty());
