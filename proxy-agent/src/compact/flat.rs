@@ -1,8 +1,8 @@
-//! Maps of a few rows: a tree's smallest part has room for eleven.
+//! Stores maps of a few rows: the smallest node of a BTreeMap has room for eleven.
 
 use std::collections::BTreeMap;
 
-/// A map that is made once, in as little memory as its rows take. In the order of its keys.
+/// A map that is built once, sorted by key, in as little memory as its rows take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flat<K, V>(Box<[(K, V)]>);
 
