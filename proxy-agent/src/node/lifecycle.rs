@@ -1,5 +1,6 @@
-//! How this node's object decides over the agent: nothing is served before it is there, and what the agent has built on
-//! must not change. kube-proxy does the same (`pkg/proxy/node.go`): whoever starts us starts us anew.
+//! Follows this node's Node object: nothing is served before it exists, and the properties that the agent uses must not
+//! change. kube-proxy does the same (`pkg/proxy/node.go`). After a change the agent ends, and its supervisor restarts
+//! it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,23 +11,23 @@ use tokio::time::{Instant, sleep_until};
 use crate::desired::Desired;
 use crate::health::Health;
 
-/// What [`Health`] calls the Node object.
+/// The name of the Node object in [`Health`].
 const NODE_OBJECT: &str = "Node object";
 
-/// What is known of the Node object, and for how long more the rest is waited for.
+/// The known state of the Node object, and the deadline for the rest.
 #[derive(Debug)]
 pub struct Lifecycle {
     node_name: String,
-    /// None where there need be no Node object: manifests are what somebody wrote by hand.
+    /// The time to wait. None where no Node object is needed: with manifests written by hand.
     patience: Option<Duration>,
-    /// The operator's, which take the place of the object's in their family.
+    /// The operator's addresses, which replace the object's in their family.
     given: Vec<IpAddr>,
-    /// What is wrong with the source.
+    /// The problems of the source.
     source_health: Health,
     deadline: Option<Instant>,
-    /// The agent serves: what it has built on must stay.
+    /// Set once the agent serves: the properties in use must stay.
     serves: bool,
-    /// The object's, one of each family for which the operator gave none; not before there is an object.
+    /// The object's addresses, one of each family for which the operator gave none. None until there is an object.
     addresses: Option<Vec<IpAddr>>,
 }
 
@@ -36,8 +37,8 @@ impl Lifecycle {
         Self { node_name, patience, given, source_health, deadline: None, serves: false, addresses: None }
     }
 
-    /// Takes in what the cluster says, once it has said all. False if something has to be waited for; an error if the
-    /// agent must begin anew.
+    /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error if the agent must
+    /// restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
         if self.patience.is_none() {
             return Ok(true);
@@ -56,7 +57,7 @@ impl Lifecycle {
                 health.begin(NODE_OBJECT, format!("there is none of the name {name} yet"));
                 return Ok(false);
             }
-            // It had some once, and there is no sense in doing without.
+            // The node had addresses before, and the agent keeps them.
             (true, true) if known.is_empty() => return Ok(true),
             (false, true) if known.is_empty() && self.given.is_empty() => {
                 health.begin(NODE_OBJECT, format!("{name} has no addresses yet"));
@@ -74,7 +75,7 @@ impl Lifecycle {
         Ok(true)
     }
 
-    /// Something is missing without which nothing can be served. Waited for since the first time.
+    /// Notes that the node cannot serve yet. The deadline counts from the first call.
     pub fn wait(&mut self) {
         if let Some(patience) = self.patience
             && !self.serves
@@ -83,13 +84,13 @@ impl Lifecycle {
         }
     }
 
-    /// Nothing is missing: the agent serves. Whether it does so for the first time.
+    /// Notes that the agent serves. Returns true for the first time.
     pub fn serve(&mut self) -> bool {
         self.deadline = None;
         !std::mem::replace(&mut self.serves, true)
     }
 
-    /// Ends when there is no more patience, with what is missing.
+    /// Ends at the deadline, with an error that names the missing objects.
     pub async fn give_up(&self, health: &Health) -> anyhow::Error {
         match self.deadline {
             Some(deadline) => sleep_until(deadline).await,
@@ -101,7 +102,7 @@ impl Lifecycle {
         anyhow!("waited {patience:?} in vain: {}", problems.collect::<Vec<_>>().join("; "))
     }
 
-    /// The first address of each family for which the operator gave none.
+    /// Returns the first address of each family for which the operator gave none.
     fn missing(&self, known: &[IpAddr]) -> Vec<IpAddr> {
         let is_given = |is_of_family: fn(&IpAddr) -> bool| self.given.iter().any(is_of_family);
         let families = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6];
