@@ -23,7 +23,7 @@ spec:
   - port: 80
 ";
 
-/// A Service with a name and a port.
+/// Returns a Service with a name and a port.
 fn service(name: &str, port: u16) -> String {
     WEB.replace("web", name).replace("80", &port.to_string())
 }
@@ -60,7 +60,7 @@ fn objects_are_completed_as_an_api_server_would() {
     "#]].assert_eq(&objects);
 }
 
-/// Multicast endpoints that are not link-local, and addresses with leading zeros, as old objects have them.
+/// Multicast endpoints that are not link-local are taken, and addresses with leading zeros, as old objects have them.
 #[test]
 fn what_an_api_server_has_is_taken() {
     let v6 = slice("web-2", "'ff05::1:3', 'FD00:0::0001'").replace("IPv4", "IPv6");
@@ -161,7 +161,7 @@ async fn changes_are_sent_as_they_happen() {
     write(&dir, "slices.yaml", &slice("web-1", "10.0.0.1"));
     assert_eq!(running.next(1).await, ["put slice web-1 10.0.0.1"]);
 
-    // As editors do.
+    // Editors write in this way.
     write(&dir, ".web.yaml.tmp", &service("web", 81));
     fs::rename(dir.path().join("web.yaml"), dir.path().join("web.yaml~")).unwrap();
     fs::rename(dir.path().join(".web.yaml.tmp"), dir.path().join("web.yaml")).unwrap();
@@ -239,7 +239,7 @@ async fn it_ends_with_its_receiver_and_does_not_begin_without_a_folder() {
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A new folder with files, and what is made of it at once.
+/// Creates a folder with files, and returns its state.
 fn folder(files: &[(&str, &str)]) -> (TempDir, (Objects, BTreeMap<String, String>)) {
     let dir = TempDir::new().unwrap();
     for (name, text) in files {

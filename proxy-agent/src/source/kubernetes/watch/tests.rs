@@ -216,7 +216,7 @@ async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     assert!(server.probed() <= probed + 2, "who is well is not probed");
 }
 
-/// Its authorizer reads who may do what only when it is up, and until then lets nobody in.
+/// The server's authorizer reads its rules only when it is up, and denies everything until then.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_denies_all_while_it_warms_up_is_followed_within_a_second_of_that() {
     let denied = || (0..1_000).map(|_| Answer::Json(403, failure(403)));

@@ -1,8 +1,8 @@
-//! What is refused, in which words.
+//! Tests which documents are refused, and in which words.
 
 use super::*;
 
-/// Edits of `WEB`: each a document that kubectl apply would refuse.
+/// The edits of `WEB`: each makes a document that kubectl apply would refuse.
 const EDITS: &[(&str, &str)] = &[
     ("port: 80", "port: eighty"),
     ("port: 80", "port: '80'"),

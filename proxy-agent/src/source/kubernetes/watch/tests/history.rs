@@ -1,4 +1,4 @@
-//! Looks at the server's history, which a restored backup changes.
+//! Tests version probes, which notice a restored backup.
 
 use std::io;
 
@@ -27,7 +27,7 @@ async fn a_server_whose_data_were_restored_is_listed_anew() {
     assert!(!looks[0].contains("Selector"), "{looks:?}");
 }
 
-/// Whoever answers next may have been restored meanwhile, though no request has failed.
+/// The next server to answer may have been restored meanwhile, though no request has failed.
 #[tokio::test(start_paused = true)]
 async fn after_a_watch_that_ended_before_its_time_the_history_is_looked_at() {
     let second = Duration::from_secs(1);
@@ -67,7 +67,7 @@ async fn a_watch_whose_time_is_over_is_not_looked_after() {
     assert_eq!(server.looks().len(), 0, "{:?}", server.asked());
 }
 
-/// It is tried again beside the watch, whose events count meanwhile.
+/// The probe is tried again beside the watch, whose events count meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_look_that_is_refused_costs_no_watch() {
     let refusals = (0..5).map(|_| Answer::Json(429, failure(429)));
@@ -123,7 +123,7 @@ async fn a_kind_that_is_served_again_is_looked_at_by_its_name() {
     assert_eq!(server.looks().len(), 1, "{asked:?}");
 }
 
-/// Each look is a list, though of one object.
+/// Each probe is a list, though of one object.
 #[tokio::test(start_paused = true)]
 async fn watches_that_break_again_and_again_are_looked_after_now_and_then() {
     let broken = || Answer::SilentWatch(Duration::from_millis(500), Err(io::ErrorKind::ConnectionReset.into()));
