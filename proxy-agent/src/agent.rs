@@ -195,7 +195,7 @@ impl Agent {
                 }
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
-                    let ask = ask.context("nobody is left to ask")?;
+                    let ask = ask.context("the query channel is closed")?;
                     let _work = self.reports.liveness.work();
                     self.answer(ask, &inbox.source_health.problems());
                 }

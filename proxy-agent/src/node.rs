@@ -224,7 +224,7 @@ impl Node {
         }
         self.detection.learn(&desired.pod_cidrs())?;
         if !self.detection.is_known() {
-            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode goes by them");
+            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode needs them");
             return Ok(false);
         }
         if !self.detects {

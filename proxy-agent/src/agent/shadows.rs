@@ -34,14 +34,13 @@ impl Shadows {
             return;
         }
         let listeners = Listeners::read().unwrap_or_else(|error| {
-            debug!(error = format!("{error:#}"), "nobody knows who listens on this node");
+            debug!(error = format!("{error:#}"), "the listeners of this node are not known");
             Listeners::default()
         });
         for (addr, proto, port) in new.into_iter().filter(|&(addr, proto, port)| listeners.take(addr, proto, port)) {
             let Some((service, field)) = desired.said_by(addr, proto, port) else { continue };
             let at = SocketAddr::new(addr, port);
-            let note =
-                format!("{field}: a process listens at {at}/{proto:?}, and what is sent there goes to this Service");
+            let note = format!("{field}: a process listens at {at}/{proto:?}, but packets to it go to this Service");
             warn!(%service, field, address = %at, ?proto, "a process of this node is cut off by a Service");
             events.shadows(&service, desired.uid(&service), note);
         }

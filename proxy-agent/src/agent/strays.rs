@@ -38,8 +38,8 @@ impl Strays {
             return Ok(());
         }
         (self.seen, self.last) = (now, Some(Instant::now()));
-        let why = "connections came from addresses in this node's podCIDRs through devices that kpx takes for no pod's; \
-                   they are served, masqueraded where a client outside would be: `kpx devices` shows the roles, and \
+        let why = "connections came from addresses in this node's podCIDRs through devices that kpx does not take for pods'; \
+                   they are served, and masqueraded like an external client's: `kpx devices` shows the roles, and \
                    --cluster-cidr or --detect-local-mode tells pods apart";
         health.begin(STRAYS, why);
         if !std::mem::replace(&mut self.told, true) {

@@ -75,7 +75,7 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     let (connection, handle) = match netlink::connect() {
         Ok(connected) => connected,
         Err(error) => {
-            debug!(%error, "the kernel tells nothing of its connections");
+            debug!(%error, "the kernel does not list its connections");
             return Ok(Vec::new());
         }
     };
@@ -100,7 +100,7 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     };
     match done {
         Err(error) if is_denied(&error) => {
-            debug!(error = format!("{error:#}"), "the kernel tells nothing of its connections");
+            debug!(error = format!("{error:#}"), "the kernel does not list its connections");
             Ok(Vec::new())
         }
         done => done,

@@ -27,7 +27,7 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     if let Some(max) = max(settings, processors())
         && let Err(error) = set_max(max, changes)
     {
-        warn!(error = format!("{error:#}"), "the limits of conntrack stay as they are");
+        warn!(error = format!("{error:#}"), "the limits of conntrack are unchanged");
         if is_read_only(&error) {
             events.sysctls_read_only(&error);
         }
@@ -35,7 +35,7 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     for (key, value) in timeouts(settings) {
         match write(key, value, changes) {
             Ok(()) => {}
-            Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack stays as it is"),
+            Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack is unchanged"),
         }
     }
 }

@@ -191,7 +191,7 @@ impl Attachments {
             None => {
                 let [first, second] = self.preferred();
                 self.attach_by(first, ifindex, name, hooks).or_else(|error| {
-                    debug!(device = name, error = format!("{error:#}"), "not by {first}, trying {second}");
+                    debug!(device = name, error = format!("{error:#}"), "{first} failed, trying {second}");
                     self.attach_by(second, ifindex, name, hooks)
                 })
             }

@@ -106,7 +106,7 @@ impl<A: Names> Ledger<A> {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let services =
             ebpf.map(A::MAPS.services).with_context(|| format!("no map {} in the BPF object", A::MAPS.services))?;
-        let Map::HashMap(data) = services else { anyhow::bail!("{} is no hash map", A::MAPS.services) };
+        let Map::HashMap(data) = services else { anyhow::bail!("{} is not a hash map", A::MAPS.services) };
         let fd = data.fd().as_fd().try_clone_to_owned().with_context(|| format!("map {}", A::MAPS.services))?;
         let services = HashMap::try_from(Map::HashMap(MapData::from_fd(fd)?))?;
         let counts = take(ebpf, A::MAPS.service_counts)?;

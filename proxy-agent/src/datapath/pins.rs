@@ -63,7 +63,7 @@ impl Pins {
         let this = Self { _lock: lock(root)?, dir, is_ours_alone, may_open_by_id: may_open_by_id() };
         let foreign = names(root)?.into_iter().find(|name| Some(name.as_ref()) != this.dir.file_name());
         if let Some(name) = foreign {
-            ensure!(is_layout(&name), "{}/{name} is nothing of kpx's: give kpx a --bpf-dir of its own", root.display());
+            ensure!(is_layout(&name), "{}/{name} is not kpx's: give kpx a --bpf-dir of its own", root.display());
             bail!(
                 "{}/{name} is of another version of kpx, and this one takes over v{LAYOUT} only: start that version \
                  again, or end what it left by `kpx cleanup --bpf-dir {}`",
@@ -140,7 +140,7 @@ impl Pins {
             let is = Definition::of_pin(&want.name, &found)?;
             ensure!(
                 is.fits(want),
-                "{} is no map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
+                "{} is not a map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
                 found.display()
             );
             there.push((is.max_entries, found));
@@ -188,7 +188,7 @@ impl Definition {
     fn of_map(name: &str, info: &MapInfo) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
-            map_type: info.map_type().context("ask for its type")? as u32,
+            map_type: info.map_type().context("read its type")? as u32,
             key_size: info.key_size(),
             value_size: info.value_size(),
             flags: info.map_flags(),
@@ -291,7 +291,7 @@ fn trust(root: &Path) -> Result<()> {
     let metadata = fs::symlink_metadata(root).with_context(|| format!("look at {}", root.display()))?;
     ensure!(
         metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0,
-        "{} is no folder into which this user alone may write",
+        "{} is not a folder that only this user may write",
         root.display()
     );
     ensure!(is_on_bpf_fs(root)?, "{} is not in a BPF file system", root.display());
@@ -313,7 +313,7 @@ pub fn check_netns(root: &Path) -> Result<()> {
         let Ok(theirs) = fs::read_link(dir.join(NETNS)) else { continue };
         ensure!(
             ours == theirs,
-            "{} serves another network namespace, {}: clean up there, or say --force if there is no such any more",
+            "{} serves another network namespace, {}: clean up there, or use --force if that namespace is gone",
             dir.display(),
             theirs.display()
         );
@@ -357,7 +357,7 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("bpf"), MOUNT_POINT, Some("bpf"), flags, Some("mode=0700")).with_context(|| {
-        format!("no BPF file system is mounted at {MOUNT_POINT}, nor may this kpx mount one: `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}`")
+        format!("no BPF file system is mounted at {MOUNT_POINT}, and this kpx may not mount one: `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}`")
     })?;
     Ok(!is_in_namespaces_of_the_host())
 }

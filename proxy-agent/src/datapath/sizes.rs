@@ -55,7 +55,7 @@ const OF_ENDPOINTS: Growth = Growth { bytes: 32 << 10, min: 1 << 18, max: 1 << 2
 impl Sizes {
     /// Sizes the tables by this machine's memory where the operator gave no size.
     pub fn of_this_machine(self) -> Self {
-        let memory = Meminfo::current().inspect_err(|error| debug!(%error, "the machine's memory is not known"));
+        let memory = Meminfo::current().inspect_err(|error| debug!(%error, "cannot read the machine's memory"));
         Self { memory: memory.ok().map(|memory| memory.mem_total), ..self }
     }
 

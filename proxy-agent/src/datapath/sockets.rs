@@ -44,7 +44,7 @@ impl Told {
     pub(super) fn of(options: SocketOptions) -> Result<Self> {
         let SocketOptions { everywhere, udp } = options;
         let netns = netns_cookie::netns_cookie().context(
-            "ask for this network namespace's number, which --socket-lb needs to tell the host's sockets: \
+            "read this network namespace's number, by which --socket-lb recognizes the host's sockets: \
              kernels before Linux 5.14 do not have it",
         )?;
         let refuses = is_supported(BpfHelper::BPF_FUNC_set_retval)?;
@@ -142,7 +142,7 @@ impl Attachments {
             }
         }
         for name in &missing {
-            warn!(program = name, "the program was taken off its cgroup, attaching anew");
+            warn!(program = name, "the program was removed from its cgroup, reattaching");
             self.attach_socket(name)?;
         }
         Ok(missing.len() as u64)
@@ -192,7 +192,7 @@ fn attach_beside_others(program: &mut CgroupSockAddr, cgroup: &Cgroup) -> Result
 
 const EINVAL: i32 = 22;
 
-const NOT_PINNED: &str = "programs on sockets are pinned, and there is no place for that";
+const NOT_PINNED: &str = "programs on sockets need pins, and there is no folder for them";
 
 /// Removes a predecessor's links and maps for sockets that these options do not use. (Links of single programs go when
 /// the remaining programs are attached.)
@@ -213,7 +213,7 @@ fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
         .map(|pin| pins.links().join(pin))
         .collect();
     links.iter().try_for_each(|pin| {
-        info!(pin = %pin.display(), "sockets are served no longer: removed a link");
+        info!(pin = %pin.display(), "sockets are no longer translated: removed a link");
         remove_pin(pin)
     })
 }

@@ -87,7 +87,7 @@ async fn follow(
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for events closed")?;
                 if batch.iter().any(|message| matches!(message.payload, NetlinkPayload::Overrun(_))) {
-                    warn!("more changes of devices than the socket can hold: listing all");
+                    warn!("the socket cannot hold all changes of devices: listing all");
                     list(handle, &mut links).await?
                 } else {
                     changes(handle, &mut links, batch).await?

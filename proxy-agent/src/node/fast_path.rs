@@ -83,7 +83,7 @@ impl Node {
         if self.fast_path.asked == FastPath::Off {
             return Ok(());
         }
-        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("nobody knows which rules: {error:#}")]);
+        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
         let before = self.fast_path.clone();
         self.fast_path.rules = Some(rules.clone());
         self.fast_path.obstacle = None;
@@ -103,7 +103,7 @@ impl Node {
                 (true, false) => {
                     warn!(
                         rules,
-                        "packets of open connections skip the stack, and these rules: they see connections open and end, no more"
+                        "packets of open connections skip the stack, and these rules, which see connections only open and end"
                     );
                 }
                 (false, _) => {

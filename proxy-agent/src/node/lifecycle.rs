@@ -44,7 +44,7 @@ impl Lifecycle {
             return Ok(true);
         }
         let Some(exists) = desired.has_node() else {
-            let why = "the API server serves no Nodes, or not to kpx: nothing tells of their end or new addresses";
+            let why = "the API server serves no Nodes, or not to kpx: their end and new addresses go unnoticed";
             self.source_health.begin(NODE_OBJECT, why);
             return Ok(true);
         };

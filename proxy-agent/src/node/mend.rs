@@ -28,7 +28,7 @@ pub struct Mended {
 impl Mended {
     pub(super) fn ways(&mut self, Changed { routes, rules }: Changed) {
         if routes + rules > 0 {
-            warn!(routes, rules, "ways to the anchor were gone or changed, and are put back");
+            warn!(routes, rules, "ways to the anchor were gone or changed, and are restored");
         }
         self.routes += routes;
         self.rules += rules;
@@ -44,10 +44,10 @@ impl Node {
     /// Reattaches programs that were removed from outside. A device that lost one program serves no flow, so it may
     /// lose the other one for a moment.
     pub(super) async fn verify_programs(&mut self, health: &Health) -> Result<()> {
-        let missing = self.attachments.verify(&self.handle).await.context("look for programs that were taken off")?;
+        let missing = self.attachments.verify(&self.handle).await.context("look for programs that were removed")?;
         for Missing { ifindex, hook } in &missing {
             if let Some(attached) = self.attachments.detach(*ifindex) {
-                warn!(device = attached.name, hook = hook.name(), "the program was taken off, attaching anew");
+                warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
             }
             self.mended.programs += 1;
         }
@@ -56,7 +56,7 @@ impl Node {
             self.attachments.attach(self.anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
         }
         // Sockets come last: no later step checks the devices detached above.
-        let sockets = self.attachments.mend_sockets().context("look for programs that were taken off sockets")?;
+        let sockets = self.attachments.mend_sockets().context("look for programs that were removed from sockets")?;
         self.mended.programs += sockets;
         Ok(())
     }
@@ -88,7 +88,7 @@ impl Node {
         let anchor = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
         self.mended.anchors += u64::from(!stood);
         if anchor != self.anchor {
-            warn!(ifindex = anchor.ifindex, "the anchor was gone and is made anew");
+            warn!(ifindex = anchor.ifindex, "the anchor was gone and has been made again");
             self.attachments.detach(self.anchor.ifindex);
             self.attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
             self.ways = Ways::open(&self.handle, anchor.ifindex).await?;

@@ -85,7 +85,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
             let is = Definition::of_map(&want.name, &info).with_context(|| format!("map {id}"))?;
             ensure!(
                 is.fits(want),
-                "map {id} of the programs on this node is no {name} of this kpx: {is} instead of {want}. Start the \
+                "map {id} of the programs on this node is not the {name} of this kpx: {is} instead of {want}. Start the \
                  version that made it, or end what it left by `kpx cleanup`, with all flows"
             );
             let max_entries = is.max_entries;
@@ -97,7 +97,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
 
 /// Returns the programs from the eldest to the youngest.
 fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
-    ensure!(filters.is_empty() || may_open_by_id(), "to look for the maps of programs by number takes CAP_SYS_ADMIN");
+    ensure!(filters.is_empty() || may_open_by_id(), "finding the maps of programs by id takes CAP_SYS_ADMIN");
     let mut wanted = BTreeMap::new();
     for (device, filter) in filters {
         ensure!(
@@ -113,7 +113,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
         };
         match filter.program.filter(|_| filter.name == program_at(device, attach_type)) {
             Some(id) => drop(wanted.insert(id, filter.name.as_str())),
-            None => warn!(device, filter = filter.name, "nothing of kpx's has kpx's place among the filters"),
+            None => warn!(device, filter = filter.name, "a foreign filter has kpx's place"),
         }
     }
     let mut programs = Vec::new();
@@ -123,7 +123,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
         if is_ours(&program, name) {
             programs.push(program);
         } else {
-            warn!(program = program.id(), name, "a program with the name of one of kpx's is none of kpx's");
+            warn!(program = program.id(), name, "a foreign program has the name of one of kpx's");
         }
     }
     programs.sort_by_key(ProgramInfo::id);

@@ -41,7 +41,7 @@ impl Cgroup {
         let this = match usual {
             Some(Ok(this)) if this.is_root() => return Ok(this),
             _ => Self::mount().context(
-                "no root of cgroup2 is mounted where it usually is, nor may this kpx mount one: into a container mount the \
+                "the root of cgroup2 is not mounted at its usual place, and this kpx may not mount it: into a container mount the \
                  host's, and name it by --cgroup-root",
             )?,
         };
@@ -51,7 +51,7 @@ impl Cgroup {
                  cgroup2 file system into the container, and name it by --cgroup-root"
             );
         }
-        warn!("cgroup2 is not mounted where it usually is: kpx has mounted it for itself");
+        warn!("cgroup2 is not mounted at its usual place: kpx has mounted it for itself");
         Ok(this)
     }
 
@@ -59,7 +59,7 @@ impl Cgroup {
         let dir = File::open(path).with_context(|| format!("open {}", path.display()))?;
         let kind = fstatfs(&dir).with_context(|| format!("ask for the file system of {}", path.display()))?;
         let is_cgroup2 = kind.filesystem_type() == CGROUP2_SUPER_MAGIC;
-        ensure!(is_cgroup2, "{} is no cgroup of version 2", path.display());
+        ensure!(is_cgroup2, "{} is not a cgroup of version 2", path.display());
         Ok(Self { dir: dir.into(), name: path.display().to_string() })
     }
 

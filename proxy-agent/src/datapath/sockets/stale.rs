@@ -67,7 +67,7 @@ impl StaleSockets {
             };
             match aborted {
                 Ok(0) => {}
-                Ok(aborted) => info!(aborted, "UDP sockets whose backends are gone"),
+                Ok(aborted) => info!(aborted, "aborted UDP sockets whose backends are gone"),
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "UDP sockets may still send to backends that are gone")
                 }

@@ -44,8 +44,8 @@ impl Place {
                     self.known.extend(found.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())));
                 }
                 // In that case the server is not reached either, and the watches report that.
-                Ok(Err(error)) => debug!(%error, host, "the API server's name leads nowhere"),
-                Err(_) => debug!(host, "the API server's name is not resolved in time"),
+                Ok(Err(error)) => debug!(%error, host, "the API server's name does not resolve"),
+                Err(_) => debug!(host, "the API server's name did not resolve in time"),
             }
         }
         if self.known.len() > before {

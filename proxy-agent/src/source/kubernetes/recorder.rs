@@ -63,10 +63,10 @@ impl Recorder {
                 }
                 Err(kube::Error::Api(status)) if !is_passing(status.code) && status.code != 409 => {
                     if !std::mem::replace(&mut self.refused, true) {
-                        info!(code = status.code, why = status.message, "the API server takes no events");
+                        info!(code = status.code, why = status.message, "the API server refuses Events");
                     }
                 }
-                Err(error) => debug!(%error, reason = event.reason, "event given up"),
+                Err(error) => debug!(%error, reason = event.reason, "Event given up"),
                 Ok(()) => self.refused = false,
             }
             self.current = None;

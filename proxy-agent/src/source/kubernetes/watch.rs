@@ -224,7 +224,7 @@ where
                 Ok(Some(line)) => match Event::read(&line) {
                     Ok(Some(event)) => self.take(event, inputs, trouble).await,
                     Ok(None) => Err(Over::Ended(End::Broken("an event was cut off".to_owned()))),
-                    Err(error) => Err(self.lose(format!("an event that cannot be read: {error}"))),
+                    Err(error) => Err(self.lose(format!("unreadable event: {error}"))),
                 },
                 Ok(None) if began.elapsed() < self.life() => Err(Over::Ended(End::Early)),
                 Ok(None) => Err(Over::Ended(End::InTime)),
@@ -318,7 +318,7 @@ where
         let look = async move {
             let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
             let now = list.metadata.resource_version.unwrap_or_default();
-            debug!(kind = %K::Object::kind(&()), position, now, "is the history the same");
+            debug!(kind = %K::Object::kind(&()), position, now, "probed the server's version");
             Ok(disorder(&now, &position))
         };
         look.boxed()

@@ -122,7 +122,7 @@ impl Folder {
             Ok(watcher)
         });
         let watcher = watcher.inspect_err(
-            |error| warn!(%error, folder = %self.path.display(), "folder is polled, as it cannot be watched"),
+            |error| warn!(%error, folder = %self.path.display(), "the folder cannot be watched and is polled"),
         );
         self.watched = Some((id, created, watcher.ok()));
     }

@@ -68,7 +68,7 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
     async fn streamed(&mut self, client: &Client) -> Result<Option<Listed<K>>, Over> {
         let listed = timeout(STREAM, self.stream(client)).await.unwrap_or(Ok(None));
         if let Ok(None) = listed {
-            debug!(kind = %K::Object::kind(&()), "the server streams no lists");
+            debug!(kind = %K::Object::kind(&()), "the server does not stream lists");
         }
         listed
     }

@@ -76,10 +76,11 @@ impl<'a> Trouble<'a> {
 
     /// Notes that a version probe failed. The watch goes on meanwhile.
     pub(super) fn untold(&self, over: &Over) {
-        debug!(what = self.history, ?over, "no look");
+        debug!(what = self.history, ?over, "no version probe");
         Watches::of_process().failed(&self.kind);
         let why = over.problem().unwrap_or_else(|| end(over));
-        self.health.begin(&self.history, format!("changes may be missing, the server's version is not known: {why}"));
+        self.health
+            .begin(&self.history, format!("changes may be missing, since the server's version is unknown: {why}"));
     }
 
     /// Notes that the server's history is the known one.
