@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_node_is_kept_whether_it_is_ready_but_not_when_it_said_so() {
+    fn a_node_keeps_its_ready_condition_without_the_heartbeat_time() {
         let node = |heartbeat: &str| {
             serde_json::json!({
                 "metadata": { "name": "a", "annotations": { "note": "long" }, "managedFields": [{ "manager": "kubelet" }] },

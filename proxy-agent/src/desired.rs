@@ -120,29 +120,29 @@ impl Desired {
                 self.pending.services += services.len();
                 self.dirty.extend(services);
                 if of_other_proxies {
-                    self.look_around();
+                    self.rebuild_node();
                 }
             }
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
                 self.triggers.extend(triggers);
                 if model::concerns_guard(services.iter()) {
-                    self.look_around();
+                    self.rebuild_node();
                 }
                 self.dirty.extend(services);
             }
-            Dirty::Surroundings => self.look_around(),
+            Dirty::Surroundings => self.rebuild_node(),
             Dirty::ServiceCidrs => {
                 let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
                 self.service_cidrs = cidrs;
                 self.unreadable_cidrs.replace((), skipped, &mut self.news);
-                self.look_around();
+                self.rebuild_node();
             }
         }
     }
 
     /// Updates the model of the node, which every Service may depend on.
-    fn look_around(&mut self) {
+    fn rebuild_node(&mut self) {
         let node = NodeModel::of(&self.store, &self.options);
         if self.node != node {
             self.node = node;

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_aligned_elf_object_or_a_clear_error() {
+    fn the_binary_has_an_elf_object_or_a_clear_error() {
         assert!(OBJECT.as_ptr().cast::<u64>().is_aligned());
         match embedded() {
             Ok(object) => assert!(object.starts_with(b"\x7fELF")),

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_dirties_what_it_changes() {
+    fn an_input_dirties_the_changed_services() {
         let mut store = Store::new("here");
         let web = || slice("web-1", "web").port("", "TCP", 80).ready("10.244.0.5");
         assert_eq!(dirty(&mut store, web()), ["default/web"], "a slice may come before its Service");
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_dirties_only_what_differs() {
+    fn a_list_dirties_only_the_differences() {
         let mut store = Store::new("here");
         let list = |objects: Vec<_>| Input::Service(Update::All(objects));
         let web = service("web").cluster_ip("10.96.0.1");

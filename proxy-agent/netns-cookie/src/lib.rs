@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_has_one() {
+    fn a_namespace_has_a_cookie() {
         let cookie = netns_cookie().unwrap();
         assert_ne!(cookie, 0);
         assert_eq!(netns_cookie().unwrap(), cookie);

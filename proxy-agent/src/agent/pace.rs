@@ -58,7 +58,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_too_early_waits_for_its_time() {
+    async fn an_early_pass_waits_for_its_time() {
         let mut pace = Pace::new(30 * SECOND, SECOND);
         assert!(pace.ask(), "the first comes at once");
         pass(&mut pace);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_waits_unless_it_was_asked_for() {
+    async fn a_pass_waits_only_under_a_minimum_period() {
         let mut pace = Pace::default();
         pass(&mut pace);
         assert!(pace.ask());

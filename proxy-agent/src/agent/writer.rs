@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_waits_for_a_pass_from_the_maps() {
+    fn a_refused_service_port_waits_for_a_pass_from_the_maps() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let mut writer = Writer::new(SmallMaps::default());

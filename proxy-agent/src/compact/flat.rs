@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flat_map_has_what_the_tree_had() {
+    fn a_flat_map_has_the_rows_of_the_tree() {
         let tree: BTreeMap<_, _> = [(3, "c"), (1, "a"), (2, "b")].into();
         let flat = Flat::from(tree.clone());
         assert!(flat.iter().eq(&tree) && flat.keys().eq(tree.keys()) && flat.values().eq(tree.values()));

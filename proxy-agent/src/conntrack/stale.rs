@@ -145,7 +145,7 @@ mod tests {
     use crate::desired::Desired;
 
     #[test]
-    fn only_what_translates_a_frontend_of_udp_is_stale() {
+    fn only_an_entry_that_translates_a_udp_frontend_is_stale() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let dns = service("dns")

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_entries_grow_with_the_processors() {
+    fn the_limit_grows_with_the_processors() {
         let cases = [
             ("nothing is asked for", None, Some(131_072), None),
             ("0 leaves it", Some(0), Some(131_072), None),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_asked_for_is_written() {
+    fn only_requested_settings_are_written() {
         assert_eq!(timeouts(&Conntrack::default()).count(), 0);
         let settings = Conntrack {
             tcp_established_timeout: Some(Duration::from_secs(86_400)),

@@ -128,7 +128,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn tables_grow_with_the_machine_and_end_somewhere() {
+    fn tables_grow_with_the_machine_up_to_a_limit() {
         let sizes = |growth: Growth| {
             let memory = [GIB / 2, 4 * GIB, 8 * GIB, 16 * GIB, 31 * GIB, 64 * GIB, 1024 * GIB];
             memory.map(|memory| growth.entries(memory).ilog2())
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts_for_the_maps_of_both_families() {
+    fn a_given_size_counts_for_the_maps_of_both_families() {
         let sizes = Sizes { flows: Some(4_096), services: Some(100), ..Sizes::default() };
         let room = sizes.room();
         let entries = ["FLOWS4", "NURSERY6", "SERVICES6", "CURSORS4"].map(|name| room[name]);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_said_stays_larger_than_it_would_be_made() {
+    fn only_a_derived_size_lets_a_larger_map_stay() {
         let room = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.room();
         let beside = |name: &str, there: &[u32]| room[name].beside(there.iter().copied());
         assert_eq!(["FLOWS4", "NURSERY4"].map(|name| beside(name, &[])), [1 << 18, 1 << 16]);

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_no_refusal() {
+    fn a_signal_does_not_refuse_a_program() {
         assert_eq!(refused(&[]), (None, 1));
         assert_eq!(refused(&[EAGAIN, EAGAIN]), (None, 3));
         assert_eq!(refused(&[EAGAIN, EINVAL]), (Some(EINVAL), 2));

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_told_from_other_files() {
+    fn links_are_distinguished_from_other_files() {
         let tcx = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t1057\nlink_type:\ttcx\nlink_id:\t12\nprog_tag:\tb0d59a\n\
                    prog_id:\t340\nifindex:\t7\nattach_type:\t46 (ingress)\n";
         assert_eq!(tcx_link(&fields(tcx)), Some((7, Hook::Ingress, 340)));

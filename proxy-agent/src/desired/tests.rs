@@ -20,7 +20,7 @@ fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
 }
 
 #[test]
-fn nothing_is_desired_before_everything_is_listed() {
+fn the_desired_state_is_empty_before_everything_is_listed() {
     let mut desired = Desired::new("here");
     let leftover = Tables::of(
         &{
@@ -147,7 +147,7 @@ fn a_frontend_passes_to_the_next_service_in_line() {
 }
 
 #[test]
-fn an_address_is_there_as_long_as_any_service_has_it() {
+fn an_address_stays_while_any_service_has_it() {
     let mut desired = desired([
         service("a").cluster_ip("10.96.0.1").tcp(80).into(),
         service("b").cluster_ip("10.96.0.1").tcp(81).into(),
@@ -208,7 +208,7 @@ fn service_cidrs_are_those_of_all_objects() {
 
 /// The frontends and addresses of such a Service belong to that proxy: no Service of ours may have them.
 #[test]
-fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
+fn another_proxys_services_contribute_only_their_cluster_ips() {
     let other = || service("other").cluster_ip("010.96.0.009").cluster_ip("fd00:96::9").type_("LoadBalancer").tcp(80);
     let labelled = || other().external_ip("192.0.2.9").label("service.kubernetes.io/service-proxy-name");
     let web = service("web").cluster_ip("10.96.0.1").tcp(80).external_ip("10.96.0.9").external_ip("192.0.2.9");
@@ -246,7 +246,7 @@ fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
 }
 
 #[test]
-fn counts_are_of_what_is_in_force() {
+fn counts_cover_the_state_in_force() {
     let mut desired = desired([
         service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80).tcp(81).into(),
         service("none").cluster_ip("10.96.0.2").tcp(80).into(),

@@ -29,7 +29,7 @@ proptest! {
 
     /// The agent leaves out the writes of a service port after one of them has failed.
     #[test]
-    fn refused_writes_leave_it_safe(
+    fn refused_writes_leave_the_tables_safe(
         (old, new) in random::old_and_new(),
         refusals in vec(weighted(0.15), 64),
     ) {
@@ -135,7 +135,7 @@ fn leftovers_are_removed() {
 
 /// A Service gets another load balancer address and other source ranges at once.
 #[test]
-fn nobody_is_let_in_while_address_and_source_ranges_change() {
+fn a_change_of_address_and_source_ranges_admits_no_other_client() {
     let web = |vip, range| {
         let web = service("web").cluster_ip("10.96.0.1").tcp(80).type_("LoadBalancer").vip(vip).source_range(range);
         tables([(web, slice("web-1", "web").tcp(80).ready("10.244.0.1"))])

@@ -225,7 +225,7 @@ mod tests {
     use crate::builders::slice;
 
     #[test]
-    fn of_two_records_the_same_counts_in_either_order() {
+    fn the_order_of_two_records_does_not_matter() {
         let node = NodeModel { name: "here".to_owned(), ..Default::default() };
         let records = (0..16_u8).map(|bits| {
             let has = |bit: u8| bits & 1 << bit != 0;

@@ -98,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn no_backends_or_too_many_have_no_table() {
+    fn too_few_or_too_many_backends_have_no_table() {
         assert_eq!(populate(&backends(0)), None);
         assert_eq!(populate(&backends(4_094)), None);
     }
 
     /// Beside the backend's own places, which must change hands, only a few others do.
     #[test]
-    fn a_backend_more_or_less_disturbs_few_others() {
+    fn an_added_or_removed_backend_moves_few_places() {
         for count in [2, 3, 10, 40, 100] {
             let with = backends(count);
             for gone in [0, with.len() / 2, with.len() - 1] {
@@ -129,13 +129,13 @@ mod tests {
 
     /// A table does not depend on which backends are local to this node.
     #[test]
-    fn a_table_does_not_know_which_backends_are_local() {
+    fn a_table_does_not_depend_on_local_backends() {
         let local: Vec<_> = backends(5).iter().map(|b| Backend::new(b.addr, b.port, Backend::<Addr4>::LOCAL)).collect();
         assert_eq!(populate(&local), populate(&backends(5)));
     }
 
     #[test]
-    fn the_largest_table_is_made_in_no_time() {
+    fn the_largest_table_is_built_within_a_second() {
         let backends = backends(4_093);
         let start = Instant::now();
         assert!(populate(&backends).is_some());

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_is_about_to_go_is_not_eligible() {
+    fn a_node_about_to_be_removed_is_not_eligible() {
         let tainted = |keys: &[&str]| {
             let taint =
                 |key: &&str| Taint { key: (*key).to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };

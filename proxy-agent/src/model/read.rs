@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_read_as_leniently() {
+    fn networks_are_read_leniently() {
         for (text, net) in [("10.0.0.1/8", "10.0.0.0/8"), ("010.000.0.0/08", "10.0.0.0/8"), ("fd00::1/64", "fd00::/64")]
         {
             assert_eq!(cidr(text).map(|net| net.to_string()).as_deref(), Ok(net), "{text}");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_the_family_asked_for_and_are_specified() {
+    fn addresses_have_the_requested_family_and_are_specified() {
         assert!(addr::<Addr4>("10.96.0.1").is_ok());
         assert!(addr::<Addr6>("fd00::1").is_ok());
         assert_eq!(addr::<Addr4>("fd00::1"), Err(r#""fd00::1" is no IPv4 address"#.to_owned()));

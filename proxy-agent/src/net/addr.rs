@@ -90,7 +90,7 @@ mod tests {
     type Case<'a> = (&'a str, &'a [&'a str], Option<u32>, [&'a str; 2]);
 
     #[test]
-    fn node_address_of_each_family() {
+    fn a_node_has_an_address_of_each_family() {
         let cases: [Case<'_>; 8] = [
             ("the preferred one that a device has", &["192.0.2.9", "10.1.0.1"], None, ["10.1.0.1", "fd00::1"]),
             ("lo is a device, too", &["10.99.0.1"], None, ["10.99.0.1", "fd00::1"]),

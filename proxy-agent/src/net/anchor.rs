@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mtu_is_that_of_the_narrowest_way_out() {
+    fn the_narrowest_way_out_sets_the_mtu() {
         let eth = link(1, LinkKind::Physical, 9000);
         let vxlan = link(2, LinkKind::Overlay, 1450);
         let pod = Link { peer_netns: true, ..link(3, LinkKind::Veth, 1400) };

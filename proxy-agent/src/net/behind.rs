@@ -151,7 +151,7 @@ mod tests {
     type Case<'a> = (&'a str, &'a str, Vec<RouteAttribute>, Vec<u32>, bool);
 
     #[test]
-    fn a_route_says_where_it_leads_and_through_which_devices() {
+    fn a_route_names_its_network_and_devices() {
         let dev = || RouteAttribute::Oif(7);
         let via = |gateway: &str| RouteAttribute::Gateway(address(gateway.parse().unwrap()));
         let hop = |index| {

@@ -122,7 +122,7 @@ mod tests {
     const ANCHOR: u32 = 9;
 
     #[test]
-    fn what_a_route_says_of_an_address() {
+    fn a_route_classifies_an_address() {
         let via = || vec![RouteAttribute::Oif(2), RouteAttribute::Gateway(address("192.0.2.1".parse().unwrap()))];
         let dev = |index| vec![RouteAttribute::Oif(index)];
         let cases: [(&str, RouteMessage, Lead); 10] = [
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_specific() {
+    fn a_specific_route_names_its_network() {
         for (net, kind, is_specific) in [
             ("10.0.0.0/8", RouteType::Unicast, true),
             ("fc00::/7", RouteType::Unicast, true),

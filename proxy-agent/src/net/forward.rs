@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_forwarded_packets_meet_judges_them() {
+    fn only_chains_on_the_forward_path_count() {
         let chain = |hook: InetHookNumber, rules, drops| Chain {
             family: "ip",
             table: "filter".to_owned(),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn iptables_tables_but_for_addresses_judge() {
+    fn iptables_tables_other_than_nat_count() {
         assert_eq!(legacy("iptables", "nat\nfilter\n"), ["table filter of iptables-legacy"]);
         assert_eq!(legacy("ip6tables", ""), [""; 0]);
     }

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_waits_is_found_and_a_connection_is_not() {
+    fn a_listening_socket_is_found_and_a_connection_is_not() {
         let (tcp, any) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("[::]:0").unwrap());
         let udp = UdpSocket::bind("0.0.0.0:0").unwrap();
         let connected = UdpSocket::bind("127.0.0.1:0").unwrap();

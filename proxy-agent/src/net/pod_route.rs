@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn a_sent_route_is_read_back() {
         for (net, gateway) in [("10.244.1.0/24", "192.0.2.1"), ("fd00:244:1::/64", "fd00::1")] {
             let net: IpNet = net.parse().unwrap();
             let hop = Hop { gateway: gateway.parse().unwrap(), device: 7 };

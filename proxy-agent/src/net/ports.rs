@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_and_written_as_the_kernel_does() {
+    fn ranges_keep_the_kernels_format() {
         for ranges in ["", "8080", "8080,30000-30010", "1-3,5-6,65535", "0-65535"] {
             assert_eq!(text(&parse(ranges).unwrap()), ranges);
         }

@@ -100,7 +100,7 @@ mod tests {
     use LinkKind::*;
 
     #[test]
-    fn roles() {
+    fn each_device_has_its_role() {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         let cases = [
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_tell_whose_a_pair_with_an_address_is() {
+    fn routes_decide_the_role_of_a_pair_with_an_address() {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         let cases = [
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_told_where_pods_may_be_meant() {
+    fn the_reason_is_given_where_pods_may_be_meant() {
         let cases: [(&[&str], Option<&str>); 4] = [
             (&[], Some("v0 has an address, but no route to a pod through it, so it counts as a router's")),
             (

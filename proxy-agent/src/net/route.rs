@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn a_sent_route_is_read_back() {
         for (dst, src) in [("10.96.0.0/12", Some("192.0.2.1")), ("fd00:10:96::/108", None), ("0.0.0.0/0", None)] {
             let dst: IpNet = dst.parse().unwrap();
             let src = src.map(|src: &str| src.parse().unwrap());

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn a_sent_rule_is_read_back() {
         let to = |addr: &str, proto| Rule::To(addr.parse().unwrap(), proto, 80);
         for rule in [to("203.0.113.7", Proto::TCP), to("2001:db8::7", Proto::UDP), Rule::Back] {
             assert!(is_ours(&message(&rule)));

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_that_stays_is_looked_at() {
+    fn the_remaining_end_of_a_pair_is_looked_up() {
         let gone = |kind, moved: bool| {
             let mut message = device(7, "vethpod");
             message.attributes.extend([LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]), LinkAttribute::Link(6)]);

@@ -113,7 +113,7 @@ mod tests {
     use crate::net::role::Behind;
 
     #[test]
-    fn networks_and_families() {
+    fn a_detector_yields_networks_and_families() {
         let both = Node::DETECTS4 | Node::DETECTS6;
         let pod_cidrs = ["10.244.1.0/24", "10.244.9.0/24", "fd00:1::/64"];
         let cases: [(&str, Detector, &[&str], u32); 6] = [
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_cidrs_are_waited_for_and_must_not_change() {
+    fn detection_waits_for_pod_cidrs_that_must_not_change() {
         let mut detection = Detection::new(Detector::NodeCidr);
         assert!(!detection.is_known());
         detection.learn(&[]).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_lead_to_local_pods() {
+    fn a_detector_finds_devices_of_local_pods() {
         let cni0 = link(1, "cni0", LinkKind::Bridge, None);
         let port = link(2, "veth1234", LinkKind::Veth, Some(1));
         let routed = link(3, "cali5678", LinkKind::Veth, None);

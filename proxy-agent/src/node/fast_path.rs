@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_is_on_where_no_rules_were_found() {
+    fn auto_is_on_without_rules() {
         let rules = |rules: &[&str]| Some(rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>());
         let cases = [
             (FastPath::Off, rules(&[]), false, "off"),

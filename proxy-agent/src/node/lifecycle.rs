@@ -123,7 +123,7 @@ mod tests {
     const OUTSIDE: (&str, &str) = ("ExternalIP", "198.51.100.1");
 
     #[test]
-    fn a_node_is_waited_for_and_then_must_stay_as_it_is() {
+    fn the_agent_waits_for_a_node_that_must_not_change() {
         let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
         assert!(!bed.learn().unwrap());
         assert_eq!(bed.problem(), "there is none of the name here yet");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_a_new_family_is_a_change_and_so_is_the_end() {
+    fn a_new_family_or_a_deletion_ends_the_agent() {
         let ends = [node("here", None, &[V4, V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
         for end in ends {
             let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_object_somebody_has_to_forbid_it() {
+    fn the_agent_serves_without_a_node_only_if_nodes_are_refused() {
         let mut manifests = Bed::new(None, &[]);
         assert!(manifests.learn().unwrap());
 
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_with_what_is_missing() {
+    async fn the_deadline_names_the_missing_objects() {
         let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
         assert!(!bed.learn().unwrap());
         bed.lifecycle.wait();

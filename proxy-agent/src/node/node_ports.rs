@@ -84,7 +84,7 @@ mod tests {
     type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a [&'a str]);
 
     #[test]
-    fn addresses_accepted_and_listened_on() {
+    fn each_option_accepts_its_addresses() {
         let every = ["192.0.2.1", "10.1.0.1", "fd00::1", "2001:db8::1"];
         let cases: [Case<'_>; 8] = [
             ("unset: all but loopback", &[], &every, &["0.0.0.0", "::"]),

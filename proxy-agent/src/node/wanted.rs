@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_tried_again_whatever_is_wanted_then() {
+    fn failed_wishes_are_tried_again() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let mut followed = Followed::default();

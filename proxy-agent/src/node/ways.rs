@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_once_and_single_addresses_outside_of_them() {
+    fn routes_cover_ranges_and_single_addresses_outside() {
         let node = Node {
             service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
             service_addresses: addrs(&["10.96.0.10", "10.97.0.10", "fd00:10::a", "fd00:11::a"]),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_for_what_is_not_our_own_and_a_default_route_behind_them() {
+    fn rules_cover_foreign_frontends_with_a_default_route() {
         let frontends = |texts: &[&str]| texts.iter().map(|addr| (addr.parse().unwrap(), Proto::TCP, 80)).collect();
         let external_frontends = frontends(&["198.51.100.7", "192.0.2.9", "2001:db8::7"]);
         let node = Node { external_frontends, ..Node::default() };
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_a_number_of_rules() {
+    fn the_number_of_rules_is_limited() {
         for (frontends, left_out) in [(256, 0), (300, 44)] {
             let addr = "198.51.100.7".parse().unwrap();
             let external_frontends = (1..=frontends).map(|port| (addr, Proto::UDP, port)).collect();

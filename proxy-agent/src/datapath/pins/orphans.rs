@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_the_maps_apart() {
+    fn kernel_names_distinguish_the_maps() {
         let maps = include_str!("../../../../proxy-common/src/layout/v2-maps.txt");
         let names: Vec<_> = maps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         let short: BTreeSet<_> = names.iter().map(|name| kernel_name(name)).collect();

@@ -34,7 +34,7 @@ impl FaultyMaps {
 
 proptest! {
     #[test]
-    fn what_is_kept_up_to_date_is_what_is_made_from_scratch(batches in vec(random::inputs(0..6), 1..12)) {
+    fn incremental_tables_equal_tables_from_scratch(batches in vec(random::inputs(0..6), 1..12)) {
         let mut desired = desired([]);
         let mut now = Tables::default();
         for input in batches {
@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_reported_adds_up_to_what_is_skipped(batches in vec(random::inputs(0..6), 1..12)) {
+    fn reports_add_up_to_the_skipped_objects(batches in vec(random::inputs(0..6), 1..12)) {
         let mut desired = desired([]);
         let mut before = Vec::new();
         for input in batches {
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn maps_that_refuse_one_write_in_four_get_there(
+    fn maps_that_refuse_one_write_in_four_converge(
         (leftover, _) in random::old_and_new(),
         batches in vec(random::inputs(0..6), 1..12),
         refusals in vec((weighted(0.25), any::<bool>()), 64),

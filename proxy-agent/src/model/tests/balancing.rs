@@ -136,7 +136,7 @@ fn affinity_has_a_default_and_limits() {
 /// Endpoints are kept for UDP always, because its flows move on when a backend is gone. For other protocols they are
 /// kept under affinity.
 #[test]
-fn endpoints_are_remembered_where_they_are_asked_for() {
+fn endpoints_are_kept_for_udp_and_affinity() {
     let endpoints = |slice: crate::builders::SliceBuilder| {
         slice
             .ready("10.244.0.1")

@@ -9,7 +9,7 @@ use crate::input::{Input, Update};
 use crate::model::{Cause, ModelOptions};
 
 #[test]
-fn addresses_that_mean_the_same_on_every_host_are_refused() {
+fn addresses_with_a_fixed_meaning_are_refused() {
     let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
     let refused = ["127.0.0.1", "224.0.0.1", "::1", "ff02::1"];
     let web = refused.into_iter().fold(web, ServiceBuilder::external_ip);
@@ -36,7 +36,7 @@ fn addresses_that_mean_the_same_on_every_host_are_refused() {
 
 /// The guard covers the API server's ports only: other ports at its address are free, and so is its own Service.
 #[test]
-fn the_api_server_stays_where_it_is() {
+fn no_service_takes_the_api_servers_port() {
     let kubernetes = || slice("kubernetes", "kubernetes").port("https", "TCP", 6443);
     let greedy = service("greedy").cluster_ip("10.96.0.2").type_("LoadBalancer");
     let greedy = greedy.port("api", "TCP", 6443).node_port(6443).port("udp", "UDP", 6443).node_port(6443);
@@ -90,7 +90,7 @@ fn the_api_server_stays_where_it_is() {
 }
 
 #[test]
-fn the_operator_may_say_where_external_ips_are() {
+fn the_operator_may_restrict_external_ips() {
     let web = || {
         let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
         web.external_ip("192.0.2.1").external_ip("203.0.113.1").external_ip("2001:db8::1").vip("198.51.100.1")
@@ -110,7 +110,7 @@ fn the_operator_may_say_where_external_ips_are() {
 
 /// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service at that address.
 #[test]
-fn no_endpoint_is_where_cluster_ips_are() {
+fn endpoints_at_cluster_ips_are_refused() {
     let web = || service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80);
     let v4 = slice("web-4", "web").tcp(80).ready("10.96.0.50").ready("10.244.0.1").ready("010.97.0.1");
     let v6 = slice("web-6", "web").tcp(80).address_type("IPv6").ready("fd00:96::50").ready("fd00:244::1");
@@ -125,7 +125,7 @@ fn no_endpoint_is_where_cluster_ips_are() {
     };
     let mut desired = desired(ModelOptions::default());
     [web().into(), v4.clone().into(), v6.clone().into()].into_iter().for_each(|input| desired.apply(input));
-    assert_eq!(state(&mut desired), (5, Vec::new()), "nobody says where ClusterIPs are");
+    assert_eq!(state(&mut desired), (5, Vec::new()), "the ranges of ClusterIPs are unknown");
     desired.apply(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
     let both =
         vec![refused(0, "web-4", "10.96.0.50", "10.96.0.0/16"), refused(0, "web-6", "fd00:96::50", "fd00:96::/112")];

@@ -82,7 +82,7 @@ fn both() -> SliceBuilder {
 }
 
 #[test]
-fn what_no_route_is_for_is_left_out() {
+fn a_backend_without_a_route_is_left_out() {
     check(
         PodRoutes::Off,
         [web().into(), both().into()],
@@ -96,7 +96,7 @@ fn what_no_route_is_for_is_left_out() {
 }
 
 #[test]
-fn the_default_route_counts_if_the_operator_says_so() {
+fn the_default_route_counts_if_the_operator_allows_it() {
     check(
         PodRoutes::Default,
         [web().into(), both().into()],
@@ -110,7 +110,7 @@ fn the_default_route_counts_if_the_operator_says_so() {
 }
 
 #[test]
-fn what_is_no_pod_lies_where_any_route_leads() {
+fn an_endpoint_that_is_no_pod_is_reached_by_any_route() {
     let slice = slice("web-1", "web").tcp(80).ready("198.51.100.9").ready("198.51.100.1").ready("192.0.2.12").on("n2");
     check(
         PodRoutes::Off,
@@ -127,7 +127,7 @@ fn what_is_no_pod_lies_where_any_route_leads() {
 }
 
 #[test]
-fn a_node_stands_for_the_pods_that_are_out_of_reach() {
+fn a_node_replaces_its_unreachable_pods() {
     let web = web().type_("LoadBalancer").node_port(30_080).vip("203.0.113.7").edit(|spec| {
         spec.health_check_node_port = Some(32_000);
     });
@@ -149,7 +149,7 @@ fn a_node_stands_for_the_pods_that_are_out_of_reach() {
 }
 
 #[test]
-fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
+fn any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods() {
     let web = |port| web().type_("NodePort").node_port(port);
     let gone = || slice("web-1", "web").tcp(80).ready("10.244.2.5").on("gone").ready("10.244.2.6");
     check(
@@ -176,7 +176,7 @@ fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
 }
 
 #[test]
-fn a_node_is_as_good_as_its_best_endpoint() {
+fn a_node_ranks_like_its_best_endpoint() {
     let slice = slice("web-1", "web").tcp(80).terminating("10.244.2.5").on("n2").ready("10.244.2.6").on("n2");
     let web = web().type_("NodePort").node_port(30_080).external_local();
     check(
@@ -191,7 +191,7 @@ fn a_node_is_as_good_as_its_best_endpoint() {
 }
 
 #[test]
-fn nobody_is_local() {
+fn no_endpoint_is_local() {
     let two = service("two").cluster_ip("10.96.0.2").tcp(80).internal_local();
     let pods = slice("two-1", "two").tcp(80).ready("10.244.1.6").on("");
     check(
@@ -205,7 +205,7 @@ fn nobody_is_local() {
 }
 
 #[test]
-fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
+fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
     let mut desired = outside(PodRoutes::Off);
     let web = || web().type_("NodePort").node_port(30_080).external_local();
     let other = service("other").cluster_ip("10.96.0.9").tcp(80);
@@ -239,7 +239,7 @@ fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
 }
 
 #[test]
-fn what_was_made_before_anything_was_known_is_made_anew() {
+fn models_built_without_routes_are_built_again() {
     let mut desired = outside(PodRoutes::Off);
     let objects: [Input; 2] = [web().into(), both().into()];
     objects.into_iter().for_each(|input| desired.apply(input));

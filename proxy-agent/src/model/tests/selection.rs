@@ -128,7 +128,7 @@ const TABLE: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_rule_of_the_selection() {
+fn every_rule_selects_its_endpoints() {
     let node = NodeModel { name: "here".to_owned(), zone: Some("east".to_owned()), ..Default::default() };
     for (policy, endpoints, expected) in TABLE {
         assert_eq!(selected(policy, endpoints, &node), *expected, "{policy}: {endpoints}");

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn files_count_when_they_change_and_something_is_wrong() {
+    async fn changed_files_count_while_there_is_a_problem() {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, token) = (folder.path().join("config"), folder.path().join("token"));
         fs::write(&kubeconfig, "users: [{name: me, user: {tokenFile: token}}]").unwrap();

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_addresses_of_server_and_proxy_are_told_once() {
+    async fn all_addresses_of_server_and_proxy_are_sent_once() {
         let urls = ["https://127.0.0.1:6443", "https://[::1]", "http://[::ffff:127.0.0.2]/proxy"];
         let urls: Vec<http::Uri> = urls.iter().map(|url| url.parse().unwrap()).collect();
         let (sender, mut inputs) = mpsc::channel(2);

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_their_caps_and_begin_anew_when_all_is_well() {
+    fn waits_grow_to_their_caps_and_restart_after_success() {
         let mut pace = Pace::default();
         let ends: Vec<_> = (0..50).map(|_| pace.after_end()).collect();
         assert!(ends[0] <= SOON && ends[3..].iter().all(|wait| (FLAP.mul_f32(0.6)..=FLAP).contains(wait)), "{ends:?}");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lists_of_a_row_grow_rare() {
+    async fn lists_of_a_row_become_rare() {
         let mut pace = Pace::default();
         let (mut lists, start) = (0, Instant::now());
         while start.elapsed() < Duration::from_secs(600) {
