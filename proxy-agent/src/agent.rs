@@ -134,7 +134,7 @@ impl Agent {
         Self { mode, pace, ..self }
     }
 
-    /// Runs until an error that a restart may mend. A cancelled run leaves everything in place.
+    /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         let mut link_batch = Vec::with_capacity(LINK_BATCH);

@@ -51,7 +51,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(30);
 
 /// The frontends of a walk, and its result.
-type Look = (Arc<Frontends>, Result<Vec<Reconciled>>);
+type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
 
 /// Removes stale entries on a task of its own, because the table may be large.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ pub struct Reconciler {
     known: Option<(u64, Arc<Frontends>)>,
     /// The time before which the next walk does not begin.
     not_before: Option<Instant>,
-    work: Option<JoinHandle<Look>>,
+    work: Option<JoinHandle<WalkResult>>,
 }
 
 impl Reconciler {

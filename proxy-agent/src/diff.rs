@@ -76,8 +76,8 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
         changed(&now.frontends, &want.frontends).partition(|(key, frontend)| waits(now, key, frontend));
 
     let mut changes = Vec::new();
-    // Deletions of frontends need no earlier write. They precede the new source ranges, whose clients were never meant
-    // to dial these frontends.
+    // Deletions of frontends need no earlier write. Deletions precede the new source ranges, whose clients were never
+    // meant to dial these frontends.
     changes.extend(gone(&now.frontends, &want.frontends).map(del_frontend));
     changes.extend(new_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(changed(&now.endpoints, &want.endpoints).map(|(k, v)| FamilyChange::PutEndpoint(k, v)));

@@ -58,7 +58,7 @@ pub struct FamilyModel<A: Addr> {
     pub source_ranges: BTreeSet<Range<A>>,
     /// The number of ready addresses on this node, over all ports.
     pub local_ready: usize,
-    /// The backends left out because this host, which is no node, does not reach them.
+    /// The backends left out in host mode because this host does not reach them.
     pub unreachable: Vec<Unreachable>,
 }
 

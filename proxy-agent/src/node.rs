@@ -1,4 +1,4 @@
-//! Maintains this node: the devices that carry programs, the anchor and the ways to it, and the programs' knowledge of
+//! Maintains this node: the devices that carry programs, the anchor, the service routes, and the programs' knowledge of
 //! the node.
 
 pub mod detect;
@@ -52,7 +52,7 @@ pub struct Node {
     /// Set if the anchor was up at the last event.
     anchor_up: bool,
     ways: Ways,
-    /// The cluster's wishes for this node at the last sync.
+    /// The node state that the cluster desired at the last sync.
     followed: Followed,
     /// The node as a predecessor wrote it, in force until the first sync.
     inherited: Option<device::Node>,
@@ -69,12 +69,12 @@ pub struct Node {
     node_addrs: (Addr4, Addr6),
     /// The names in [`Health`] of devices that could not be attached.
     failing: BTreeSet<String>,
-    /// The state of a host that is no node.
+    /// The state of host mode.
     outside: Option<Outside>,
-    /// Set if lo carries a program. A host that is no node attaches one only if a backend is one of its own sockets.
+    /// Set if lo carries a program. In host mode lo needs one only if a backend is a socket of this host.
     hooks_lo: bool,
     fast_path: FastPathState,
-    /// The repairs of foreign changes since the last query.
+    /// The repairs since the last query.
     mended: Mended,
 }
 
@@ -99,7 +99,7 @@ impl Node {
         let fast_path = FastPathState::new(options.fast_path);
         let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let mut node = Self {
-            // A host that is no node does not detect pods, and has no Node object.
+            // Host mode does not detect pods, and has no Node object.
             detection: if options.outside.is_none() {
                 Detection::new(options.detector.clone())
             } else {
@@ -204,7 +204,7 @@ impl Node {
         let updated = self.update_addresses().await;
         let fresh = *fitted.as_ref().unwrap_or(&false);
         let led = self.update_ways(listed || lost || fresh, health).await;
-        // A change that follows an address or the anchor is no foreign change.
+        // A change that follows an address or the anchor is not another program's.
         if let Ok(changed) = led
             && listed
             && (addrs_before, anchor_before) == (self.addrs_up(), self.anchor)

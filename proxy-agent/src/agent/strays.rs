@@ -1,5 +1,5 @@
 //! Finds pods of this node that detection takes for clients outside the cluster. The programs serve such pods, and the
-//! operator is told.
+//! agent reports them to the operator.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) struct Strays {
     /// The number of connections counted at the last check.
     seen: u64,
     last: Option<Instant>,
-    /// Set after the cluster was told, which happens once.
+    /// Set after the Event was sent, which happens once.
     told: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::datapath::{FlowMaps, Pressure, Swept};
 /// The time between two sweeps for expired flows.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
-/// The same time while a table has hardly any room left.
+/// The same time while a table is nearly full.
 const EMERGENCY_PERIOD: Duration = Duration::from_secs(1);
 
 /// Sweeps the flow tables on a thread of its own, because a large table takes a while.

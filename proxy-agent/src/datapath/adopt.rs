@@ -107,8 +107,8 @@ pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static st
     if attach_type == TcAttachType::Ingress { names::INGRESS } else { hooks.at_egress() }
 }
 
-/// Returns true if the kernel or this process has run out of something, or lacks a permission. Such an error says
-/// nothing of the link.
+/// Returns true if the kernel or this process has run out of something, or lacks a permission. Such an error does not
+/// mean that the link is bad.
 fn is_shortage(error: &anyhow::Error) -> bool {
     const SHORTAGES: [Errno; 6] =
         [Errno::EPERM, Errno::EINTR, Errno::EAGAIN, Errno::ENOMEM, Errno::ENFILE, Errno::EMFILE];

@@ -103,8 +103,8 @@ impl Growth {
     }
 }
 
-/// Returns the error of a write to one of the agent's tables. The operator can mend a full map, so that error names the
-/// flag.
+/// Returns the error of a write to one of the agent's tables. The operator can enlarge a full map, so that error names
+/// the flag.
 pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     if !is_full(&error) {
         return anyhow::Error::from(error).context(format!("write {name}"));

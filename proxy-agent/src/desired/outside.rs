@@ -1,4 +1,4 @@
-//! Adds the routes of a host that is no node of the cluster.
+//! Adds the routes of a host in host mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::model::{Lead, Outside, Unreachable, endpoint_addresses};
 use crate::status::UnreachableStatus;
 
 impl Desired {
-    /// Returns the host's view of a cluster that it is no node of.
+    /// Returns the view of the cluster in host mode.
     pub fn outside(&self) -> Option<&Outside> {
         self.node.outside.as_ref()
     }

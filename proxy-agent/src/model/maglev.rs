@@ -7,7 +7,7 @@ use proxy_common::addr::Addr;
 use proxy_common::frontend::{Backend, MAGLEV_PLACES, Maglev};
 
 /// Divides the places evenly among the backends, which must be in the same order on every node. An added or removed
-/// backend costs the others hardly any of their places. Returns `None` if there are no backends, or more than places.
+/// backend costs the others only few of their places. Returns `None` if there are no backends, or more than places.
 pub(super) fn populate<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     if backends.is_empty() || backends.len() > MAGLEV_PLACES {
         return None;

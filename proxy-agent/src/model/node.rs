@@ -28,7 +28,7 @@ pub struct ModelOptions {
     pub external_ip_cidrs: Option<Vec<IpNet>>,
     /// The ranges of ClusterIPs; if empty, the cluster's ServiceCIDRs count.
     pub service_cidrs: Vec<IpNet>,
-    /// The routes of a host that is no node. A node reaches every backend.
+    /// The routes of a host in host mode. A node reaches every backend.
     pub reach: Option<Arc<Reach>>,
 }
 
@@ -40,7 +40,7 @@ pub struct NodeModel {
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
     pub guard: Guard,
-    /// The view of the cluster, on a host that is no node.
+    /// The view of the cluster in host mode.
     pub outside: Option<Outside>,
 }
 

@@ -1,4 +1,4 @@
-//! Models a host that is no node: which backends it reaches, and how. The host's routes are an input.
+//! Models a host in host mode: which backends it reaches, and how. The host's routes are an input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

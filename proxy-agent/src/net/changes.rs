@@ -1,5 +1,5 @@
-//! Records changes to this host that neither vanish with a device of kpx nor show their owner. A change is written down
-//! in the run directory before it is made, so that a later kpx can revert it.
+//! Records changes to this host that neither vanish with a device of kpx nor show their owner. A change is written to a
+//! file in the run directory before it is made, so that a later kpx can revert it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

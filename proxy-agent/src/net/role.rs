@@ -23,7 +23,7 @@ pub enum Role {
 }
 
 /// The hosts at the far end of a pair that leads into another namespace, by its routes. A later variant outweighs an
-/// earlier one: a place open to any host is no pod, even with single hosts there.
+/// earlier one: a place open to any host is not a pod, even with single hosts there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Behind {
     /// No route leads there.

@@ -18,7 +18,7 @@ pub enum FastPath {
     On,
 }
 
-/// The operator's choice, and the findings about this node.
+/// The operator's choice, and the state of this node.
 #[derive(Clone, Debug)]
 pub(super) struct FastPathState {
     asked: FastPath,
@@ -72,7 +72,7 @@ impl fmt::Display for FastPathState {
 }
 
 impl Node {
-    /// Describes the fast path of this node: `off`, `on`, or the findings.
+    /// Describes the fast path of this node: `off`, `on`, or the reason for its state.
     pub fn fast_path(&self) -> String {
         self.fast_path.to_string()
     }

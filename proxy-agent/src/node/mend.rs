@@ -1,5 +1,5 @@
-//! Notices and repairs foreign changes, which may come at any time. A check runs once in a sync period, if no event
-//! tells sooner.
+//! Notices and repairs changes by other programs, which may come at any time. A check runs once in a sync period,
+//! unless an event comes sooner.
 
 use anyhow::{Context, Result};
 use tracing::{debug, warn};
@@ -10,7 +10,7 @@ use crate::datapath::{Hooks, Missing};
 use crate::health::Health;
 use crate::net::anchor::{self, anchor_mtu};
 
-/// The number of repairs after foreign changes.
+/// The number of repairs after changes by other programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mended {
     /// The programs that were removed from a device.
@@ -28,7 +28,7 @@ pub struct Mended {
 impl Mended {
     pub(super) fn ways(&mut self, Changed { routes, rules }: Changed) {
         if routes + rules > 0 {
-            warn!(routes, rules, "ways to the anchor were gone or changed, and are restored");
+            warn!(routes, rules, "routes or rules to the anchor were gone or changed, and are restored");
         }
         self.routes += routes;
         self.rules += rules;

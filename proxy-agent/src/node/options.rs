@@ -28,7 +28,7 @@ pub struct NodeOptions {
     /// Set to serve ClusterIPs to clients outside the cluster too, as kube-proxy does.
     pub cluster_ip_external: bool,
     pub fast_path: FastPath,
-    /// The pod routes of a host that is no node.
+    /// The pod routes of host mode.
     pub outside: Option<PodRoutes>,
 }
 

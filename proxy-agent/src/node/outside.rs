@@ -1,4 +1,4 @@
-//! Serves a host that is no node: finds out which of the cluster's addresses it reaches, and makes routes where it may.
+//! Serves host mode: finds out which of the cluster's addresses this host reaches, and makes routes where it may.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -88,7 +88,7 @@ impl Outside {
 }
 
 impl Node {
-    /// Returns true if this host is no node.
+    /// Returns true in host mode.
     pub fn is_outside(&self) -> bool {
         self.outside.is_some()
     }
@@ -98,7 +98,7 @@ impl Node {
         self.outside.iter_mut().for_each(Outside::routes_changed);
     }
 
-    /// Finds out which backends this host reaches, if it is no node.
+    /// Finds out which backends this host reaches, in host mode.
     pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
         let Some(outside) = self.outside.as_mut().filter(|_| !self.links.is_empty()) else { return Ok(()) };
         outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
@@ -114,13 +114,13 @@ impl Node {
         self.links.get(&ifindex).map(|link| self.role_of(link))
     }
 
-    /// Explains why a device with pods behind it may not count as one: see [`role::why_no_pod`].
+    /// Explains why a device with pods behind it may not count as a pod's: see [`role::why_no_pod`].
     pub fn why_no_pod(&self, ifindex: u32) -> Option<String> {
         let link = self.links.get(&ifindex).filter(|_| !self.is_outside())?;
         role::why_no_pod(link, &self.links)
     }
 
-    /// Returns a device's role. Outside the cluster pods are clients like others.
+    /// Returns a device's role. In host mode pods are clients like others.
     pub(super) fn role_of(&self, link: &Link) -> Role {
         match role(link, &self.links) {
             Role::Device { pod: true } if self.outside.is_some() => {

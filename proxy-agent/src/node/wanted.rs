@@ -1,4 +1,4 @@
-//! Tracks the cluster's wishes that concern addresses and ways, and whether they are in force.
+//! Tracks the desired addresses, routes and rules, and whether they are in force.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,22 +18,22 @@ pub(super) struct Wanted {
     pub(super) external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
 }
 
-/// The last wishes.
+/// The desired state of the last sync.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     wanted: Option<Wanted>,
-    /// Set if the wishes are in force. Otherwise the node's state is unknown: parts of these wishes, and of earlier
-    /// ones, may be in force.
+    /// Set if the desired state is in force. Otherwise the node's state is unknown: it may mix this desired state with
+    /// earlier ones.
     is_done: bool,
 }
 
 impl Followed {
-    /// Returns the last wishes, or None before the first sync.
+    /// Returns the last desired state, or None before the first sync.
     pub(super) fn wanted(&self) -> Option<&Wanted> {
         self.wanted.as_ref()
     }
 
-    /// Takes in the current wishes. Returns true if there is work, whose result [`Self::end`] must be told.
+    /// Takes in the desired state. Returns true if there is work, whose result goes to [`Self::end`].
     pub(super) fn begin(&mut self, desired: &Desired) -> bool {
         let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
         let known = self.wanted.as_mut().filter(|_| self.is_done);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_wishes_are_tried_again() {
+    fn a_failed_change_is_tried_again() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let mut followed = Followed::default();
@@ -91,7 +91,7 @@ mod tests {
         declare(&mut desired, "10.97.0.0/16");
         assert!(followed.begin(&desired), "something else is wanted");
         followed.end(false);
-        // The first wishes come again; half of them may no longer be in force.
+        // The first state is desired again; half of it may no longer be in force.
         declare(&mut desired, "10.96.0.0/16");
         assert!(followed.begin(&desired), "half of the other is in force");
         followed.end(true);

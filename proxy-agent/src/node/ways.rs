@@ -1,4 +1,5 @@
-//! Maintains the ways of the host's own packets to the anchor: routes for ClusterIPs, rules for external frontends.
+//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs,
+//! rules for external frontends.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use crate::net::rule::{self, Rule, Rules};
 use crate::net::{Handle, sysctl};
 
 impl Node {
-    /// Updates the ways to the anchor. With `verify`, reads the kernel's state first.
+    /// Updates the service routes and rules. With `verify`, reads the kernel's state first.
     pub(super) async fn update_ways(&mut self, verify: bool, health: &Health) -> Result<Changed> {
         // Before the first sync nothing must lead to the anchor, because nothing is behind it. A predecessor's routes
         // stay: they lead to services that will be there again.
@@ -66,7 +67,7 @@ pub(super) struct Changed {
     pub(super) rules: u64,
 }
 
-/// The properties of the cluster and of this node that decide about ways.
+/// The properties of the cluster and of this node that decide about service routes and rules.
 pub(super) struct Surroundings<'a> {
     pub(super) service_cidrs: &'a [IpNet],
     /// The ClusterIPs in force.

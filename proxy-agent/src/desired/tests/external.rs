@@ -102,7 +102,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
         put frontend 10.96.0.9:80/tcp external-ip of 10.96.0.1:80/tcp
     "#]],
     );
-    // The rule holds for a ClusterIP with another port as well.
+    // The rule also holds for a ClusterIP with another port.
     let young = || service("young").cluster_ip("10.96.0.9").port("", "TCP", 81);
     expect_sync(
         &mut desired,

@@ -1,4 +1,4 @@
-//! Tests the backends of a host that is no node, by its routes.
+//! Tests the backends of a host in host mode, by its routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

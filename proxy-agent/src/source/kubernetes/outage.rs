@@ -28,7 +28,7 @@ const EVERY: [f32; 2] = [0.25, 0.5];
 /// The same range while a server answers with errors.
 const UNWELL: [f32; 2] = [0.5, 0.7];
 /// The timeout of a probe. The next probes do not wait for it: they may be answered when this one is not.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time over which the waiting watches come back.
 const SPREAD: Duration = Duration::from_millis(150);
 /// The longest Retry-After that counts, in seconds.
@@ -98,7 +98,7 @@ impl Outage {
                 },
                 () = sleep_until(next) => {
                     self.quiet().await;
-                    probes.push(timeout(PATIENCE, answer(client)));
+                    probes.push(timeout(PROBE_TIMEOUT, answer(client)));
                     next = Instant::now() + random(EVERY);
                 }
             }

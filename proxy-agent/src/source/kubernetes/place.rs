@@ -14,7 +14,7 @@ use crate::input::Input;
 /// The time between two lookups: a name may change its addresses without notice.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// The timeout of a lookup, which other requests wait for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -39,7 +39,7 @@ impl Place {
     pub(super) async fn tell(&mut self, inputs: &Sender<Input>) {
         let before = self.known.len();
         for (host, port) in &self.names {
-            match timeout(PATIENCE, lookup_host((host.as_str(), *port))).await {
+            match timeout(LOOKUP_TIMEOUT, lookup_host((host.as_str(), *port))).await {
                 Ok(Ok(found)) => {
                     self.known.extend(found.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())));
                 }

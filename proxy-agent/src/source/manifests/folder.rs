@@ -37,7 +37,7 @@ pub(super) struct Folder {
 /// The time without changes before the folder is read: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(50);
 /// The time after which a folder that keeps changing is read nevertheless.
-const PATIENCE: Duration = Duration::from_millis(400);
+const MAX_WAIT: Duration = Duration::from_millis(400);
 /// The time between two checks without an event: inotify does not see what lies behind a link, nor a new folder.
 const INTERVAL: Duration = Duration::from_millis(500);
 
@@ -91,7 +91,7 @@ impl Folder {
     }
 
     async fn stillness(&self, mut listing: Listing) -> Option<Listing> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         loop {
             sleep(QUIET).await;
             let now = self.list().ok()?;

@@ -83,7 +83,7 @@ pub(super) fn kind(value: &Value) -> Result<Option<Kind>, Refused> {
         if kind.version() == version {
             return Ok(Some(kind));
         }
-        // Knative has Services as well; but a Service of apps/v1 was meant to be a core Service.
+        // Knative also has Services; but a Service of apps/v1 was meant to be a core Service.
         let group = version.split_once('/').map_or("", |(group, _)| group);
         if group.contains('.') && !group.ends_with(".k8s.io") {
             return Ok(None);

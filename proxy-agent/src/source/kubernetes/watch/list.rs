@@ -77,8 +77,8 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
         let params = WatchParams { send_initial_events: true, ..self.watch.clone() };
         let request = self.request().watch(&params, "").map_err(kube::Error::BuildRequest)?;
         let answer = client.request_stream(request).await.map_err(Over::from);
-        // The count is restored if the stream reaches its end. An outage says nothing of streams. A server that refuses
-        // a stream may serve pages.
+        // The count is restored if the stream reaches its end. An outage does not count against streams. A server that
+        // refuses a stream may serve pages.
         self.streams -= u8::from(!matches!(&answer, Err(over) if over.is_outage()));
         let mut lines = match answer {
             Ok(stream) => pin!(stream.lines()),
