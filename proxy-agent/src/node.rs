@@ -247,7 +247,7 @@ impl Node {
     }
 
     /// Stops dropping packets to Services that pass to another proxy. Until their frontends go, the Services are still
-    /// ours. Packets to them must pass from that moment on.
+    /// ours. From that moment on, packets to them must pass.
     fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
         let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };

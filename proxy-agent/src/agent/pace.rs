@@ -85,7 +85,7 @@ mod tests {
         let mut early = Pace::new(30 * SECOND, SECOND);
         assert!(early.ask());
         early.begin();
-        assert!(early.ask(), "what came to nothing does not count");
+        assert!(early.ask(), "a pass without work does not count");
     }
 
     fn pass(pace: &mut Pace) {

@@ -217,9 +217,13 @@ fn another_proxys_services_contribute_only_their_cluster_ips() {
     desired.sync();
     let without = desired.tables().clone();
     desired.apply(labelled().into());
-    assert_eq!(known(&desired), ["10.96.0.9", "fd00:96::9"], "before a sync, for those who are to spare it");
+    assert_eq!(
+        known(&desired),
+        ["10.96.0.9", "fd00:96::9"],
+        "known before a sync, since packets to them must pass then"
+    );
     let is_kept = |service: &crate::compact::Service| service.ports.is_empty() && service.external_ips.is_empty();
-    assert!(is_kept(&labelled().object()), "what is not needed is kept");
+    assert!(is_kept(&labelled().object()), "an unneeded field is kept");
     expect![[r#"
         del frontend 10.96.0.9:80/tcp
         skipped Service default/web spec.externalIPs[0]: 10.96.0.9 is the ClusterIP of another proxy's Service

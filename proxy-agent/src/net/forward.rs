@@ -21,7 +21,7 @@ const KUBE_PROXY: &str = "kube-proxy";
 const NAT: &str = "nat";
 
 /// The tables of legacy iptables, by family. Only a process that may open raw sockets can read whether they have rules,
-/// and an agent may not. An unused table does not exist.
+/// and an agent may not. An unused table does not exist, so a table's presence counts.
 const LEGACY: [(&str, &str); 2] =
     [("iptables", "/proc/net/ip_tables_names"), ("ip6tables", "/proc/net/ip6_tables_names")];
 

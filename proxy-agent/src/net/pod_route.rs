@@ -162,7 +162,7 @@ mod tests {
             assert_eq!(parse(&message(net, None)), None, "to services");
             let mut foreign = ours;
             foreign.header.protocol = RouteProtocol::Static;
-            assert_eq!(parse(&foreign), Some((net, None)), "somebody else's");
+            assert_eq!(parse(&foreign), Some((net, None)), "another program's");
         }
     }
 }

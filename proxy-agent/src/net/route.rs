@@ -119,7 +119,7 @@ fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyh
         Err(Error::NetlinkError(error)) => {
             let hint = match (-error.raw_code(), route.src) {
                 (nix::libc::EINVAL, Some(src)) => format!("; no device has {src}?"),
-                (nix::libc::EEXIST, _) => "; somebody else has a route there".to_owned(),
+                (nix::libc::EEXIST, _) => "; another program has a route there".to_owned(),
                 _ => String::new(),
             };
             refused.push((route, format!("{error}{hint}")));
@@ -223,7 +223,7 @@ mod tests {
             }
             let mut foreign = message(dst, src, MAIN, 7);
             foreign.header.protocol = RouteProtocol::Static;
-            assert_eq!(parse(&foreign, MAIN, 7), None, "somebody else's");
+            assert_eq!(parse(&foreign, MAIN, 7), None, "another program's");
         }
     }
 }

@@ -135,7 +135,7 @@ mod tests {
         assert!(bed.lifecycle.serve());
         assert!(!bed.lifecycle.serve());
 
-        assert!(bed.hears(node("here", Some("a"), &[V4])).unwrap(), "what is not its primary address may change");
+        assert!(bed.hears(node("here", Some("a"), &[V4])).unwrap(), "other addresses than the primary one may change");
         assert!(bed.hears(node("here", None, &[])).unwrap(), "it has none for a while");
         let error = bed.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
         let want = "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";

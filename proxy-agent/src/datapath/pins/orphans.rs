@@ -123,7 +123,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
         if is_ours(&program, name) {
             programs.push(program);
         } else {
-            warn!(program = program.id(), name, "a foreign program has the name of one of kpx's");
+            warn!(program = program.id(), name, "a foreign program has the name of a kpx program");
         }
     }
     programs.sort_by_key(ProgramInfo::id);

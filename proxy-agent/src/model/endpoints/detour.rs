@@ -22,8 +22,8 @@ impl<'a, A: Addr> Joined<'a, A> {
         Self(BTreeMap::new())
     }
 
-    /// Replaces every unreachable endpoint by its node's port. If its node has none, any ready node stands in, provided
-    /// that nodes forward to all endpoints. Also returns the serving endpoints without a replacement.
+    /// Replaces every unreachable endpoint by its node's port. Where that is impossible, any ready node stands in,
+    /// provided that nodes forward to all endpoints. Also returns the serving endpoints without a replacement.
     pub(in crate::model) fn around(self, detour: Detour<'_>) -> (Self, Vec<(SockAddr<A>, Obstacle)>) {
         let Detour { outside, node_port, external_local } = detour;
         let mut joined = Self::none();

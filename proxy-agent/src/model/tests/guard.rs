@@ -105,7 +105,7 @@ fn the_operator_may_restrict_external_ips() {
     assert_eq!(externals(None), ["192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1"]);
     assert_eq!(externals(Some(&["203.0.113.0/24"])), ["198.51.100.1", "203.0.113.1"]);
     assert_eq!(externals(Some(&["2001:db8::/64", "192.0.2.0/31"])), ["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
-    assert_eq!(externals(Some(&[])), ["198.51.100.1"], "who writes a status is trusted with addresses");
+    assert_eq!(externals(Some(&[])), ["198.51.100.1"], "a writer of the status is trusted with addresses");
 }
 
 /// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service at that address.

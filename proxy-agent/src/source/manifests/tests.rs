@@ -181,7 +181,7 @@ async fn changes_are_sent_as_they_happen() {
 
     write(&dir, "web.yaml", &format!("# the same\n{}", service("web", 82)));
     write(&dir, "last.yaml", &service("last", 1));
-    assert_eq!(running.next(1).await, ["put last 1"], "and nothing of what only looks different");
+    assert_eq!(running.next(1).await, ["put last 1"], "and no file without a real change");
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ async fn a_list_is_streamed_where_the_server_supports_it() {
     ]);
     let health = Health::default();
     let mut running = server.run(Watch::new(Input::Service), &health);
-    assert_eq!(running.next().await, "all a b", "not what was cut off, nor what is gone");
+    assert_eq!(running.next().await, "all a b", "without objects that were cut off or are gone");
     assert_eq!(running.next().await, "put b");
     let asked = server.asked();
     let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
@@ -164,7 +164,7 @@ async fn an_unreadable_object_costs_only_itself() {
     let health = Health::default();
     let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all a b");
-    assert_eq!(running.next().await, "put b", "what is bad is left out, and its last form stays");
+    assert_eq!(running.next().await, "put b", "a bad object is left out, and its last form stays");
     assert_eq!(running.next().await, "all b, but default/a");
     let why = &health.problems()["Service objects"].why;
     assert!(why.starts_with("1 cannot be read, such as default/a: ") && why.contains("eighty"), "{why}");
@@ -213,7 +213,7 @@ async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
     sleep(Duration::from_secs(60)).await;
     assert!(health.problems().is_empty());
-    assert!(server.probed() <= probed + 2, "who is well is not probed");
+    assert!(server.probed() <= probed + 2, "a healthy server is not probed");
 }
 
 /// The server's authorizer reads its rules only when it is up, and denies everything until then.
@@ -278,7 +278,7 @@ async fn a_refused_dispensable_kind_is_empty_once() {
     let mut problems = health.subscribe();
     problems.wait_for(|problems| !problems.is_empty()).await.unwrap();
     problems.wait_for(|problems| problems.is_empty()).await.unwrap();
-    assert!(running.inputs.try_recv().is_err(), "what was listed stays when the watch is refused");
+    assert!(running.inputs.try_recv().is_err(), "listed objects stay when the watch is refused");
 }
 
 #[tokio::test(start_paused = true)]
