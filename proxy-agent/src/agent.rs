@@ -24,6 +24,7 @@ use crate::agent::shadows::Shadows;
 use crate::agent::strays::Strays;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
@@ -35,7 +36,6 @@ use crate::metrics::Phase;
 use crate::net::LinkEvent;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
-use crate::settings::Mode;
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;

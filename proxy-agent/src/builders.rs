@@ -141,7 +141,7 @@ impl ServiceBuilder {
     }
 
     pub(crate) fn deleted(&self) -> Input {
-        Input::Service(Update::Del(ObjectName::from(&self.0)))
+        Input::Service(Update::Del(ObjectName::from(&self.0.metadata)))
     }
 }
 
@@ -242,7 +242,7 @@ impl SliceBuilder {
     }
 
     pub(crate) fn deleted(&self) -> Input {
-        Input::EndpointSlice(Update::Del(ObjectName::from(&self.0)))
+        Input::EndpointSlice(Update::Del(ObjectName::from(&self.0.metadata)))
     }
 }
 

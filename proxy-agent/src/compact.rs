@@ -14,9 +14,10 @@ pub use service::{Ingress, Service, ServicePort};
 pub use shared::Shared;
 pub use slice::{Address, Endpoint, EndpointPort, EndpointSlice, Hints, Pod};
 
+use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::Resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 
 use crate::input::ObjectName;
@@ -24,7 +25,7 @@ use crate::input::ObjectName;
 /// What is kept of a kind of object.
 pub trait Kept: Sized {
     /// As the API has it.
-    type Object: Resource<DynamicType = ()> + Clone + DeserializeOwned;
+    type Object: Metadata<Ty = ObjectMeta> + Clone + DeserializeOwned;
 
     fn keep(object: Self::Object) -> Self;
 
@@ -58,7 +59,7 @@ impl Kept for Node {
     }
 
     fn name(&self) -> ObjectName {
-        ObjectName::from(self)
+        ObjectName::from(&self.metadata)
     }
 
     fn uid(&self) -> &str {
@@ -76,7 +77,7 @@ impl Kept for ServiceCIDR {
     }
 
     fn name(&self) -> ObjectName {
-        ObjectName::from(self)
+        ObjectName::from(&self.metadata)
     }
 
     fn uid(&self) -> &str {

@@ -3,26 +3,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::frontend::{FrontendKey, FrontendKind};
 
 use crate::diff::{Change, diff};
-use crate::input::{Input, ObjectName};
-use crate::metrics::Trigger;
+use crate::input::{Input, ObjectName, Trigger};
 use crate::model::{self, Cause, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
 use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
-use crate::view::{ServiceSnapshot, Snapshot};
 
 mod family;
 mod ledger;
 mod outside;
+mod snapshot;
 
 use family::Family;
 use ledger::Ledger;
+
+pub use snapshot::{ServiceSnapshot, Snapshot};
 
 /// The objects, what they mean, and what the maps should hold: always [`Tables::of`] the objects as of the last sync.
 #[derive(Debug)]
@@ -296,27 +296,6 @@ impl Desired {
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
         let unreadable = self.unreadable.iter().chain(self.unreadable_cidrs.iter());
         unreadable.chain(self.v4.conflicts()).chain(self.v6.conflicts())
-    }
-
-    /// All that is served, for those who want to look at it without holding up the loop.
-    pub fn snapshot(&self) -> Snapshot {
-        let services = self.store.services().filter_map(|(name, object)| {
-            let (v4, v6) = (self.v4.model(name).cloned(), self.v6.model(name).cloned());
-            (v4.is_some() || v6.is_some()).then(|| ServiceSnapshot {
-                object: Arc::clone(object),
-                slices: self.store.slices_of(name).cloned().collect(),
-                v4,
-                v6,
-                health_check_node_port: self.health_checks.get(name).map(|check| check.port),
-            })
-        });
-        Snapshot {
-            node: self.node.clone(),
-            services: services.collect(),
-            conflicts4: self.v4.conflicts_by_frontend(),
-            conflicts6: self.v6.conflicts_by_frontend(),
-            ..Snapshot::default()
-        }
     }
 
     pub fn counts(&self) -> Counts {

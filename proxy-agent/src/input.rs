@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{self as core, Node};
 use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::compact::{EndpointSlice, Service, Shared};
+use crate::ip_family::IpFamily;
 
 /// One thing that happened to an object that kpx watches.
 ///
@@ -64,6 +67,15 @@ impl From<Update<discovery::EndpointSlice>> for Input {
     }
 }
 
+/// What the change of an EndpointSlice says of when it came to pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trigger {
+    pub service: ObjectName,
+    pub family: IpFamily,
+    /// None if the slice is gone: what then was not in force yet never will be.
+    pub at: Option<Timestamp>,
+}
+
 /// How a namespaced object is called; cluster-wide objects have an empty namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
@@ -83,9 +95,8 @@ impl fmt::Display for ObjectName {
     }
 }
 
-impl<K: kube::Resource> From<&K> for ObjectName {
-    fn from(object: &K) -> Self {
-        let meta = object.meta();
+impl From<&ObjectMeta> for ObjectName {
+    fn from(meta: &ObjectMeta) -> Self {
         Self::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
     }
 }

@@ -31,9 +31,11 @@ pub mod metrics_server;
 pub mod ui;
 
 // The command line.
+mod choices;
 pub mod cli;
 pub mod config;
 mod document;
+mod files;
 pub mod health;
 pub mod ip_family;
 pub mod leftovers;

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::choices::Mode;
 use crate::ip_family::IpFamily;
-use crate::settings::Mode;
 
 /// The loop says here what it does; whoever is asked from outside reads it.
 ///

@@ -28,8 +28,8 @@ use prometheus_client::registry::Registry;
 
 pub use exposition::TEXT_FORMAT;
 pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
-pub use latency::{Latencies, Trigger};
-pub use own::{OwnMetrics, Phase};
+pub use latency::Latencies;
+pub use own::{Mended, OwnMetrics, Phase};
 pub use readings::{ProgramReading, Readings};
 pub use requests::Requests;
 pub use slis::Slis;

@@ -286,7 +286,7 @@ impl Claim {
 pub fn service_cidrs<'a>(objects: impl Iterator<Item = &'a ServiceCIDR>) -> (Vec<ipnet::IpNet>, Vec<Skipped>) {
     let (mut cidrs, mut skipped) = (Vec::new(), Vec::new());
     for object in objects {
-        let name = ObjectName::from(object);
+        let name = ObjectName::from(&object.metadata);
         let mut reader = Reader::new("ServiceCIDR", &name, &mut skipped);
         let texts = object.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
         for (index, text) in texts.enumerate() {

@@ -20,14 +20,15 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, OwnAddr};
 use tracing::info;
 
+use crate::choices::PodRoutes;
 use crate::datapath::{Attachments, Hooks, NodeMaps};
 use crate::desired::Desired;
 use crate::health::Health;
+use crate::metrics::Mended;
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
 use crate::net::role::Role;
 use crate::net::{Handle, LinkEvent, addr, fib, pod_route, rule, sysctl};
-use crate::settings::PodRoutes;
 use detect::Detection;
 use fast_path::FastPathState;
 use outside::Outside;
@@ -35,7 +36,6 @@ use wanted::Followed;
 use ways::Ways;
 
 pub use fast_path::FastPath;
-pub use mend::Mended;
 pub use options::{Masquerade, NodeOptions};
 
 /// This node's devices, anchor, and ways to it.

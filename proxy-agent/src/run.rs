@@ -17,7 +17,8 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
-use crate::cli::kube_proxys_sysctls;
+use crate::choices::Mode;
+use crate::cli::cleanup::wanted::kube_proxys_sysctls;
 use crate::control::Asker;
 use crate::datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
 use crate::desired::Desired;
@@ -31,14 +32,11 @@ use crate::net::changes::{Changes, Undone};
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
-use crate::settings::{Mode, Settings};
+use crate::settings::Settings;
 use crate::source::Source;
 use crate::{conntrack, control, leftovers, net};
 
 pub use prepare::{Prepared, prepare};
-
-/// Where the agent answers `kpx status`.
-pub const RUN_DIR: &str = "/run/kpx";
 
 /// Inputs and device events that may wait for the loop.
 const QUEUE: usize = 4_096;

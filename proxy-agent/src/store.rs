@@ -8,9 +8,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use crate::compact::{EndpointSlice, Kept, Service};
-use crate::input::{Input, ObjectName, Update};
+use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
-use crate::metrics::Trigger;
 use crate::model::ObjectRef;
 
 /// The objects as last seen, and the name of the node that looks.

@@ -9,11 +9,10 @@ use crate::conntrack::Reconciled;
 use crate::desired::Desired;
 use crate::events::Events;
 use crate::health::Health;
-use crate::input::{Input, Update};
+use crate::input::{Input, Trigger, Update};
 use crate::ip_family::IpFamily;
 use crate::liveness::Liveness;
-use crate::metrics::{Latencies, Metrics, Phase, ProxySync, Trigger};
-use crate::node::Mended;
+use crate::metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
 
 #[derive(Debug)]
 pub struct Reports {

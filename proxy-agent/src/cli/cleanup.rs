@@ -4,7 +4,7 @@ mod drain;
 mod keep;
 mod kube_proxy;
 mod stand_by;
-mod wanted;
+pub(crate) mod wanted;
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -18,11 +18,10 @@ use crate::control::client::Client;
 use crate::datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
 use crate::net::changes::{Changes, Undone, Wanted};
 use crate::net::{Handle, filter};
-use crate::run::RUN_DIR;
-use crate::settings::Settings;
+use crate::settings::{RUN_DIR, Settings};
 use crate::{control, leftovers, net, object};
 
-pub(crate) use wanted::kube_proxys_sysctls;
+use wanted::kube_proxys_sysctls;
 
 /// Remove from this host everything that a kpx left. Needs root.
 ///

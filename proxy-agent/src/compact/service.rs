@@ -56,7 +56,7 @@ pub struct Ingress {
 
 impl From<core::Service> for Service {
     fn from(service: core::Service) -> Self {
-        let name = ObjectName::from(&service);
+        let name = ObjectName::from(&service.metadata);
         let core::Service { metadata, spec, status } = service;
         let algorithm = metadata.annotations.and_then(|mut annotations| annotations.remove(ALGORITHM));
         let kept = Self {

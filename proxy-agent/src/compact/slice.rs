@@ -77,7 +77,7 @@ pub struct Pod {
 
 impl From<discovery::EndpointSlice> for EndpointSlice {
     fn from(slice: discovery::EndpointSlice) -> Self {
-        let name = ObjectName::from(&slice);
+        let name = ObjectName::from(&slice.metadata);
         let meta = &slice.metadata;
         let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME)).filter(|name| !name.is_empty());
         let triggered = meta.annotations.as_ref().and_then(|all| all.get(LAST_CHANGE_TRIGGER_TIME));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::GoDuration;
 use crate::datapath::BPF_DIR;
-use crate::run::RUN_DIR;
+use crate::settings::RUN_DIR;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

@@ -83,7 +83,7 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
     let outside = is_host.then_some(pod_routes);
-    let reach = outside.map(Reach::unknown).map(Arc::new);
+    let reach = outside.map(|routes| Arc::new(Reach::unknown(routes == PodRoutes::Default)));
     let (ips, cidrs) = (node_ips.clone(), service_cidrs.clone());
     let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, reach };
     let node = NodeOptions {

@@ -15,11 +15,22 @@ use tracing::{debug, info, warn};
 use crate::events::Events;
 use crate::net::changes::Changes;
 use crate::net::sysctl;
-use crate::settings::Conntrack;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
 /// Buckets of the hash table. The kernel takes it here only, and for all namespaces.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
+
+/// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    pub max_per_core: Option<u32>,
+    pub min: Option<u32>,
+    pub tcp_established_timeout: Option<Duration>,
+    pub tcp_close_wait_timeout: Option<Duration>,
+    pub tcp_be_liberal: bool,
+    pub udp_timeout: Option<Duration>,
+    pub udp_stream_timeout: Option<Duration>,
+}
 
 /// Makes the kernel's settings what the operator asks for. A setting that cannot be written is told, and is no reason
 /// not to serve: connections are tracked all the same, as the kernel sees fit.

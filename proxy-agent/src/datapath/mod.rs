@@ -46,7 +46,7 @@ pub use pins::{
 };
 pub use pressure::Pressure;
 pub use sizes::Sizes;
-pub use sockets::{Cgroup, SocketOptions, StaleSockets};
+pub use sockets::{Cgroup, SocketOptions, SocketsStatus, StaleSockets};
 pub use tables::{KernelTables, Maps};
 pub use verify::Missing;
 

@@ -14,13 +14,13 @@ use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, ProgramType}
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Ebpf, EbpfLoader};
 use proxy_common::{names, socket};
+use serde::{Deserialize, Serialize};
 use tracing::{debug, info, warn};
 
 use super::attach::{Attachments, Stays};
 use super::pins::{self, Pins, remove_pin};
 use super::verifier;
 use super::verify::open_links;
-use crate::status::SocketsStatus;
 
 pub use cgroup::Cgroup;
 pub use stale::StaleSockets;
@@ -94,6 +94,17 @@ pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
         Some(SocketOptions { udp: false, .. }) => udp.to_vec(),
         Some(SocketOptions { udp: true, .. }) => Vec::new(),
     }
+}
+
+/// How sockets are led, for `kpx status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SocketsStatus {
+    /// `host` or `all`.
+    pub scope: String,
+    pub udp: bool,
+    /// Below which they are.
+    pub cgroup: String,
 }
 
 /// The programs that are attached.

@@ -9,7 +9,6 @@ use super::Desired;
 use super::family::Family;
 use crate::input::ObjectName;
 use crate::model::{Lead, Outside, Unreachable, endpoint_addresses};
-use crate::status::UnreachableStatus;
 
 impl Desired {
     /// What is known of a cluster of which this host is no node.
@@ -58,19 +57,6 @@ impl Desired {
             all.entry(service).or_default().push(unreachable);
         }
         all
-    }
-
-    /// The same, for the status.
-    pub fn unreachable_status(&self) -> Vec<UnreachableStatus> {
-        let by_service = self.unreachable().into_iter();
-        let all = by_service.flat_map(|(service, all)| all.into_iter().map(move |one| (service, one)));
-        let status = all.map(|(service, one)| UnreachableStatus {
-            service: service.to_string(),
-            port: format!("{}/{:?}", one.port, one.proto),
-            backend: one.backend,
-            why: one.to_string(),
-        });
-        status.collect()
     }
 
     /// The Services of which no backend is reached, though there are some: with their number.

@@ -11,7 +11,6 @@ use proxy_common::addr::{Addr, Proto};
 
 use super::node::{node_addresses, pod_cidrs};
 use crate::compact::{Endpoint, EndpointSlice};
-use crate::settings::PodRoutes;
 use crate::store::Store;
 
 /// What the host's routes say of the addresses that somebody asked for.
@@ -24,8 +23,8 @@ pub struct Reach {
 
 impl Reach {
     /// Before anything was asked.
-    pub fn unknown(pod_routes: PodRoutes) -> Self {
-        Self { default_leads_to_pods: pod_routes == PodRoutes::Default, leads: BTreeMap::new() }
+    pub fn unknown(default_leads_to_pods: bool) -> Self {
+        Self { default_leads_to_pods, leads: BTreeMap::new() }
     }
 }
 

@@ -12,7 +12,7 @@ use proxy_common::counter::Reason;
 use super::event::Event;
 use super::text;
 use crate::control::client::Client;
-use crate::run::RUN_DIR;
+use crate::settings::RUN_DIR;
 use crate::view::Names;
 
 /// Show packets as they open flows, are dropped or rejected, until stopped.

@@ -12,21 +12,39 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::route::{address, family, ip};
 use super::{Handle, dump};
-use crate::model::Lead;
 
 /// A route for a wider network than this leads everywhere: the default route, and the halves in which VPNs put it.
 /// Nobody gives pods more than the widest private networks, 10.0.0.0/8 and fc00::/7.
 const WIDEST4: u8 = 8;
 const WIDEST6: u8 = 7;
 
-/// Where packets to these addresses go. What goes into the anchor, whose interface index is given, goes nowhere.
-pub async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> anyhow::Result<BTreeMap<IpAddr, Lead>> {
-    let mut leads = BTreeMap::new();
+/// The class of the route by which packets to an address go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RouteClass {
+    /// The address is the host's own.
+    Own,
+    /// The address is a neighbour's, through this device (interface index).
+    OnLink(u32),
+    /// A route to the address's network.
+    Routed,
+    /// A route to everything.
+    Default,
+    /// No route, in the kernel's words.
+    Nowhere(String),
+}
+
+/// Asks the kernel where packets to these addresses go. Those into the anchor, whose interface index is given, go nowhere.
+pub async fn route_classes(
+    handle: &Handle,
+    addrs: &BTreeSet<IpAddr>,
+    anchor: u32,
+) -> anyhow::Result<BTreeMap<IpAddr, RouteClass>> {
+    let mut classes = BTreeMap::new();
     for addr in addrs {
-        let lead = lead(handle, *addr, anchor).await.with_context(|| format!("ask for the route to {addr}"))?;
-        leads.insert(*addr, lead);
+        let class = route_class(handle, *addr, anchor).await.with_context(|| format!("ask for the route to {addr}"))?;
+        classes.insert(*addr, class);
     }
-    Ok(leads)
+    Ok(classes)
 }
 
 /// Whether a route to a network is one to everything.
@@ -53,14 +71,14 @@ pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
     }
 }
 
-async fn lead(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Result<Lead> {
+async fn route_class(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Result<RouteClass> {
     let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(question(addr)));
     message.header.flags = NLM_F_REQUEST;
     let mut answers = handle.clone().request(message)?;
     let answer = answers.next().await.context("the netlink socket closed")?;
     match answer.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => Ok(parse(&route, anchor)),
-        NetlinkPayload::Error(error) => Ok(Lead::Nowhere(error.to_io().to_string())),
+        NetlinkPayload::Error(error) => Ok(RouteClass::Nowhere(error.to_io().to_string())),
         other => bail!("unexpected answer {other:?}"),
     }
 }
@@ -75,12 +93,12 @@ fn question(addr: IpAddr) -> RouteMessage {
     message
 }
 
-fn parse(route: &RouteMessage, anchor: u32) -> Lead {
+fn parse(route: &RouteMessage, anchor: u32) -> RouteClass {
     let header = &route.header;
     match header.kind {
-        RouteType::Local => return Lead::Own,
+        RouteType::Local => return RouteClass::Own,
         RouteType::Unicast => {}
-        kind => return Lead::Nowhere(format!("the route is of type {kind:?}")),
+        kind => return RouteClass::Nowhere(format!("the route is of type {kind:?}")),
     }
     let (mut device, mut gateway) = (None, false);
     for attribute in &route.attributes {
@@ -91,13 +109,13 @@ fn parse(route: &RouteMessage, anchor: u32) -> Lead {
         }
     }
     if device == Some(anchor) {
-        return Lead::Nowhere("it is a service's address".to_owned());
+        return RouteClass::Nowhere("it is a service's address".to_owned());
     }
     let ipv4 = header.address_family == netlink_packet_route::AddressFamily::Inet;
     match device {
-        _ if is_default(ipv4, header.destination_prefix_length) => Lead::Default,
-        Some(device) if !gateway => Lead::OnLink(device),
-        _ => Lead::Routed,
+        _ if is_default(ipv4, header.destination_prefix_length) => RouteClass::Default,
+        Some(device) if !gateway => RouteClass::OnLink(device),
+        _ => RouteClass::Routed,
     }
 }
 
@@ -124,15 +142,19 @@ mod tests {
     fn what_a_route_says_of_an_address() {
         let via = || vec![RouteAttribute::Oif(2), RouteAttribute::Gateway(address("192.0.2.1".parse().unwrap()))];
         let dev = |index| vec![RouteAttribute::Oif(index)];
-        let cases: [(&str, RouteMessage, Lead); 10] = [
-            ("a static route", route(16, RouteType::Unicast, via()), Lead::Routed),
-            ("several ways", route(16, RouteType::Unicast, vec![RouteAttribute::MultiPath(vec![])]), Lead::Routed),
-            ("a neighbour", route(24, RouteType::Unicast, dev(2)), Lead::OnLink(2)),
-            ("the widest private network", route(8, RouteType::Unicast, via()), Lead::Routed),
-            ("the default route", route(0, RouteType::Unicast, via()), Lead::Default),
-            ("a default route without a gateway", route(0, RouteType::Unicast, dev(2)), Lead::Default),
-            ("half of everything, as VPNs have it", route(1, RouteType::Unicast, via()), Lead::Default),
-            ("its own", route(32, RouteType::Local, dev(1)), Lead::Own),
+        let cases: [(&str, RouteMessage, RouteClass); 10] = [
+            ("a static route", route(16, RouteType::Unicast, via()), RouteClass::Routed),
+            (
+                "several ways",
+                route(16, RouteType::Unicast, vec![RouteAttribute::MultiPath(vec![])]),
+                RouteClass::Routed,
+            ),
+            ("a neighbour", route(24, RouteType::Unicast, dev(2)), RouteClass::OnLink(2)),
+            ("the widest private network", route(8, RouteType::Unicast, via()), RouteClass::Routed),
+            ("the default route", route(0, RouteType::Unicast, via()), RouteClass::Default),
+            ("a default route without a gateway", route(0, RouteType::Unicast, dev(2)), RouteClass::Default),
+            ("half of everything, as VPNs have it", route(1, RouteType::Unicast, via()), RouteClass::Default),
+            ("its own", route(32, RouteType::Local, dev(1)), RouteClass::Own),
             ("nothing", route(8, RouteType::BlackHole, vec![]), nowhere("the route is of type BlackHole")),
             ("the anchor", route(12, RouteType::Unicast, dev(ANCHOR)), nowhere("it is a service's address")),
         ];
@@ -166,7 +188,7 @@ mod tests {
         route
     }
 
-    fn nowhere(why: &str) -> Lead {
-        Lead::Nowhere(why.to_owned())
+    fn nowhere(why: &str) -> RouteClass {
+        RouteClass::Nowhere(why.to_owned())
     }
 }

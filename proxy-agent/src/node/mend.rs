@@ -7,22 +7,8 @@ use super::Node;
 use super::ways::{Changed, Ways};
 use crate::datapath::{Hooks, Missing};
 use crate::health::Health;
+use crate::metrics::Mended;
 use crate::net::anchor::{self, anchor_mtu};
-
-/// How much of a node has been put back after others had undone it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mended {
-    /// Programs that somebody had taken off a device.
-    pub programs: u64,
-    /// Times that the anchor was gone or down.
-    pub anchors: u64,
-    /// Routes to it, gone or changed.
-    pub routes: u64,
-    /// Rules that lead there.
-    pub rules: u64,
-    /// Kernel parameters.
-    pub sysctls: u64,
-}
 
 impl Mended {
     pub(super) fn ways(&mut self, Changed { routes, rules }: Changed) {

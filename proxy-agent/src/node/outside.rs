@@ -1,19 +1,21 @@
 //! A host that is no node: finds out which of the cluster's addresses it reaches, and makes routes where it may.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use anyhow::Result;
 use ipnet::IpNet;
 
 use super::Node;
+use crate::choices;
 use crate::desired::Desired;
 use crate::health::Health;
 use crate::model::{Lead, Peer, Unreachable};
+use crate::net::fib::RouteClass;
 use crate::net::link::Link;
 use crate::net::pod_route::{Hop, PodRoutes};
 use crate::net::role::{self, Role, role};
 use crate::net::{Handle, fib};
-use crate::settings;
 
 pub(super) struct Outside {
     handle: Handle,
@@ -28,8 +30,8 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    pub(super) fn new(handle: Handle, routing: settings::PodRoutes) -> Self {
-        let pod_routes = (routing == settings::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
+    pub(super) fn new(handle: Handle, routing: choices::PodRoutes) -> Self {
+        let pod_routes = (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
         Self { handle, pod_routes, peers: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
     }
 
@@ -56,7 +58,7 @@ impl Outside {
         }
         let addrs = if all { desired.addresses_to_reach() } else { desired.addresses_to_ask_for() };
         if all || !addrs.is_empty() {
-            desired.learn_leads(fib::leads(&self.handle, &addrs, anchor).await?, all);
+            desired.learn_leads(leads(&self.handle, &addrs, anchor).await?, all);
         }
         self.stale = false;
         Ok(())
@@ -65,7 +67,7 @@ impl Outside {
     async fn make_routes(&self, links: &BTreeMap<u32, Link>, anchor: u32, health: &Health) -> Result<()> {
         let Some(pod_routes) = &self.pod_routes else { return Ok(()) };
         let addrs = self.peers.values().flat_map(|peer| peer.addresses.iter().copied()).collect();
-        let leads = fib::leads(&self.handle, &addrs, anchor).await?;
+        let leads = leads(&self.handle, &addrs, anchor).await?;
         let refused = pod_routes.reconcile(&hops(&self.peers, &leads, links)).await?;
         match refused.first() {
             None => health.end(POD_ROUTES),
@@ -135,6 +137,19 @@ impl Node {
     }
 }
 
+/// Asks the kernel where packets to these addresses go.
+async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Result<BTreeMap<IpAddr, Lead>> {
+    let classes = fib::route_classes(handle, addrs, anchor).await?;
+    let lead = |class| match class {
+        RouteClass::Own => Lead::Own,
+        RouteClass::OnLink(device) => Lead::OnLink(device),
+        RouteClass::Routed => Lead::Routed,
+        RouteClass::Default => Lead::Default,
+        RouteClass::Nowhere(why) => Lead::Nowhere(why),
+    };
+    Ok(classes.into_iter().map(|(addr, class)| (addr, lead(class))).collect())
+}
+
 /// What [`Health`] calls routes that the kernel does not take.
 const POD_ROUTES: &str = "pod routes";
 
@@ -147,7 +162,7 @@ fn why(unreachable: &[&Unreachable]) -> String {
 /// Through which neighbours pods are reached. Of two nodes that claim the same network the first by name counts.
 fn hops(
     peers: &BTreeMap<String, Peer>,
-    leads: &BTreeMap<std::net::IpAddr, Lead>,
+    leads: &BTreeMap<IpAddr, Lead>,
     links: &BTreeMap<u32, Link>,
 ) -> BTreeMap<IpNet, Hop> {
     let mut hops = BTreeMap::new();

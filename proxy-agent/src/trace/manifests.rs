@@ -28,7 +28,7 @@ use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
 use crate::source::Source;
 use crate::store::Store;
-use crate::view::Names;
+use crate::view::{Names, frontend_names};
 
 /// The objects of a folder, and what the node is by them.
 pub(super) struct Folder {
@@ -114,7 +114,7 @@ impl Folder {
             generation: 0,
             affinity: BTreeMap::new(),
             connections: BTreeMap::new(),
-            names: port_names(&Names::new(snapshot.names()), tables),
+            names: port_names(&Names::new(frontend_names(&snapshot)), tables),
             entry: self.entry(from.ip(), host, to, &ground),
             notes: self.notes.iter().cloned().chain(conflicts).collect(),
             note_on_strangers: None,

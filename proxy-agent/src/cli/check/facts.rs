@@ -23,7 +23,7 @@ use crate::net::link::Link;
 use crate::net::role::{Role, role, why_no_pod};
 use crate::net::{self, LinkEvent, sysctl};
 use crate::privileges::{Need, missing_here};
-use crate::run::RUN_DIR;
+use crate::settings::RUN_DIR;
 use crate::source::{Source, kubernetes};
 
 /// All that the judgement goes by.

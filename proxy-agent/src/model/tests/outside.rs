@@ -11,7 +11,6 @@ use crate::builders::{ServiceBuilder, SliceBuilder, listed, node, service, slice
 use crate::desired::Desired;
 use crate::input::{Input, Update};
 use crate::model::{Lead, ModelOptions, Reach};
-use crate::settings::PodRoutes;
 use crate::tables::Tables;
 
 /// Both nodes are ready and lie behind the default route; n1's pods are routed, n2's are not.
@@ -26,11 +25,15 @@ const LEADS: [(&str, Lead); 8] = [
     ("198.51.100.1", Lead::Own),
 ];
 
-fn outside(pod_routes: PodRoutes) -> Desired {
+/// Pods are reached by routes of their own, or by the default route as well.
+const ROUTES_ALONE: bool = false;
+const DEFAULT_ROUTE_TOO: bool = true;
+
+fn outside(default_leads_to_pods: bool) -> Desired {
     // That a node has the host's name must not matter.
     let mut desired = Desired::with_options(
         "",
-        ModelOptions { reach: Some(Arc::new(Reach::unknown(pod_routes))), ..ModelOptions::default() },
+        ModelOptions { reach: Some(Arc::new(Reach::unknown(default_leads_to_pods))), ..ModelOptions::default() },
     );
     let inputs = [peer("n1", "192.0.2.11", "10.244.1.0/24", true), peer("n2", "192.0.2.12", "10.244.2.0/24", true)];
     listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
@@ -66,8 +69,8 @@ fn shown(desired: &Desired) -> String {
     text
 }
 
-fn check<const N: usize>(pod_routes: PodRoutes, objects: [Input; N], expected: Expect) {
-    let mut desired = outside(pod_routes);
+fn check<const N: usize>(default_leads_to_pods: bool, objects: [Input; N], expected: Expect) {
+    let mut desired = outside(default_leads_to_pods);
     objects.into_iter().for_each(|input| desired.apply(input));
     expected.assert_eq(&settle(&mut desired, &LEADS));
 }
@@ -84,7 +87,7 @@ fn both() -> SliceBuilder {
 #[test]
 fn what_no_route_is_for_is_left_out() {
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [web().into(), both().into()],
         expect![[r#"
         10.96.0.1 address
@@ -98,7 +101,7 @@ fn what_no_route_is_for_is_left_out() {
 #[test]
 fn the_default_route_counts_if_the_operator_says_so() {
     check(
-        PodRoutes::Default,
+        DEFAULT_ROUTE_TOO,
         [web().into(), both().into()],
         expect![[r#"
         10.96.0.1 address
@@ -113,7 +116,7 @@ fn the_default_route_counts_if_the_operator_says_so() {
 fn what_is_no_pod_lies_where_any_route_leads() {
     let slice = slice("web-1", "web").tcp(80).ready("198.51.100.9").ready("198.51.100.1").ready("192.0.2.12").on("n2");
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [web().into(), slice.ready("203.0.113.1").into()],
         expect![[r#"
         10.96.0.1 address
@@ -132,7 +135,7 @@ fn a_node_stands_for_the_pods_that_are_out_of_reach() {
         spec.health_check_node_port = Some(32_000);
     });
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [web.clone().into(), both().into()],
         expect![[r#"
         10.96.0.1 address
@@ -142,7 +145,7 @@ fn a_node_stands_for_the_pods_that_are_out_of_reach() {
         203.0.113.7:80/tcp load-balancer of 10.96.0.1:80/tcp
     "#]],
     );
-    let mut desired = outside(PodRoutes::Off);
+    let mut desired = outside(ROUTES_ALONE);
     [web.external_local().into(), both().into()].into_iter().for_each(|input| desired.apply(input));
     settle(&mut desired, &LEADS);
     assert!(desired.health_checks().is_empty(), "nothing listens");
@@ -153,7 +156,7 @@ fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
     let web = |port| web().type_("NodePort").node_port(port);
     let gone = || slice("web-1", "web").tcp(80).ready("10.244.2.5").on("gone").ready("10.244.2.6");
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [web(30_080).into(), gone().into()],
         expect![[r#"
         10.96.0.1 address
@@ -163,7 +166,7 @@ fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
     "#]],
     );
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [web(30_080).external_local().into(), gone().into()],
         expect![[r#"
             10.96.0.1 address
@@ -180,7 +183,7 @@ fn a_node_is_as_good_as_its_best_endpoint() {
     let slice = slice("web-1", "web").tcp(80).terminating("10.244.2.5").on("n2").ready("10.244.2.6").on("n2");
     let web = web().type_("NodePort").node_port(30_080).external_local();
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [web.clone().into(), slice.into()],
         expect![[r#"
             10.96.0.1 address
@@ -195,7 +198,7 @@ fn nobody_is_local() {
     let two = service("two").cluster_ip("10.96.0.2").tcp(80).internal_local();
     let pods = slice("two-1", "two").tcp(80).ready("10.244.1.6").on("");
     check(
-        PodRoutes::Off,
+        ROUTES_ALONE,
         [two.into(), pods.into()],
         expect![[r#"
             10.96.0.2 address
@@ -206,7 +209,7 @@ fn nobody_is_local() {
 
 #[test]
 fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
-    let mut desired = outside(PodRoutes::Off);
+    let mut desired = outside(ROUTES_ALONE);
     let web = || web().type_("NodePort").node_port(30_080).external_local();
     let other = service("other").cluster_ip("10.96.0.9").tcp(80);
     let others = slice("other-1", "other").tcp(80).ready("10.244.1.6").on("n1");
@@ -240,7 +243,7 @@ fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
 
 #[test]
 fn what_was_made_before_anything_was_known_is_made_anew() {
-    let mut desired = outside(PodRoutes::Off);
+    let mut desired = outside(ROUTES_ALONE);
     let objects: [Input; 2] = [web().into(), both().into()];
     objects.into_iter().for_each(|input| desired.apply(input));
     desired.sync(); // To ask has failed.

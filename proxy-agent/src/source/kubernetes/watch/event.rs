@@ -69,13 +69,13 @@ impl<K: Kept> Lenient<K> {
     fn read(text: &str) -> serde_json::Result<Self> {
         Ok(match serde_json::from_str::<K::Object>(text) {
             Ok(object) => Self {
-                name: ObjectName::from(&object),
+                name: ObjectName::from(object.meta()),
                 version: object.meta().resource_version.clone().unwrap_or_default(),
                 object: Ok(K::keep(object)),
             },
             Err(error) => {
                 let object: PartialObjectMeta = serde_json::from_str(text)?;
-                let (name, version) = (ObjectName::from(&object), object.metadata.resource_version);
+                let (name, version) = (ObjectName::from(&object.metadata), object.metadata.resource_version);
                 Self { name, version: version.unwrap_or_default(), object: Err(error.to_string()) }
             }
         })

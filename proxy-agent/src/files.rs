@@ -20,18 +20,18 @@ const INTERVAL: Duration = Duration::from_secs(10);
 pub struct Files(Vec<(PathBuf, String)>);
 
 impl Files {
-    pub(super) fn read(&mut self, path: &Path) -> Result<&str> {
+    pub(crate) fn read(&mut self, path: &Path) -> Result<&str> {
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         self.0.push((path.to_owned(), text));
         Ok(self.0.last().map(|(_, text)| text.as_str()).unwrap_or_default())
     }
 
-    pub(super) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         self.0.iter().map(|(path, _)| path)
     }
 
     /// For the log.
-    pub(super) fn names(&self) -> String {
+    pub(crate) fn names(&self) -> String {
         let names: Vec<_> = self.0.iter().map(|(path, _)| path.display().to_string()).collect();
         if names.is_empty() { "flags".to_owned() } else { names.join(", ") }
     }

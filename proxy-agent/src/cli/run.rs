@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use caps::Capability;
 use nix::unistd::geteuid;
-use tracing::{info, warn};
+use tracing::warn;
 
-use super::{Configuration, RunArgs, logging};
-use crate::cli::{CleanupArgs, cleanup, wait_for};
+use super::cleanup::{CleanupArgs, cleanup};
+use super::runtime::wait_for;
+use crate::config::{Configuration, RunArgs, logging};
 use crate::events::Events;
 use crate::net::changes::Changes;
 use crate::privileges::{confine, demand};
@@ -88,38 +89,5 @@ fn adjust_oom_score(score: Option<i32>) {
     let Some(score) = score else { return };
     if let Err(error) = fs::write(FILE, score.to_string()) {
         warn!(%error, score, file = FILE, "oom score not adjusted: to lower it takes CAP_SYS_RESOURCE");
-    }
-}
-
-impl Configuration {
-    /// What is in force, and what was not taken as it stands.
-    fn log(&self, settings: &Settings) {
-        let (remarks, common) = (&self.remarks, self.checked.common);
-        if !remarks.doubtful_fields.is_empty() {
-            warn!(
-                fields = remarks.doubtful_fields.join(", "),
-                "fields of the configuration are unknown, or given twice"
-            );
-        }
-        if !remarks.ignored_flags.is_empty() {
-            info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy that mean nothing to kpx are ignored");
-        }
-        if !remarks.overruled_flags.is_empty() {
-            warn!(flags = remarks.overruled_flags.join(", "), "flags are ignored, as the file of --config says it all");
-        }
-        if !remarks.unknown_feature_gates.is_empty() {
-            warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
-        }
-        info!(
-            from = self.files.names(),
-            mode = %settings.mode,
-            proxy_mode = self.kube_proxy.mode,
-            masquerade = %settings.node.masquerade,
-            masquerade_all = settings.node.masquerade_all,
-            local_pods = %settings.node.detector,
-            node_ports = %settings.node.node_ports,
-            min_sync_period = %common.min_sync_period,
-            "configuration"
-        );
     }
 }
