@@ -33,9 +33,9 @@ use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
 use crate::input::Input;
 use crate::metrics::Phase;
-use crate::net::LinkEvent;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
+use proxy_net::LinkEvent;
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;

@@ -9,12 +9,11 @@
 //! What kube-proxy has translated it goes on to translate after its end ([`stale`]): for UDP, whose flows have no end of
 //! their own, those entries have to go.
 
-mod netlink;
 pub mod stale;
 pub mod sysctl;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,13 +33,6 @@ pub struct Reconciled {
     pub ip_family: IpFamily,
     pub deleted: u64,
     pub duration: Duration,
-}
-
-/// The two ends of one direction of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tuple {
-    src: SocketAddr,
-    dst: SocketAddr,
 }
 
 /// At most one look through the table in this time.

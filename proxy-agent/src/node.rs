@@ -25,13 +25,13 @@ use crate::datapath::{Attachments, Hooks, NodeMaps};
 use crate::desired::Desired;
 use crate::health::Health;
 use crate::metrics::Mended;
-use crate::net::anchor::{self, Anchor, anchor_mtu};
-use crate::net::link::Link;
-use crate::net::role::Role;
-use crate::net::{Handle, LinkEvent, addr, fib, pod_route, rule, sysctl};
 use detect::Detection;
 use fast_path::FastPathState;
 use outside::Outside;
+use proxy_net::anchor::{self, Anchor, anchor_mtu};
+use proxy_net::link::Link;
+use proxy_net::role::Role;
+use proxy_net::{Handle, LinkEvent, addr, fib, pod_route, rule, sysctl};
 use wanted::Followed;
 use ways::Ways;
 

@@ -28,13 +28,14 @@ use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
-use crate::net::changes::{Changes, Undone};
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
 use crate::settings::Settings;
 use crate::source::Source;
-use crate::{conntrack, control, leftovers, net};
+use crate::{conntrack, control, leftovers};
+use proxy_net as net;
+use proxy_net::changes::{Changes, Undone};
 
 pub use prepare::{Prepared, prepare};
 

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use crate::desired::Desired;
 use crate::events::Events;
-use crate::net::listeners::Listeners;
+use proxy_net::listeners::Listeners;
 
 #[derive(Debug, Default)]
 pub(super) struct Shadows {

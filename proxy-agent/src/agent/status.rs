@@ -9,10 +9,10 @@ use proxy_common::names;
 use super::Agent;
 use crate::desired::{Desired, FamilyCounts};
 use crate::health::{Problem, Problems};
-use crate::net::{self, role::Role};
 use crate::status::{
     DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
 };
+use proxy_net::{self as net, role::Role};
 
 impl Agent {
     pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {

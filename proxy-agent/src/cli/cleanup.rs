@@ -16,10 +16,11 @@ use super::output::print;
 use crate::config::duration::GoDuration;
 use crate::control::client::Client;
 use crate::datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
-use crate::net::changes::{Changes, Undone, Wanted};
-use crate::net::{Handle, filter};
 use crate::settings::{RUN_DIR, Settings};
-use crate::{control, leftovers, net, object};
+use crate::{control, leftovers, object};
+use proxy_net as net;
+use proxy_net::changes::{Changes, Undone, Wanted};
+use proxy_net::{Handle, filter};
 
 use wanted::kube_proxys_sysctls;
 

@@ -14,14 +14,14 @@ use super::cleanup::{CleanupArgs, cleanup};
 use super::runtime::wait_for;
 use crate::config::{Configuration, RunArgs, logging};
 use crate::events::Events;
-use crate::net::changes::Changes;
 use crate::privileges::{confine, demand};
 use crate::run::{prepare, run};
 use crate::settings::Settings;
 use crate::{conntrack, control, object};
+use proxy_net::changes::Changes;
 
 /// Serves this node until stopped, or does what else `args` ask for. To be called while there is one thread.
-pub fn start(args: &RunArgs) -> Result<()> {
+pub(super) fn start(args: &RunArgs) -> Result<()> {
     let RunArgs(given) = args;
     if given.is_set("version") {
         let line = concat!("kpx ", env!("CARGO_PKG_VERSION"), "\n");

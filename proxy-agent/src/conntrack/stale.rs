@@ -16,11 +16,11 @@ use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::FrontendKey;
 use tracing::{debug, info};
 
-use super::netlink::{self, Handle};
-use super::{Reconciled, Tuple};
+use super::Reconciled;
 use crate::ip_family::IpFamily;
-use crate::net::sysctl;
 use crate::tables::{FamilyTables, Tables};
+use proxy_net::conntrack::{self, Handle, Tuple};
+use proxy_net::sysctl;
 
 /// How many entries there are in this network namespace.
 const COUNT: &str = "netfilter/nf_conntrack_count";
@@ -71,7 +71,7 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());
     }
-    let (connection, handle) = match netlink::connect() {
+    let (connection, handle) = match conntrack::connect() {
         Ok(connected) => connected,
         Err(error) => {
             debug!(%error, "the kernel tells nothing of its connections");

@@ -13,8 +13,8 @@ use nix::unistd::Pid;
 use tracing::{debug, info, warn};
 
 use crate::events::Events;
-use crate::net::changes::Changes;
-use crate::net::sysctl;
+use proxy_net::changes::Changes;
+use proxy_net::sysctl;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
 /// Buckets of the hash table. The kernel takes it here only, and for all namespaces.

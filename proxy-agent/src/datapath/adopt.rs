@@ -17,8 +17,8 @@ use tracing::{info, warn};
 use super::attach::{Attached, Attachments, CLSACT_HANDLE, Held, Hooks, Mechanism, link_name, remove_filters};
 use super::pins::{self, remove_pin};
 use super::{program, sockets};
-use crate::net::anchor;
-use crate::net::filter::PRIORITY;
+use proxy_net::anchor;
+use proxy_net::filter::PRIORITY;
 
 const BOTH: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 

@@ -17,8 +17,8 @@ use super::pins::{Pins, remove_pin};
 use super::program;
 use super::sockets::Sockets;
 use super::verify::same_device;
-use crate::net::changes::Changes;
-use crate::net::filter::{HANDLE, PRIORITY};
+use proxy_net::changes::Changes;
+use proxy_net::filter::{HANDLE, PRIORITY};
 
 /// At our place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);

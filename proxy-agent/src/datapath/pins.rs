@@ -31,8 +31,8 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
 use super::sizes::Room;
-use crate::net;
 pub use orphans::{Orphan, ensure_no_hidden_links, find, may_open_by_id, serves};
+use proxy_net as net;
 pub(super) use resize::Resize;
 
 /// Where pins are, unless the operator says otherwise.

@@ -10,9 +10,9 @@ use nix::net::if_::if_nametoindex;
 use proxy_common::names;
 
 use super::attach::{Attached, Attachments, Mechanism, Stays, link_name};
-use crate::net::Handle;
-use crate::net::changes::Changes;
-use crate::net::filter::{self, Filter, Hook};
+use proxy_net::Handle;
+use proxy_net::changes::Changes;
+use proxy_net::filter::{self, Filter, Hook};
 
 /// What the kernel shows of the files that this process has open (proc(5)); of links, where they hang.
 const FILES: &str = "/proc/self/fdinfo";

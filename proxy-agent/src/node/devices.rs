@@ -8,8 +8,8 @@ use proxy_common::device::{self, Device};
 
 use super::Node;
 use crate::desired::Desired;
-use crate::net::link::{Link, LinkKind};
-use crate::net::{addr, sysctl};
+use proxy_net::link::{Link, LinkKind};
+use proxy_net::{addr, sysctl};
 
 impl Node {
     /// Tells the programs where pods have their addresses.
@@ -84,7 +84,7 @@ fn is_strict(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::role::Behind;
+    use proxy_net::role::Behind;
 
     #[test]
     fn a_port_is_routed_by_its_bridge() {

@@ -7,7 +7,7 @@ use proxy_common::device;
 use tracing::{info, warn};
 
 use super::Node;
-use crate::net::{forward, sysctl};
+use proxy_net::{forward, sysctl};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {

@@ -8,7 +8,7 @@ use super::ways::{Changed, Ways};
 use crate::datapath::{Hooks, Missing};
 use crate::health::Health;
 use crate::metrics::Mended;
-use crate::net::anchor::{self, anchor_mtu};
+use proxy_net::anchor::{self, anchor_mtu};
 
 impl Mended {
     pub(super) fn ways(&mut self, Changed { routes, rules }: Changed) {

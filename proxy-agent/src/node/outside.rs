@@ -11,11 +11,11 @@ use crate::choices;
 use crate::desired::Desired;
 use crate::health::Health;
 use crate::model::{Lead, Peer, Unreachable};
-use crate::net::fib::RouteClass;
-use crate::net::link::Link;
-use crate::net::pod_route::{Hop, PodRoutes};
-use crate::net::role::{self, Role, role};
-use crate::net::{Handle, fib};
+use proxy_net::fib::RouteClass;
+use proxy_net::link::Link;
+use proxy_net::pod_route::{Hop, PodRoutes};
+use proxy_net::role::{self, Role, role};
+use proxy_net::{Handle, fib};
 
 pub(super) struct Outside {
     handle: Handle,
@@ -186,8 +186,8 @@ fn hops(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::link::LinkKind;
-    use crate::net::role::Behind;
+    use proxy_net::link::LinkKind;
+    use proxy_net::role::Behind;
 
     #[test]
     fn routes_lead_through_neighbours_of_the_same_family() {

@@ -11,9 +11,9 @@ use tracing::info;
 
 use super::Node;
 use crate::health::Health;
-use crate::net::route::{self, Route, Routes};
-use crate::net::rule::{self, Rule, Rules};
-use crate::net::{Handle, sysctl};
+use proxy_net::route::{self, Route, Routes};
+use proxy_net::rule::{self, Rule, Rules};
+use proxy_net::{Handle, sysctl};
 
 impl Node {
     /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.

@@ -22,13 +22,13 @@ use crate::desired::Desired;
 use crate::events::Queue;
 use crate::health::Health;
 use crate::model::{self, Cause};
-use crate::net::anchor::Anchor;
-use crate::net::{self, anchor};
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
 use crate::source::Source;
 use crate::store::Store;
 use crate::view::{Names, frontend_names};
+use proxy_net::anchor::Anchor;
+use proxy_net::{self as net, anchor};
 
 /// The objects of a folder, and what the node is by them.
 pub(super) struct Folder {

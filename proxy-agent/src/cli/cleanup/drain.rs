@@ -7,8 +7,8 @@ use anyhow::Result;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::datapath::{Drain, find};
-use crate::net::{Handle, filter};
 use crate::object;
+use proxy_net::{Handle, filter};
 
 /// How often the flows are counted.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -19,8 +19,8 @@ use tracing::{info, warn};
 
 use super::{Definition, Pins, definitions};
 use crate::datapath::adopt::program_at;
-use crate::net::anchor;
-use crate::net::filter::{Filter, HANDLE, Hook};
+use proxy_net::anchor;
+use proxy_net::filter::{Filter, HANDLE, Hook};
 
 /// The kernel keeps so many bytes of a name.
 const NAME_BYTES: usize = 15;

@@ -19,7 +19,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::datapath::Names;
-use crate::net::sock_diag;
+use proxy_net::sock_diag;
 
 /// So much of what is removed at once is looked for at once.
 const PAUSE: Duration = Duration::from_millis(200);

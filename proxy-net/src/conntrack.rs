@@ -11,28 +11,34 @@ use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterMessa
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-use super::Tuple;
-use crate::net::answers::{self, kernel};
+use super::netlink::{self, kernel};
 
 /// Attributes of an entry that make it this one and no other (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 
+/// The two ends of one direction of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuple {
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+}
+
 /// An entry for UDP whose destination was translated.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) original: Tuple,
-    pub(super) reply: Tuple,
+pub struct Entry {
+    pub original: Tuple,
+    pub reply: Tuple,
     /// By which the kernel finds it: the original tuple, the zone, the entry's number.
     name: Vec<ConntrackAttribute>,
 }
 
 /// Asks about the connections of this network namespace.
 #[derive(Clone)]
-pub(super) struct Handle(ConnectionHandle<NetfilterMessage>);
+pub struct Handle(ConnectionHandle<NetfilterMessage>);
 
 /// The future must be polled for requests to be answered.
-pub(super) fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
+pub fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     // The end of a dump carries its error.
     connection.set_forward_done(true);
@@ -41,18 +47,18 @@ pub(super) fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
 
 impl Handle {
     /// Calls `take` with each entry of a family as the kernel lists it. What changes meanwhile may be missing.
-    pub(super) async fn list(&self, family: NetfilterProtoFamily, mut take: impl FnMut(Entry)) -> io::Result<()> {
+    pub async fn list(&self, family: NetfilterProtoFamily, mut take: impl FnMut(Entry)) -> io::Result<()> {
         // Older kernels than 5.14 send all the others, too.
         let translated = ConntrackAttribute::CtaStatus(Status::DstNat);
         let request = message(family, ConntrackMessage::Get(vec![translated]), NLM_F_REQUEST | NLM_F_DUMP);
         let answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
-        answers::dumped(answers, |message| entry(message).into_iter().for_each(&mut take)).await
+        netlink::dumped(answers, |message| entry(message).into_iter().for_each(&mut take)).await.map(drop)
     }
 
     /// Whether it was still there.
-    pub(super) async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
+    pub async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
         let request = message(family, ConntrackMessage::Delete(entry.name.clone()), NLM_F_REQUEST | NLM_F_ACK);
-        answers::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
+        netlink::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
     }
 }
 

@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::behind;
 use super::link::{self, Link, LinkKind};
-use super::{Handle, connect, dump};
+use super::netlink::{Handle, connect, dump};
 
 /// Shortest time between lists of everything.
 const MIN_PERIOD: Duration = Duration::from_secs(1);

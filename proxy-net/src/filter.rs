@@ -9,7 +9,7 @@ use nix::net::if_::{if_nameindex, if_nametoindex};
 
 use proxy_common::layout::LAYOUT;
 
-use super::{Handle, dump};
+use super::netlink::{Handle, dump};
 
 /// Our place among a device's filters: "KP".
 pub const PRIORITY: u16 = 0x4b50;

@@ -12,7 +12,8 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Error, RouteMessageBuilder};
 use tracing::debug;
 
-use super::{Handle, dump, sysctl};
+use super::netlink::{Handle, dump};
+use super::sysctl;
 
 /// The protocol number (`RTA_PROTOCOL`) by which our routes are known: "K", which neither the kernel's `rtnetlink.h`
 /// nor iproute2's `rt_protos` gives to anybody. `ip route show proto 75` lists them.

@@ -1,38 +1,15 @@
-//! What the agent learns from and tells the kernel by netlink and `/proc/sys/net`: devices, the anchor, its
-//! routes and rules.
-
-pub mod addr;
-pub mod anchor;
-pub(crate) mod answers;
-mod behind;
-pub mod changes;
-pub mod fib;
-pub mod filter;
-pub mod forward;
-pub mod link;
-pub mod listeners;
-pub mod pod_route;
-pub mod ports;
-pub mod role;
-pub mod route;
-mod route_watch;
-pub mod rule;
-pub mod sock_diag;
-pub mod sysctl;
-mod watch;
+//! The netlink sockets, and the dumps that come through them.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 pub use rtnetlink::Handle;
-
-pub use route_watch::watch_routes;
-pub use watch::{LinkEvent, watch};
+use rtnetlink::sys::SocketAddr;
 
 /// How often a dump is repeated when the kernel says that something changed meanwhile.
 const DUMP_TRIES: u32 = 5;
@@ -57,7 +34,7 @@ pub fn namespace() -> anyhow::Result<PathBuf> {
 ///
 /// A dump that was disturbed by changes may lack entries that nobody touched, so it is repeated. On a node that changes
 /// all the time the last one counts: what changed is announced by events, and everybody here dumps again anyway.
-async fn dump<T>(
+pub(crate) async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
     pick: impl Fn(RouteNetlinkMessage) -> Option<T>,
@@ -81,12 +58,21 @@ async fn dump_once<T>(
 ) -> io::Result<bool> {
     let mut message = NetlinkMessage::from(request.clone());
     message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let mut answers = handle.clone().request(message).map_err(io::Error::other)?;
+    let answers = handle.clone().request(message).map_err(io::Error::other)?;
+    dumped(answers, |message| items.extend(pick(message))).await
+}
+
+/// Calls `take` with each message of a dump; says whether the dump is consistent. The connection must forward the end of
+/// a dump, which carries its error.
+pub(crate) async fn dumped<T>(
+    mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin,
+    mut take: impl FnMut(T),
+) -> io::Result<bool> {
     let mut consistent = true;
     while let Some(answer) = answers.next().await {
         consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0;
         match answer.payload {
-            NetlinkPayload::InnerMessage(message) => items.extend(pick(message)),
+            NetlinkPayload::InnerMessage(message) => take(message),
             NetlinkPayload::Done(done) if done.code == 0 => return Ok(consistent),
             NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(-done.code)),
             NetlinkPayload::Error(error) => return Err(error.to_io()),
@@ -94,4 +80,23 @@ async fn dump_once<T>(
         }
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the netlink socket closed in the middle of a dump"))
+}
+
+/// Waits until something is deleted. False if it was gone.
+pub(crate) async fn deleted<T>(mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin) -> io::Result<bool> {
+    while let Some(answer) = answers.next().await {
+        if let NetlinkPayload::Error(error) = answer.payload
+            && error.code.is_some()
+        {
+            let error = error.to_io();
+            return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
+        }
+    }
+    // The acknowledgement ends the answers.
+    Ok(true)
+}
+
+/// The address of the kernel, to which requests go.
+pub(crate) fn kernel() -> SocketAddr {
+    SocketAddr::new(0, 0)
 }

@@ -11,8 +11,9 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use tracing::info;
 
 use super::link::{self, Link, LinkKind};
+use super::netlink::Handle;
 use super::role::{Role, role};
-use super::{Handle, sysctl};
+use super::sysctl;
 
 /// The end that carries the service routes.
 pub const NAME: &str = "kpx0";

@@ -10,8 +10,9 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use proxy_common::addr::Addr;
 
 use super::link::Link;
+use super::netlink::{Handle, dump};
 use super::role::{Role, role};
-use super::{Handle, dump, sysctl};
+use super::sysctl;
 
 /// The node's primary address of a family.
 ///

@@ -12,7 +12,7 @@ use netlink_packet_route::link::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::Handle;
+use super::netlink::Handle;
 use super::role::Behind;
 
 /// A device and its addresses.

@@ -11,8 +11,9 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Error, RouteMessageBuilder};
 use tracing::info;
 
+use super::netlink::{Handle, dump};
 use super::route::{MAIN, PROTOCOL, address, family, ip};
-use super::{Handle, dump, fib, sysctl};
+use super::{fib, sysctl};
 
 /// Behind whatever others may have for the same network (`RTA_PRIORITY`).
 const METRIC: u32 = 4_096;

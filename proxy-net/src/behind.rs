@@ -11,9 +11,10 @@ use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::link::Link;
+use super::netlink::{Handle, dump};
 use super::role::Behind;
 use super::route::ip;
-use super::{Handle, dump, sysctl};
+use super::sysctl;
 
 /// So many devices are asked about one by one, and the kernel leaves all other routes out; of more, all are listed once.
 const FEW: usize = 8;

@@ -10,8 +10,8 @@ use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::netlink::{Handle, dump};
 use super::route::{address, family, ip};
-use super::{Handle, dump};
 
 /// A route for a wider network than this leads everywhere: the default route, and the halves in which VPNs put it.
 /// Nobody gives pods more than the widest private networks, 10.0.0.0/8 and fc00::/7.
@@ -48,7 +48,7 @@ pub async fn route_classes(
 }
 
 /// Whether a route to a network is one to everything.
-pub(crate) fn is_default(ipv4: bool, prefix_len: u8) -> bool {
+pub fn is_default(ipv4: bool, prefix_len: u8) -> bool {
     prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
 }
 

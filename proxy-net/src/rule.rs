@@ -23,7 +23,8 @@ use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
 use rtnetlink::Error;
 use tracing::debug;
 
-use super::{Handle, dump, route, sysctl};
+use super::netlink::{Handle, dump};
+use super::{route, sysctl};
 
 /// The table to which the rules lead: "kpx" as a number, which is nobody else's. `ip route show table 7041144` lists it.
 pub const TABLE: u32 = u32::from_be_bytes(*b"\0kpx");

@@ -11,7 +11,7 @@ use netlink_packet_core::{
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
-use super::answers::{self, kernel};
+use super::netlink::{self, kernel};
 
 /// Types of messages.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -85,7 +85,7 @@ impl Handle {
         for family in FAMILIES {
             let request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, &[0; ID_LEN]);
             let answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
-            answers::dumped(answers, |message| sockets.extend(UdpSocket::read(&message.bytes))).await?;
+            netlink::dumped(answers, |message| sockets.extend(UdpSocket::read(&message.bytes))).await?;
         }
         Ok(sockets)
     }
@@ -93,7 +93,7 @@ impl Handle {
     /// Whoever waits at the socket, or uses it next, gets ECONNABORTED. False if it was gone.
     pub async fn abort(&self, socket: &UdpSocket) -> io::Result<bool> {
         let request = request(SOCK_DESTROY, NLM_F_ACK, socket.family, &socket.id);
-        answers::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
+        netlink::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
     }
 }
 
