@@ -28,13 +28,13 @@ use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
-use crate::desired::{Desired, Sync};
 use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
-use crate::input::Input;
 use crate::metrics::Phase;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
+use proxy_core::desired::{Desired, Sync};
+use proxy_core::input::Input;
 use proxy_net::LinkEvent;
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.

@@ -31,12 +31,12 @@ use serde_json::{Map, Value, json};
 
 use crate::datapath::Sizes;
 use crate::files::Files;
-use crate::model::ModelOptions;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
 use crate::source::{Source, kubernetes};
 use flags::Given;
 use invalid::{Invalid, InvalidConfiguration};
+use proxy_core::model::ModelOptions;
 use read::Said;
 use validate::{Checked, check};
 

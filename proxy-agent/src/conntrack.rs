@@ -22,9 +22,9 @@ use proxy_common::addr::Proto;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::desired::Desired;
-use crate::diff::{Change, ServiceKey};
-use crate::ip_family::IpFamily;
+use proxy_core::desired::Desired;
+use proxy_core::diff::{Change, ServiceKey};
+use proxy_core::ip_family::IpFamily;
 use stale::Frontends;
 
 /// What became of the entries of one family.

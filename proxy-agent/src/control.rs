@@ -17,11 +17,11 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::datapath::FlowMaps;
-use crate::desired::Snapshot;
 use crate::http_server;
 use crate::metrics::Readings;
 use crate::status::Status;
 use crate::view::{self, NameView, ServiceView};
+use proxy_core::desired::Snapshot;
 
 /// A question to the loop, and where the answer goes.
 #[derive(Debug)]

@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
     use crate::choices::Mode;
-    use crate::ip_family::IpFamily;
+    use proxy_core::ip_family::IpFamily;
 
     async fn ask(router: &Router, method: &str, path: &str) -> (u16, String) {
         let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

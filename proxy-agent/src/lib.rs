@@ -3,15 +3,8 @@
 
 // The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
 pub mod agent;
-pub mod compact;
-pub mod desired;
-pub mod diff;
-pub mod input;
-pub mod model;
 pub mod monitor;
 pub mod source;
-pub mod store;
-pub mod tables;
 
 // The node.
 pub mod conntrack;
@@ -36,7 +29,6 @@ pub mod config;
 mod document;
 mod files;
 pub mod health;
-pub mod ip_family;
 pub mod leftovers;
 pub mod object;
 pub mod privileges;
@@ -47,10 +39,6 @@ pub mod top;
 pub mod trace;
 pub mod view;
 
-#[cfg(test)]
-mod builders;
-#[cfg(test)]
-mod random;
-
 // The names under which the tests still know what has moved into other crates.
+pub use proxy_core::{compact, desired, diff, input, ip_family, model, store, tables};
 pub use proxy_net as net;

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::choices::Mode;
-use crate::ip_family::IpFamily;
+use proxy_core::ip_family::IpFamily;
 
 /// The loop says here what it does; whoever is asked from outside reads it.
 ///

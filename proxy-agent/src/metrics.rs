@@ -35,7 +35,7 @@ pub use requests::Requests;
 pub use slis::Slis;
 pub use watches::Watches;
 
-use crate::ip_family::IpFamily;
+use proxy_core::ip_family::IpFamily;
 
 /// Clones set the same metrics.
 #[derive(Clone, Debug)]

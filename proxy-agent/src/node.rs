@@ -22,12 +22,12 @@ use tracing::info;
 
 use crate::choices::PodRoutes;
 use crate::datapath::{Attachments, Hooks, NodeMaps};
-use crate::desired::Desired;
 use crate::health::Health;
 use crate::metrics::Mended;
 use detect::Detection;
 use fast_path::FastPathState;
 use outside::Outside;
+use proxy_core::desired::Desired;
 use proxy_net::anchor::{self, Anchor, anchor_mtu};
 use proxy_net::link::Link;
 use proxy_net::role::Role;

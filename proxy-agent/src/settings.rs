@@ -8,9 +8,9 @@ pub use crate::choices::{Mode, PodRoutes, SocketLb};
 pub use crate::conntrack::sysctl::Conntrack;
 use crate::datapath::{Mechanism, Sizes, SocketOptions};
 use crate::files::Files;
-use crate::model::ModelOptions;
 use crate::node::NodeOptions;
 use crate::source::Source;
+use proxy_core::model::ModelOptions;
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";

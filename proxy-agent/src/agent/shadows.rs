@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::addr::Proto;
 use tracing::{debug, warn};
 
-use crate::desired::Desired;
 use crate::events::Events;
+use proxy_core::desired::Desired;
 use proxy_net::listeners::Listeners;
 
 #[derive(Debug, Default)]

@@ -7,11 +7,11 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
-use crate::desired::{Desired, FamilyCounts};
 use crate::health::{Problem, Problems};
 use crate::status::{
     DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
 };
+use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_net::{self as net, role::Role};
 
 impl Agent {

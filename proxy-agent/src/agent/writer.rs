@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use tracing::debug;
 
 use crate::datapath::Maps;
-use crate::diff::{Change, ServiceKey};
-use crate::ip_family::IpFamily;
-use crate::tables::Tables;
+use proxy_core::diff::{Change, ServiceKey};
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::Tables;
 
 /// Changes that are handed over at once, at most: after one that is refused they are looked through anew.
 const BATCH: usize = 1_024;
@@ -87,9 +87,9 @@ mod tests {
     use proxy_common::frontend::{Set, SlotKey};
 
     use super::*;
-    use crate::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
-    use crate::desired::Desired;
-    use crate::diff::FamilyChange;
+    use proxy_core::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
+    use proxy_core::desired::Desired;
+    use proxy_core::diff::FamilyChange;
 
     /// Has room for two slots.
     #[derive(Default)]

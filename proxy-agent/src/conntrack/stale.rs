@@ -17,8 +17,8 @@ use proxy_common::frontend::FrontendKey;
 use tracing::{debug, info};
 
 use super::Reconciled;
-use crate::ip_family::IpFamily;
-use crate::tables::{FamilyTables, Tables};
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::{FamilyTables, Tables};
 use proxy_net::conntrack::{self, Handle, Tuple};
 use proxy_net::sysctl;
 
@@ -140,8 +140,8 @@ fn is_denied(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, service};
-    use crate::desired::Desired;
+    use proxy_core::builders::{listed, service};
+    use proxy_core::desired::Desired;
 
     #[test]
     fn only_what_translates_a_frontend_of_udp_is_stale() {

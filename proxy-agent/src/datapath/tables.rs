@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 
 use super::sizes::refused;
 use super::{Names, take};
-use crate::diff::{Change, FamilyChange};
-use crate::tables::{FamilyTables, RangeKey, Tables};
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_core::tables::{FamilyTables, RangeKey, Tables};
 use table::{Table, deleted};
 
 mod table;

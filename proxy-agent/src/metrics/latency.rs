@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use super::ProxyMetrics;
-use crate::input::{ObjectName, Trigger};
-use crate::ip_family::IpFamily;
+use proxy_core::input::{ObjectName, Trigger};
+use proxy_core::ip_family::IpFamily;
 
 /// Triggers that are remembered of one Service: a family that stays out of force must not cost more and more.
 const PENDING: usize = 256;
@@ -55,8 +55,8 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::object_name;
     use crate::metrics::Metrics;
+    use proxy_core::builders::object_name;
 
     #[test]
     fn each_trigger_counts_once_when_its_family_is_in_force() {

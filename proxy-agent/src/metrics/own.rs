@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 
 use super::kube_proxy::durations;
 use super::{ByFamily, Histograms};
-use crate::ip_family::IpFamily;
+use proxy_core::ip_family::IpFamily;
 
 #[derive(Clone, Debug)]
 pub struct OwnMetrics {

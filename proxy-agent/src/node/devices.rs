@@ -7,7 +7,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, Device};
 
 use super::Node;
-use crate::desired::Desired;
+use proxy_core::desired::Desired;
 use proxy_net::link::{Link, LinkKind};
 use proxy_net::{addr, sysctl};
 

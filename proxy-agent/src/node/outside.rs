@@ -8,9 +8,9 @@ use ipnet::IpNet;
 
 use super::Node;
 use crate::choices;
-use crate::desired::Desired;
 use crate::health::Health;
-use crate::model::{Lead, Peer, Unreachable};
+use proxy_core::desired::Desired;
+use proxy_core::model::{Lead, Peer, Unreachable};
 use proxy_net::fib::RouteClass;
 use proxy_net::link::Link;
 use proxy_net::pod_route::{Hop, PodRoutes};

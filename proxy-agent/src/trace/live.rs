@@ -23,8 +23,8 @@ use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
 use crate::datapath;
 use crate::status::Status;
-use crate::tables::{FamilyTables, RangeKey};
 use crate::view::Names;
+use proxy_core::tables::{FamilyTables, RangeKey};
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
 

@@ -10,10 +10,10 @@ use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 
-use crate::desired::Snapshot;
-use crate::model::Skipped;
-use crate::tables::{FamilyTables, Tables};
 use crate::view::Names;
+use proxy_core::desired::Snapshot;
+use proxy_core::model::Skipped;
+use proxy_core::tables::{FamilyTables, Tables};
 
 /// What the maps of one family hold, and where the packet comes in.
 #[derive(Clone, Debug)]

@@ -22,10 +22,10 @@ use self::pace::Pace;
 use self::trouble::Trouble;
 use super::client::Clients;
 use super::outage::Outage;
-use crate::compact::Kept;
 use crate::health::Health;
-use crate::input::{Input, ObjectName, Update};
 use crate::metrics::Watches;
+use proxy_core::compact::Kept;
+use proxy_core::input::{Input, ObjectName, Update};
 
 mod event;
 pub(super) mod failure;

@@ -1,11 +1,11 @@
 use expect_test::{expect, expect_file};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::builders::{listed, node, service, slice};
 use crate::datapath::Counts;
-use crate::desired::Desired;
-use crate::input::Input;
 use crate::view::{Names, ServiceView, frontend_names, views};
+use proxy_core::builders::{listed, node, service, slice};
+use proxy_core::desired::Desired;
+use proxy_core::input::Input;
 
 fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
     let mut desired = Desired::new("here");

@@ -7,8 +7,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::compact::Kept;
-use crate::input::ObjectName;
+use proxy_core::compact::Kept;
+use proxy_core::input::ObjectName;
 
 /// The annotation of the bookmark at the end of a streaming list.
 const LISTED: &str = "k8s.io/initial-events-end";
@@ -94,7 +94,7 @@ mod tests {
     use kube::core::ObjectList;
 
     use super::*;
-    use crate::compact::Service;
+    use proxy_core::compact::Service;
 
     #[test]
     fn a_bad_object_costs_only_itself() {

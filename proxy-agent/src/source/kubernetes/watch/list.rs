@@ -18,8 +18,8 @@ use super::event::{Event, Lenient};
 use super::failure::Over;
 use super::trouble::Trouble;
 use super::{PAGE, Watch};
-use crate::compact::Kept;
-use crate::input::{Input, ObjectName, Update};
+use proxy_core::compact::Kept;
+use proxy_core::input::{Input, ObjectName, Update};
 
 /// How many streams in a row may break before pages are asked for: what lies between may not let one come to its end.
 pub(super) const STREAMS: u8 = 3;

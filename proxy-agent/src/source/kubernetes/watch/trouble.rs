@@ -7,8 +7,8 @@ use tracing::debug;
 
 use super::failure::{End, Over};
 use crate::health::Health;
-use crate::input::ObjectName;
 use crate::metrics::Watches;
+use proxy_core::input::ObjectName;
 
 /// From so many on, watches that end at once are a problem.
 const ENDS: u32 = 5;

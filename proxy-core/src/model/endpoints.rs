@@ -16,7 +16,7 @@ mod detour;
 pub(super) use detour::Detour;
 
 /// One EndpointSlice as far as it could be read.
-pub(crate) struct Slice<'a, A: Addr> {
+pub struct Slice<'a, A: Addr> {
     ports: Vec<SlicePort<'a>>,
     endpoints: Vec<Endpoint<'a, A>>,
 }
@@ -29,15 +29,15 @@ struct SlicePort<'a> {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Endpoint<'a, A: Addr> {
+pub struct Endpoint<'a, A: Addr> {
     /// As the slice lists it.
-    pub(crate) object: &'a compact::Endpoint,
+    pub object: &'a compact::Endpoint,
     addr: A,
-    pub(crate) ready: bool,
-    pub(crate) serving: bool,
-    pub(crate) terminating: bool,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
     /// On this node.
-    pub(crate) local: bool,
+    pub local: bool,
     for_node: Hint,
     for_zone: Hint,
     way: Way<A>,
@@ -52,7 +52,7 @@ enum Hint {
 }
 
 /// The endpoints of one service port by where they listen.
-pub(crate) struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<'a, A>>);
+pub struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<'a, A>>);
 
 /// Which sets a service port's frontends choose from.
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ pub(super) struct Sets<A: Addr> {
 
 impl<'a, A: Addr> Slice<'a, A> {
     /// `None` if the slice is of another family, or of none (`FQDN`).
-    pub(crate) fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
+    pub fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
         if *slice.address_type != *A::FAMILY {
             return None;
         }
@@ -139,7 +139,7 @@ impl Hint {
 }
 
 /// Joins by port name and protocol. Each slice may give the name another number: pods can disagree on a named port.
-pub(crate) fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -> Joined<'a, A> {
+pub fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -> Joined<'a, A> {
     let mut joined = BTreeMap::new();
     for slice in slices {
         for port in slice.ports.iter().filter(|port| port.name == name && port.proto == proto) {
@@ -198,7 +198,7 @@ impl<A: Addr> Joined<'_, A> {
     }
 
     /// All that are listed, whether they may serve or not.
-    pub(crate) fn listed(&self) -> impl Iterator<Item = (SockAddr<A>, &Endpoint<'_, A>)> {
+    pub fn listed(&self) -> impl Iterator<Item = (SockAddr<A>, &Endpoint<'_, A>)> {
         self.0.iter().map(|(at, endpoint)| (*at, *endpoint))
     }
 

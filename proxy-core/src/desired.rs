@@ -235,12 +235,12 @@ impl Desired {
         Some((ObjectRef { kind: "Service", name: service.clone() }, field.to_owned()))
     }
 
-    pub(crate) fn store(&self) -> &Store {
+    pub fn store(&self) -> &Store {
         &self.store
     }
 
     /// What of this node matters to Services.
-    pub(crate) fn node(&self) -> &NodeModel {
+    pub fn node(&self) -> &NodeModel {
         &self.node
     }
 

@@ -25,11 +25,11 @@ mod port;
 mod read;
 
 use endpoints::{Detour, Joined};
-pub(crate) use endpoints::{Endpoint, Slice, join};
+pub use endpoints::{Endpoint, Slice, join};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use guard::Guard;
-pub(crate) use guard::concerns as concerns_guard;
+pub use guard::concerns as concerns_guard;
 pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
 pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
@@ -37,7 +37,7 @@ pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
 pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
-pub(crate) use read::{cidr, ip};
+pub use read::{cidr, ip};
 
 /// What one Service offers, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

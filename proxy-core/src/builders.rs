@@ -14,17 +14,17 @@ use k8s_openapi::jiff::Timestamp;
 use crate::compact;
 use crate::input::{Input, ObjectName, Update};
 
-pub(crate) fn object_name(name: &str) -> ObjectName {
+pub fn object_name(name: &str) -> ObjectName {
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     ObjectName::new(namespace, name)
 }
 
-pub(crate) fn names<const N: usize>(names: [&str; N]) -> [String; N] {
+pub fn names<const N: usize>(names: [&str; N]) -> [String; N] {
     names.map(|name| object_name(name).to_string())
 }
 
 /// The first list of every kind, empty.
-pub(crate) fn listed() -> [Input; 4] {
+pub fn listed() -> [Input; 4] {
     [
         Input::Service(Update::All(Vec::new())),
         Input::EndpointSlice(Update::All(Vec::new())),
@@ -39,20 +39,20 @@ fn meta(name: &str) -> ObjectMeta {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct ServiceBuilder(Service);
+pub struct ServiceBuilder(Service);
 
-pub(crate) fn service(name: &str) -> ServiceBuilder {
+pub fn service(name: &str) -> ServiceBuilder {
     ServiceBuilder(Service { metadata: meta(name), spec: Some(ServiceSpec::default()), status: None })
 }
 
 impl ServiceBuilder {
-    pub(crate) fn edit(mut self, edit: impl FnOnce(&mut ServiceSpec)) -> Self {
+    pub fn edit(mut self, edit: impl FnOnce(&mut ServiceSpec)) -> Self {
         edit(self.0.spec.get_or_insert_default());
         self
     }
 
     /// One more ClusterIP, of either family.
-    pub(crate) fn cluster_ip(self, ip: &str) -> Self {
+    pub fn cluster_ip(self, ip: &str) -> Self {
         let family = if ip.contains(':') { "IPv6" } else { "IPv4" };
         self.edit(|spec| {
             spec.cluster_ip.get_or_insert_with(|| ip.to_owned());
@@ -61,45 +61,45 @@ impl ServiceBuilder {
         })
     }
 
-    pub(crate) fn port(self, name: &str, protocol: &str, port: i32) -> Self {
+    pub fn port(self, name: &str, protocol: &str, port: i32) -> Self {
         let name = (!name.is_empty()).then(|| name.to_owned());
         let port = ServicePort { name, protocol: Some(protocol.to_owned()), port, ..Default::default() };
         self.edit(|spec| spec.ports.get_or_insert_default().push(port))
     }
 
-    pub(crate) fn tcp(self, port: i32) -> Self {
+    pub fn tcp(self, port: i32) -> Self {
         self.port("", "TCP", port)
     }
 
-    pub(crate) fn type_(self, type_: &str) -> Self {
+    pub fn type_(self, type_: &str) -> Self {
         self.edit(|spec| spec.type_ = Some(type_.to_owned()))
     }
 
-    pub(crate) fn internal_local(self) -> Self {
+    pub fn internal_local(self) -> Self {
         self.edit(|spec| spec.internal_traffic_policy = Some("Local".to_owned()))
     }
 
-    pub(crate) fn external_local(self) -> Self {
+    pub fn external_local(self) -> Self {
         self.edit(|spec| spec.external_traffic_policy = Some("Local".to_owned()))
     }
 
     /// The last port's.
-    pub(crate) fn node_port(self, node_port: i32) -> Self {
+    pub fn node_port(self, node_port: i32) -> Self {
         self.edit(|spec| {
             spec.ports.iter_mut().flatten().last().expect("a port to edit").node_port = Some(node_port);
         })
     }
 
-    pub(crate) fn external_ip(self, ip: &str) -> Self {
+    pub fn external_ip(self, ip: &str) -> Self {
         self.edit(|spec| spec.external_ips.get_or_insert_default().push(ip.to_owned()))
     }
 
-    pub(crate) fn source_range(self, range: &str) -> Self {
+    pub fn source_range(self, range: &str) -> Self {
         self.edit(|spec| spec.load_balancer_source_ranges.get_or_insert_default().push(range.to_owned()))
     }
 
     /// An address that the load balancer got, in an `ipMode` or in none.
-    pub(crate) fn ingress(mut self, ip: &str, mode: Option<&str>) -> Self {
+    pub fn ingress(mut self, ip: &str, mode: Option<&str>) -> Self {
         let status = self.0.status.get_or_insert_default();
         let ingress = status.load_balancer.get_or_insert_default().ingress.get_or_insert_default();
         let (ip, ip_mode) = (Some(ip.to_owned()), mode.map(str::to_owned));
@@ -107,11 +107,11 @@ impl ServiceBuilder {
         self
     }
 
-    pub(crate) fn vip(self, ip: &str) -> Self {
+    pub fn vip(self, ip: &str) -> Self {
         self.ingress(ip, None)
     }
 
-    pub(crate) fn affinity(self, secs: Option<i32>) -> Self {
+    pub fn affinity(self, secs: Option<i32>) -> Self {
         self.edit(|spec| {
             spec.session_affinity = Some("ClientIP".to_owned());
             let client_ip = Some(ClientIPConfig { timeout_seconds: secs });
@@ -119,28 +119,28 @@ impl ServiceBuilder {
         })
     }
 
-    pub(crate) fn algorithm(mut self, name: &str) -> Self {
+    pub fn algorithm(mut self, name: &str) -> Self {
         let annotations = self.0.metadata.annotations.get_or_insert_default();
         annotations.insert("kpx.dev/lb-algorithm".to_owned(), name.to_owned());
         self
     }
 
-    pub(crate) fn label(mut self, label: &str) -> Self {
+    pub fn label(mut self, label: &str) -> Self {
         self.0.metadata.labels.get_or_insert_default().insert(label.to_owned(), String::new());
         self
     }
 
     /// In seconds since 1970.
-    pub(crate) fn created(mut self, second: i64) -> Self {
+    pub fn created(mut self, second: i64) -> Self {
         self.0.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
         self
     }
 
-    pub(crate) fn object(&self) -> compact::Service {
+    pub fn object(&self) -> compact::Service {
         self.0.clone().into()
     }
 
-    pub(crate) fn deleted(&self) -> Input {
+    pub fn deleted(&self) -> Input {
         Input::Service(Update::Del(ObjectName::from(&self.0.metadata)))
     }
 }
@@ -152,62 +152,62 @@ impl From<ServiceBuilder> for Input {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct SliceBuilder(EndpointSlice);
+pub struct SliceBuilder(EndpointSlice);
 
 /// Of IPv4.
-pub(crate) fn slice(name: &str, service: &str) -> SliceBuilder {
+pub fn slice(name: &str, service: &str) -> SliceBuilder {
     let slice = EndpointSlice { metadata: meta(name), address_type: "IPv4".to_owned(), ..Default::default() };
     SliceBuilder(slice).label("kubernetes.io/service-name", service)
 }
 
 impl SliceBuilder {
-    pub(crate) fn address_type(mut self, address_type: &str) -> Self {
+    pub fn address_type(mut self, address_type: &str) -> Self {
         self.0.address_type = address_type.to_owned();
         self
     }
 
-    pub(crate) fn label(mut self, label: &str, value: &str) -> Self {
+    pub fn label(mut self, label: &str, value: &str) -> Self {
         self.0.metadata.labels.get_or_insert_default().insert(label.to_owned(), value.to_owned());
         self
     }
 
-    pub(crate) fn without_service(mut self) -> Self {
+    pub fn without_service(mut self) -> Self {
         self.0.metadata.labels = None;
         self
     }
 
-    pub(crate) fn port(mut self, name: &str, protocol: &str, port: i32) -> Self {
+    pub fn port(mut self, name: &str, protocol: &str, port: i32) -> Self {
         let (name, protocol) = (Some(name.to_owned()), Some(protocol.to_owned()));
         let port = EndpointPort { name, protocol, port: Some(port), ..Default::default() };
         self.0.ports.get_or_insert_default().push(port);
         self
     }
 
-    pub(crate) fn tcp(self, port: i32) -> Self {
+    pub fn tcp(self, port: i32) -> Self {
         self.port("", "TCP", port)
     }
 
     /// An endpoint without conditions.
-    pub(crate) fn endpoint(mut self, ip: &str) -> Self {
+    pub fn endpoint(mut self, ip: &str) -> Self {
         let endpoint = Endpoint { addresses: vec![ip.to_owned()], ..Default::default() };
         self.0.endpoints.get_or_insert_default().push(endpoint);
         self
     }
 
-    pub(crate) fn ready(self, ip: &str) -> Self {
+    pub fn ready(self, ip: &str) -> Self {
         self.conditions(ip, true, true, false)
     }
 
-    pub(crate) fn unready(self, ip: &str) -> Self {
+    pub fn unready(self, ip: &str) -> Self {
         self.conditions(ip, false, false, false)
     }
 
     /// Still serving.
-    pub(crate) fn terminating(self, ip: &str) -> Self {
+    pub fn terminating(self, ip: &str) -> Self {
         self.conditions(ip, false, true, true)
     }
 
-    pub(crate) fn conditions(self, ip: &str, ready: bool, serving: bool, terminating: bool) -> Self {
+    pub fn conditions(self, ip: &str, ready: bool, serving: bool, terminating: bool) -> Self {
         let (ready, serving, terminating) = (Some(ready), Some(serving), Some(terminating));
         self.endpoint(ip).edit_last(|last| {
             last.conditions = Some(EndpointConditions { ready, serving, terminating });
@@ -215,33 +215,33 @@ impl SliceBuilder {
     }
 
     /// The last endpoint's node.
-    pub(crate) fn on(self, node: &str) -> Self {
+    pub fn on(self, node: &str) -> Self {
         self.edit_last(|last| last.node_name = Some(node.to_owned()))
     }
 
     /// The last endpoint's.
-    pub(crate) fn hints(self, nodes: &[&str], zones: &[&str]) -> Self {
+    pub fn hints(self, nodes: &[&str], zones: &[&str]) -> Self {
         let for_nodes = nodes.iter().map(|&name| ForNode { name: name.to_owned() }).collect::<Vec<_>>();
         let for_zones = zones.iter().map(|&name| ForZone { name: name.to_owned() }).collect::<Vec<_>>();
         let (for_nodes, for_zones) = (Some(for_nodes), Some(for_zones));
         self.edit_last(|last| last.hints = Some(EndpointHints { for_nodes, for_zones }))
     }
 
-    pub(crate) fn edit_last(mut self, edit: impl FnOnce(&mut Endpoint)) -> Self {
+    pub fn edit_last(mut self, edit: impl FnOnce(&mut Endpoint)) -> Self {
         edit(self.0.endpoints.iter_mut().flatten().last().expect("an endpoint to edit"));
         self
     }
 
-    pub(crate) fn edit(mut self, edit: impl FnOnce(&mut EndpointSlice)) -> Self {
+    pub fn edit(mut self, edit: impl FnOnce(&mut EndpointSlice)) -> Self {
         edit(&mut self.0);
         self
     }
 
-    pub(crate) fn object(&self) -> compact::EndpointSlice {
+    pub fn object(&self) -> compact::EndpointSlice {
         self.0.clone().into()
     }
 
-    pub(crate) fn deleted(&self) -> Input {
+    pub fn deleted(&self) -> Input {
         Input::EndpointSlice(Update::Del(ObjectName::from(&self.0.metadata)))
     }
 }
@@ -252,7 +252,7 @@ impl From<SliceBuilder> for Input {
     }
 }
 
-pub(crate) fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -> Input {
+pub fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -> Input {
     let address = |(type_, address): &(&str, &str)| NodeAddress { type_: (*type_).into(), address: (*address).into() };
     let addresses = Some(addresses.iter().map(address).collect());
     let mut node = Node { status: Some(NodeStatus { addresses, ..Default::default() }), ..Default::default() };
@@ -261,7 +261,7 @@ pub(crate) fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -
     Input::Node(Update::Put(Box::new(node)))
 }
 
-pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> Input {
+pub fn service_cidr(name: &str, cidrs: &[&str]) -> Input {
     let mut object = ServiceCIDR::default();
     object.metadata.name = Some(name.to_owned());
     object.spec = Some(ServiceCIDRSpec { cidrs: Some(cidrs.iter().map(|&cidr| cidr.to_owned()).collect()) });

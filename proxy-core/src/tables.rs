@@ -14,7 +14,7 @@ use crate::store::Store;
 
 mod text;
 
-pub(crate) use text::*;
+pub use text::*;
 
 /// The contents of the maps that say where packets go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

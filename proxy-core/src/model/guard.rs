@@ -51,7 +51,7 @@ impl Guard {
         }
     }
 
-    pub(crate) fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
+    pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
         &self.of_other_proxies
     }
 
@@ -103,7 +103,7 @@ impl Guard {
 }
 
 /// Whether an input about these Services changes what is guarded.
-pub(crate) fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
+pub fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
     services.any(|service| (&*service.namespace, &*service.name) == KUBERNETES)
 }
 

@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
 }
 
 /// As lenient as Kubernetes had to stay: leading zeros are decimal, and an IPv4-mapped address is IPv4.
-pub(crate) fn ip(text: &str) -> Result<IpAddr, String> {
+pub fn ip(text: &str) -> Result<IpAddr, String> {
     let strict = text.parse::<IpAddr>().ok();
     let ip =
         strict.or_else(|| zero_padded(text).map(IpAddr::V4)).ok_or_else(|| format!("{text:?} is no IP address"))?;
@@ -143,7 +143,7 @@ pub(super) fn protocol(name: Option<&str>) -> Result<Proto, String> {
 }
 
 /// Of all addresses in it the first one counts.
-pub(crate) fn cidr(text: &str) -> Result<IpNet, String> {
+pub fn cidr(text: &str) -> Result<IpNet, String> {
     let lenient = || {
         let (addr, bits) = text.split_once('/')?;
         IpNet::new(zero_padded(addr)?.into(), bits.parse().ok()?).ok()

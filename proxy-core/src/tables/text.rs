@@ -51,17 +51,17 @@ impl<A: Addr> fmt::Display for FamilyTables<A> {
 }
 
 /// A frontend's kind, and the service port to which it leads if that is not itself.
-pub(crate) struct FrontendText<'a, A: Addr>(pub(crate) &'a FrontendKey<A>, pub(crate) &'a Frontend<A>);
-pub(crate) struct ServiceText<'a>(pub(crate) &'a Service);
-pub(crate) struct BackendText<'a, A: Addr>(pub(crate) &'a Backend<A>);
+pub struct FrontendText<'a, A: Addr>(pub &'a FrontendKey<A>, pub &'a Frontend<A>);
+pub struct ServiceText<'a>(pub &'a Service);
+pub struct BackendText<'a, A: Addr>(pub &'a Backend<A>);
 /// What an endpoint is in.
-pub(crate) struct EndpointText<'a>(pub(crate) &'a Endpoint);
+pub struct EndpointText<'a>(pub &'a Endpoint);
 /// How many places the slots have, and a checksum of who has which.
-pub(crate) struct MaglevText<'a>(pub(crate) &'a Maglev);
+pub struct MaglevText<'a>(pub &'a Maglev);
 /// Without its service port.
-pub(crate) struct RangeText<'a, A: Addr>(pub(crate) &'a RangeKey<A>);
+pub struct RangeText<'a, A: Addr>(pub &'a RangeKey<A>);
 
-pub(crate) fn set_name(set: Set) -> &'static str {
+pub fn set_name(set: Set) -> &'static str {
     if set == Set::LOCAL { "local" } else { "cluster" }
 }
 
