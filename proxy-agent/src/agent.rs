@@ -27,7 +27,6 @@ use crate::agent::writer::Writer;
 use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
-use crate::datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
 use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
 use crate::metrics::Phase;
@@ -35,6 +34,7 @@ use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
+use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
 use proxy_net::LinkEvent;
 
 /// Inputs that are taken in before the maps are written: a burst costs one pass.

@@ -29,7 +29,6 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::datapath::Sizes;
 use crate::files::Files;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
@@ -37,6 +36,7 @@ use crate::source::{Source, kubernetes};
 use flags::Given;
 use invalid::{Invalid, InvalidConfiguration};
 use proxy_core::model::ModelOptions;
+use proxy_datapath::Sizes;
 use read::Said;
 use validate::{Checked, check};
 

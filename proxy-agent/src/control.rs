@@ -16,12 +16,12 @@ use http::StatusCode;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::datapath::FlowMaps;
 use crate::http_server;
 use crate::metrics::Readings;
 use crate::status::Status;
 use crate::view::{self, NameView, ServiceView};
 use proxy_core::desired::Snapshot;
+use proxy_datapath::FlowMaps;
 
 /// A question to the loop, and where the answer goes.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use nix::net::if_::if_nameindex;
 
-use crate::datapath;
 use crate::node::Node;
+use proxy_datapath as datapath;
 use proxy_net::changes::{Changes, Undone, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};

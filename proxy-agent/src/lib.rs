@@ -8,7 +8,6 @@ pub mod source;
 
 // The node.
 pub mod conntrack;
-pub mod datapath;
 pub mod node;
 
 // What others ask the agent.
@@ -30,7 +29,6 @@ mod document;
 mod files;
 pub mod health;
 pub mod leftovers;
-pub mod object;
 pub mod privileges;
 pub mod run;
 pub mod settings;
@@ -41,4 +39,6 @@ pub mod view;
 
 // The names under which the tests still know what has moved into other crates.
 pub use proxy_core::{compact, desired, diff, input, ip_family, model, store, tables};
+pub use proxy_datapath as datapath;
+pub use proxy_datapath::object;
 pub use proxy_net as net;

@@ -21,13 +21,13 @@ use proxy_common::device::{self, OwnAddr};
 use tracing::info;
 
 use crate::choices::PodRoutes;
-use crate::datapath::{Attachments, Hooks, NodeMaps};
 use crate::health::Health;
 use crate::metrics::Mended;
 use detect::Detection;
 use fast_path::FastPathState;
 use outside::Outside;
 use proxy_core::desired::Desired;
+use proxy_datapath::{Attachments, Hooks, NodeMaps};
 use proxy_net::anchor::{self, Anchor, anchor_mtu};
 use proxy_net::link::Link;
 use proxy_net::role::Role;

@@ -20,7 +20,6 @@ use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::choices::Mode;
 use crate::cli::cleanup::wanted::kube_proxys_sysctls;
 use crate::control::Asker;
-use crate::datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
 use crate::events::Events;
 use crate::health::Health;
 use crate::liveness::Liveness;
@@ -34,6 +33,7 @@ use crate::settings::Settings;
 use crate::source::Source;
 use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
+use proxy_datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undone};
 

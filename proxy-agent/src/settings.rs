@@ -6,11 +6,11 @@ use std::time::Duration;
 
 pub use crate::choices::{Mode, PodRoutes, SocketLb};
 pub use crate::conntrack::sysctl::Conntrack;
-use crate::datapath::{Mechanism, Sizes, SocketOptions};
 use crate::files::Files;
 use crate::node::NodeOptions;
 use crate::source::Source;
 use proxy_core::model::ModelOptions;
+use proxy_datapath::{Mechanism, Sizes, SocketOptions};
 
 /// Where the agent answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::{LoadedProgram, SocketsStatus};
+use proxy_datapath::{LoadedProgram, SocketsStatus};
 
 /// The state of an agent and of the programs that it loaded.
 #[derive(Clone, Debug, Serialize, Deserialize)]

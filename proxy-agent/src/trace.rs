@@ -11,8 +11,8 @@ use proxy_common::addr::{Addr4, Addr6};
 
 use crate::cli::output::print;
 use crate::config::{NodeArgs, canonical_node_name};
-use crate::object;
 use crate::settings::RUN_DIR;
+use proxy_datapath::object;
 
 pub(crate) mod explain;
 mod ground;

@@ -6,9 +6,9 @@ use anyhow::Result;
 use proxy_common::counter::Event;
 use tokio::time::Instant;
 
-use crate::datapath::Counters;
 use crate::events::Events;
 use crate::health::Health;
+use proxy_datapath::Counters;
 
 /// What [`Health`] calls it.
 const STRAYS: &str = "pods taken for outside clients";

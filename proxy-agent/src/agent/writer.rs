@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use tracing::debug;
 
-use crate::datapath::Maps;
 use proxy_core::diff::{Change, ServiceKey};
 use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::Tables;
+use proxy_datapath::Maps;
 
 /// Changes that are handed over at once, at most: after one that is refused they are looked through anew.
 const BATCH: usize = 1_024;

@@ -17,7 +17,8 @@ use crate::events::Events;
 use crate::privileges::{confine, demand};
 use crate::run::{prepare, run};
 use crate::settings::Settings;
-use crate::{conntrack, control, object};
+use crate::{conntrack, control};
+use proxy_datapath::object;
 use proxy_net::changes::Changes;
 
 /// Serves this node until stopped, or does what else `args` ask for. To be called while there is one thread.

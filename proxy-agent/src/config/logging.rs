@@ -61,7 +61,9 @@ pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",
         2..=3 => "info,proxy_agent::source=debug,kube_client=off,kube_runtime=error",
-        4..=5 => "info,proxy_agent=debug,kpx=debug,kube_client=warn,kube_runtime=warn",
-        _ => "debug,proxy_agent=trace,kpx=trace",
+        4..=5 => {
+            "info,proxy_agent=debug,proxy_datapath=debug,proxy_net=debug,kpx=debug,kube_client=warn,kube_runtime=warn"
+        }
+        _ => "debug,proxy_agent=trace,proxy_datapath=trace,proxy_net=trace,kpx=trace",
     }
 }

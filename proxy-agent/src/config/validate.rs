@@ -10,12 +10,12 @@ use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
-use crate::datapath::{Mechanism, SocketOptions};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::node::{FastPath, Masquerade, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb};
 use proxy_core::model::{ALGORITHMS, ModelOptions, Reach};
+use proxy_datapath::{Mechanism, SocketOptions};
 
 /// Longest name of a device, in bytes (`IFNAMSIZ`, without its final zero).
 const DEVICE_NAME_MAX: usize = 15;

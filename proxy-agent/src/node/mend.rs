@@ -5,9 +5,9 @@ use tracing::{debug, warn};
 
 use super::Node;
 use super::ways::{Changed, Ways};
-use crate::datapath::{Hooks, Missing};
 use crate::health::Health;
 use crate::metrics::Mended;
+use proxy_datapath::{Hooks, Missing};
 use proxy_net::anchor::{self, anchor_mtu};
 
 impl Mended {

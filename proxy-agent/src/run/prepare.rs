@@ -7,8 +7,8 @@ use tokio::runtime::Builder;
 use tracing::warn;
 
 use crate::control;
-use crate::datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
 use crate::settings::Settings;
+use proxy_datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
 use proxy_net as net;
 use proxy_net::filter::{self, Filter};
 

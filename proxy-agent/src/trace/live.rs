@@ -21,10 +21,10 @@ use super::routes::{Way, way_to};
 use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
-use crate::datapath;
 use crate::status::Status;
 use crate::view::Names;
 use proxy_core::tables::{FamilyTables, RangeKey};
+use proxy_datapath as datapath;
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
 

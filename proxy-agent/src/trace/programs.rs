@@ -18,7 +18,7 @@ use proxy_common::policy::{Decision, Origin};
 
 use super::packet;
 use super::scene::{Entry, Family, Net, Scene};
-use crate::datapath::verifier;
+use proxy_datapath::verifier;
 
 /// A program that waits for packets at a hook, and its maps.
 pub(super) struct Programs<A: Addr> {

@@ -8,11 +8,11 @@ use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 
 use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
-use crate::datapath::{Counts, FamilyCounts};
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;
 use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
+use proxy_datapath::{Counts, FamilyCounts};
 
 /// By namespace and name.
 pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {

@@ -1,11 +1,11 @@
 use expect_test::{expect, expect_file};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::datapath::Counts;
 use crate::view::{Names, ServiceView, frontend_names, views};
 use proxy_core::builders::{listed, node, service, slice};
 use proxy_core::desired::Desired;
 use proxy_core::input::Input;
+use proxy_datapath::Counts;
 
 fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
     let mut desired = Desired::new("here");

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::sys::map_walk::{Rows, Stopped};
 use anyhow::{Context, Result, bail};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
-use map_walk::{Rows, Stopped};
 use tracing::debug;
 
-use crate::datapath::sizes::refused;
-use crate::datapath::take;
+use crate::maps::take;
+use crate::sizes::refused;
 
 /// To gather fewer rows takes longer than to write each by itself.
 const FEW: usize = 8;

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixDatagram;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// That of this thread's network namespace.
-pub fn netns_cookie() -> Result<u64> {
+pub(crate) fn netns_cookie() -> Result<u64> {
     // Any socket has one.
     let socket = UnixDatagram::unbound()?;
     let (mut cookie, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);

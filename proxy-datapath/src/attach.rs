@@ -14,7 +14,6 @@ use proxy_common::names;
 use tracing::debug;
 
 use super::pins::{Pins, remove_pin};
-use super::program;
 use super::sockets::Sockets;
 use super::verify::same_device;
 use proxy_net::changes::Changes;
@@ -356,4 +355,9 @@ pub(super) fn remove_filters(device: &str) {
         // Detached when dropped.
         drop(SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None));
     }
+}
+
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    let program = ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?;
+    program.try_into().with_context(|| format!("program {name}"))
 }

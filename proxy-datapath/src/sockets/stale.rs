@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::sys::map_walk::Walk;
 use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError};
-use map_walk::Walk;
 use proxy_common::addr::{Addr4, Addr6, SockAddr};
 use proxy_common::frontend::{Endpoint, EndpointKey};
 use proxy_common::socket::{Side, Socket, SocketKey};
@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::datapath::Names;
+use crate::maps::FamilyNames;
 use proxy_net::sock_diag;
 
 /// So much of what is removed at once is looked for at once.
@@ -37,14 +37,14 @@ pub struct StaleSockets {
     removed: Arc<Notify>,
 }
 
-struct Family<A: Names> {
+struct Family<A: FamilyNames> {
     sockets: Walk<SocketKey<A>, Socket<A>>,
     endpoints: HashMap<MapData, EndpointKey<A>, Endpoint>,
 }
 
 impl StaleSockets {
     /// Before anybody has taken the maps out of `ebpf`. `removed` tells of removals.
-    pub(in crate::datapath) fn new(ebpf: &Ebpf, removed: Arc<Notify>) -> Result<Self> {
+    pub(crate) fn new(ebpf: &Ebpf, removed: Arc<Notify>) -> Result<Self> {
         Ok(Self { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, removed })
     }
 
@@ -81,7 +81,7 @@ impl StaleSockets {
     }
 }
 
-impl<A: Names> Family<A> {
+impl<A: FamilyNames> Family<A> {
     fn new(ebpf: &Ebpf) -> Result<Self> {
         let (sockets, endpoints) = (A::MAPS.udp_sockets, A::MAPS.endpoints);
         let Some(Map::LruHashMap(data)) = ebpf.map(sockets) else {

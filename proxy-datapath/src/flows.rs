@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::sys::map_walk::Walk;
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
-use map_walk::Walk;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey, Kind};
@@ -20,8 +20,8 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
 use super::counts::{Counts, FamilyCounts, Ledger};
+use super::maps::{FamilyNames, take};
 use super::pressure::Pressure;
-use super::{Names, take};
 
 /// Entries that are read at once: what takes a fraction of a millisecond.
 const BATCH: usize = 1_024;
@@ -43,7 +43,7 @@ struct Families {
     counted: Option<(Instant, Arc<Counts>)>,
 }
 
-struct Family<A: Names> {
+struct Family<A: FamilyNames> {
     flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
     /// Through the same table.
     walk: Walk<FlowKey<A>, Flow<A>>,
@@ -72,7 +72,7 @@ pub struct Swept {
 }
 
 /// What a walk found.
-struct Found<A: Names> {
+struct Found<A: FamilyNames> {
     swept: Swept,
     /// Entries of flows that make no room.
     lasting: usize,
@@ -134,7 +134,7 @@ impl fmt::Debug for FlowMaps {
     }
 }
 
-impl<A: Names> Family<A> {
+impl<A: FamilyNames> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let name = A::MAPS.flows;
         let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
@@ -230,7 +230,7 @@ pub(super) fn boot_secs() -> Result<u32> {
     u32::try_from(now.tv_sec()).context("the boot clock is past 2^32 s")
 }
 
-impl<A: Names> Found<A> {
+impl<A: FamilyNames> Found<A> {
     /// Counts an entry, or removes it with its flow.
     fn meet(
         &mut self,
@@ -291,7 +291,11 @@ fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
     opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
 }
 
-fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {
+fn has_opener<A: FamilyNames>(
+    map: &HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: &Flow<A>,
+) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
     // The opener may have been opened anew since, towards another backend or from another port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
@@ -299,7 +303,7 @@ fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowK
 
 /// Removes a flow's entries in the order in which they were made: the opener's last, for as long as it stands the
 /// programs take the flow for whole. True if that one was still there.
-fn remove_flow<A: Names>(
+fn remove_flow<A: FamilyNames>(
     map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     key: &FlowKey<A>,
     flow: Flow<A>,

@@ -1,54 +1,26 @@
 //! The kernel side of a node: programs loaded, maps taken, devices attached.
 
-mod adopt;
-mod attach;
-mod counts;
-mod drain;
-mod flows;
-mod loaded;
-mod monitor;
-mod node;
-mod pins;
-mod pressure;
-mod sizes;
-mod sockets;
-mod tables;
-pub mod verifier;
-mod verify;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::{MapData, PerCpuArray};
-use aya::programs::SchedClassifier;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::counter::{Counter, Event, Reason};
-use proxy_common::names::{self, FamilyMaps};
+use proxy_common::names;
 use tokio::sync::Notify;
 use tracing::debug;
 
-use pins::{Place, Resize};
-use sizes::Room;
-
-pub use attach::{Attached, Attachments, Hooks, Keeper, Mechanism, Stays};
-pub use counts::{Counts, FamilyCounts, Totals};
-pub use drain::Drain;
-pub use flows::{FlowMaps, Swept};
-pub use loaded::{Loaded, LoadedProgram, open};
-pub use monitor::{AnyRecord, Monitor};
-pub use node::NodeMaps;
-pub use pins::{
-    BPF_DIR, Orphan, Pins, check_netns, ensure_bpf_fs, ensure_no_hidden_links, find, lock_if_there, may_open_by_id,
-    remove, serves,
-};
-pub use pressure::Pressure;
-pub use sizes::Sizes;
-pub use sockets::{Cgroup, SocketOptions, SocketsStatus, StaleSockets};
-pub use tables::{KernelTables, Maps};
-pub use verify::Missing;
+use crate::attach::{Attachments, Mechanism, Stays, program};
+use crate::counters::Counters;
+use crate::flows::FlowMaps;
+use crate::loaded::Loaded;
+use crate::monitor::Monitor;
+use crate::node::NodeMaps;
+use crate::pins::{Place, Resize};
+use crate::sizes::{Room, Sizes};
+use crate::sockets::{self, SocketOptions, StaleSockets};
+use crate::tables::KernelTables;
+use crate::verifier;
 
 /// The programs, loaded, and their maps.
 pub struct Datapath {
@@ -186,17 +158,6 @@ fn raise_memlock() {
     }
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
-    let program = ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?;
-    program.try_into().with_context(|| format!("program {name}"))
-}
-
-/// Takes a map out of the object; its type is checked against the kernel's.
-fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(ebpf: &mut Ebpf, name: &str) -> Result<M> {
-    let map = ebpf.take_map(name).with_context(|| format!("no map {name} in the BPF object"))?;
-    M::try_from(map).with_context(|| format!("map {name}"))
-}
-
 /// Hands what the programs log of single packets to the agent's own log.
 #[cfg(feature = "log")]
 fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
@@ -209,43 +170,4 @@ fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
         }
     });
     Ok(())
-}
-
-/// What the programs have counted since they were loaded.
-pub struct Counters(PerCpuArray<MapData, u64>);
-
-impl Counters {
-    fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        Ok(Self(take(ebpf, names::COUNTERS)?))
-    }
-
-    pub fn events(&self) -> Result<Vec<(Event, u64)>> {
-        Event::ALL.iter().map(|event| Ok((*event, self.sum((*event).into())?))).collect()
-    }
-
-    pub fn event(&self, event: Event) -> Result<u64> {
-        self.sum(event.into())
-    }
-
-    pub fn reasons(&self) -> Result<Vec<(Reason, u64)>> {
-        Reason::ALL.iter().map(|reason| Ok((*reason, self.sum((*reason).into())?))).collect()
-    }
-
-    fn sum(&self, counter: Counter) -> Result<u64> {
-        let values = self.0.get(&counter.index(), 0).context("read COUNTERS")?;
-        Ok(values.iter().sum())
-    }
-}
-
-/// The names of a family's maps.
-pub(crate) trait Names: Addr + aya::Pod {
-    const MAPS: FamilyMaps;
-}
-
-impl Names for Addr4 {
-    const MAPS: FamilyMaps = names::IPV4;
-}
-
-impl Names for Addr6 {
-    const MAPS: FamilyMaps = names::IPV6;
 }

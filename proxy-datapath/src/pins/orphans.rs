@@ -18,7 +18,7 @@ use proxy_common::names;
 use tracing::{info, warn};
 
 use super::{Definition, Pins, definitions};
-use crate::datapath::adopt::program_at;
+use crate::adopt::program_at;
 use proxy_net::anchor;
 use proxy_net::filter::{Filter, HANDLE, Hook};
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_kernel_tells_the_maps_apart() {
-        let maps = include_str!("../../../../proxy-common/src/layout/v2-maps.txt");
+        let maps = include_str!("../../../proxy-common/src/layout/v2-maps.txt");
         let names: Vec<_> = maps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         let short: BTreeSet<_> = names.iter().map(|name| kernel_name(name)).collect();
         assert!(short.contains("FLOWS4") && short.len() == names.len(), "{names:?}");

@@ -14,8 +14,8 @@ use proxy_common::frontend::{
 use proxy_common::names;
 use tokio::sync::Notify;
 
+use super::maps::{FamilyNames, take};
 use super::sizes::refused;
-use super::{Names, take};
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_core::tables::{FamilyTables, RangeKey, Tables};
 use table::{Table, deleted};
@@ -123,7 +123,7 @@ impl KernelTables {
     }
 }
 
-struct Family<A: Names> {
+struct Family<A: FamilyNames> {
     frontends: Table<FrontendKey<A>, Frontend<A>>,
     services: Table<FrontendKey<A>, Service>,
     slots: Table<SlotKey<A>, Backend<A>>,
@@ -132,7 +132,7 @@ struct Family<A: Names> {
     source_ranges: LpmTrie<MapData, SourceRange<A>, u32>,
 }
 
-impl<A: Names> Family<A> {
+impl<A: FamilyNames> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
         Ok(Self {
             frontends: Table::new(ebpf, A::MAPS.frontends)?,
@@ -229,11 +229,11 @@ fn shared<K: Ord>(tables: BTreeMap<K, Maglev>) -> BTreeMap<K, Arc<Maglev>> {
     tables.into_iter().map(|(key, table)| (key, Arc::new(table))).collect()
 }
 
-fn ranges<A: Names>(map: &LpmTrie<MapData, SourceRange<A>, u32>) -> Result<BTreeSet<RangeKey<A>>> {
+fn ranges<A: FamilyNames>(map: &LpmTrie<MapData, SourceRange<A>, u32>) -> Result<BTreeSet<RangeKey<A>>> {
     let key = |key: Key<SourceRange<A>>| RangeKey { range: key.data(), bits: key.prefix_len() };
     map.keys().map(|found| found.map(key)).collect::<Result<_, _>>().context("read")
 }
 
-fn lpm_key<A: Names>(key: &RangeKey<A>) -> Key<SourceRange<A>> {
+fn lpm_key<A: FamilyNames>(key: &RangeKey<A>) -> Key<SourceRange<A>> {
     Key::new(key.bits, key.range)
 }

@@ -10,7 +10,7 @@ use proxy_common::monitor::{Monitored, Record, WATCHED_PER_SECOND};
 use proxy_common::names;
 use proxy_common::pod::from_bytes;
 
-use super::take;
+use super::maps::take;
 
 /// The records of the programs, and the switch that makes them write some. Readable when there are records.
 pub struct Monitor {

@@ -13,7 +13,7 @@ use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::service_counts::{Passed, ServiceCounts};
 
 use super::flows::{read, remove};
-use super::{Names, take};
+use super::maps::{FamilyNames, take};
 
 /// Of both families.
 #[derive(Clone, Debug, Default)]
@@ -90,7 +90,7 @@ impl From<ServiceCounts> for Totals {
 }
 
 /// What a family's service ports have counted beside their flows.
-pub(super) struct Ledger<A: Names> {
+pub(super) struct Ledger<A: FamilyNames> {
     /// What the programs count.
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
     /// Another handle, to know which service ports there are.
@@ -101,7 +101,7 @@ pub(super) struct Ledger<A: Names> {
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
 
-impl<A: Names> Ledger<A> {
+impl<A: FamilyNames> Ledger<A> {
     /// Before anybody has taken `SERVICES` out of `ebpf`.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let services =

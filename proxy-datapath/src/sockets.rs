@@ -43,7 +43,7 @@ pub(super) struct Told {
 impl Told {
     pub(super) fn of(options: SocketOptions) -> Result<Self> {
         let SocketOptions { everywhere, udp } = options;
-        let netns = netns_cookie::netns_cookie().context(
+        let netns = crate::sys::netns_cookie::netns_cookie().context(
             "ask for this network namespace's number, which --socket-lb needs to tell the host's sockets: \
              kernels before Linux 5.14 do not have it",
         )?;
@@ -138,7 +138,7 @@ impl Attachments {
     }
 
     /// Attaches anew what somebody has taken off, and says how much that was.
-    pub(crate) fn mend_sockets(&mut self) -> Result<u64> {
+    pub fn mend_sockets(&mut self) -> Result<u64> {
         let (Some(Sockets { links, .. }), Some(Stays { pins, .. })) = (&self.sockets, &self.stays) else {
             return Ok(0);
         };

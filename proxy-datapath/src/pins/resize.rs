@@ -21,22 +21,22 @@ use proxy_common::service_counts::ServiceCounts;
 use tracing::{info, warn};
 
 use super::{Place, remove_pin};
-use crate::datapath::Names;
-use crate::datapath::sizes::is_full;
+use crate::maps::FamilyNames;
+use crate::sizes::is_full;
 
 /// bpf(2): only if there is none.
 const NO_EXIST: u64 = 1;
 
 /// The maps of a load that take over from others.
-pub(in crate::datapath) struct Resize(Vec<Place>);
+pub(crate) struct Resize(Vec<Place>);
 
 impl Resize {
-    pub(in crate::datapath) fn new(places: Vec<Place>) -> Self {
+    pub(crate) fn new(places: Vec<Place>) -> Self {
         Self(places.into_iter().filter(|place| !place.sources.is_empty() || place.target != place.path).collect())
     }
 
     /// To be called when the new maps are there, and again when all programs have them.
-    pub(in crate::datapath) fn copy(&self) -> Result<()> {
+    pub(crate) fn copy(&self) -> Result<()> {
         for place in &self.0 {
             for source in &place.sources {
                 let left_out = copy(&place.name, &Pair { from: source, to: &place.target });
@@ -51,7 +51,7 @@ impl Resize {
     }
 
     /// Drops the old maps.
-    pub(in crate::datapath) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         for place in self.0 {
             if place.target != place.path {
                 let renamed = fs::rename(&place.target, &place.path);
@@ -82,7 +82,7 @@ fn copy(name: &str, pair: &Pair<'_>) -> Result<usize> {
 }
 
 /// None if the map is not of this family.
-fn family<A: Names>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
+fn family<A: FamilyNames>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
     let maps = A::MAPS;
     Some(match name {
         _ if name == maps.flows => entries::<FlowKey<A>, Flow<A>>(pair, more_passed),
@@ -109,7 +109,7 @@ fn keep<V>(_old: &V, _new: &V) -> bool {
 }
 
 /// The old programs have seen more of a flow since it was copied than the new ones.
-fn more_passed<A: Names>(old: &Flow<A>, new: &Flow<A>) -> bool {
+fn more_passed<A: FamilyNames>(old: &Flow<A>, new: &Flow<A>) -> bool {
     old != new && old.passed.packets >= new.passed.packets && old.last_secs >= new.last_secs
 }
 
@@ -120,8 +120,8 @@ fn entries<K: Pod + Ord, V: Pod>(pair: &Pair<'_>, is_newer: impl Fn(&V, &V) -> b
     // Once each: programs delete meanwhile, and then the kernel starts over.
     let keys = from.keys().collect::<Result<std::collections::BTreeSet<K>, _>>()?;
     for key in keys {
-        let Some(old) = crate::datapath::flows::read(&from, &key)? else { continue };
-        let flags = match crate::datapath::flows::read(&to, &key)? {
+        let Some(old) = crate::flows::read(&from, &key)? else { continue };
+        let flags = match crate::flows::read(&to, &key)? {
             Some(new) if is_newer(&old, &new) => 0,
             Some(_) => continue,
             None => NO_EXIST,

@@ -11,10 +11,10 @@ use proxy_common::flow::{Flow, FlowKey, Kind, LAST_WORDS_SECS};
 use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
-use super::Names;
-use super::Orphan;
-use super::Pressure;
 use super::flows::{boot_secs, is_over};
+use super::maps::FamilyNames;
+use super::pins::Orphan;
+use super::pressure::Pressure;
 
 type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
@@ -61,7 +61,7 @@ impl Drain {
     }
 }
 
-fn open<A: Names>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
+fn open<A: FamilyNames>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
     let mut open = 0;
     for key in flows.keys() {
         let key = key.with_context(|| format!("read {}", A::MAPS.flows))?;
@@ -76,7 +76,7 @@ fn open<A: Names>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
     Ok(open)
 }
 
-fn flows<A: Names>(maps: &Path) -> Result<Flows<A>> {
+fn flows<A: FamilyNames>(maps: &Path) -> Result<Flows<A>> {
     pinned(maps, A::MAPS.flows)
 }
 

@@ -13,7 +13,7 @@ use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::frontend::service_net;
 use proxy_common::names;
 
-use super::{Names, take};
+use super::maps::{FamilyNames, take};
 
 /// The maps about this node.
 pub struct NodeMaps {
@@ -23,7 +23,7 @@ pub struct NodeMaps {
     v6: Family<Addr6>,
 }
 
-struct Family<A: Names> {
+struct Family<A: FamilyNames> {
     addrs: HashMap<MapData, A, OwnAddr>,
     pods: LpmTrie<MapData, A, u32>,
     service_cidrs: LpmTrie<MapData, A, u32>,
@@ -86,7 +86,7 @@ impl NodeMaps {
     }
 }
 
-impl<A: Names> Family<A> {
+impl<A: FamilyNames> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
         Ok(Self {
             addrs: take(ebpf, A::MAPS.addrs)?,
@@ -118,7 +118,11 @@ where
 
 /// As [`replace`], of a map of networks; those of the other family do not concern it. The longest prefix is put first, and
 /// taken away last, as it is what a wider one does not hold for.
-fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &BTreeMap<IpNet, u32>, name: &str) -> Result<()> {
+fn replace_nets<A: FamilyNames>(
+    map: &mut LpmTrie<MapData, A, u32>,
+    want: &BTreeMap<IpNet, u32>,
+    name: &str,
+) -> Result<()> {
     let rows = map.iter().collect::<Result<Vec<(Key<A>, u32)>, MapError>>().with_context(|| format!("read {name}"))?;
     let now: BTreeMap<(u32, A), u32> =
         rows.into_iter().map(|(key, value)| ((key.prefix_len(), key.data()), value)).collect();

@@ -14,9 +14,10 @@ use nix::net::if_::if_nameindex;
 use proxy_common::names;
 use tracing::{info, warn};
 
+use super::attach::program;
 use super::attach::{Attached, Attachments, CLSACT_HANDLE, Held, Hooks, Mechanism, link_name, remove_filters};
 use super::pins::{self, remove_pin};
-use super::{program, sockets};
+use super::sockets;
 use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
 

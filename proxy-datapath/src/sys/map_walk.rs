@@ -13,7 +13,7 @@ use aya::maps::MapData;
 
 /// A walk through a hash map, and the memory that it takes: as much for any map.
 #[derive(Debug)]
-pub struct Walk<K, V> {
+pub(crate) struct Walk<K, V> {
     map: OwnedFd,
     keys: Vec<K>,
     values: Vec<V>,
@@ -30,7 +30,7 @@ enum At {
 
 impl<K: Pod, V: Pod> Walk<K, V> {
     /// A walk in batches of up to `len` entries; longer ones where a bucket is fuller.
-    pub fn new(map: &MapData, len: usize) -> Result<Self> {
+    pub(crate) fn new(map: &MapData, len: usize) -> Result<Self> {
         Ok(Self::of(open::<K, V>(map)?, len))
     }
 
@@ -41,12 +41,12 @@ impl<K: Pod, V: Pod> Walk<K, V> {
     }
 
     /// The next batch begins from the start.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.at = At::Start;
     }
 
     /// The next batch; none after the last one.
-    pub fn next_batch(&mut self) -> Result<Option<impl Iterator<Item = (K, V)> + use<'_, K, V>>> {
+    pub(crate) fn next_batch(&mut self) -> Result<Option<impl Iterator<Item = (K, V)> + use<'_, K, V>>> {
         let Some(len) = self.read()? else { return Ok(None) };
         let (keys, values) = (&self.keys[..len], &self.values[..len]);
         Ok(Some(keys.iter().copied().zip(values.iter().copied())))
@@ -110,37 +110,37 @@ impl<K: Pod, V: Pod> Walk<K, V> {
 
 /// A hash map that is written in batches.
 #[derive(Debug)]
-pub struct Rows<K, V> {
+pub(crate) struct Rows<K, V> {
     map: OwnedFd,
     row: PhantomData<(K, V)>,
 }
 
 /// A batch that came to a row at which it could not go on.
 #[derive(Debug)]
-pub struct Stopped {
+pub(crate) struct Stopped {
     /// Rows before that one, all of which were written; none where the kernel takes no batches.
     pub done: usize,
     pub error: Error,
 }
 
 impl<K: Pod, V: Pod> Rows<K, V> {
-    pub fn new(map: &MapData) -> Result<Self> {
+    pub(crate) fn new(map: &MapData) -> Result<Self> {
         Ok(Self { map: open::<K, V>(map)?, row: PhantomData })
     }
 
     /// A walk through this map: see [`Walk::new`].
-    pub fn walk(&self, len: usize) -> Result<Walk<K, V>> {
+    pub(crate) fn walk(&self, len: usize) -> Result<Walk<K, V>> {
         Ok(Walk::of(self.map.try_clone()?, len))
     }
 
     /// Writes rows in their order, each in place of one with the same key: as many as there are both keys and values.
-    pub fn put(&mut self, keys: &[K], values: &[V]) -> std::result::Result<(), Stopped> {
+    pub(crate) fn put(&mut self, keys: &[K], values: &[V]) -> std::result::Result<(), Stopped> {
         let len = keys.len().min(values.len());
         self.write(UPDATE_BATCH, &keys[..len], Some(&values[..len]))
     }
 
     /// Deletes rows in their order. One that is not there stops it.
-    pub fn delete(&mut self, keys: &[K]) -> std::result::Result<(), Stopped> {
+    pub(crate) fn delete(&mut self, keys: &[K]) -> std::result::Result<(), Stopped> {
         self.write(DELETE_BATCH, keys, None)
     }
 
