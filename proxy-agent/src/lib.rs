@@ -22,6 +22,7 @@ pub mod metrics_server;
 pub mod ui;
 
 // The command line.
+mod all;
 mod choices;
 pub mod cli;
 pub mod config;

@@ -9,37 +9,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::addr::Proto;
 use tracing::info;
 
-use super::Node;
 use crate::health::Health;
+use proxy_net::Handle;
 use proxy_net::route::{self, Route, Routes};
 use proxy_net::rule::{self, Rule, Rules};
-use proxy_net::{Handle, sysctl};
 
-impl Node {
-    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
-    pub(super) async fn update_ways(&mut self, verify: bool, health: &Health) -> Result<Changed> {
-        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
-        // predecessor left leads to services that will be there again.
-        let Some(wanted) = self.followed.wanted() else { return Ok(Changed::default()) };
-        // Nor before the devices have their programs: what a pod sends would come to the anchor untranslated.
-        if !self.knows_devices() {
-            return Ok(Changed::default());
-        }
-        let given = &self.options.service_cidrs;
-        let want = Want::of(&Surroundings {
-            service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },
-            service_addresses: &wanted.service_addresses,
-            external_frontends: &wanted.external_frontends,
-            own: &self.own_addresses(),
-            primary: &self.addresses(),
-            has_ipv6: sysctl::has_ipv6(),
-        });
-        self.ways.update(&want, verify, health).await
-    }
-}
-
-/// What the kernel holds of them.
-pub(super) struct Ways {
+/// The routes and rules, as the kernel holds them.
+pub(super) struct ServiceRoutes {
     routes: Routes,
     /// Where the rules lead. One that leads to an empty table is passed over.
     defaults: Routes,
@@ -81,7 +57,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) has_ipv6: bool,
 }
 
-impl Ways {
+impl ServiceRoutes {
     /// `anchor` is the anchor's interface index. If the anchor is made anew, so must this be.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
         let routes = Routes::open(handle.clone(), route::MAIN, anchor).await?;

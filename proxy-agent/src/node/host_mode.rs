@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use anyhow::Result;
 use ipnet::IpNet;
 
-use super::Node;
 use crate::choices;
 use crate::health::Health;
 use proxy_core::desired::Desired;
@@ -14,10 +13,10 @@ use proxy_core::model::{Lead, Peer, Unreachable};
 use proxy_net::fib::RouteClass;
 use proxy_net::link::Link;
 use proxy_net::pod_route::{Hop, PodRoutes};
-use proxy_net::role::{self, Role, role};
 use proxy_net::{Handle, fib};
 
-pub(super) struct Outside {
+/// The routes of a host that is no node, and what they say of the cluster's addresses.
+pub(super) struct HostMode {
     handle: Handle,
     /// Only if we may make any.
     pod_routes: Option<PodRoutes>,
@@ -29,13 +28,13 @@ pub(super) struct Outside {
     reported: BTreeSet<String>,
 }
 
-impl Outside {
+impl HostMode {
     pub(super) fn new(handle: Handle, routing: choices::PodRoutes) -> Self {
         let pod_routes = (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
         Self { handle, pod_routes, peers: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
     }
 
-    /// The next [`Outside::scout`] has to ask for everything again.
+    /// The next [`HostMode::scout`] has to ask for everything again.
     pub(super) fn routes_changed(&mut self) {
         self.stale = true;
     }
@@ -86,54 +85,6 @@ impl Outside {
         }
         self.reported.difference(&cut_off).for_each(|what| health.end(what));
         self.reported = cut_off;
-    }
-}
-
-impl Node {
-    /// Whether this is no node.
-    pub fn is_outside(&self) -> bool {
-        self.outside.is_some()
-    }
-
-    /// Takes in that routes have changed, whoever did it.
-    pub fn on_routes(&mut self) {
-        self.outside.iter_mut().for_each(Outside::routes_changed);
-    }
-
-    /// Finds out what this host reaches, if it is no node.
-    pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
-        let Some(outside) = self.outside.as_mut().filter(|_| !self.links.is_empty()) else { return Ok(()) };
-        outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
-        let hooks_lo = desired.has_own_backend();
-        if self.hooks_lo != hooks_lo {
-            self.hooks_lo = hooks_lo;
-            self.attach(health);
-        }
-        Ok(())
-    }
-
-    pub fn role(&self, ifindex: u32) -> Option<Role> {
-        self.links.get(&ifindex).map(|link| self.role_of(link))
-    }
-
-    /// Of a device behind which pods may be meant, see [`role::why_no_pod`].
-    pub fn why_no_pod(&self, ifindex: u32) -> Option<String> {
-        let link = self.links.get(&ifindex).filter(|_| !self.is_outside())?;
-        role::why_no_pod(link, &self.links)
-    }
-
-    /// Outside of the cluster nobody's pods are told from other clients.
-    pub(super) fn role_of(&self, link: &Link) -> Role {
-        match role(link, &self.links) {
-            Role::Device { pod: true } if self.outside.is_some() => {
-                if link.master.is_some() {
-                    Role::Ignored("its bridge is served")
-                } else {
-                    Role::Device { pod: false }
-                }
-            }
-            role => role,
-        }
     }
 }
 
