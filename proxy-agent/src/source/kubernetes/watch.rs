@@ -3,14 +3,13 @@
 //! What kube's `watcher` does, with what a proxy needs beyond it: a bad object costs only itself, the position outlives the
 //! client, and events that do not follow from each other are noticed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, OptionFuture};
 use futures::{AsyncBufReadExt as _, FutureExt as _, TryStreamExt as _};
-use kube::api::{ListParams, WatchParams};
-use kube::core::{ObjectList, PartialObjectMeta, Request};
+use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
@@ -18,7 +17,9 @@ use tracing::debug;
 
 use self::event::{Event, Lenient};
 use self::failure::{End, Over, explain, is_lost};
+use self::list::{Listed, Lister};
 use self::pace::Pace;
+use self::selection::{PAGE, Selection, request};
 use self::trouble::Trouble;
 use super::client::Clients;
 use super::outage::Outage;
@@ -31,23 +32,20 @@ mod event;
 pub(super) mod failure;
 mod list;
 mod pace;
+mod selection;
 mod trouble;
 
 /// What is watched, what it is sent as, and how far it has come.
 pub(super) struct Watch<K> {
     input: fn(Update<K>) -> Input,
-    list: ListParams,
-    watch: WatchParams,
-    /// For as little as tells the server's version. Of selectors only a name: for others servers go through all objects.
-    look: ListParams,
+    selection: Selection,
+    lister: Lister,
     dispensable: bool,
     pace: Pace,
     /// The version that amounts to all that was sent. None: only a list can tell.
     position: Option<String>,
     /// The server does not know the position any more, or says so.
     expired: bool,
-    /// How many more streaming lists are tried over this connection.
-    streams: u8,
     /// A list was sent, or that there is none.
     delivered: bool,
     /// Objects of the wrong shape, and what is wrong with them. The last form that could be read stays in force.
@@ -68,42 +66,34 @@ const UNSERVED_RETRY: Duration = Duration::from_secs(300);
 const SETTLED: Duration = Duration::from_secs(2);
 /// Credentials younger than this are not read again, unless their files have changed.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
-const PAGE_SIZE: u32 = 1000;
-/// For one page of a list. API servers give themselves 60 seconds.
-const PAGE: Duration = Duration::from_secs(120);
 
 impl<K> Watch<K> {
     /// Everything of a kind, listed consistently.
     pub(super) fn new(input: fn(Update<K>) -> Input) -> Self {
         Self {
             input,
-            list: ListParams::default().limit(PAGE_SIZE),
-            // The server ends watches at different times, so that not all nodes come back at once.
-            watch: WatchParams::default().timeout(rand::random_range(230..=290)),
-            look: ListParams::default().limit(1),
+            selection: Selection::default(),
+            lister: Lister::default(),
             dispensable: false,
             pace: Pace::default(),
             position: None,
             expired: false,
-            streams: list::STREAMS,
             delivered: false,
             unreadable: BTreeMap::new(),
         }
     }
 
     pub(super) fn labels(self, selector: &str) -> Self {
-        Self { list: self.list.labels(selector), watch: self.watch.labels(selector), ..self }
+        Self { selection: self.selection.labels(selector), ..self }
     }
 
     pub(super) fn fields(self, selector: &str) -> Self {
-        Self { list: self.list.fields(selector), watch: self.watch.fields(selector), ..self }
+        Self { selection: self.selection.fields(selector), ..self }
     }
 
     /// The one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
-        let selector = format!("metadata.name={name}");
-        let look = self.look.clone().fields(&selector);
-        Self { look, ..self.fields(&selector) }
+        Self { selection: self.selection.named(name), ..self }
     }
 
     /// kpx can do without: as long as the server never served or allowed it, the list is empty.
@@ -125,7 +115,7 @@ where
         outage: &Outage,
     ) -> Ended {
         let began = Instant::now();
-        self.streams = list::STREAMS;
+        self.lister = Lister::default();
         let mut trouble = Trouble::new(K::Object::kind(&()).into_owned(), health);
         loop {
             let mut is_of_list = false;
@@ -167,6 +157,27 @@ where
         }
     }
 
+    /// Sends a list when it is complete, or not at all.
+    async fn list(
+        &mut self,
+        client: &Client,
+        inputs: &mpsc::Sender<Input>,
+        trouble: &mut Trouble<'_>,
+    ) -> Result<(), Over> {
+        let Listed { objects, unreadable, version } = self.lister.list(client, &self.selection).await?;
+        let objects = objects.into_values().collect();
+        let update = match unreadable.is_empty() {
+            true => Update::All(objects),
+            false => Update::AllBut(objects, unreadable.keys().cloned().collect::<BTreeSet<_>>()),
+        };
+        inputs.send((self.input)(update)).await.map_err(|_| Over::ReceiverGone)?;
+        self.pace.listed();
+        (self.position, self.expired, self.delivered, self.unreadable) = (Some(version), false, true, unreadable);
+        trouble.listed(self.pace.ends());
+        trouble.unreadable(&self.unreadable);
+        Ok(())
+    }
+
     /// Sends what happens after `position`.
     async fn follow(
         &mut self,
@@ -177,7 +188,7 @@ where
         trouble: &mut Trouble<'_>,
     ) -> Over {
         let began = Instant::now();
-        let request = match self.request().watch(&self.watch, position) {
+        let request = match request::<K>().watch(&self.selection.watch, position) {
             Ok(request) => request,
             Err(error) => return Over::Failed(kube::Error::BuildRequest(error)),
         };
@@ -310,7 +321,7 @@ where
     /// is granted, and silent until then: so the server is asked for its version, beside a watch that does not wait for it.
     /// Some: what is wrong with that.
     fn look(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, Over>> {
-        let request = self.request().list_metadata(&self.look).map_err(kube::Error::BuildRequest);
+        let request = request::<K>().list_metadata(&self.selection.look).map_err(kube::Error::BuildRequest);
         let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
         let look = async move {
             let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
@@ -323,11 +334,7 @@ where
 
     /// How long a watch lasts at least that nothing ends before. Clocks differ.
     fn life(&self) -> Duration {
-        Duration::from_secs(self.watch.timeout.unwrap_or_default().saturating_sub(1).into())
-    }
-
-    fn request(&self) -> Request {
-        Request::new(K::Object::url_path(&(), None))
+        Duration::from_secs(self.selection.watch.timeout.unwrap_or_default().saturating_sub(1).into())
     }
 }
 
