@@ -281,14 +281,11 @@ impl Agent {
     /// Writes what has changed; if the pass is `full`, against what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        self.desired.read();
+        let models = self.desired.read();
         let diff_started = Instant::now();
         pass.passed(Phase::Model, diff_started.duration_since(started));
-        let Sync { changes, skipped, triggers } = if pass.full {
-            self.desired.sync_from(&self.writer.read().context("read the maps")?)
-        } else {
-            self.desired.sync()
-        };
+        let Sync { changes, skipped, triggers } =
+            if pass.full { models.sync_from(&self.writer.read().context("read the maps")?) } else { models.sync() };
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
         pass.passed(Phase::Diff, diff_started.elapsed());

@@ -66,6 +66,40 @@ pub struct Sync {
     pub triggers: Vec<Trigger>,
 }
 
+/// The models as of all that was applied, before the tables are made of them: see [`Desired::read`].
+#[derive(Debug)]
+#[must_use = "the tables are as they were"]
+pub struct Models<'a>(&'a mut Desired);
+
+impl Models<'_> {
+    /// The second part of [`Desired::sync`].
+    pub fn sync(self) -> Sync {
+        let Self(desired) = self;
+        if !desired.is_complete() {
+            return Sync::default();
+        }
+        desired.pending = Pending::default();
+        let Desired { v4, v6, tables, news, triggers, revision, .. } = desired;
+        let mut changes = Vec::new();
+        changes.extend(v4.settle(&mut tables.v4, news).into_iter().map(Change::V4));
+        changes.extend(v6.settle(&mut tables.v6, news).into_iter().map(Change::V6));
+        *revision += u64::from(changes.iter().any(Change::is_of_frontend));
+        Sync { changes, skipped: std::mem::take(news), triggers: std::mem::take(triggers) }
+    }
+
+    /// The second part of [`Desired::sync_from`].
+    pub fn sync_from(self, now: &Tables) -> Sync {
+        let Self(desired) = self;
+        let is_known = *now == desired.tables;
+        let Sync { changes, skipped, triggers } = Models(desired).sync();
+        if is_known {
+            return Sync { changes, skipped, triggers };
+        }
+        let changes = if desired.is_complete() { diff(now, &desired.tables) } else { Vec::new() };
+        Sync { changes, skipped, triggers }
+    }
+}
+
 /// How much is in force, for `status` and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -162,12 +196,10 @@ impl Desired {
         self.pending
     }
 
-    /// Reads the objects that were applied since the last sync: the first part of [`Self::sync`], for those who measure it.
-    pub fn read(&mut self) {
-        if !self.is_complete() {
-            return;
-        }
-        for name in std::mem::take(&mut self.dirty) {
+    /// Reads the objects that were applied since the last sync, which is the first part of one.
+    pub fn read(&mut self) -> Models<'_> {
+        let due = if self.is_complete() { std::mem::take(&mut self.dirty) } else { BTreeSet::new() };
+        for name in due {
             let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);
             self.v6.replace(&name, v6);
@@ -177,31 +209,17 @@ impl Desired {
             };
             self.unreadable.replace(name, skipped, &mut self.news);
         }
+        Models(self)
     }
 
     /// Takes in what was applied since the last sync, and says what that changes in the tables.
     pub fn sync(&mut self) -> Sync {
-        if !self.is_complete() {
-            return Sync::default();
-        }
-        self.read();
-        self.pending = Pending::default();
-        let mut changes = Vec::new();
-        changes.extend(self.v4.settle(&mut self.tables.v4, &mut self.news).into_iter().map(Change::V4));
-        changes.extend(self.v6.settle(&mut self.tables.v6, &mut self.news).into_iter().map(Change::V6));
-        self.revision += u64::from(changes.iter().any(Change::is_of_frontend));
-        Sync { changes, skipped: std::mem::take(&mut self.news), triggers: std::mem::take(&mut self.triggers) }
+        self.read().sync()
     }
 
     /// Like [`Self::sync`], but what changes against what the maps really hold: at the start, and after a failed write.
     pub fn sync_from(&mut self, now: &Tables) -> Sync {
-        let is_known = *now == self.tables;
-        let Sync { changes, skipped, triggers } = self.sync();
-        if is_known {
-            return Sync { changes, skipped, triggers };
-        }
-        let changes = if self.is_complete() { diff(now, &self.tables) } else { Vec::new() };
-        Sync { changes, skipped, triggers }
+        self.read().sync_from(now)
     }
 
     /// What the maps should hold, as of the last sync.
