@@ -1,6 +1,9 @@
-//! The choices among few that an operator has, as flags and files spell them.
+//! The choices among few that an operator has, as flags and files spell them, and the default that they share.
 
 use std::fmt;
+
+/// Where the agent answers `kpx status`.
+pub(crate) const RUN_DIR: &str = "/run/kpx";
 
 /// What this host is to the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -12,9 +12,6 @@ use crate::source::Source;
 use proxy_core::model::ModelOptions;
 use proxy_datapath::{Mechanism, Sizes, SocketOptions};
 
-/// Where the agent answers `kpx status`.
-pub const RUN_DIR: &str = "/run/kpx";
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// As the API spells it.

@@ -5,19 +5,24 @@ use std::fmt;
 use std::fs;
 use std::mem::ManuallyDrop;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
 use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
+use nix::net::if_::if_nametoindex;
 use proxy_common::names;
 use tracing::debug;
 
-use super::pins::{Pins, remove_pin};
-use super::sockets::Sockets;
-use super::verify::same_device;
+use super::adopt::adopt;
+use super::links::link_name;
+use super::pins::remove_pin;
+use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
+use super::stays::{Keeper, Stays};
+use super::verify::{Missing, missing};
+use proxy_net::Handle;
 use proxy_net::changes::Changes;
-use proxy_net::filter::{HANDLE, PRIORITY};
+use proxy_net::filter::{HANDLE, Hook, PRIORITY};
 
 /// At our place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
@@ -41,38 +46,33 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// What keeps programs and maps in the kernel while no agent runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeper {
-    /// Pins in a BPF file system of the host's.
-    Pins,
-    /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's container.
-    Filters,
-    /// All ends with the agent, and a restart is a gap.
-    Nothing,
-}
-
-impl Keeper {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pins => "pins",
-            Self::Filters => "filters",
-            Self::Nothing => "nothing",
-        }
-    }
-}
-
 /// A device that carries our programs.
 pub struct Attached {
     pub name: String,
     pub mechanism: Mechanism,
-    pub(super) ingress: Option<Held>,
-    pub(super) egress: Option<Held>,
+    ingress: Option<Held>,
+    egress: Option<Held>,
 }
 
 impl Attached {
     pub(super) fn new(name: &str, mechanism: Mechanism) -> Self {
         Self { name: name.to_owned(), mechanism, ingress: None, egress: None }
+    }
+
+    pub(super) fn hook(&mut self, attach_type: TcAttachType) -> &mut Option<Held> {
+        if attach_type == TcAttachType::Ingress { &mut self.ingress } else { &mut self.egress }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ingress.is_none() && self.egress.is_none()
+    }
+
+    /// It was given a program at this hook.
+    pub(super) fn has(&self, hook: Hook) -> bool {
+        match hook {
+            Hook::Ingress => self.ingress.is_some(),
+            Hook::Egress => self.egress.is_some(),
+        }
     }
 
     fn is_whole(&self, hooks: Hooks) -> bool {
@@ -135,18 +135,12 @@ impl Hooks {
 
 /// All devices that carry our programs. Dropped, it leaves them there if they were to stay.
 pub struct Attachments {
-    pub(super) ebpf: Ebpf,
+    ebpf: Ebpf,
     /// What to use; unset, each device is tried with both, first with the one that outlives the agent.
     mechanism: Option<Mechanism>,
-    pub(super) devices: BTreeMap<u32, Attached>,
-    pub(super) stays: Option<Stays>,
-    pub(super) sockets: Option<Sockets>,
-}
-
-/// What it takes for programs to stay on their devices when the agent ends.
-pub struct Stays {
-    pub pins: Pins,
-    pub changes: Changes,
+    devices: BTreeMap<u32, Attached>,
+    stays: Option<Stays>,
+    sockets: Option<Sockets>,
 }
 
 impl Attachments {
@@ -223,9 +217,50 @@ impl Attachments {
         Some(attached)
     }
 
+    /// Takes over what a predecessor attached.
+    pub(super) fn adopt(&mut self) -> Result<()> {
+        if let Some(stays) = &self.stays {
+            self.devices = adopt(&mut self.ebpf, stays)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel which of our programs somebody has taken off devices.
+    pub async fn verify(&self, handle: &Handle) -> Result<Vec<Missing>> {
+        let pins = self.stays.as_ref().map(|stays| &stays.pins);
+        missing(handle, &self.devices, pins, |name| Ok(self.program(name)?.info()?.id())).await
+    }
+
+    /// Where changes of this host are noted, if they outlive the agent.
+    pub fn changes(&self) -> Option<&Changes> {
+        self.stays.as_ref().map(|stays| &stays.changes)
+    }
+
+    /// Attaches the programs for sockets that were loaded to a cgroup, and lets go of those of a predecessor.
+    pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
+        let Stays { pins, .. } =
+            self.stays.as_ref().context("programs on sockets are pinned, and there is no place for that")?;
+        self.sockets = Some(Sockets::attach(&mut self.ebpf, pins, cgroup, options)?);
+        Ok(())
+    }
+
+    pub fn sockets_status(&self) -> Option<SocketsStatus> {
+        self.sockets.as_ref().map(Sockets::status)
+    }
+
+    /// Attaches anew what somebody has taken off sockets, and says how much that was.
+    pub fn mend_sockets(&mut self) -> Result<u64> {
+        match (&mut self.sockets, &self.stays) {
+            (Some(sockets), Some(Stays { pins, .. })) => sockets.mend(&mut self.ebpf, pins),
+            _ => Ok(0),
+        }
+    }
+
     /// Detaches from all devices, and from sockets.
     pub fn detach_all(mut self) {
-        self.detach_sockets();
+        if let Some(sockets) = self.sockets.take() {
+            sockets.detach();
+        }
         self.devices.values_mut().for_each(Attached::detach);
     }
 
@@ -343,11 +378,6 @@ impl Attachments {
     }
 }
 
-/// Of a link among the pins.
-pub(super) fn link_name(ifindex: u32, attach_type: TcAttachType) -> String {
-    format!("{ifindex}-{}", if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" })
-}
-
 /// Takes off the filters of a predecessor that used clsact and was killed: after ours they would have their turn as
 /// well, with tables that nobody keeps. There are hardly ever any, so that there are none is no error.
 pub(super) fn remove_filters(device: &str) {
@@ -360,4 +390,11 @@ pub(super) fn remove_filters(device: &str) {
 pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
     let program = ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?;
     program.try_into().with_context(|| format!("program {name}"))
+}
+
+/// A name may pass to another device while we attach by it.
+fn same_device(name: &str, ifindex: u32) -> Result<()> {
+    let found = if_nametoindex(name).with_context(|| format!("find device {name}"))?;
+    ensure!(found == ifindex, "device {ifindex} is not called {name} any more");
+    Ok(())
 }

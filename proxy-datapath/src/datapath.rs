@@ -10,7 +10,7 @@ use proxy_common::names;
 use tokio::sync::Notify;
 use tracing::debug;
 
-use crate::attach::{Attachments, Mechanism, Stays, program};
+use crate::attach::{Attachments, Mechanism, program};
 use crate::counters::Counters;
 use crate::flows::FlowMaps;
 use crate::loaded::Loaded;
@@ -19,6 +19,7 @@ use crate::node::NodeMaps;
 use crate::pins::{Place, Resize};
 use crate::sizes::{Room, Sizes};
 use crate::sockets::{self, SocketOptions, StaleSockets};
+use crate::stays::Stays;
 use crate::tables::KernelTables;
 use crate::verifier;
 

@@ -13,7 +13,7 @@ use proxy_common::names;
 
 use super::flows::{boot_secs, is_over};
 use super::maps::FamilyNames;
-use super::pins::Orphan;
+use super::pins::orphans::Orphan;
 use super::pressure::Pressure;
 
 type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapError};
-use aya::programs::ProgramInfo;
+use aya::programs::{ProgramInfo, loaded_programs};
 use serde::{Deserialize, Serialize};
 
 /// The maps and programs of one datapath.
@@ -49,6 +49,11 @@ impl LoadedProgram {
     fn of(info: &ProgramInfo) -> Self {
         Self { id: info.id(), tag: format!("{:016x}", info.tag()) }
     }
+}
+
+/// Whether this process may open programs and maps by their numbers, which takes CAP_SYS_ADMIN.
+pub fn may_open_by_id() -> bool {
+    !matches!(loaded_programs().next(), Some(Err(_)))
 }
 
 /// Opens a map of a datapath that runs, by the ids that it tells of its maps. The map's type is checked.

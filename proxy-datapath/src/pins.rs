@@ -11,7 +11,7 @@
 //!
 //! In a container without the host's BPF file system the folder goes with the container: see `orphans`.
 
-mod orphans;
+pub(crate) mod orphans;
 mod resize;
 
 use std::collections::BTreeMap;
@@ -30,8 +30,8 @@ use nix::unistd::geteuid;
 use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
+use super::loaded::may_open_by_id;
 use super::sizes::Room;
-pub use orphans::{Orphan, ensure_no_hidden_links, find, may_open_by_id, serves};
 use proxy_net as net;
 pub(super) use resize::Resize;
 

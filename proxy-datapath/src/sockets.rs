@@ -17,10 +17,9 @@ use proxy_common::{names, socket};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, info, warn};
 
-use super::attach::{Attachments, Stays};
+use super::links::open_links;
 use super::pins::{self, Pins, remove_pin};
 use super::verifier;
-use super::verify::open_links;
 
 pub use cgroup::Cgroup;
 pub use stale::StaleSockets;
@@ -115,61 +114,54 @@ pub(super) struct Sockets {
     links: BTreeMap<&'static str, PinnedLink>,
 }
 
-impl Attachments {
+impl Sockets {
     /// Attaches the programs that were loaded to a cgroup, and lets go of those of a predecessor. Each comes before its
     /// predecessor goes, so that no call meets none: whom the first has led to a backend the second leaves alone.
-    pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
+    pub(super) fn attach(ebpf: &mut Ebpf, pins: &Pins, cgroup: Cgroup, options: SocketOptions) -> Result<Self> {
         let names = programs(options);
-        self.sockets = Some(Sockets { cgroup, options, links: BTreeMap::new() });
-        names.iter().try_for_each(|name| self.attach_socket(name))?;
+        let mut sockets = Self { cgroup, options, links: BTreeMap::new() };
+        names.iter().try_for_each(|name| sockets.attach_program(ebpf, pins, name))?;
         let keeps: BTreeSet<_> = names.into_iter().map(pin_name).collect();
-        let pins = &self.stays.as_ref().context(NOT_PINNED)?.pins;
         remove_links(pins, |pin| keeps.contains(pin))?;
-        if let Some(Sockets { cgroup, links, .. }) = &self.sockets {
-            info!(cgroup = %cgroup, programs = links.len(), "serving sockets");
-        }
-        Ok(())
+        info!(cgroup = %sockets.cgroup, programs = sockets.links.len(), "serving sockets");
+        Ok(sockets)
     }
 
-    pub fn sockets_status(&self) -> Option<SocketsStatus> {
-        let Sockets { cgroup, options, .. } = self.sockets.as_ref()?;
+    pub(super) fn status(&self) -> SocketsStatus {
+        let Self { cgroup, options, .. } = self;
         let scope = if options.everywhere { "all" } else { "host" };
-        Some(SocketsStatus { scope: scope.to_owned(), udp: options.udp, cgroup: cgroup.to_string() })
+        SocketsStatus { scope: scope.to_owned(), udp: options.udp, cgroup: cgroup.to_string() }
     }
 
     /// Attaches anew what somebody has taken off, and says how much that was.
-    pub fn mend_sockets(&mut self) -> Result<u64> {
-        let (Some(Sockets { links, .. }), Some(Stays { pins, .. })) = (&self.sockets, &self.stays) else {
-            return Ok(0);
-        };
+    pub(super) fn mend(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
         let attached = attached()?;
         let mut missing = Vec::new();
-        for name in links.keys() {
-            let id = program(&mut self.ebpf, name)?.info()?.id();
+        for name in self.links.keys() {
+            let id = program(ebpf, name)?.info()?.id();
             if !attached.contains(&id) || !pins.links().join(pin_name(name)).exists() {
                 missing.push(*name);
             }
         }
         for name in &missing {
             warn!(program = name, "the program was taken off its cgroup, attaching anew");
-            self.attach_socket(name)?;
+            self.attach_program(ebpf, pins, name)?;
         }
         Ok(missing.len() as u64)
     }
 
     /// What is led already stays so: its connections know their backends.
-    pub(super) fn detach_sockets(&mut self) {
-        for (_, link) in self.sockets.take().into_iter().flat_map(|sockets| sockets.links) {
+    pub(super) fn detach(self) {
+        for (_, link) in self.links {
             if let Err(error) = link.unpin() {
                 debug!(%error, "a link's pin was gone");
             }
         }
     }
 
-    fn attach_socket(&mut self, name: &'static str) -> Result<()> {
-        let Stays { pins, .. } = self.stays.as_ref().context(NOT_PINNED)?;
-        let Sockets { cgroup, links, .. } = self.sockets.as_mut().context("no cgroup")?;
-        let program = program(&mut self.ebpf, name)?;
+    fn attach_program(&mut self, ebpf: &mut Ebpf, pins: &Pins, name: &'static str) -> Result<()> {
+        let Self { cgroup, links, .. } = self;
+        let program = program(ebpf, name)?;
         let id = attach_beside_others(program, cgroup);
         let id = id.with_context(|| format!("attach {name} to the cgroup {cgroup}"))?;
         let link = program.take_link(id).with_context(|| format!("take the link of {name}"))?;
@@ -199,8 +191,6 @@ fn attach_beside_others(program: &mut CgroupSockAddr, cgroup: &Cgroup) -> Result
 }
 
 const EINVAL: i32 = 22;
-
-const NOT_PINNED: &str = "programs on sockets are pinned, and there is no place for that";
 
 /// Takes away what a predecessor that was told to had for sockets, and these options have not. (Links of single programs go
 /// when those that stay are attached.)

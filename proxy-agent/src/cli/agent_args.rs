@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::choices::RUN_DIR;
 use crate::control::client::Client;
-use crate::settings::RUN_DIR;
 
 /// Which agent is asked.
 #[derive(Args, Debug)]

@@ -13,9 +13,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 
 use super::output::print;
+use crate::choices::RUN_DIR;
 use crate::config::duration::GoDuration;
 use crate::control::client::Client;
-use crate::settings::{RUN_DIR, Settings};
+use crate::settings::Settings;
 use crate::{control, leftovers};
 use proxy_datapath::object;
 use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::duration::GoDuration;
-use crate::settings::RUN_DIR;
+use crate::choices::RUN_DIR;
 use proxy_datapath::BPF_DIR;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use super::{Definition, Pins, definitions};
 use crate::adopt::program_at;
+use crate::loaded::may_open_by_id;
 use proxy_net::anchor;
 use proxy_net::filter::{Filter, HANDLE, Hook};
 
@@ -30,11 +31,6 @@ pub struct Orphan {
     pub name: String,
     max_entries: u32,
     pub map: MapData,
-}
-
-/// Whether this process may open programs and maps by their numbers, which takes CAP_SYS_ADMIN.
-pub fn may_open_by_id() -> bool {
-    !matches!(loaded_programs().next(), Some(Err(_)))
 }
 
 /// The maps of the programs that `filters` hold, each filter with its device's name. After a resize that did not come to
