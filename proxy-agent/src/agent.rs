@@ -24,18 +24,18 @@ use crate::agent::shadows::Shadows;
 use crate::agent::strays::Strays;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
-use crate::datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
-use crate::desired::{Desired, Sync};
 use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
-use crate::input::Input;
 use crate::metrics::Phase;
-use crate::net::LinkEvent;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
-use crate::settings::Mode;
+use proxy_core::desired::{Desired, Sync};
+use proxy_core::input::Input;
+use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
+use proxy_net::LinkEvent;
 
 /// The number of inputs taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -282,14 +282,11 @@ impl Agent {
     /// Writes the changes. A `full` pass compares with what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        self.desired.read();
+        let models = self.desired.read();
         let diff_started = Instant::now();
         pass.passed(Phase::Model, diff_started.duration_since(started));
-        let Sync { changes, skipped, triggers } = if pass.full {
-            self.desired.sync_from(&self.writer.read().context("read the maps")?)
-        } else {
-            self.desired.sync()
-        };
+        let Sync { changes, skipped, triggers } =
+            if pass.full { models.sync_from(&self.writer.read().context("read the maps")?) } else { models.sync() };
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
         pass.passed(Phase::Diff, diff_started.elapsed());

@@ -11,12 +11,11 @@
 //! Entries that kube-proxy made go on to translate after its end ([`stale`]). UDP flows have no end of their own, so
 //! kpx deletes those entries.
 
-mod netlink;
 pub mod stale;
 pub mod sysctl;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,9 +24,9 @@ use proxy_common::addr::Proto;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::desired::Desired;
-use crate::diff::{Change, ServiceKey};
-use crate::ip_family::IpFamily;
+use proxy_core::desired::Desired;
+use proxy_core::diff::{Change, ServiceKey};
+use proxy_core::ip_family::IpFamily;
 use stale::Frontends;
 
 /// The result of deleting the entries of one family.
@@ -36,13 +35,6 @@ pub struct Reconciled {
     pub ip_family: IpFamily,
     pub deleted: u64,
     pub duration: Duration,
-}
-
-/// The two ends of one direction of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tuple {
-    src: SocketAddr,
-    dst: SocketAddr,
 }
 
 /// The shortest time between two walks through the table.

@@ -14,8 +14,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::input::ObjectName;
-use crate::model::{Cause, ObjectRef, Skipped};
+use proxy_core::input::ObjectName;
+use proxy_core::model::{Cause, ObjectRef, Skipped};
 
 /// Events that may wait to be sent.
 const QUEUE: usize = 1_000;

@@ -20,9 +20,9 @@ use tracing::info;
 use crate::events::Events;
 use crate::health::Health;
 use crate::http_server;
-use crate::input::ObjectName;
 use crate::liveness::Liveness;
-use crate::model::HealthCheck;
+use proxy_core::input::ObjectName;
+use proxy_core::model::HealthCheck;
 
 /// A listener for each Service that asks for one, at each address. They end with this value.
 pub struct HealthChecks {

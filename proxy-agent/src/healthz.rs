@@ -115,8 +115,8 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::ip_family::IpFamily;
-    use crate::settings::Mode;
+    use crate::choices::Mode;
+    use proxy_core::ip_family::IpFamily;
 
     async fn ask(router: &Router, method: &str, path: &str) -> (u16, String) {
         let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

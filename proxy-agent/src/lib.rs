@@ -3,20 +3,11 @@
 
 // The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
 pub mod agent;
-pub mod compact;
-pub mod desired;
-pub mod diff;
-pub mod input;
-pub mod model;
 pub mod monitor;
 pub mod source;
-pub mod store;
-pub mod tables;
 
 // The node.
 pub mod conntrack;
-pub mod datapath;
-pub mod net;
 pub mod node;
 
 // What others ask the agent.
@@ -31,13 +22,14 @@ pub mod metrics_server;
 pub mod ui;
 
 // The command line.
+mod all;
+mod choices;
 pub mod cli;
 pub mod config;
 mod document;
+mod files;
 pub mod health;
-pub mod ip_family;
 pub mod leftovers;
-pub mod object;
 pub mod privileges;
 pub mod run;
 pub mod settings;
@@ -46,7 +38,8 @@ pub mod top;
 pub mod trace;
 pub mod view;
 
-#[cfg(test)]
-mod builders;
-#[cfg(test)]
-mod random;
+// The names under which the tests still know what has moved into other crates.
+pub use proxy_core::{compact, desired, diff, input, ip_family, model, store, tables};
+pub use proxy_datapath as datapath;
+pub use proxy_datapath::object;
+pub use proxy_net as net;

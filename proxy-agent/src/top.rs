@@ -15,9 +15,9 @@ use crossterm::event::EventStream;
 use futures::StreamExt;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::cli::print;
+use crate::choices::RUN_DIR;
+use crate::cli::output::print;
 use crate::control::client::Client;
-use crate::run::RUN_DIR;
 
 use keys::Act;
 use rows::{Sample, Sort, View, rows};

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use build::{ServiceSnapshot, Snapshot};
+pub use build::{frontend_names, views};
 
 /// A Service, as it was last seen, and what of it is in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ use kpx_tests::reference::node::Node;
 use kpx_tests::reference::place::Device;
 use kpx_tests::reference::world::World;
 use nix::time::{ClockId, clock_gettime};
+use proxy_agent::datapath::test_run::{Field, SkBuff, test_run};
 use proxy_agent::datapath::{Options, Sizes};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
@@ -25,14 +26,6 @@ use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6
 use proxy_common::service_counts::ServiceCounts;
 
 use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
-
-// Of `struct __sk_buff` (linux/bpf.h).
-const MARK: usize = 8;
-const INGRESS_IFINDEX: usize = 36;
-const IFINDEX: usize = 40;
-const CB: usize = 48;
-const GSO_SEGS: usize = 164;
-const SK_BUFF_LEN: usize = 192;
 
 pub(crate) struct Bed {
     node: Node,
@@ -93,32 +86,26 @@ impl Bed {
             At::Lo => (LO, Device::Lo),
         };
         let ifindex = self.node.ifindexes[&device];
-        let mut context = [0; SK_BUFF_LEN];
-        let mut put = |at: usize, value: u32| context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-        put(MARK, sent.mark);
         // Whether it came in, its mark says. Where it leaves, no hook is to judge through what.
         let came_in_by = if sent.came_in && !matches!(sent.at, At::Egress(_) | At::Lo) { ifindex } else { 0 };
-        put(INGRESS_IFINDEX, came_in_by);
-        put(IFINDEX, ifindex);
-        put(GSO_SEGS, sent.segments);
         // What others have left there.
         self.cb = self.cb.wrapping_add(1);
-        context[CB..CB + 20].fill(self.cb);
-        let mut context_out = [0; SK_BUFF_LEN];
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(&sent.frame);
-        options.data_out = Some(&mut self.out);
-        options.ctx_in = Some(&context);
-        options.ctx_out = Some(&mut context_out);
+        let cb = Field::CB.map(|field| (field, u32::from_ne_bytes([self.cb; 4])));
+        let fields = [
+            (Field::MARK, sent.mark),
+            (Field::INGRESS_IFINDEX, came_in_by),
+            (Field::IFINDEX, ifindex),
+            (Field::GSO_SEGS, sent.segments),
+        ];
+        let context = SkBuff::new(fields.into_iter().chain(cb));
         let program = self.node.bench.datapath.attachments.program(program)?;
         let before = self.clock.now_secs()?;
-        let result = program.test_run(options).with_context(|| format!("run on {} bytes", sent.frame.len()))?;
+        let ran = test_run(program, &sent.frame, Some(&context), &mut self.out)?;
         let second = Some(before).filter(|before| now_secs().is_ok_and(|after| after == *before));
-        let mark = context_out[MARK..].first_chunk().context("a mark in the context")?;
         let got = Got {
-            verdict: Verdict::from(result.return_value.cast_signed()),
-            mark: u32::from_ne_bytes(*mark),
-            frame: self.out[..result.data_size_out as usize].to_vec(),
+            verdict: Verdict::from(ran.action),
+            mark: ran.context.get(Field::MARK),
+            frame: self.out[..ran.len].to_vec(),
         };
         Ok((got, second))
     }

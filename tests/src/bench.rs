@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use proxy_agent::datapath::test_run::{Field, SkBuff, test_run};
 use proxy_agent::datapath::{Datapath, Options, Sizes, verifier};
 use proxy_agent::object;
 use proxy_common::names::{self, ANCHOR, EGRESS, EMPTY, INGRESS};
@@ -18,11 +19,6 @@ use proxy_common::names::{self, ANCHOR, EGRESS, EMPTY, INGRESS};
 const LO: u32 = 1;
 /// The host has made the packet: `MADE_HERE` of proxy-ebpf.
 const MADE_HERE: u32 = 1;
-/// Of `mark`, `ifindex` and `gso_size` in `struct __sk_buff` (linux/bpf.h).
-const MARK_OFFSET: usize = 8;
-const IFINDEX_OFFSET: usize = 40;
-const GSO_SIZE_OFFSET: usize = 176;
-const SK_BUFF_LEN: usize = 192;
 /// Flow entries that are enough for every source port to be given to a flow of four.
 const SMALL: u32 = 32_768;
 
@@ -145,28 +141,16 @@ impl Bench {
 
     fn run_in(&self, program: &str, packet: &[u8], around: Surroundings) -> Result<Outcome> {
         let mut out = vec![0; 65_536];
-        let mut context = [0; SK_BUFF_LEN];
-        let mut context_out = [0; SK_BUFF_LEN];
         let noted = if program == EGRESS { self.marks().get(packet).copied().unwrap_or(0) } else { 0 };
         let Surroundings { ifindex, more_mark, gso_size } = around;
         let mark = noted | more_mark;
-        for (at, value) in [(MARK_OFFSET, mark), (IFINDEX_OFFSET, ifindex), (GSO_SIZE_OFFSET, gso_size)] {
-            context[at..][..size_of::<u32>()].copy_from_slice(&value.to_ne_bytes());
-        }
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(packet);
-        options.data_out = Some(&mut out);
-        options.ctx_in = Some(&context);
-        options.ctx_out = Some(&mut context_out);
-        let result = self
-            .program(program)?
-            .test_run(options)
-            .with_context(|| format!("run {program} on a packet of {} bytes", packet.len()))?;
-        out.truncate(result.data_size_out as usize);
-        let verdict = Verdict::from(result.return_value.cast_signed());
+        let context = SkBuff::new([(Field::MARK, mark), (Field::IFINDEX, ifindex), (Field::GSO_SIZE, gso_size)]);
+        let ran = test_run(self.program(program)?, packet, Some(&context), &mut out);
+        let ran = ran.with_context(|| format!("run {program}"))?;
+        out.truncate(ran.len);
+        let verdict = Verdict::from(ran.action);
         if [INGRESS, EGRESS].contains(&program) && verdict != Verdict::Drop {
-            let mark = context_out[MARK_OFFSET..].first_chunk().context("a mark in the context")?;
-            self.marks().insert(out.clone(), u32::from_ne_bytes(*mark));
+            self.marks().insert(out.clone(), ran.context.get(Field::MARK));
         }
         Ok(Outcome { verdict, packet: out })
     }

@@ -6,14 +6,13 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::conntrack::Reconciled;
-use crate::desired::Desired;
 use crate::events::Events;
 use crate::health::Health;
-use crate::input::{Input, Update};
-use crate::ip_family::IpFamily;
 use crate::liveness::Liveness;
-use crate::metrics::{Latencies, Metrics, Phase, ProxySync, Trigger};
-use crate::node::Mended;
+use crate::metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
+use proxy_core::desired::Desired;
+use proxy_core::input::{Input, Trigger, Update};
+use proxy_core::ip_family::IpFamily;
 
 #[derive(Debug)]
 pub struct Reports {

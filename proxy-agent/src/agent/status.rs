@@ -7,10 +7,12 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
-use crate::desired::FamilyCounts;
 use crate::health::{Problem, Problems};
-use crate::net::{self, role::Role};
-use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
+use crate::status::{
+    DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
+};
+use proxy_core::desired::{Desired, FamilyCounts};
+use proxy_net::{self as net, role::Role};
 
 impl Agent {
     pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {
@@ -41,7 +43,7 @@ impl Agent {
             syncs: self.syncs,
             problems: problems.iter().chain(source_problems).map(problem_status).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
-            unreachable: self.desired.unreachable_status(),
+            unreachable: unreachable_status(&self.desired),
             devices: devices.collect(),
             sockets: self.node.attachments().sockets_status(),
             kept_by: self.keeper().name().to_owned(),
@@ -112,6 +114,18 @@ impl Agent {
 
 fn problem_status((what, problem): (&String, &Problem)) -> ProblemStatus {
     ProblemStatus { what: what.clone(), why: problem.why.clone(), since: problem.since }
+}
+
+fn unreachable_status(desired: &Desired) -> Vec<UnreachableStatus> {
+    let by_service = desired.unreachable().into_iter();
+    let all = by_service.flat_map(|(service, all)| all.into_iter().map(move |one| (service, one)));
+    let status = all.map(|(service, one)| UnreachableStatus {
+        service: service.to_string(),
+        port: format!("{}/{:?}", one.port, one.proto),
+        backend: one.backend,
+        why: one.to_string(),
+    });
+    status.collect()
 }
 
 fn table_status(counts: FamilyCounts) -> TableStatus {

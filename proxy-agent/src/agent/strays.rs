@@ -7,9 +7,9 @@ use anyhow::Result;
 use proxy_common::counter::Event;
 use tokio::time::Instant;
 
-use crate::datapath::Counters;
 use crate::events::Events;
 use crate::health::Health;
+use proxy_datapath::Counters;
 
 /// The name of this problem in [`Health`].
 const STRAYS: &str = "pods taken for outside clients";

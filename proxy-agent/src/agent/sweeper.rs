@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
 use tokio::time::Instant as Due;
 
-use crate::datapath::{FlowMaps, Pressure, Swept};
+use proxy_datapath::{FlowMaps, Pressure, Swept};
 
 /// The time between two sweeps for expired flows.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);

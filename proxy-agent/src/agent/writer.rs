@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use tracing::debug;
 
-use crate::datapath::Maps;
-use crate::diff::{Change, ServiceKey};
-use crate::ip_family::IpFamily;
-use crate::tables::Tables;
+use proxy_core::diff::{Change, ServiceKey};
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::Tables;
+use proxy_datapath::Maps;
 
 /// The largest number of changes that one call hands over. After a refused change the agent looks through the rest
 /// again.
@@ -88,9 +88,9 @@ mod tests {
     use proxy_common::frontend::{Set, SlotKey};
 
     use super::*;
-    use crate::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
-    use crate::desired::Desired;
-    use crate::diff::FamilyChange;
+    use proxy_core::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
+    use proxy_core::desired::Desired;
+    use proxy_core::diff::FamilyChange;
 
     /// A map with room for two slots.
     #[derive(Default)]

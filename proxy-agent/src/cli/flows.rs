@@ -13,8 +13,8 @@ use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::flow::State;
 use serde::Serialize;
 
-use super::AgentArgs;
 use super::age::span;
+use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, yellow};
 use crate::view::NameView;
 use read::Wanted;

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::duration::GoDuration;
-use crate::datapath::BPF_DIR;
-use crate::run::RUN_DIR;
+use crate::choices::RUN_DIR;
+use proxy_datapath::BPF_DIR;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

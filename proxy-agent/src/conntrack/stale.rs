@@ -17,11 +17,11 @@ use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::FrontendKey;
 use tracing::{debug, info};
 
-use super::netlink::{self, Handle};
-use super::{Reconciled, Tuple};
-use crate::ip_family::IpFamily;
-use crate::net::sysctl;
-use crate::tables::{FamilyTables, Tables};
+use super::Reconciled;
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::{FamilyTables, Tables};
+use proxy_net::conntrack::{self, Handle, Tuple};
+use proxy_net::sysctl;
 
 /// The number of entries in this network namespace.
 const COUNT: &str = "netfilter/nf_conntrack_count";
@@ -72,7 +72,7 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());
     }
-    let (connection, handle) = match netlink::connect() {
+    let (connection, handle) = match conntrack::connect() {
         Ok(connected) => connected,
         Err(error) => {
             debug!(%error, "the kernel does not list its connections");
@@ -141,8 +141,8 @@ fn is_denied(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, service};
-    use crate::desired::Desired;
+    use proxy_core::builders::{listed, service};
+    use proxy_core::desired::Desired;
 
     #[test]
     fn only_an_entry_that_translates_a_udp_frontend_is_stale() {

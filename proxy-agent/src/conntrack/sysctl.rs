@@ -13,13 +13,24 @@ use nix::unistd::Pid;
 use tracing::{debug, info, warn};
 
 use crate::events::Events;
-use crate::net::changes::Changes;
-use crate::net::sysctl;
-use crate::settings::Conntrack;
+use proxy_net::changes::Changes;
+use proxy_net::sysctl;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
 /// The number of buckets of the hash table. The kernel takes it only here, and for all namespaces.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
+
+/// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    pub max_per_core: Option<u32>,
+    pub min: Option<u32>,
+    pub tcp_established_timeout: Option<Duration>,
+    pub tcp_close_wait_timeout: Option<Duration>,
+    pub tcp_be_liberal: bool,
+    pub udp_timeout: Option<Duration>,
+    pub udp_stream_timeout: Option<Duration>,
+}
 
 /// Sets the kernel's parameters as the operator asks. A failed write is reported and does not keep the agent from
 /// serving: the kernel tracks connections all the same.

@@ -101,8 +101,8 @@ fn make_room<K: Clone + Ord, V>(entries: &mut BTreeMap<K, V>, last: impl Fn(&V) 
 mod tests {
     use super::*;
     use crate::events::Severity;
-    use crate::input::ObjectName;
-    use crate::model::ObjectRef;
+    use proxy_core::input::ObjectName;
+    use proxy_core::model::ObjectRef;
 
     #[test]
     fn what_is_told_again_is_counted_and_after_a_while_told_anew() {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use ipnet::IpNet;
 use proxy_common::device::Node;
 
-use crate::net::link::{Link, LinkKind};
+use proxy_net::link::{Link, LinkKind};
 
 /// The property by which a client counts as a local pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl Detection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::role::Behind;
+    use proxy_net::role::Behind;
 
     #[test]
     fn a_detector_yields_networks_and_families() {

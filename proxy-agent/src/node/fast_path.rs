@@ -6,8 +6,8 @@ use anyhow::Result;
 use proxy_common::device;
 use tracing::{info, warn};
 
-use super::Node;
-use crate::net::{forward, sysctl};
+use proxy_net::changes::Changes;
+use proxy_net::{forward, sysctl};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
@@ -71,32 +71,31 @@ impl fmt::Display for FastPathState {
     }
 }
 
-impl Node {
-    /// Describes the fast path of this node: `off`, `on`, or the reason for its state.
-    pub fn fast_path(&self) -> String {
-        self.fast_path.to_string()
-    }
-
-    /// Checks netfilter's rules for forwarded packets, and switches the fast path accordingly. A failed check counts as
-    /// rules.
-    pub(super) async fn judge_fast_path(&mut self) -> Result<()> {
-        if self.fast_path.asked == FastPath::Off {
-            return Ok(());
+impl FastPathState {
+    /// Looks what netfilter has for packets that are forwarded, and switches accordingly. Where that cannot be told, there
+    /// may be anything. `changes`: where changes of this host are noted, if they outlive the agent.
+    pub(super) async fn judge(&mut self, changes: Option<&Changes>) {
+        if self.asked == FastPath::Off {
+            return;
         }
         let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
-        let before = self.fast_path.clone();
-        self.fast_path.rules = Some(rules.clone());
-        self.fast_path.obstacle = None;
-        if self.fast_path.is_on() {
-            self.fast_path.obstacle = self.relax_conntrack().err().map(|error| format!("{error:#}"));
+        let before = self.clone();
+        self.rules = Some(rules);
+        self.obstacle = None;
+        if self.is_on() {
+            self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
         }
-        if let Some(error) = &self.fast_path.obstacle {
+        self.log(&before);
+    }
+
+    fn log(&self, before: &Self) {
+        if let Some(error) = &self.obstacle {
             if before.obstacle.as_ref() != Some(error) {
                 warn!(error, "packets of open connections take the stack: conntrack would take some for invalid");
             }
-        } else if before.rules.as_ref() != Some(&rules) || before.obstacle.is_some() {
-            let (is_on, rules) = (self.fast_path.is_on(), rules.join("; "));
-            match (is_on, rules.is_empty()) {
+        } else if before.rules != self.rules || before.obstacle.is_some() {
+            let rules = self.rules.as_ref().map(|rules| rules.join("; ")).unwrap_or_default();
+            match (self.is_on(), rules.is_empty()) {
                 (true, true) => {
                     info!("packets of open connections skip the stack: no rules were found that they would miss")
                 }
@@ -111,29 +110,25 @@ impl Node {
                 }
             }
         }
-        if before.flag() == self.fast_path.flag() {
-            return Ok(());
-        }
-        self.write_node().inspect_err(|_| self.fast_path = before) // The next check tries again.
     }
+}
 
-    fn relax_conntrack(&self) -> Result<()> {
-        for key in LIBERAL {
-            self.set_if_there(key, "1")?;
-        }
-        match sysctl::read(ESTABLISHED)? {
-            Some(secs) => self.set_if_there(UNACKNOWLEDGED, &secs),
-            None => Ok(()),
-        }
+fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
+    for key in LIBERAL {
+        set_if_there(key, "1", changes)?;
     }
+    match sysctl::read(ESTABLISHED)? {
+        Some(secs) => set_if_there(UNACKNOWLEDGED, &secs, changes),
+        None => Ok(()),
+    }
+}
 
-    /// Sets a parameter, unless the kernel tracks no connections.
-    fn set_if_there(&self, key: &str, value: &str) -> Result<()> {
-        match (sysctl::read(key)?, self.attachments.changes()) {
-            (None, _) => Ok(()),
-            (_, Some(changes)) => changes.set_sysctl(key, value),
-            (_, None) => sysctl::write(key, value),
-        }
+/// Sets a parameter, unless the kernel tracks no connections.
+fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()> {
+    match (sysctl::read(key)?, changes) {
+        (None, _) => Ok(()),
+        (_, Some(changes)) => changes.set_sysctl(key, value),
+        (_, None) => sysctl::write(key, value),
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use tokio::time::{Instant, sleep_until};
 
-use crate::desired::Desired;
 use crate::health::Health;
+use proxy_core::desired::Desired;
 
 /// The name of the Node object in [`Health`].
 const NODE_OBJECT: &str = "Node object";
@@ -114,8 +114,8 @@ impl Lifecycle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, node};
-    use crate::input::{Input, ObjectName, Update};
+    use proxy_core::builders::{listed, node};
+    use proxy_core::input::{Input, ObjectName, Update};
 
     const V4: (&str, &str) = ("InternalIP", "192.0.2.1");
     const V6: (&str, &str) = ("InternalIP", "fd00::1");

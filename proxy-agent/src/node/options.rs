@@ -9,7 +9,7 @@ use proxy_common::device::Node;
 use super::detect::Detector;
 use super::fast_path::FastPath;
 use super::node_ports::NodePortAddresses;
-use crate::settings::PodRoutes;
+use crate::choices::PodRoutes;
 
 /// The operator's settings of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]

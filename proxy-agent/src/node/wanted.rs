@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy_common::addr::Proto;
 
-use crate::desired::Desired;
+use proxy_core::desired::Desired;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
@@ -69,7 +69,7 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, service_cidr};
+    use proxy_core::builders::{listed, service_cidr};
 
     fn declare(desired: &mut Desired, cidr: &str) {
         desired.apply(service_cidr("kubernetes", &[cidr]));

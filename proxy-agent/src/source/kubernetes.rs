@@ -17,10 +17,10 @@ use self::place::Place;
 use self::recorder::Recorder;
 use self::watch::failure::failed_plugin;
 use self::watch::{Ended, Watch};
-use crate::compact::{EndpointSlice, Service};
 use crate::events;
 use crate::health::Health;
-use crate::input::Input;
+use proxy_core::compact::{EndpointSlice, Service};
+use proxy_core::input::Input;
 
 mod client;
 mod credentials;

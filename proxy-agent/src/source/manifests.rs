@@ -18,7 +18,7 @@ use self::file::{File, Placed};
 use self::folder::{Folder, Listing};
 use self::object::{Key, Kind, Object};
 use crate::health::Health;
-use crate::input::{Input, Update};
+use proxy_core::input::{Input, Update};
 
 mod file;
 mod folder;

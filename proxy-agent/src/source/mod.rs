@@ -6,7 +6,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::events;
 use crate::health::Health;
-use crate::input::Input;
+use proxy_core::input::Input;
 
 pub mod kubernetes;
 mod manifests;

@@ -21,12 +21,12 @@ use super::routes::{Way, way_to};
 use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
-use crate::datapath;
-use crate::net::role::TELL_PODS;
-use crate::net::{self, anchor};
 use crate::status::Status;
-use crate::tables::{FamilyTables, RangeKey};
 use crate::view::Names;
+use proxy_core::tables::{FamilyTables, RangeKey};
+use proxy_datapath as datapath;
+use proxy_net::role::TELL_PODS;
+use proxy_net::{self as net, anchor};
 
 /// A packet's origin, as the command line says it.
 pub(super) struct Origin<'a> {

@@ -10,8 +10,8 @@ use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
 
 use super::{FlowService, FlowView, state_name};
-use crate::datapath::{self, Names as MapNames};
 use crate::view::Names;
+use proxy_datapath::{self as datapath, FamilyNames};
 
 /// Which flows are asked for.
 pub(super) struct Wanted<'a> {
@@ -24,7 +24,7 @@ pub(super) struct Wanted<'a> {
 
 /// Those of one family, by client: at most `limit`. A flow's opener has its place at ingress or at the anchor, and its
 /// key alone says most of what is asked for, so that few of many entries need to be read.
-pub(super) fn flows<A: MapNames>(
+pub(super) fn flows<A: FamilyNames>(
     maps: &BTreeMap<String, u32>,
     wanted: &Wanted<'_>,
     limit: usize,

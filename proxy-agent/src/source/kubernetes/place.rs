@@ -9,7 +9,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
-use crate::input::Input;
+use proxy_core::input::Input;
 
 /// The time between two lookups: a name may change its addresses without notice.
 const INTERVAL: Duration = Duration::from_secs(30);

@@ -3,14 +3,13 @@
 //! The module does the same as kube's `watcher`, and three things that a proxy needs beyond it. A bad object costs only
 //! itself, the position outlives the client, and gaps between events are noticed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, OptionFuture};
 use futures::{AsyncBufReadExt as _, FutureExt as _, TryStreamExt as _};
-use kube::api::{ListParams, WatchParams};
-use kube::core::{ObjectList, PartialObjectMeta, Request};
+use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
@@ -18,37 +17,35 @@ use tracing::debug;
 
 use self::event::{Event, Lenient};
 use self::failure::{End, Over, explain, is_lost};
+use self::list::{Listed, Lister};
 use self::pace::Pace;
+use self::selection::{PAGE, Selection, request};
 use self::trouble::Trouble;
 use super::client::Clients;
 use super::outage::Outage;
-use crate::compact::Kept;
 use crate::health::Health;
-use crate::input::{Input, ObjectName, Update};
 use crate::metrics::Watches;
+use proxy_core::compact::Kept;
+use proxy_core::input::{Input, ObjectName, Update};
 
 mod event;
 pub(super) mod failure;
 mod list;
 mod pace;
+mod selection;
 mod trouble;
 
 /// A watch on one kind of object, with its input variant and its position.
 pub(super) struct Watch<K> {
     input: fn(Update<K>) -> Input,
-    list: ListParams,
-    watch: WatchParams,
-    /// The smallest request that returns the server's version. Only a name is kept of the selectors: for others servers
-    /// go through all objects.
-    look: ListParams,
+    selection: Selection,
+    lister: Lister,
     dispensable: bool,
     pace: Pace,
     /// The version up to which everything was sent. None: a new list is needed.
     position: Option<String>,
     /// Set if the server says that it no longer knows the position.
     expired: bool,
-    /// The number of further attempts at streaming lists over this connection.
-    streams: u8,
     /// Set after a list was sent, or its refusal.
     delivered: bool,
     /// The objects of the wrong shape, with the errors. The last readable version stays in force.
@@ -69,42 +66,34 @@ const UNSERVED_RETRY: Duration = Duration::from_secs(300);
 const SETTLED: Duration = Duration::from_secs(2);
 /// The age before which credentials are not read again, unless their files have changed.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
-const PAGE_SIZE: u32 = 1000;
-/// The timeout of one page of a list. API servers give themselves 60 seconds.
-const PAGE: Duration = Duration::from_secs(120);
 
 impl<K> Watch<K> {
     /// Creates a watch on every object of a kind, listed consistently.
     pub(super) fn new(input: fn(Update<K>) -> Input) -> Self {
         Self {
             input,
-            list: ListParams::default().limit(PAGE_SIZE),
-            // The server ends watches at different times: nodes must not come back all at once.
-            watch: WatchParams::default().timeout(rand::random_range(230..=290)),
-            look: ListParams::default().limit(1),
+            selection: Selection::default(),
+            lister: Lister::default(),
             dispensable: false,
             pace: Pace::default(),
             position: None,
             expired: false,
-            streams: list::STREAMS,
             delivered: false,
             unreadable: BTreeMap::new(),
         }
     }
 
     pub(super) fn labels(self, selector: &str) -> Self {
-        Self { list: self.list.labels(selector), watch: self.watch.labels(selector), ..self }
+        Self { selection: self.selection.labels(selector), ..self }
     }
 
     pub(super) fn fields(self, selector: &str) -> Self {
-        Self { list: self.list.fields(selector), watch: self.watch.fields(selector), ..self }
+        Self { selection: self.selection.fields(selector), ..self }
     }
 
     /// Restricts the watch to the one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
-        let selector = format!("metadata.name={name}");
-        let look = self.look.clone().fields(&selector);
-        Self { look, ..self.fields(&selector) }
+        Self { selection: self.selection.named(name), ..self }
     }
 
     /// Marks a kind that kpx can do without: until the server serves and allows it, the list is empty.
@@ -126,7 +115,7 @@ where
         outage: &Outage,
     ) -> Ended {
         let began = Instant::now();
-        self.streams = list::STREAMS;
+        self.lister = Lister::default();
         let mut trouble = Trouble::new(K::Object::kind(&()).into_owned(), health);
         loop {
             let mut is_of_list = false;
@@ -168,6 +157,27 @@ where
         }
     }
 
+    /// Sends a list when it is complete, or not at all.
+    async fn list(
+        &mut self,
+        client: &Client,
+        inputs: &mpsc::Sender<Input>,
+        trouble: &mut Trouble<'_>,
+    ) -> Result<(), Over> {
+        let Listed { objects, unreadable, version } = self.lister.list(client, &self.selection).await?;
+        let objects = objects.into_values().collect();
+        let update = match unreadable.is_empty() {
+            true => Update::All(objects),
+            false => Update::AllBut(objects, unreadable.keys().cloned().collect::<BTreeSet<_>>()),
+        };
+        inputs.send((self.input)(update)).await.map_err(|_| Over::ReceiverGone)?;
+        self.pace.listed();
+        (self.position, self.expired, self.delivered, self.unreadable) = (Some(version), false, true, unreadable);
+        trouble.listed(self.pace.ends());
+        trouble.unreadable(&self.unreadable);
+        Ok(())
+    }
+
     /// Sends the events after `position`.
     async fn follow(
         &mut self,
@@ -178,7 +188,7 @@ where
         trouble: &mut Trouble<'_>,
     ) -> Over {
         let began = Instant::now();
-        let request = match self.request().watch(&self.watch, position) {
+        let request = match request::<K>().watch(&self.selection.watch, position) {
             Ok(request) => request,
             Err(error) => return Over::Failed(kube::Error::BuildRequest(error)),
         };
@@ -313,7 +323,7 @@ where
     /// asks for the version beside the watch, without waiting for the watch. Returns the contradiction, if there is
     /// one.
     fn look(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, Over>> {
-        let request = self.request().list_metadata(&self.look).map_err(kube::Error::BuildRequest);
+        let request = request::<K>().list_metadata(&self.selection.look).map_err(kube::Error::BuildRequest);
         let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
         let look = async move {
             let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
@@ -326,11 +336,7 @@ where
 
     /// Returns the shortest life of a watch that is not interrupted. The margin allows for different clocks.
     fn life(&self) -> Duration {
-        Duration::from_secs(self.watch.timeout.unwrap_or_default().saturating_sub(1).into())
-    }
-
-    fn request(&self) -> Request {
-        Request::new(K::Object::url_path(&(), None))
+        Duration::from_secs(self.selection.watch.timeout.unwrap_or_default().saturating_sub(1).into())
     }
 }
 

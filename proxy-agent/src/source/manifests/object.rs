@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::validate;
-use crate::input::ObjectName;
+use proxy_core::input::ObjectName;
 
 /// The kinds that kpx reads, in the order in which new objects are sent: backends before what points to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

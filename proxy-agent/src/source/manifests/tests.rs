@@ -8,7 +8,7 @@ use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::timeout;
 
 use super::*;
-use crate::compact::{Address, Kept, Service};
+use proxy_core::compact::{Address, Kept, Service};
 
 mod refused;
 

@@ -10,8 +10,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use super::object::{Object, Refused};
-use crate::input::ObjectName;
-use crate::model;
+use proxy_core::input::ObjectName;
+use proxy_core::model;
 
 type Verdict = Result<(), Refused>;
 

@@ -7,8 +7,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::compact::Kept;
-use crate::input::ObjectName;
+use proxy_core::compact::Kept;
+use proxy_core::input::ObjectName;
 
 /// The annotation of the bookmark at the end of a streaming list.
 const LISTED: &str = "k8s.io/initial-events-end";
@@ -69,13 +69,13 @@ impl<K: Kept> Lenient<K> {
     fn read(text: &str) -> serde_json::Result<Self> {
         Ok(match serde_json::from_str::<K::Object>(text) {
             Ok(object) => Self {
-                name: ObjectName::from(&object),
+                name: ObjectName::from(object.meta()),
                 version: object.meta().resource_version.clone().unwrap_or_default(),
                 object: Ok(K::keep(object)),
             },
             Err(error) => {
                 let object: PartialObjectMeta = serde_json::from_str(text)?;
-                let (name, version) = (ObjectName::from(&object), object.metadata.resource_version);
+                let (name, version) = (ObjectName::from(&object.metadata), object.metadata.resource_version);
                 Self { name, version: version.unwrap_or_default(), object: Err(error.to_string()) }
             }
         })
@@ -94,7 +94,7 @@ mod tests {
     use kube::core::ObjectList;
 
     use super::*;
-    use crate::compact::Service;
+    use proxy_core::compact::Service;
 
     #[test]
     fn a_bad_object_costs_only_itself() {

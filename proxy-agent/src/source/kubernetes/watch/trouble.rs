@@ -7,8 +7,8 @@ use tracing::debug;
 
 use super::failure::{End, Over};
 use crate::health::Health;
-use crate::input::ObjectName;
 use crate::metrics::Watches;
+use proxy_core::input::ObjectName;
 
 /// The number of watches in a row that end at once from which on they are a problem.
 const ENDS: u32 = 5;
