@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
-use kpx_tests::agent::wait_until;
-use kpx_tests::netns::NetNs;
 use tempfile::TempDir;
+use testbed::agent::wait_until;
+use testbed::netns::NetNs;
 
 use crate::node::{Node, kpx, namespace};
 

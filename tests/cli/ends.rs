@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::agent::binary;
+use testbed::agent::binary;
 
 use crate::node::{Node, kpx, namespace};
 

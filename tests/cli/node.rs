@@ -7,9 +7,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::agent::{binary, wait_until};
-use kpx_tests::netns::NetNs;
 use tempfile::TempDir;
+use testbed::agent::{binary, wait_until};
+use testbed::netns::NetNs;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
 
-use crate::bed::{Bed, Observed};
-use kpx_tests::reference::node;
-use kpx_tests::reference::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS};
-use kpx_tests::reference::world::{Detector, Hook, NodeFacts, Packet, Proto, World, object};
+use crate::reference::bed::{Bed, Observed};
+use testbed::reference::node;
+use testbed::reference::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS};
+use testbed::reference::world::{Detector, Hook, NodeFacts, Packet, Proto, World, object};
 
 const TIMEOUT_SECS: u32 = 20;
 const PORT: u16 = 80;

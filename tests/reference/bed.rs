@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
-use kpx_tests::bench::{Outcome, Verdict};
 use proxy_agent::datapath::Options;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto as Number, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
@@ -13,11 +12,12 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook as Table};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{ANCHOR, INGRESS, IPV4, IPV6, LO};
+use testbed::test_run::{Outcome, Verdict};
 
-use crate::frame;
-use kpx_tests::reference::node::Node;
-use kpx_tests::reference::place::{Device, Family};
-use kpx_tests::reference::world::{Hook, Packet, Proto, World};
+use crate::reference::frame;
+use testbed::reference::node::Node;
+use testbed::reference::place::{Device, Family};
+use testbed::reference::world::{Hook, Packet, Proto, World};
 
 pub(crate) struct Bed {
     node: Node,

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 
-use crate::bed::{Bed, Observed};
-use crate::seed;
-use crate::tally::Tally;
-use kpx_tests::reference::generate::{self, dice};
-use kpx_tests::reference::model::{self, Answer, Entry};
-use kpx_tests::reference::node;
-use kpx_tests::reference::world::{Packet, World};
+use crate::reference::bed::{Bed, Observed};
+use crate::reference::seed;
+use crate::reference::tally::Tally;
+use testbed::reference::generate::{self, dice};
+use testbed::reference::model::{self, Answer, Entry};
+use testbed::reference::node;
+use testbed::reference::world::{Packet, World};
 
 const PAIRS: u64 = 100_000;
 /// Packets to one world, since a world costs as much as many packets.

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::bed::{Bed, Forwarded, Observed};
-use crate::pairs::agree;
-use crate::seed;
-use kpx_tests::reference::generate::{self, Dice, dice};
-use kpx_tests::reference::model::{self, Answer};
-use kpx_tests::reference::node;
-use kpx_tests::reference::world::{Packet, Proto, World};
+use crate::reference::bed::{Bed, Forwarded, Observed};
+use crate::reference::pairs::agree;
+use crate::reference::seed;
+use testbed::reference::generate::{self, Dice, dice};
+use testbed::reference::model::{self, Answer};
+use testbed::reference::node;
+use testbed::reference::world::{Packet, Proto, World};
 
 /// A UDP flow leaves a backend that serves no longer, if there is one that does; no other flow ever leaves its backend.
 #[test]

@@ -1,9 +1,9 @@
 //! `kpx check` knows what this kernel can do.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::kernel;
-use kpx_tests::netns::NetNs;
 use serde_json::Value;
+use testbed::kernel;
+use testbed::netns::NetNs;
 
 use crate::ipvs::kpx;
 

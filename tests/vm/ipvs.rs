@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
-use kpx_tests::agent::binary;
-use kpx_tests::netns::NetNs;
+use testbed::agent::binary;
+use testbed::netns::NetNs;
 
 const FRONTENDS: [&str; 2] = ["10.96.0.10:80", "[fd00:10:96::10]:80"];
 const BACKENDS: [&str; 2] = ["192.0.2.1:8080", "[fd00::1]:8080"];

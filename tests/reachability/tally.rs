@@ -1,0 +1,51 @@
+//! What passed and what failed: nothing stops at the first failure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::{Result, bail};
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+
+use super::table::{ABOUT, NOT_RUN};
+
+#[derive(Default)]
+pub(crate) struct Tally {
+    /// By cell: rows that passed, rows in all.
+    cells: BTreeMap<&'static str, (u32, u32)>,
+    failures: Vec<String>,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, cell: &'static str, row: &str, result: Result<()>) {
+        let (passed, all) = self.cells.entry(cell).or_default();
+        *all += 1;
+        match result {
+            Ok(()) => *passed += 1,
+            Err(error) => self.failures.push(format!("{row}: {error:#}")),
+        }
+    }
+
+    pub(crate) fn into_result(self) -> Result<()> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        let all: u32 = self.cells.values().map(|(_, all)| all).sum();
+        bail!("{} of {all} rows failed:\n{}\n{self}", self.failures.len(), self.failures.join("\n"))
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_preset(UTF8_FULL_CONDENSED).set_header(["cell", "what", "passed", "rows"]);
+        for (cell, (passed, all)) in &self.cells {
+            let what = ABOUT.iter().find(|(id, _)| id == cell).map_or("", |(_, what)| what);
+            table.add_row([(*cell).to_owned(), what.to_owned(), passed.to_string(), all.to_string()]);
+        }
+        for (cell, why) in NOT_RUN {
+            table.add_row([cell, why, "", ""]);
+        }
+        table.fmt(f)
+    }
+}
