@@ -1,8 +1,8 @@
-//! Sessions as text: the seed of a world, and what happens in it, a line each.
+//! Sessions as text: the seed of a cluster, and what happens in it, a line each.
 //!
 //! ```text
 //! # why it is kept
-//! world 17
+//! cluster 17
 //! packet ingress:eth0 in mark=0x0 segments=0 0200…
 //! age 45
 //! endpoints 99
@@ -16,9 +16,9 @@ use testbed::reference::place::Device;
 use crate::model::{At, MADE_HERE, Sent, hex, made_here, unhex};
 use crate::steps::Step;
 
-pub(crate) fn write(why: &str, world: u64, steps: &[Step]) -> String {
+pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
     let mut text = why.lines().map(|line| format!("# {line}\n")).collect::<String>();
-    let _infallible = writeln!(text, "world {world}");
+    let _infallible = writeln!(text, "cluster {cluster}");
     for step in steps {
         let _infallible = match step {
             Step::Age(secs) => writeln!(text, "age {secs}"),
@@ -35,13 +35,13 @@ pub(crate) fn packet(sent: &Sent) -> String {
     format!("packet {at} {whose} mark={:#x} segments={} {}", sent.mark, sent.segments, hex(&sent.frame))
 }
 
-/// The world's seed, and the steps.
+/// The cluster's seed, and the steps.
 pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
-    let (mut world, mut steps) = (None, Vec::new());
+    let (mut cluster, mut steps) = (None, Vec::new());
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         match line.split_whitespace().collect::<Vec<_>>().as_slice() {
             [] => {}
-            ["world", seed] => world = Some(seed.parse()?),
+            ["cluster", seed] => cluster = Some(seed.parse()?),
             ["age", secs] => steps.push(Step::Age(secs.parse()?)),
             ["endpoints", seed] => steps.push(Step::Endpoints(seed.parse()?)),
             ["packet", at, whose, mark, segments, frame] => {
@@ -58,7 +58,7 @@ pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
             _ => bail!("{line}: not a step"),
         }
     }
-    Ok((world.context("no world")?, steps))
+    Ok((cluster.context("no cluster")?, steps))
 }
 
 fn at(at: At) -> String {

@@ -8,13 +8,13 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use testbed::reference::generate::dice;
 use testbed::reference::node;
 
-use crate::bed::Bed;
 use crate::corpus;
+use crate::fixture::Fixture;
 use crate::kernel_log::KernelLog;
 use crate::session::{Session, Tally};
 use crate::steps::{self, Step};
 
-/// Packets to one world, since a world costs as much as many packets.
+/// Packets to one cluster, since a cluster costs as much as many packets.
 const STEPS: usize = 1_000;
 /// Between two lines about a long run.
 const REPORT: Duration = Duration::from_secs(30);
@@ -56,17 +56,17 @@ fn random_packets_become_what_they_must() -> Result<()> {
     let mut kernel_log = KernelLog::open()?;
     let netns = node::namespace("fuzz")?;
     netns.run(|| {
-        let mut beds = [Bed::new(false)?, Bed::new(true)?];
+        let mut fixtures = [Fixture::new(false)?, Fixture::new(true)?];
         let mut tally = Tally::new();
         let mut reported = Instant::now();
         let (start, mut sessions, mut packets, mut blurred) = (Instant::now(), 0_u64, 0_u64, 0_u64);
         while start.elapsed() < Duration::from_secs(secs) {
             let seed = first + sessions;
             let mut steps = Vec::new();
-            let bed = &mut beds[usize::from(seed % 2 == 1)];
-            match random(bed, seed, STEPS, &mut steps, &mut tally) {
+            let fixture = &mut fixtures[usize::from(seed % 2 == 1)];
+            match random(fixture, seed, STEPS, &mut steps, &mut tally) {
                 Ok(whole) => blurred += u64::from(!whole),
-                Err(difference) => bail!("KPX_SEED={seed}: {:#}", smallest(bed, seed, steps, difference)?),
+                Err(difference) => bail!("KPX_SEED={seed}: {:#}", smallest(fixture, seed, steps, difference)?),
             }
             sessions += 1;
             packets += steps.len() as u64;
@@ -98,19 +98,19 @@ fn random_packets_become_what_they_must() -> Result<()> {
 fn the_corpus_becomes_what_it_must() -> Result<()> {
     let netns = node::namespace("corpus")?;
     netns.run(|| {
-        let mut beds = [Bed::new(false)?, Bed::new(true)?];
+        let mut fixtures = [Fixture::new(false)?, Fixture::new(true)?];
         if let Ok(seed) = env::var("KPX_FUZZ_KEEP") {
-            keep(&mut beds[0], seed.parse()?)?;
+            keep(&mut fixtures[0], seed.parse()?)?;
         }
         let mut files: Vec<PathBuf> = fs::read_dir(folder())?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
         files.sort();
         ensure!(!files.is_empty(), "the corpus is empty");
         for file in files {
-            let (world, steps) =
+            let (cluster, steps) =
                 corpus::read(&fs::read_to_string(&file)?).with_context(|| file.display().to_string())?;
-            for bed in &mut beds {
-                let replayed = replay(bed, world, &steps);
-                replayed.with_context(|| format!("{}, fast path: {}", file.display(), bed.is_fast))?;
+            for fixture in &mut fixtures {
+                let replayed = replay(fixture, cluster, &steps);
+                replayed.with_context(|| format!("{}, fast path: {}", file.display(), fixture.is_fast))?;
             }
         }
         Ok(())
@@ -122,17 +122,17 @@ fn folder() -> &'static Path {
 }
 
 /// Makes a short session one of the corpus.
-fn keep(bed: &mut Bed, seed: u64) -> Result<()> {
+fn keep(fixture: &mut Fixture, seed: u64) -> Result<()> {
     const SHORT: usize = 150;
     let mut steps = Vec::new();
-    random(bed, seed, SHORT, &mut steps, &mut Tally::new())?;
+    random(fixture, seed, SHORT, &mut steps, &mut Tally::new())?;
     let why = "A bit of everything.";
     Ok(fs::write(folder().join(format!("{seed}.txt")), corpus::write(why, seed, &steps))?)
 }
 
 /// One session. False if it was cut short.
-fn random(bed: &mut Bed, seed: u64, count: usize, steps: &mut Vec<Step>, tally: &mut Tally) -> Result<bool> {
-    let mut session = Session::start(bed, seed, false)?;
+fn random(fixture: &mut Fixture, seed: u64, count: usize, steps: &mut Vec<Step>, tally: &mut Tally) -> Result<bool> {
+    let mut session = Session::start(fixture, seed, false)?;
     let mut dice = dice(seed);
     let mut last = None;
     for _ in 0..count {
@@ -150,8 +150,8 @@ fn random(bed: &mut Bed, seed: u64, count: usize, steps: &mut Vec<Step>, tally: 
 }
 
 /// The same steps again, the counters compared after each.
-fn replay(bed: &mut Bed, world: u64, steps: &[Step]) -> Result<()> {
-    let mut session = Session::start(bed, world, true)?;
+fn replay(fixture: &mut Fixture, cluster: u64, steps: &[Step]) -> Result<()> {
+    let mut session = Session::start(fixture, cluster, true)?;
     for (number, step) in steps.iter().enumerate() {
         let Ok(_) = session.step(step).with_context(|| format!("step {number}"))? else { return Ok(()) };
     }
@@ -159,15 +159,15 @@ fn replay(bed: &mut Bed, world: u64, steps: &[Step]) -> Result<()> {
 }
 
 /// Leaves out the steps that are not needed for a difference to show, and keeps the rest.
-fn smallest(bed: &mut Bed, world: u64, mut steps: Vec<Step>, difference: Error) -> Result<Error> {
+fn smallest(fixture: &mut Fixture, cluster: u64, mut steps: Vec<Step>, difference: Error) -> Result<Error> {
     /// Backends and ports at random may hide it.
     const TRIES: usize = 3;
     const PATIENCE: Duration = Duration::from_secs(60);
     let start = Instant::now();
-    let mut differs = |steps: &[Step]| (0..TRIES).find_map(|_| replay(bed, world, steps).err());
+    let mut differs = |steps: &[Step]| (0..TRIES).find_map(|_| replay(fixture, cluster, steps).err());
     let Some(mut why) = differs(&steps) else {
-        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{world}.txt"));
-        fs::write(&file, corpus::write(&format!("{difference:#}"), world, &steps))?;
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{cluster}.txt"));
+        fs::write(&file, corpus::write(&format!("{difference:#}"), cluster, &steps))?;
         return Ok(difference.context(format!(
             "it did not come again, its {} steps are in {}",
             steps.len(),
@@ -186,8 +186,8 @@ fn smallest(bed: &mut Bed, world: u64, mut steps: Vec<Step>, difference: Error) 
         }
         size /= 2;
     }
-    let file = folder().join(format!("{world}.txt"));
-    fs::write(&file, corpus::write(&format!("{why:#}"), world, &steps))?;
-    println!("{}", corpus::write("", world, &steps));
+    let file = folder().join(format!("{cluster}.txt"));
+    fs::write(&file, corpus::write(&format!("{why:#}"), cluster, &steps))?;
+    println!("{}", corpus::write("", cluster, &steps));
     Ok(why.context(format!("{} steps are in {}", steps.len(), file.display())))
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use testbed::reference::generate::{self, dice};
 
-use crate::bed::Bed;
 use crate::corpus;
+use crate::fixture::Fixture;
 use crate::model::{Got, Model, Sent, hex};
 use crate::steps::Step;
 
@@ -14,7 +14,7 @@ use crate::steps::Step;
 const UNCOUNTED: u32 = 64;
 
 pub(crate) struct Session<'a> {
-    bed: &'a mut Bed,
+    fixture: &'a mut Fixture,
     pub(crate) model: Model,
     uncounted: u32,
     counts_each: bool,
@@ -29,27 +29,27 @@ pub(crate) type Tally = BTreeMap<&'static str, u64>;
 pub(crate) struct Blurred;
 
 impl<'a> Session<'a> {
-    pub(crate) fn start(bed: &'a mut Bed, world: u64, counts_each: bool) -> Result<Self> {
-        let world = generate::world(&mut dice(world));
-        bed.forget()?;
-        bed.enter(&world)?;
-        bed.counted()?;
-        let model = Model::new(world, bed.is_fast);
-        Ok(Self { bed, model, uncounted: 0, counts_each, tally: Tally::new() })
+    pub(crate) fn start(fixture: &'a mut Fixture, cluster: u64, counts_each: bool) -> Result<Self> {
+        let cluster = generate::cluster(&mut dice(cluster));
+        fixture.forget()?;
+        fixture.enter(&cluster)?;
+        fixture.counted()?;
+        let model = Model::new(cluster, fixture.is_fast);
+        Ok(Self { fixture, model, uncounted: 0, counts_each, tally: Tally::new() })
     }
 
     /// What a packet became. The outer error is a difference.
     pub(crate) fn step(&mut self, step: &Step) -> Result<Result<Option<Got>, Blurred>> {
         match step {
             Step::Age(secs) => {
-                self.bed.age(*secs)?;
+                self.fixture.age(*secs)?;
                 self.model.age(*secs);
             }
             Step::Endpoints(seed) => {
-                let mut world = self.model.world().clone();
-                generate::change_endpoints(&mut dice(*seed), &mut world);
-                self.bed.enter(&world)?;
-                self.model.set_world(world);
+                let mut cluster = self.model.cluster().clone();
+                generate::change_endpoints(&mut dice(*seed), &mut cluster);
+                self.fixture.enter(&cluster)?;
+                self.model.set_world(cluster);
             }
             Step::Packet(sent) => return self.packet(sent).map(|got| got.map(Some)),
         }
@@ -57,10 +57,11 @@ impl<'a> Session<'a> {
     }
 
     fn packet(&mut self, sent: &Sent) -> Result<Result<Got, Blurred>> {
-        let (got, second) = self.bed.run(sent)?;
+        let (got, second) = self.fixture.run(sent)?;
         let Some(second) = second else { return Ok(Err(Blurred)) };
-        let bed = &*self.bed;
-        let judged = self.model.judge(sent, &got, second, &|table, proto, src, dst| bed.chosen(table, proto, src, dst));
+        let fixture = &*self.fixture;
+        let judged =
+            self.model.judge(sent, &got, second, &|table, proto, src, dst| fixture.chosen(table, proto, src, dst));
         judged.with_context(|| {
             let (line, became) = (corpus::packet(sent), hex(&got.frame));
             format!("{line} became {:?} mark={:#x} {became}", got.verdict, got.mark)
@@ -74,12 +75,12 @@ impl<'a> Session<'a> {
 
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.compare_counts()?;
-        self.bed.compare_flows(&self.model)
+        self.fixture.compare_flows(&self.model)
     }
 
     fn compare_counts(&mut self) -> Result<()> {
         self.uncounted = 0;
-        let counted = self.bed.counted().context("read the counters")?;
+        let counted = self.fixture.counted().context("read the counters")?;
         let wanted = &mut self.model.counts;
         ensure!(counted == *wanted, "what was counted is\n{counted:?}\nand should be\n{wanted:?}");
         wanted.events.iter().for_each(|(event, n)| *self.tally.entry(event.name()).or_default() += n);

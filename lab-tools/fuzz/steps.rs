@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use rand::Rng;
+use testbed::reference::cluster::{Hook, Proto};
 use testbed::reference::generate::{self, Dice, one};
 use testbed::reference::place::{Device, Family, OUTSIDE};
-use testbed::reference::world::{Hook, Proto};
 use testbed::test_run::Verdict;
 
 use crate::craft::{self, Between};
@@ -56,7 +56,7 @@ fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
 
 /// Dials something.
 fn first(dice: &mut Dice, model: &Model) -> Sent {
-    let packet = generate::packet(dice, model.world());
+    let packet = generate::packet(dice, model.cluster());
     let at = match packet.hook {
         Hook::Ingress(device) => At::Ingress(device),
         Hook::Anchor => At::Anchor,

@@ -7,7 +7,7 @@
 //! that it is rewritten every time. What an ingress hook has rewritten it notes, and does not take for a client's again, so
 //! its hits cannot be repeated.
 
-mod bed;
+mod fixture;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{EGRESS, EMPTY, FamilyMaps, INGRESS, IPV4, IPV6, MINIMAL, MINIMAL_OUT};
 
-use bed::Bed;
+use fixture::Fixture;
 use testbed::netns::NetNs;
 use testbed::text::Names;
 
@@ -170,7 +170,7 @@ fn port(at: SocketAddr) -> Port {
 /// What packets cost while sockets talk: one row for each hook, for flows' packets and for those of nobody.
 pub fn live(rounds: usize, turns: u32) -> Result<Vec<Row>> {
     let _stats = enable_stats(Stats::RunTime).context("have the kernel take the time of programs")?;
-    let bed = Bed::new()?;
+    let fixture = Fixture::new()?;
     // Where the client is packets are of a flow; where the backend is, programs that know no flow see the same ones.
     let (mut hit, mut miss) = (Programs::load()?, Programs::load()?);
     let mut rows = Vec::new();
@@ -180,7 +180,7 @@ pub fn live(rounds: usize, turns: u32) -> Result<Vec<Row>> {
         for _ in 0..rounds {
             for (variant, (_, names)) in VARIANTS.iter().enumerate() {
                 hit.open(&peers)?;
-                let times = turn(&bed, &mut hit, &mut miss, &peers, *names, turns)?;
+                let times = turn(&fixture, &mut hit, &mut miss, &peers, *names, turns)?;
                 of_these.iter_mut().zip(times).for_each(|(row, time)| row.rounds[variant].push(time));
             }
         }
@@ -191,7 +191,7 @@ pub fn live(rounds: usize, turns: u32) -> Result<Vec<Row>> {
 
 /// Mean times of a run of each of the programs, at the client's device and at the backend's.
 fn turn(
-    bed: &Bed,
+    fixture: &Fixture,
     hit: &mut Programs,
     miss: &mut Programs,
     peers: &Peers,
@@ -200,15 +200,18 @@ fn turn(
 ) -> Result<[Duration; 4]> {
     // What does nothing does not even lead to a backend.
     let dialled = if names[0] == EMPTY { peers.backend } else { peers.frontend };
-    let _links = bed.node.run(|| {
-        Ok::<_, anyhow::Error>((hit.attach(bed::CLIENT_DEVICE, names)?, miss.attach(bed::BACKEND_DEVICE, names)?))
+    let _links = fixture.node.run(|| {
+        Ok::<_, anyhow::Error>((
+            hit.attach(fixture::CLIENT_DEVICE, names)?,
+            miss.attach(fixture::BACKEND_DEVICE, names)?,
+        ))
     })?;
     let runs = || {
         let runs = [(&*hit, names[0]), (&*hit, names[1]), (&*miss, names[0]), (&*miss, names[1])]
             .map(|(programs, name)| programs.runs(name));
         runs.into_iter().collect::<Result<Vec<_>>>()
     };
-    let (before, after) = bed.talk(peers.proto, peers.client, dialled, peers.backend, turns, runs)?;
+    let (before, after) = fixture.talk(peers.proto, peers.client, dialled, peers.backend, turns, runs)?;
     let mut times = [Duration::ZERO; 4];
     for (n, ((runs_before, before), (runs_after, after))) in before?.into_iter().zip(after?).enumerate() {
         let runs = runs_after - runs_before;

@@ -3,8 +3,8 @@
 //! A scenario builds a lab of its own, puts load on it, injects the fault again and again and says what was seen. The
 //! same functions make the short tests and the long runs of `cargo xtask soak`.
 
-mod bed;
 mod endpoints;
+mod fixture;
 mod flood;
 mod kpx;
 mod memory;

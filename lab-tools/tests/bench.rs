@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use lab_tools::bench::{Bed, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise};
+use lab_tools::bench::{Fixture, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise};
 use testbed::lab::{Lab, Layout};
 
 /// So short that all cells take seconds.
@@ -74,8 +74,8 @@ fn what_cannot_be_run_is_said() -> Result<()> {
 #[test]
 fn nodes_of_routable_pods_track_nothing() -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
-    let bed = Bed::start(&lab, Variant::Direct, 1, None)?;
-    ensure!(bed.prove(Path::Routable).is_err(), "a node that masquerades tracks what it forwards");
-    bed.stop_masquerading()?;
-    bed.prove(Path::Routable)
+    let fixture = Fixture::start(&lab, Variant::Direct, 1, None)?;
+    ensure!(fixture.prove(Path::Routable).is_err(), "a node that masquerades tracks what it forwards");
+    fixture.stop_masquerading()?;
+    fixture.prove(Path::Routable)
 }

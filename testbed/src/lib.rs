@@ -14,6 +14,7 @@ pub mod netns;
 pub mod pod;
 #[cfg(feature = "packets")]
 pub mod reference;
+pub mod served_lab;
 #[cfg(feature = "packets")]
 pub mod test_run;
 #[cfg(feature = "packets")]

@@ -54,6 +54,30 @@ impl NetNs {
         Ok(netns)
     }
 
+    /// Makes a machine: a namespace with eth0 at 192.0.2.1/24 and fd00::1/64, and default routes. The other end is `wire`.
+    pub fn machine(name: &str) -> Result<Self> {
+        let netns = Self::create(format!("kpx-{}-{name}", std::process::id()))?;
+        netns.wire()?;
+        netns.ip("addr add 192.0.2.1/24 dev eth0
+             addr add fd00::1/64 dev eth0 nodad
+             route add default via 192.0.2.254
+             route add default via fd00::fe")?;
+        Ok(netns)
+    }
+
+    /// Makes a machine with eth0 at 192.0.2.1/24, and no route but to its neighbours.
+    pub fn machine_v4(name: &str) -> Result<Self> {
+        let netns = Self::create(format!("kpx-{}-{name}", std::process::id()))?;
+        netns.wire()?;
+        netns.ip("addr add 192.0.2.1/24 dev eth0")?;
+        Ok(netns)
+    }
+
+    /// Adds eth0, without an address. Its other end is `wire`.
+    pub fn wire(&self) -> Result<()> {
+        self.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up")
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,66 +1,67 @@
 //! kube-proxy's command line and configuration file start kpx, and the file rules it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use proxy_agent::status::Status;
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::agent::{binary, wait_until};
+use testbed::agent::{Agent, binary, wait_until};
 use testbed::netns::NetNs;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
 #[test]
 fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
-    let place = Place::new("rules")?;
-    place.write_config("oomScoreAdj: 321\nnodePortAddresses: [10.0.0.0/8]\niptables: {masqueradeAll: true, new: 1}")?;
-    place.put_service("web", "10.96.0.10")?;
-    let mut agent = place
+    let fixture = Fixture::new("rules")?;
+    fixture
+        .write_config("oomScoreAdj: 321\nnodePortAddresses: [10.0.0.0/8]\niptables: {masqueradeAll: true, new: 1}")?;
+    fixture.put_service("web", "10.96.0.10")?;
+    let mut agent = fixture
         .start("--hostname-override=Node-7 --cluster-cidr=10.0.0.0/8 --ipvs-scheduler=rr --v=2 --cleanup-on-exit")?;
-    agent.wait(|status| status.healthy)?;
-    let status = agent.status()?;
+    wait(&agent, |status| status.healthy)?;
+    let status = agent.typed_status()?;
     ensure!(status.node_name == "node-7" && status.options.masquerade == "compat", "{status:?}");
     ensure!(status.options.masquerade_all && status.options.node_port_addresses == "10.0.0.0/8", "{status:?}");
     ensure!(status.options.local_pods == "none", "the file overrules --cluster-cidr: {status:?}");
-    let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", agent.child.id()))?;
+    let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", agent.pid()))?;
     ensure!(score.trim() == "321", "{score}");
 
-    let config = place.config().display().to_string();
+    let config = fixture.config().display().to_string();
     let doubtful = format!("KubeProxyConfiguration.iptables.new ({config}:5): unknown field");
-    ensure!(agent.logged("fields").as_deref() == Some(&doubtful), "{}", agent.log());
+    ensure!(logged(&agent, "fields").as_deref() == Some(&doubtful), "{}", agent.log());
     ensure!(agent.log().contains("cluster-cidr") && agent.log().contains("ipvs-scheduler"), "{}", agent.log());
-    ensure!(agent.logged("from").as_deref() == Some(&config), "{}", agent.log());
-    ensure!(agent.logged("masquerade").as_deref() == Some("compat"), "{}", agent.log());
+    ensure!(logged(&agent, "from").as_deref() == Some(&config), "{}", agent.log());
+    ensure!(logged(&agent, "masquerade").as_deref() == Some("compat"), "{}", agent.log());
 
     // A ConfigMap that is mounted anew with the same content is no change.
-    place.replace_config(|text| text.to_owned())?;
-    place.put_service("more", "10.96.0.11")?;
-    agent.wait(|status| status.tables["IPv4"].services == 2)?;
-    place.replace_config(|text| text.replace("321", "322"))?;
-    let code = agent.ended()?;
+    fixture.replace_config(|text| text.to_owned())?;
+    fixture.put_service("more", "10.96.0.11")?;
+    wait(&agent, |status| status.tables["IPv4"].services == 2)?;
+    fixture.replace_config(|text| text.replace("321", "322"))?;
+    let code = agent.ended(DEADLINE)?.code().context("an exit code")?;
     ensure!(code == 1 && agent.log().contains(&format!("{config} has changed")), "{code}: {}", agent.log());
-    let links = place.node.exec(Command::new("ip").args(["-brief", "link"]))?;
+    let links = fixture.node.exec(Command::new("ip").args(["-brief", "link"]))?;
     ensure!(!links.contains("kpx"), "it takes everything off the node: {links}");
     Ok(())
 }
 
 #[test]
 fn changes_wait_for_the_least_period() -> Result<()> {
-    let place = Place::new("period")?;
-    place.write_config("iptables: {minSyncPeriod: 2s}")?;
-    place.put_service("web", "10.96.0.10")?;
-    let agent = place.start("")?;
-    agent.wait(|status| status.tables["IPv4"].services == 1)?;
-    let first = agent.status()?.last_sync.context("a sync")?;
-    place.put_service("more", "10.96.0.11")?;
-    agent.wait(|status| status.tables["IPv4"].services == 2)?;
-    let apart = agent.status()?.last_sync.context("a sync")?.duration_since(first);
+    let fixture = Fixture::new("period")?;
+    fixture.write_config("iptables: {minSyncPeriod: 2s}")?;
+    fixture.put_service("web", "10.96.0.10")?;
+    let agent = fixture.start("")?;
+    wait(&agent, |status| status.tables["IPv4"].services == 1)?;
+    let first = agent.typed_status()?.last_sync.context("a sync")?;
+    fixture.put_service("more", "10.96.0.11")?;
+    wait(&agent, |status| status.tables["IPv4"].services == 2)?;
+    let apart = agent.typed_status()?.last_sync.context("a sync")?.duration_since(first);
     // It counts from where a pass begins, and a sync is told when it ends: the first takes longest.
     ensure!(apart.as_millis() >= 1_500, "{apart:?}");
     Ok(())
@@ -68,15 +69,15 @@ fn changes_wait_for_the_least_period() -> Result<()> {
 
 #[test]
 fn what_cannot_be_ends_it_at_once() -> Result<()> {
-    let place = Place::new("refused")?;
-    place.write_config("mode: userspace\noomScoreAdj: 2000")?;
-    let output = place.run("")?;
+    let fixture = Fixture::new("refused")?;
+    fixture.write_config("mode: userspace\noomScoreAdj: 2000")?;
+    let output = fixture.run("")?;
     let error = String::from_utf8(output.stderr)?;
     ensure!(output.status.code() == Some(1), "{}", output.status);
     for field in ["KubeProxyConfiguration.mode: Invalid value: \"userspace\"", "oomScoreAdj: Invalid value: 2000"] {
         ensure!(error.contains(field), "{error}");
     }
-    let output = place.run("--proxymode=iptables")?;
+    let output = fixture.run("--proxymode=iptables")?;
     let error = String::from_utf8(output.stderr)?;
     ensure!(output.status.code() == Some(2) && error.contains("'--proxy-mode'"), "{error}");
     Ok(())
@@ -84,10 +85,10 @@ fn what_cannot_be_ends_it_at_once() -> Result<()> {
 
 #[test]
 fn what_it_writes_it_reads() -> Result<()> {
-    let place = Place::new("writes")?;
-    place.write_config("mode: nftables")?;
-    let [first, second] = ["first", "second"].map(|name| place.dir.path().join(name));
-    let output = place.run(&format!("--write-config-to={} -v=3", first.display()))?;
+    let fixture = Fixture::new("writes")?;
+    fixture.write_config("mode: nftables")?;
+    let [first, second] = ["first", "second"].map(|name| fixture.dir.path().join(name));
+    let output = fixture.run(&format!("--write-config-to={} -v=3", first.display()))?;
     ensure!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     let line = format!("run --config {} --write-config-to {}", first.display(), second.display());
     let output = Command::new(binary()?).args(line.split(' ')).output()?;
@@ -96,54 +97,52 @@ fn what_it_writes_it_reads() -> Result<()> {
     ensure!(written == fs::read_to_string(second)?, "{written}");
     ensure!(written.contains("nodePortAddresses:\n- primary\n") && written.contains("verbosity: 3\n"), "{written}");
 
-    let version = place.run("--version")?;
+    let version = fixture.run("--version")?;
     ensure!(version.status.success() && version.stdout.starts_with(b"kpx "), "{version:?}");
     Ok(())
 }
 
 #[test]
 fn cleaning_up_leaves_nothing() -> Result<()> {
-    let place = Place::new("clean")?;
-    place.write_config("")?;
-    place.put_service("web", "10.96.0.10")?;
-    let mut agent = place.start("")?;
-    agent.wait(|status| status.healthy)?;
-    let refused = place.run("--cleanup")?;
+    let fixture = Fixture::new("clean")?;
+    fixture.write_config("")?;
+    fixture.put_service("web", "10.96.0.10")?;
+    let mut agent = fixture.start("")?;
+    wait(&agent, |status| status.healthy)?;
+    let refused = fixture.run("--cleanup")?;
     ensure!(!refused.status.success(), "an agent that runs is left alone");
-    agent.child.kill()?;
-    agent.child.wait()?;
-    let links = || place.node.exec(Command::new("ip").args(["-brief", "link"]));
+    agent.kill()?;
+    let links = || fixture.node.exec(Command::new("ip").args(["-brief", "link"]));
     ensure!(links()?.contains("kpx0"), "a killed agent leaves its anchor");
-    let cleaned = place.run("--cleanup=true")?;
+    let cleaned = fixture.run("--cleanup=true")?;
     ensure!(cleaned.status.success(), "{}", String::from_utf8_lossy(&cleaned.stderr));
     ensure!(!links()?.contains("kpx"), "{}", links()?);
-    ensure!(!place.dir.path().join("run/kpx.sock").exists());
+    ensure!(!fixture.dir.path().join("run/kpx.sock").exists());
     Ok(())
 }
 
 #[test]
 fn what_needs_privileges_can_be_done_apart() -> Result<()> {
-    let place = Place::new("init")?;
-    place.write_config("conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 30m}")?;
+    let fixture = Fixture::new("init")?;
+    fixture.write_config("conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 30m}")?;
     let key = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
-    let timeout = || place.node.exec(Command::new("cat").arg(key));
+    let timeout = || fixture.node.exec(Command::new("cat").arg(key));
     ensure!(timeout()?.trim() != "1800", "it would say nothing");
-    let done = place.run("--init-only")?;
+    let done = fixture.run("--init-only")?;
     ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     ensure!(timeout()?.trim() == "1800", "{}: {}", timeout()?, String::from_utf8_lossy(&done.stderr));
     Ok(())
 }
 
 /// A node, and what a DaemonSet would mount for kube-proxy.
-struct Place {
+struct Fixture {
     node: NetNs,
     dir: TempDir,
 }
 
-impl Place {
+impl Fixture {
     fn new(name: &str) -> Result<Self> {
-        let node = NetNs::create(format!("kpx-config-{}-{name}", std::process::id()))?;
-        node.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0")?;
+        let node = NetNs::machine_v4(&format!("config-{name}"))?;
         let dir = TempDir::with_prefix("kpx-config-")?;
         fs::create_dir(dir.path().join("manifests"))?;
         fs::create_dir(dir.path().join("config"))?;
@@ -197,60 +196,20 @@ impl Place {
 
     fn start(&self, flags: &str) -> Result<Agent<'_>> {
         let log = self.dir.path().join("log");
-        let mut command = self.command(flags);
-        let child = self.node.spawn(command.stdout(Stdio::null()).stderr(File::create(&log)?))?;
-        Ok(Agent { place: self, child, log })
+        let _old = fs::remove_file(&log);
+        Agent::spawn(&self.node, self.command(flags), &self.dir.path().join("run"), &log)
     }
 }
 
-struct Agent<'a> {
-    place: &'a Place,
-    child: Child,
-    log: PathBuf,
+/// Waits until kpx answers, and its status is as it should be.
+fn wait(kpx: &Agent, holds: impl Fn(&Status) -> bool) -> Result<()> {
+    wait_until(DEADLINE, "the status is as it should be", || Ok(kpx.typed_status().is_ok_and(|status| holds(&status))))
+        .with_context(|| kpx.log())
 }
 
-impl Agent<'_> {
-    fn status(&self) -> Result<Status> {
-        let mut command = Command::new(binary()?);
-        command.args(["status", "-o", "json", "--run-dir"]).arg(self.place.dir.path().join("run"));
-        let output = self.place.node.run(|| command.output())?;
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))
-    }
-
-    fn wait(&self, holds: impl Fn(&Status) -> bool) -> Result<()> {
-        wait_until(DEADLINE, "the status is as it should be", || Ok(self.status().is_ok_and(|status| holds(&status))))
-            .with_context(|| self.log())
-    }
-
-    /// What it ends with by itself.
-    fn ended(&mut self) -> Result<i32> {
-        let mut code = None;
-        wait_until(DEADLINE, "kpx ends", || {
-            code = self.child.try_wait()?;
-            Ok(code.is_some())
-        })
-        .with_context(|| self.log())?;
-        code.and_then(|code| code.code()).context("an exit code")
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// The field of the first line of the log that has it. All lines are JSON.
-    fn logged(&self, field: &str) -> Option<String> {
-        let log = self.log();
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        lines.filter_map(|line| line["fields"][field].as_str().map(str::to_owned)).next()
-    }
-}
-
-impl Drop for Agent<'_> {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ended = self.child.kill().and_then(|()| self.child.wait().map(drop));
-        if std::thread::panicking() {
-            eprintln!("--- {}:\n{}", Path::new(&self.log).display(), self.log());
-        }
-    }
+/// Returns the field of the first line of the log that has it. All lines are JSON.
+fn logged(kpx: &Agent, field: &str) -> Option<String> {
+    let log = kpx.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter_map(|line| line["fields"][field].as_str().map(str::to_owned)).next()
 }

@@ -20,29 +20,29 @@ const ANSWER: Duration = Duration::from_millis(400);
 /// One cluster for all of it, since each part is over before the next begins.
 #[test]
 fn a_service_has_what_it_may_have() -> Result<()> {
-    let bed = Bed::start()?;
-    let kpx = bed.kpx(&[])?;
-    bed.the_older_service_has_what_two_want().with_context(|| kpx.log())?;
-    bed.a_process_that_is_cut_off_is_told_of().with_context(|| kpx.log())?;
-    bed.the_api_server_is_refused().with_context(|| kpx.log())?;
-    bed.an_endpoint_is_no_cluster_ip(&kpx).with_context(|| kpx.log())?;
-    bed.another_proxys_services_are_left_to_it().with_context(|| kpx.log())?;
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&[])?;
+    fixture.the_older_service_has_what_two_want().with_context(|| kpx.log())?;
+    fixture.a_process_that_is_cut_off_is_told_of().with_context(|| kpx.log())?;
+    fixture.the_api_server_is_refused().with_context(|| kpx.log())?;
+    fixture.an_endpoint_is_no_cluster_ip(&kpx).with_context(|| kpx.log())?;
+    fixture.another_proxys_services_are_left_to_it().with_context(|| kpx.log())?;
     kpx.stop()?;
     // Its connections are made anew, with that Service there from the start.
-    let kpx = bed.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
-    bed.the_api_server_is_reached().with_context(|| kpx.log())?;
-    bed.the_operators_networks_count(&kpx).with_context(|| kpx.log())?;
+    let kpx = fixture.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
+    fixture.the_api_server_is_reached().with_context(|| kpx.log())?;
+    fixture.the_operators_networks_count(&kpx).with_context(|| kpx.log())?;
     kpx.stop()
 }
 
-struct Bed {
+struct Fixture {
     // Before the lab, in whose namespaces they are.
     api: ApiServer,
     _servers: Servers,
     lab: Lab,
 }
 
-impl Bed {
+impl Fixture {
     fn start() -> Result<Self> {
         let lab = Lab::start(Layout::Routed)?;
         let servers = Servers::start()?;

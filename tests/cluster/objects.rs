@@ -60,42 +60,42 @@ fn kubectl_applies_a_service_and_traffic_flows_deletes_it_and_traffic_is_refused
 fn whatever_happens_to_the_watches_the_tables_end_equal() -> Result<()> {
     let cluster = Cluster::start()?;
     let agents = cluster.agents()?;
-    let mut world = World::default();
+    let mut objects = Objects::default();
 
-    world.step(&cluster)?;
-    cluster.settles(&agents, &world, PROMPT).context("undisturbed")?;
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, PROMPT).context("undisturbed")?;
 
     cluster.api().cut_watches();
-    world.step(&cluster)?;
-    cluster.settles(&agents, &world, RECOVERY).context("watches cut")?;
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("watches cut")?;
 
     cluster.api().expire_watches();
-    world.step(&cluster)?;
-    cluster.settles(&agents, &world, RECOVERY).context("410 in the stream")?;
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("410 in the stream")?;
 
     cluster.api().compact();
     cluster.api().cut_watches();
-    world.step(&cluster)?;
-    cluster.settles(&agents, &world, RECOVERY).context("410 at the start of a watch")?;
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("410 at the start of a watch")?;
 
     for history in [History::Kept, History::Lost] {
         cluster.api.borrow_mut().stop()?;
-        world.step(&cluster)?;
-        world.step(&cluster)?;
+        objects.step(&cluster)?;
+        objects.step(&cluster)?;
         cluster.api.borrow_mut().start_again(history)?;
-        cluster.settles(&agents, &world, RECOVERY).with_context(|| format!("restart, history {history:?}"))?;
+        cluster.settles(&agents, &objects, RECOVERY).with_context(|| format!("restart, history {history:?}"))?;
     }
 
     cluster.api().end_watches_after(Some(Duration::from_millis(100)));
     cluster.api().cut_watches();
     for _ in 0..10 {
-        world.step(&cluster)?;
+        objects.step(&cluster)?;
     }
-    cluster.settles(&agents, &world, RECOVERY).context("watches that end all the time")?;
+    cluster.settles(&agents, &objects, RECOVERY).context("watches that end all the time")?;
 
     cluster.api().heal();
-    world.clear(&cluster)?;
-    cluster.settles(&agents, &world, RECOVERY).context("all deleted")?;
+    objects.clear(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("all deleted")?;
     agents.into_iter().try_for_each(Agent::stop)
 }
 
@@ -215,9 +215,9 @@ impl Cluster {
     }
 
     /// The kernel's tables of both nodes become what the API server's objects ask for.
-    fn settles(&self, agents: &[Agent<'_>; 2], world: &World, limit: Duration) -> Result<()> {
+    fn settles(&self, agents: &[Agent<'_>; 2], objects: &Objects, limit: Duration) -> Result<()> {
         for (agent, name) in agents.iter().zip(["n1", "n2"]) {
-            let want = self.wanted(world, name)?;
+            let want = self.wanted(objects, name)?;
             let settled = wait_until(limit, "the tables are as wanted", || Ok(kernel_tables::of(agent.pid())? == want));
             settled.with_context(|| {
                 let found = kernel_tables::of(agent.pid()).map(|tables| tables.to_string());
@@ -228,10 +228,10 @@ impl Cluster {
     }
 
     /// What a node's maps should hold, computed from the objects as the API server has them.
-    fn wanted(&self, world: &World, name: &str) -> Result<Tables> {
+    fn wanted(&self, objects: &Objects, name: &str) -> Result<Tables> {
         let mut desired = Desired::new(name);
-        desired.apply(Update::All(self.stored::<core::Service>(world, "Service")?).into());
-        desired.apply(Update::All(self.stored::<EndpointSlice>(world, "EndpointSlice")?).into());
+        desired.apply(Update::All(self.stored::<core::Service>(objects, "Service")?).into());
+        desired.apply(Update::All(self.stored::<EndpointSlice>(objects, "EndpointSlice")?).into());
         let node = self.api().get("Node", "", name).context("the node's object")?;
         desired.apply(Input::Node(Update::All(vec![serde_json::from_value(node)?])));
         desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
@@ -240,8 +240,8 @@ impl Cluster {
         Ok(desired.tables().clone())
     }
 
-    fn stored<K: DeserializeOwned>(&self, world: &World, kind: &str) -> Result<Vec<K>> {
-        let names = world.objects.keys().filter(|(known, _)| known == kind);
+    fn stored<K: DeserializeOwned>(&self, objects: &Objects, kind: &str) -> Result<Vec<K>> {
+        let names = objects.objects.keys().filter(|(known, _)| known == kind);
         let objects = names.filter_map(|(_, name)| self.api().get(kind, "default", name));
         objects.map(|object| Ok(serde_json::from_value(object)?)).collect()
     }
@@ -249,13 +249,13 @@ impl Cluster {
 
 /// Objects that come, change and go, step by step.
 #[derive(Default)]
-struct World {
+struct Objects {
     steps: u8,
     /// By kind and name.
     objects: BTreeMap<(String, String), Value>,
 }
 
-impl World {
+impl Objects {
     /// One service more, one changed, one less.
     fn step(&mut self, cluster: &Cluster) -> Result<()> {
         const BACKENDS: [&[&str]; 3] = [&["p1b"], &["p1b", "p2a", "p2b"], &["p2a", "n2"]];

@@ -1,26 +1,22 @@
 //! kpx and a node's devices: who gets programs, how soon, by which mechanism, and what is left when kpx ends.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::{SchedClassifier, TcAttachType};
 use nix::ifaddrs::getifaddrs;
-use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, send, socket};
-use nix::unistd::Pid;
 use proxy_agent::datapath::{Hooks, Maps, Mechanism, Options};
 use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
-use testbed::agent::{binary, wait_until};
+use testbed::agent::{Agent, binary, wait_until};
 use testbed::netns::NetNs;
 use testbed::test_run::Bench;
 use testbed::text::Names;
@@ -31,7 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-new", std::process::id()))?;
     let pod = NetNs::create(format!("kpx-{}-pod", std::process::id()))?;
-    let kpx = Kpx::start(&node, "new", &[])?;
+    let kpx = start(&node, "")?;
     let mut delays = Vec::new();
     for n in 0..5 {
         let (name, peer) = (format!("pod{n}"), format!("eth{n}"));
@@ -48,7 +44,7 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
     // Renamed it keeps them; gone it is forgotten.
     node.ip("link set pod0 down\nlink set pod0 name renamed\nlink set renamed up\nlink del pod1")?;
     wait_until(DEADLINE, "status follows", || {
-        let status = kpx.status(&node)?;
+        let status = kpx.status()?.to_string();
         Ok(status.contains("\"renamed\"") && !status.contains("\"pod0\"") && !status.contains("\"pod1\""))
     })?;
     ensure!(programs(&node, "renamed", TcAttachType::Ingress)? == ["kpx_ingress"]);
@@ -58,11 +54,10 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
 #[test]
 fn nothing_is_left_when_kpx_ends_if_so_asked() -> Result<()> {
     for how in ["tcx", "clsact"] {
-        let node = NetNs::create(format!("kpx-{}-end-{how}", std::process::id()))?;
-        node.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0")?;
+        let node = NetNs::machine_v4(&format!("end-{how}"))?;
         let before = settled(&node)?;
-        let kpx = Kpx::start(&node, how, &["--attach", how, "--cleanup-on-exit"])?;
-        wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status(&node)?.contains("\"eth0\"")))?;
+        let kpx = start(&node, &format!("--attach {how} --cleanup-on-exit"))?;
+        wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status()?.to_string().contains("\"eth0\"")))?;
         let with_kpx = state(&node)?;
         ensure!(with_kpx.contains("10.96.0.10 dev kpx0") && with_kpx.contains("accept_local=1"), "{with_kpx}");
         kpx.stop()?;
@@ -79,17 +74,15 @@ fn nothing_is_left_when_kpx_ends_if_so_asked() -> Result<()> {
 #[test]
 fn what_a_killed_kpx_left_is_taken_over() -> Result<()> {
     for how in ["tcx", "clsact"] {
-        let node = NetNs::create(format!("kpx-{}-kill-{how}", std::process::id()))?;
-        node.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0")?;
+        let node = NetNs::machine_v4(&format!("kill-{how}"))?;
         let before = settled(&node)?;
         for _ in 0..2 {
-            let mut kpx = Kpx::start(&node, how, &["--attach", how])?;
-            wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status(&node)?.contains("\"eth0\"")))?;
-            kpx.child.kill()?;
-            kpx.child.wait()?;
+            let kpx = start(&node, &format!("--attach {how}"))?;
+            wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status()?.to_string().contains("\"eth0\"")))?;
+            kpx.crash()?;
         }
-        let kpx = Kpx::start(&node, how, &["--attach", how, "--cleanup-on-exit"])?;
-        wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status(&node)?.contains("\"eth0\"")))?;
+        let kpx = start(&node, &format!("--attach {how} --cleanup-on-exit"))?;
+        wait_until(DEADLINE, "eth0 is attached", || Ok(kpx.status()?.to_string().contains("\"eth0\"")))?;
         let at_egress = filters(&node)?.lines().filter(|line| line.contains("kpx_egress")).count();
         ensure!(how == "tcx" || at_egress == 1, "{at_egress} filters at egress");
         kpx.stop()?;
@@ -101,28 +94,31 @@ fn what_a_killed_kpx_left_is_taken_over() -> Result<()> {
 #[test]
 fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-two", std::process::id()))?;
-    let kpx = Kpx::start(&node, "two", &[])?;
+    let kpx = start(&node, "")?;
     let mut second = Command::new(binary()?);
     // Also with a run directory of its own.
-    second.args(["run", "--manifests"]).arg(kpx.dir.join("manifests")).arg("--run-dir").arg(kpx.dir.join("run2"));
+    second
+        .args(["run", "--manifests"])
+        .arg(kpx.manifests()?)
+        .arg("--run-dir")
+        .arg(kpx.run_dir().with_file_name("run2"));
     second.arg("--bpf-dir").arg(format!("{}-2", node.bpf_dir().display()));
     let error = node.exec(&mut second).err().context("the second one must end")?;
     ensure!(format!("{error:#}").contains("another kpx is running"), "{error:#}");
-    ensure!(kpx.status(&node)?.contains("\"healthy\": true"));
+    ensure!(kpx.typed_status()?.healthy);
     kpx.stop()
 }
 
 #[test]
 fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-swap", std::process::id()))?;
-    node.ip("link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up")?;
-    let mut kpx = Kpx::start(&node, "swap", &["--attach", "clsact"])?;
+    node.wire()?;
+    let kpx = start(&node, "--attach clsact")?;
     wait_until(DEADLINE, "eth0 has filters", || Ok(filters(&node)?.contains("kpx_ingress")))?;
-    kpx.child.kill()?;
-    kpx.child.wait()?;
+    kpx.crash()?;
     ensure!(filters(&node)?.contains("kpx_ingress"), "the kernel keeps filters of dead processes");
     // Left to itself it would stay with what is there.
-    let kpx = Kpx::start(&node, "swap", &["--attach", "tcx"])?;
+    let kpx = start(&node, "--attach tcx")?;
     wait_until(DEADLINE, "eth0 has programs", || {
         Ok(programs(&node, "eth0", TcAttachType::Ingress)? == ["kpx_ingress"] && filters(&node)?.is_empty())
     })?;
@@ -131,11 +127,8 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
 
 #[test]
 fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
-    let node = NetNs::create(format!("kpx-{}-flap", std::process::id()))?;
-    node.ip(
-        "link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0",
-    )?;
-    let kpx = Kpx::start(&node, "flap", &["--node-ip", "192.0.2.1"])?;
+    let node = NetNs::machine_v4("flap")?;
+    let kpx = start(&node, "--node-ip 192.0.2.1")?;
     let route = || node.exec(Command::new("ip").args(["route", "show", "10.96.0.10"]));
     let with_source = || Ok(route()?.contains("dev kpx0") && route()?.contains("src 192.0.2.1"));
     wait_until(DEADLINE, "the route is there", with_source)?;
@@ -251,56 +244,9 @@ fn settled(node: &NetNs) -> Result<String> {
     state(node)
 }
 
-/// A kpx with a folder of manifests of its own.
-struct Kpx {
-    child: Child,
-    dir: PathBuf,
-}
-
-impl Kpx {
-    fn start(node: &NetNs, name: &str, arguments: &[&str]) -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("kpx-{}-{name}", std::process::id()));
-        fs::create_dir_all(dir.join("manifests"))?;
-        fs::write(dir.join("manifests/web.yaml"), SERVICE)?;
-        let log = fs::File::options().create(true).append(true).open(dir.join("log"))?;
-        let mut command = Command::new(binary()?);
-        command.args(["run", "--node-name", "n1", "--manifests"]).arg(dir.join("manifests"));
-        command
-            .arg("--run-dir")
-            .arg(dir.join("run"))
-            .arg("--bpf-dir")
-            .arg(node.bpf_dir())
-            .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(log);
-        let kpx = Self { child: node.spawn(&mut command)?, dir };
-        let healthy = wait_until(DEADLINE, "kpx is healthy", || {
-            Ok(kpx.status(node).is_ok_and(|status| status.contains("\"healthy\": true")))
-        });
-        healthy.with_context(|| fs::read_to_string(kpx.dir.join("log")).unwrap_or_default())?;
-        Ok(kpx)
-    }
-
-    fn status(&self, node: &NetNs) -> Result<String> {
-        let mut command = Command::new(binary()?);
-        node.exec(command.args(["status", "--output", "json", "--run-dir"]).arg(self.dir.join("run")))
-    }
-
-    fn stop(mut self) -> Result<()> {
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM)?;
-        let status = self.child.wait()?;
-        ensure!(status.success(), "{status}: {}", fs::read_to_string(self.dir.join("log")).unwrap_or_default());
-        ensure!(!self.dir.join("run/kpx.sock").exists(), "the socket is left");
-        Ok(())
-    }
-}
-
-impl Drop for Kpx {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ended = self.child.kill().and_then(|()| self.child.wait().map(drop));
-        let _removed = fs::remove_dir_all(&self.dir);
-    }
+/// Starts kpx with a Service, and waits until it is healthy.
+fn start<'a>(node: &'a NetNs, arguments: &str) -> Result<Agent<'a>> {
+    Agent::start_alone(node, &[("web", SERVICE)], arguments)?.healthy()
 }
 
 const SERVICE: &str = "

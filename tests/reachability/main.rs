@@ -2,15 +2,15 @@
 //!
 //! Both nodes run kpx. The cells' names are those of the reachability matrix of kpx's design; `docs/cells.md` lists them.
 
-mod bed;
 mod cell;
 mod document;
+mod fixture;
+mod results;
 mod rows;
 mod services;
 mod setting;
 mod special;
 mod table;
-mod tally;
 
 use anyhow::{Context, Result, anyhow, bail};
 use testbed::agent::{Cluster, Service};
@@ -18,10 +18,10 @@ use testbed::capture::{Capture, Checksums, Packet};
 use testbed::echo::Servers;
 use testbed::lab::{Family, Lab, Layout, PodRoute};
 
-use crate::bed::{Bed, compat_args, furnish};
+use crate::fixture::{Fixture, compat_args, furnish};
+use crate::results::Results;
 use crate::setting::{Setting, mode};
 use crate::table::{CELLS, CELLS_OF_FLAGS};
-use crate::tally::Tally;
 
 #[test]
 fn routed_pods() {
@@ -74,72 +74,72 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
         cluster.put(&object)?;
     }
     let args = if compat { compat_args() } else { Vec::new() };
-    let bed = Bed::new(&lab, &cluster, &args)?;
+    let fixture = Fixture::new(&lab, &cluster, &args)?;
 
-    let mut tally = Tally::default();
-    run_settings(&lab, Setting::plain(layout, compat), &mut tally)?;
+    let mut results = Results::default();
+    run_settings(&lab, Setting::plain(layout, compat), &mut results)?;
     if !compat {
-        special::run(&bed, &mut tally);
+        special::run(&fixture, &mut results);
     }
-    let mut logs = bed.logs();
-    bed.stop()?;
+    let mut logs = fixture.logs();
+    fixture.stop()?;
     if !compat {
-        logs += &run_flags(&lab, &servers, &cluster, &mut tally)?;
+        logs += &run_flags(&lab, &servers, &cluster, &mut results)?;
     }
-    println!("{layout:?} {}\n{tally}", mode(compat));
-    tally.into_result().with_context(|| format!("{layout:?} {}; logs of kpx:\n{logs}", mode(compat)))
+    println!("{layout:?} {}\n{results}", mode(compat));
+    results.into_result().with_context(|| format!("{layout:?} {}; logs of kpx:\n{logs}", mode(compat)))
 }
 
 /// Everything in the plain setting and in those that are watched; ClusterIPs, for all that is forwarded is so alike, in
 /// the others too.
-fn run_settings(lab: &Lab, plain: Setting, tally: &mut Tally) -> Result<()> {
+fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> {
     for rp_filter in [0, 1, 2] {
         for default_route in [true, false] {
             let setting = Setting { rp_filter, default_route, ..plain };
             setting.apply(lab)?;
             let everything = rp_filter == 1 && default_route;
-            rows::run(lab, &setting, CELLS.iter().filter(|cell| everything || cell.is_clusterip()), tally);
+            rows::run(lab, &setting, CELLS.iter().filter(|cell| everything || cell.is_clusterip()), results);
         }
     }
     let overlay = Setting { pod_route: PodRoute::Eth1, ..plain };
     overlay.apply(lab)?;
-    rows::run(lab, &overlay, CELLS, tally);
-    run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, tally)?;
-    run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, tally)
+    rows::run(lab, &overlay, CELLS, results);
+    run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, results)?;
+    run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, results)
 }
 
 /// With flags that change who may dial what.
-fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, tally: &mut Tally) -> Result<String> {
+fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, results: &mut Results) -> Result<String> {
     let args =
         ["--nodeport-addresses", "172.18.0.0/24,fd00:172:18::/64", "--cluster-ip-external=false"].map(str::to_owned);
-    let bed = Bed::new(lab, cluster, &args)?;
+    let fixture = Fixture::new(lab, cluster, &args)?;
     let left_out = services::left_out();
     lab.n1.host.add_addrs("eth0", left_out)?;
     for family in Family::ALL {
         let port = services::node_port(services::index("p1b"));
         servers.serve_at(&lab.n1.host, "host", (left_out.ip(family), port).into())?;
     }
-    rows::run(lab, &Setting::plain(lab.layout, false), CELLS_OF_FLAGS, tally);
-    let logs = bed.logs();
-    bed.stop()?;
+    rows::run(lab, &Setting::plain(lab.layout, false), CELLS_OF_FLAGS, results);
+    let logs = fixture.logs();
+    fixture.stop()?;
     Ok(logs)
 }
 
 /// Runs the table while every host's packets are captured and connection tracking is watched.
-fn run_watched(lab: &Lab, setting: Setting, checksums: Checksums, tally: &mut Tally) -> Result<()> {
+fn run_watched(lab: &Lab, setting: Setting, checksums: Checksums, results: &mut Results) -> Result<()> {
     setting.apply(lab)?;
     let hosts = ["p1a", "p1b", "p2a", "p2b", "n1", "n2", "ext", "x"].map(|name| lab.host(name));
     let captures: Vec<_> = hosts.into_iter().map(|host| Ok((host, Capture::start(host)?))).collect::<Result<_>>()?;
-    rows::run(lab, &setting, CELLS, tally);
+    rows::run(lab, &setting, CELLS, results);
     for (host, capture) in captures {
         let captured = capture.stop(checksums);
         let result = captured
             .and_then(|packets| if ["p1a", "x"].contains(&host.name) { only_frontends(lab, &packets) } else { Ok(()) });
-        tally.add("packets", &format!("packets at {}, {setting}", host.name), result);
+        results.add("packets", &format!("packets at {}, {setting}", host.name), result);
     }
     let invalid = lab.invalid_packets()?;
     let result = if invalid.is_empty() { Ok(()) } else { Err(anyhow!("{}", invalid.join(", "))) };
-    tally.add("invalid", &format!("connection tracking finds no packet invalid, {setting}"), result);
+    results.add("invalid", &format!("connection tracking finds no packet invalid, {setting}"), result);
     Ok(())
 }
 

@@ -2,23 +2,23 @@
 //! long: `cargo xtask vmtest`. SCTP there is the kernel's own.
 #![allow(dead_code, reason = "what only the other cells use")]
 
-mod bed;
 mod cell;
+mod fixture;
+mod results;
 mod rows;
 mod services;
 mod setting;
 mod table;
-mod tally;
 
 use anyhow::{Context, Result};
 use testbed::agent::{Cluster, Service};
 use testbed::echo::Servers;
 use testbed::lab::{Lab, Layout};
 
-use super::bed::{Bed, furnish};
+use super::fixture::{Fixture, furnish};
+use super::results::Results;
 use super::setting::Setting;
 use super::table::CELLS;
-use super::tally::Tally;
 
 #[test]
 fn as_the_kernel_can() {
@@ -40,18 +40,18 @@ fn check(args: &[&str]) -> Result<()> {
         cluster.put(&object)?;
     }
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-    let bed = Bed::new(&lab, &cluster, &args)?;
-    let mut tally = Tally::default();
+    let fixture = Fixture::new(&lab, &cluster, &args)?;
+    let mut results = Results::default();
     let plain = Setting::plain(lab.layout, false);
     for setting in [plain, Setting { offload: false, ..plain }] {
         setting.apply(&lab)?;
-        rows::run(&lab, &setting, CELLS, &mut tally);
+        rows::run(&lab, &setting, CELLS, &mut results);
     }
     plain.apply(&lab)?;
     lab.set_uplink_offload(false)?;
-    rows::run(&lab, &plain, CELLS, &mut tally);
-    let logs = bed.logs();
-    bed.stop()?;
-    println!("{tally}");
-    tally.into_result().with_context(|| format!("logs of kpx:\n{logs}"))
+    rows::run(&lab, &plain, CELLS, &mut results);
+    let logs = fixture.logs();
+    fixture.stop()?;
+    println!("{results}");
+    results.into_result().with_context(|| format!("logs of kpx:\n{logs}"))
 }

@@ -11,11 +11,11 @@ use testbed::echo::{Answer, Dial, Fault, Protocol, kernel_speaks_sctp, pattern};
 use testbed::kernel;
 use testbed::lab::{Family, Lab};
 
-use super::bed::afresh;
 use super::cell::{Cell, Expect, Seen};
+use super::fixture::afresh;
+use super::results::Results;
 use super::services;
 use super::setting::Setting;
-use super::tally::Tally;
 
 /// How long a packet that must be dropped is waited for.
 const SILENCE: Duration = Duration::from_millis(400);
@@ -24,17 +24,17 @@ const AT_ONCE: Duration = Duration::from_millis(2_400);
 /// Conversations at a time.
 const WORKERS: usize = 16;
 
-pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cells: impl IntoIterator<Item = &'a Cell>, tally: &mut Tally) {
+pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cells: impl IntoIterator<Item = &'a Cell>, results: &mut Results) {
     let rows: Vec<Row> = cells.into_iter().flat_map(|cell| rows(*cell, setting)).collect();
     let next = AtomicUsize::new(0);
-    let shared = Mutex::new(tally);
+    let shared = Mutex::new(results);
     thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| {
                 while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = row.check(lab, setting);
-                    let mut tally = shared.lock().expect("no worker panics while it tallies");
-                    tally.add(row.cell.id, &format!("{row}, {setting}"), result);
+                    let mut results = shared.lock().expect("no worker panics while it tallies");
+                    results.add(row.cell.id, &format!("{row}, {setting}"), result);
                 }
             });
         }

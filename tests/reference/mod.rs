@@ -1,10 +1,10 @@
 //! The programs and the agent's tables against a plain model of what a Service means: random objects, random packets,
 //! and both must come to the same.
 //!
-//! `KPX_SEED` repeats a run: it is printed at the start, and with a difference the seed of its world alone.
+//! `KPX_SEED` repeats a run: it is printed at the start, and with a difference the seed of its cluster alone.
 
 mod affinity;
-mod bed;
+mod fixture;
 mod frame;
 mod pairs;
 mod sequences;

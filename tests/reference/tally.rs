@@ -6,8 +6,8 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use proxy_common::counter::Reason;
 
+use testbed::reference::cluster::{Hook, Packet, Proto};
 use testbed::reference::model::{Answer, Kind};
-use testbed::reference::world::{Hook, Packet, Proto};
 
 /// At least this many of each.
 const ENOUGH: u64 = 100;

@@ -117,7 +117,7 @@ impl Model {
             return false;
         }
         let serving =
-            reference::serving(&self.world, &open::question(At::Anchor, flow.proto, flow.client, flow.frontend));
+            reference::serving(&self.cluster, &open::question(At::Anchor, flow.proto, flow.client, flow.frontend));
         serving.is_some_and(|serving| !serving.is_empty() && !serving.contains(&flow.backend))
     }
 

@@ -25,10 +25,10 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::INJECTED_MARK;
 use proxy_common::guest::Guest;
 use proxy_common::service_counts::ServiceCounts;
+use testbed::reference::cluster::Cluster;
 use testbed::reference::facts;
 use testbed::reference::model::{Answer, Entry};
 use testbed::reference::place::Device;
-use testbed::reference::world::World;
 use testbed::test_run::Verdict;
 
 pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
@@ -108,7 +108,7 @@ impl Packet {
 type FragmentKey = (Table, u32, u8, IpAddr, IpAddr);
 
 pub(crate) struct Model {
-    world: World,
+    cluster: Cluster,
     /// Packets of open connections may skip the stack.
     is_fast: bool,
     pub(crate) flows: BTreeMap<u64, Flow>,
@@ -124,9 +124,9 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(world: World, is_fast: bool) -> Self {
+    pub(crate) fn new(cluster: Cluster, is_fast: bool) -> Self {
         Self {
-            world,
+            cluster,
             is_fast,
             flows: BTreeMap::new(),
             next: 0,
@@ -139,13 +139,13 @@ impl Model {
         }
     }
 
-    pub(crate) fn world(&self) -> &World {
-        &self.world
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
     }
 
     /// Endpoints have come or gone.
-    pub(crate) fn set_world(&mut self, world: World) {
-        self.world = world;
+    pub(crate) fn set_world(&mut self, cluster: Cluster) {
+        self.cluster = cluster;
         self.answers.clear();
     }
 

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail, ensure};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::service_counts::Passed;
+use testbed::reference::cluster::{Hook, Packet as Question0, Proto};
 use testbed::reference::model::{self as reference, Answer, Forward};
 use testbed::reference::place;
-use testbed::reference::world::{Hook, Packet as Question0, Proto};
 
 use super::flow::{Flow, Leg, Said, Table};
 use super::wire::{SCTP, TCP, half, ip};
@@ -86,11 +86,11 @@ impl Model {
 
     /// What the reference model says, asked once for each client address.
     fn answer(&mut self, at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Rc<(Answer, Option<SocketAddr>)> {
-        let world = &self.world;
+        let cluster = &self.cluster;
         let answer = self.answers.entry((at, proto, src.ip(), dst)).or_insert_with(|| {
             let question = question(at, proto, src, dst);
-            let service = reference::service_port(world, &question);
-            Rc::new((reference::answer(world, &question), service))
+            let service = reference::service_port(cluster, &question);
+            Rc::new((reference::answer(cluster, &question), service))
         });
         Rc::clone(answer)
     }

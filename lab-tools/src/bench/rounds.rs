@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{self, Bed};
+use super::fixture::{self, Fixture};
 use super::{Mode, Path, Selection, Variant};
 use testbed::lab::{Lab, Layout};
 
@@ -59,7 +59,7 @@ pub fn run(options: &Options, listener: &mut impl Listener) -> Result<()> {
             if variants.contains(&variant) {
                 continue;
             }
-            let Some(why) = bed::obstacle(variant, services, options.kube_proxy.as_deref())? else {
+            let Some(why) = fixture::obstacle(variant, services, options.kube_proxy.as_deref())? else {
                 variants.push(variant);
                 continue;
             };
@@ -78,29 +78,29 @@ pub fn run(options: &Options, listener: &mut impl Listener) -> Result<()> {
 fn among(options: &Options, services: usize, variants: &[Variant], listener: &mut impl Listener) -> Result<()> {
     let labs: Vec<Lab> = variants.iter().map(|_| Lab::start(Layout::Routed)).collect::<Result<_>>()?;
     let start = |(lab, &variant)| {
-        Bed::start(lab, variant, services, options.kube_proxy.as_deref())
+        Fixture::start(lab, variant, services, options.kube_proxy.as_deref())
             .with_context(|| format!("{variant}, {services} services"))
     };
     listener.progress(&format!("{services} services: set up"));
-    let beds: Vec<Bed<'_>> = labs.iter().zip(variants).map(start).collect::<Result<_>>()?;
+    let fixtures: Vec<Fixture<'_>> = labs.iter().zip(variants).map(start).collect::<Result<_>>()?;
     for path in options.selection.paths(services) {
         let wanted = options.selection.variants(services, path);
-        let beds: Vec<&Bed<'_>> = beds.iter().filter(|bed| wanted.contains(&bed.variant)).collect();
-        for bed in &beds {
+        let fixtures: Vec<&Fixture<'_>> = fixtures.iter().filter(|fixture| wanted.contains(&fixture.variant)).collect();
+        for fixture in &fixtures {
             if path == Path::Routable {
-                bed.stop_masquerading()?;
+                fixture.stop_masquerading()?;
             }
-            bed.prove(path).with_context(|| format!("{}, {path}, {services} services", bed.variant))?;
+            fixture.prove(path).with_context(|| format!("{}, {path}, {services} services", fixture.variant))?;
         }
         for round in 0..options.rounds {
             listener.progress(&format!("{services} services, {path}: round {} of {}", round + 1, options.rounds));
             for mode in options.selection.modes(services, path) {
                 // Nobody is always the one who comes after a certain other.
-                for bed in (0..beds.len()).map(|nth| beds[(nth + round) % beds.len()]) {
-                    let done = bed.slice(path, options.slice).run(mode);
-                    let done = done.with_context(|| format!("{}, {services} services", bed.variant))?;
+                for fixture in (0..fixtures.len()).map(|nth| fixtures[(nth + round) % fixtures.len()]) {
+                    let done = fixture.slice(path, options.slice).run(mode);
+                    let done = done.with_context(|| format!("{}, {services} services", fixture.variant))?;
                     let (seconds, cpu_seconds) = (done.time.as_secs_f64(), done.cpu.as_secs_f64());
-                    let (variant, amount) = (bed.variant, done.amount);
+                    let (variant, amount) = (fixture.variant, done.amount);
                     listener.sample(Sample { services, path, mode, variant, round, amount, seconds, cpu_seconds })?;
                 }
             }

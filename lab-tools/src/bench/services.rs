@@ -1,4 +1,4 @@
-//! The Services of a bed: those that are measured, and any number around them.
+//! The Services of a fixture: those that are measured, and any number around them.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 

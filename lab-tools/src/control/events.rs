@@ -9,10 +9,11 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::addr::Addr4;
 use proxy_common::frontend::{Backend, SlotKey};
 use serde::Serialize;
+use testbed::agent::Agent;
 
-use super::bed::{Bed, millis};
 use super::cluster::{Cluster, newcomer};
-use super::process::Memory;
+use super::fixture::{Fixture, millis};
+use super::process::{Memory, Process};
 
 /// Some time with so many changes a second.
 #[derive(Clone, Debug, Serialize)]
@@ -41,11 +42,17 @@ const STRIDE: u32 = 7_919;
 /// An event that the server has made.
 type Sent = (u64, Instant);
 
-pub(super) fn measure(bed: &mut Bed, cluster: &Cluster, per_second: u32, duration: Duration) -> Result<Changes> {
-    let (process, slots) = (bed.process()?, bed.slots()?);
-    let events = bed.server.meter().events();
+pub(super) fn measure(
+    fixture: &Fixture,
+    kpx: &Agent,
+    cluster: &Cluster,
+    per_second: u32,
+    duration: Duration,
+) -> Result<Changes> {
+    let (process, slots) = (Process(kpx.pid()), fixture.slots()?);
+    let events = fixture.server.meter().events();
     let (bytes_before, cpu_before, began) =
-        (bed.server.meter().bytes_sent(), process.cpu_of_threads()?, Instant::now());
+        (fixture.server.meter().bytes_sent(), process.cpu_of_threads()?, Instant::now());
     let (expected, expectations) = mpsc::channel();
     let mut times = thread::scope(|scope| {
         let watcher = scope.spawn(move || watch(&slots, &events, &expectations));
@@ -57,14 +64,16 @@ pub(super) fn measure(bed: &mut Bed, cluster: &Cluster, per_second: u32, duratio
             let slice = cluster.slice(service, Some(addr));
             thread::sleep((began + interval * nth).saturating_duration_since(Instant::now()));
             // No other change is made meanwhile: this one's version is the next.
-            expected.send((bed.server.version() + 1, cluster.last_slot(service, addr))).context("nobody watches")?;
-            bed.server.apply_as_is(&slice)?;
+            expected
+                .send((fixture.server.version() + 1, cluster.last_slot(service, addr)))
+                .context("nobody watches")?;
+            fixture.server.apply_as_is(&slice)?;
         }
         drop(expected);
         watcher.join().map_err(|_| anyhow::anyhow!("the watcher panicked"))?
     })?;
     let (took, cpu) = (began.elapsed(), process.cpu_of_threads()?.saturating_sub(cpu_before));
-    bed.server.meter().forget_events();
+    fixture.server.meter().forget_events();
     times.sort_unstable();
     let count = times.len();
     let at = |part: f64| times.get(((count as f64 * part) as usize).min(count - 1)).copied().map_or(0.0, millis);
@@ -76,7 +85,7 @@ pub(super) fn measure(bed: &mut Bed, cluster: &Cluster, per_second: u32, duratio
         max_ms: at(1.0),
         cpu_percent: 100.0 * cpu.as_secs_f64() / took.as_secs_f64(),
         cpu_us_per_change: cpu.as_secs_f64() * 1e6 / count as f64,
-        bytes_per_change: (bed.server.meter().bytes_sent() - bytes_before) as f64 / count as f64,
+        bytes_per_change: (fixture.server.meter().bytes_sent() - bytes_before) as f64 / count as f64,
         memory: process.memory()?,
     })
 }

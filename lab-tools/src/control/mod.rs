@@ -5,9 +5,9 @@
 //! begins where the server has made an answer or an event, and ends where the kernel's map holds what follows from it, read
 //! from outside. So it contains what the server needs to encrypt and send it.
 
-mod bed;
 mod cluster;
 mod events;
+mod fixture;
 mod process;
 
 use std::time::Duration;
@@ -15,10 +15,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use self::bed::Bed;
 use self::cluster::Cluster;
 pub use self::events::Changes;
+use self::fixture::Fixture;
 pub use self::process::Memory;
+use self::process::Process;
 
 /// The size of it.
 #[derive(Clone, Debug)]
@@ -72,13 +73,13 @@ pub struct Idle {
 /// Measures one agent from its start to its end. Needs root.
 pub fn run(options: &Options) -> Result<Report> {
     let cluster = Cluster { services: options.services, endpoints: options.endpoints };
-    let mut bed = Bed::new(&cluster)?;
-    let start = bed.start(&cluster, &options.args)?;
-    let rate = |rate: &u32| events::measure(&mut bed, &cluster, *rate, options.duration);
+    let fixture = Fixture::new(&cluster)?;
+    let (kpx, start) = fixture.start(&cluster, &options.args)?;
+    let rate = |rate: &u32| events::measure(&fixture, &kpx, &cluster, *rate, options.duration);
     let changes = options.rates.iter().map(rate).collect::<Result<_>>()?;
-    let idle = bed.idle(options.idle)?;
-    let memory = bed.process()?.memory()?;
-    bed.end()?;
+    let idle = fixture.idle(&kpx, options.idle)?;
+    let memory = Process(kpx.pid()).memory()?;
+    fixture::end(kpx)?;
     Ok(Report {
         services: options.services,
         endpoints: options.services * options.endpoints,

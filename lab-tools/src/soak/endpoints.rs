@@ -12,7 +12,7 @@ use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::{FrontendKey, Set, SlotKey};
 
 use super::Scale;
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::report::Report;
 use crate::load::Exchange;
 use testbed::agent::{Cluster, SERVICE_PORT, Service, wait_until};
@@ -29,15 +29,15 @@ const REMEMBERED: usize = 4096;
 
 /// The backends of two Services are replaced by others, as soon as those before are in force.
 pub fn endpoints(scale: Scale) -> Result<Report> {
-    let bed = Bed::build(scale.place)?;
-    let agent = bed.kpx(&[])?;
+    let fixture = Fixture::build(scale.place)?;
+    let agent = fixture.kpx(&[])?;
     let history = History::default();
     let mut turns = Turns::new(&history);
-    turns.next(&bed, agent.pid())?;
-    let load = bed.load(scale.rate, history.judge())?;
+    turns.next(&fixture, agent.pid())?;
+    let load = fixture.load(scale.rate, history.judge())?;
     let started = Instant::now();
     while turns.changes < u64::from(scale.rounds) || started.elapsed() < scale.at_least {
-        turns.next(&bed, agent.pid())?;
+        turns.next(&fixture, agent.pid())?;
     }
     let lasted = started.elapsed();
     let seen = load.finish()?;
@@ -63,17 +63,17 @@ impl<'a> Turns<'a> {
     }
 
     /// Changes the objects, and waits until that is in force.
-    pub(super) fn next(&mut self, bed: &Bed, kpx: Pid) -> Result<()> {
+    pub(super) fn next(&mut self, fixture: &Fixture, kpx: Pid) -> Result<()> {
         let begun = Instant::now();
-        self.change(bed)?;
-        self.wait(bed, kpx)?;
+        self.change(fixture)?;
+        self.wait(fixture, kpx)?;
         self.slowest = self.slowest.max(begun.elapsed());
         Ok(())
     }
 
     /// Changes the objects. From now on both sets may answer.
-    pub(super) fn change(&mut self, bed: &Bed) -> Result<()> {
-        self.change_in(&bed.cluster, &bed.web, &bed.lab)
+    pub(super) fn change(&mut self, fixture: &Fixture) -> Result<()> {
+        self.change_in(&fixture.cluster, &fixture.web, &fixture.lab)
     }
 
     pub(super) fn change_in(&mut self, cluster: &Cluster, services: &[Service], lab: &Lab) -> Result<()> {
@@ -88,16 +88,16 @@ impl<'a> Turns<'a> {
     }
 
     /// Until the kernel's tables say so. From now on only the new set may answer.
-    pub(super) fn wait(&self, bed: &Bed, kpx: Pid) -> Result<()> {
-        wait_until(DEADLINE, &format!("{:?} are in force", self.set()), || self.is_in_force(bed, kpx))?;
+    pub(super) fn wait(&self, fixture: &Fixture, kpx: Pid) -> Result<()> {
+        wait_until(DEADLINE, &format!("{:?} are in force", self.set()), || self.is_in_force(fixture, kpx))?;
         self.history.settle();
         Ok(())
     }
 
-    fn is_in_force(&self, bed: &Bed, kpx: Pid) -> Result<bool> {
+    fn is_in_force(&self, fixture: &Fixture, kpx: Pid) -> Result<bool> {
         let tables = kernel_tables::of(kpx)?;
-        let lab = &bed.lab;
-        Ok(bed.web.iter().all(|service| {
+        let lab = &fixture.lab;
+        Ok(fixture.web.iter().all(|service| {
             let service = service.backed_by(&self.set());
             backends(&tables.v4, lab, &service, Family::V4) && backends(&tables.v6, lab, &service, Family::V6)
         }))

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::Scale;
-use super::bed::{BACKENDS, Bed, NODE_PORT};
+use super::fixture::{BACKENDS, Fixture, NODE_PORT};
 use super::memory::Memory;
 use super::report::Report;
 use crate::load::Flood;
@@ -21,19 +21,19 @@ const AGENT_SLACK: u64 = 8 << 20;
 
 /// At a node port of the very Service that others dial, for as long as the scale says.
 pub fn flood(scale: Scale) -> Result<Report> {
-    let bed = Bed::build(scale.place)?;
+    let fixture = Fixture::build(scale.place)?;
     // Nor do the CNI's rules: with them the node's own connection tracking would be what is flooded.
-    for node in bed.lab.nodes() {
+    for node in fixture.lab.nodes() {
         node.host.ns.nft("delete table inet cni")?;
     }
     // Answers to nobody end here, without a word.
-    bed.lab.fabric.ns.ip("route add blackhole 198.18.0.0/15")?;
-    let agent = bed.kpx(&[])?;
-    let load = bed.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
+    fixture.lab.fabric.ns.ip("route add blackhole 198.18.0.0/15")?;
+    let agent = fixture.kpx(&[])?;
+    let load = fixture.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     thread::sleep(CALM);
     let before = Memory::of(agent.pid())?;
-    let to = SocketAddrV4::new(bed.lab.n1.host.addrs.v4, NODE_PORT);
-    let flood = Flood::start(&bed.lab.xl, &bed.lab.n1.host.ns, to)?;
+    let to = SocketAddrV4::new(fixture.lab.n1.host.addrs.v4, NODE_PORT);
+    let flood = Flood::start(&fixture.lab.xl, &fixture.lab.n1.host.ns, to)?;
     let started = Instant::now();
     let mut looks = Vec::new();
     while started.elapsed() < scale.at_least {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::Scale;
-use super::bed::Bed;
 use super::endpoints::{History, Turns};
+use super::fixture::Fixture;
 use super::kpx::Kpx;
 use super::report::Report;
 use testbed::agent::Cluster;
@@ -37,20 +37,20 @@ enum Fault {
 
 /// `outage` is how long the API server is gone each time.
 pub fn outage(scale: Scale, outage: Duration) -> Result<Report> {
-    let mut bed = Bed::build(scale.place)?;
+    let mut fixture = Fixture::build(scale.place)?;
     let history = History::default();
-    // Not by the bed, whose cluster fails meanwhile.
-    let agent = Kpx::start(&bed.home, &bed.lab, bed.cluster.source(), &[])?;
+    // Not by the fixture, whose cluster fails meanwhile.
+    let agent = Kpx::start(&fixture.home, &fixture.lab, fixture.cluster.source(), &[])?;
     let mut turns = Turns::new(&history);
-    turns.next(&bed, agent.pid())?;
-    let load = bed.load(scale.rate, history.judge())?;
+    turns.next(&fixture, agent.pid())?;
+    let load = fixture.load(scale.rate, history.judge())?;
     let started = Instant::now();
     let mut recoveries = Vec::new();
     while recoveries.is_empty() || started.elapsed() < scale.at_least {
         for fault in [Fault::Gone(outage), Fault::Forgetful(outage), Fault::Storm, Fault::Flaps] {
-            fault.inject(&mut bed.cluster, |cluster| turns.change_in(cluster, &bed.web, &bed.lab))?;
+            fault.inject(&mut fixture.cluster, |cluster| turns.change_in(cluster, &fixture.web, &fixture.lab))?;
             let over = Instant::now();
-            turns.wait(&bed, agent.pid())?;
+            turns.wait(&fixture, agent.pid())?;
             recoveries.push((fault, over.elapsed()));
         }
     }

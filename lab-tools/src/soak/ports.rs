@@ -7,7 +7,7 @@ use std::thread;
 use anyhow::{Context, Result};
 
 use super::Scale;
-use super::bed::{Bed, DEADLINE, WEB_PORT};
+use super::fixture::{DEADLINE, Fixture, WEB_PORT};
 use super::report::Report;
 use crate::load::{Dialer, Plan};
 use testbed::agent::Service;
@@ -21,12 +21,12 @@ const SERVER: &str = "p2a";
 
 /// As many connections of each kind a second as the scale says.
 pub fn ports(scale: Scale) -> Result<Report> {
-    let bed = Bed::build(scale.place)?;
+    let fixture = Fixture::build(scale.place)?;
     let service = Service::new("ports", 24, &[SERVER], WEB_PORT).node_port(NODE_PORT);
-    service.objects(&bed.lab).iter().try_for_each(|object| bed.cluster.put(object))?;
-    let node = &bed.lab.n1.host;
+    service.objects(&fixture.lab).iter().try_for_each(|object| fixture.cluster.put(object))?;
+    let node = &fixture.lab.n1.host;
     // As kube-proxy, flannel and Calico do for what leaves.
-    let pod = bed.lab.host(POD).addrs;
+    let pod = fixture.lab.host(POD).addrs;
     node.ns.nft(&format!(
         "table inet masquerading {{ chain post {{ type nat hook postrouting priority 90;
            ip saddr {} masquerade fully-random;
@@ -36,8 +36,8 @@ pub fn ports(scale: Scale) -> Result<Report> {
         pod.ip(Family::V4),
         pod.ip(Family::V6),
     ))?;
-    let kpx = bed.kpx(&[])?;
-    let outside = bed.lab.host("x");
+    let kpx = fixture.kpx(&[])?;
+    let outside = fixture.lab.host("x");
     outside.ns.sysctl("ipv4/ip_local_port_range", "1024 65535")?;
     let dial = |ns, targets: [SocketAddr; 2]| {
         let allowed = Box::new(|exchange: &crate::load::Exchange| exchange.backend == SERVER);
@@ -45,7 +45,7 @@ pub fn ports(scale: Scale) -> Result<Report> {
     };
     let of = |port| move |addrs: testbed::lab::Dual| Family::ALL.map(|family| SocketAddr::new(addrs.ip(family), port));
     let masqueraded = dial(&outside.ns, of(NODE_PORT)(node.addrs))?;
-    let direct = dial(&bed.lab.host(POD).ns, of(WEB_PORT)(bed.lab.host(SERVER).addrs))?;
+    let direct = dial(&fixture.lab.host(POD).ns, of(WEB_PORT)(fixture.lab.host(SERVER).addrs))?;
     thread::sleep(scale.at_least);
     let seen = [("direct", direct.finish()?), ("by node port", masqueraded.finish()?)];
     kpx.stop().context("stop kpx")?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::bed::Seen;
+use super::fixture::Seen;
 use crate::load::{Kind, StreamTally, Tally};
 
 /// A packet that is lost is sent again after 200 ms (TCP's least timeout), a lost SYN after a second.

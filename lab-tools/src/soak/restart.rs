@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::Scale;
-use super::bed::{BACKENDS, Bed};
+use super::fixture::{BACKENDS, Fixture};
 use super::kpx::Kpx;
 use super::report::Report;
 
@@ -37,11 +37,11 @@ fn again_and_again(
     end: fn(Kpx) -> Result<()>,
     other: Option<&Path>,
 ) -> Result<Report> {
-    let bed = Bed::build(scale.place)?;
-    let other = other.map(|object| bed.show(object)).transpose()?;
+    let fixture = Fixture::build(scale.place)?;
+    let other = other.map(|object| fixture.show(object)).transpose()?;
     let with_other = other.map(|object| vec!["--bpf-object".to_owned(), object.display().to_string()]);
-    let mut agent = bed.kpx(&[])?;
-    let load = bed.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
+    let mut agent = fixture.kpx(&[])?;
+    let load = fixture.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     let started = Instant::now();
     let mut slowest = Duration::ZERO;
     let mut rounds = 0;
@@ -50,7 +50,7 @@ fn again_and_again(
         let ended = Instant::now();
         end(agent)?;
         rounds += 1;
-        agent = bed.kpx(with_other.as_deref().filter(|_| rounds % 2 == 1).unwrap_or_default())?;
+        agent = fixture.kpx(with_other.as_deref().filter(|_| rounds % 2 == 1).unwrap_or_default())?;
         slowest = slowest.max(ended.elapsed());
     }
     thread::sleep(CALM);

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointPort, EndpointSlice};
 
+use crate::reference::cluster::{Cluster, NodeFacts};
 use crate::reference::place::Family;
-use crate::reference::world::{NodeFacts, World};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -31,8 +31,8 @@ pub struct Endpoints {
     pub serving: Vec<Endpoint>,
 }
 
-pub fn of(world: &World, service: &Service, port: &ServicePort, family: Family) -> Endpoints {
-    let all = listed(world, service, port, family);
+pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Family) -> Endpoints {
+    let all = listed(cluster, service, port, family);
     let those =
         |which: fn(&Endpoint) -> bool| all.iter().filter(|endpoint| which(endpoint)).cloned().collect::<Vec<_>>();
     let ready = those(|endpoint| endpoint.ready);
@@ -40,7 +40,7 @@ pub fn of(world: &World, service: &Service, port: &ServicePort, family: Family) 
     let terminating = those(|endpoint| !endpoint.ready && endpoint.serving && endpoint.terminating);
     let here = |endpoints: &[Endpoint]| endpoints.iter().filter(|endpoint| endpoint.local).cloned().collect::<Vec<_>>();
     Endpoints {
-        cluster: if ready.is_empty() { terminating.clone() } else { near(&ready, &world.node) },
+        cluster: if ready.is_empty() { terminating.clone() } else { near(&ready, &cluster.node) },
         local: if here(&ready).is_empty() { here(&terminating) } else { here(&ready) },
         serving: [ready, terminating].concat(),
     }
@@ -59,13 +59,13 @@ fn near(ready: &[Endpoint], node: &NodeFacts) -> Vec<Endpoint> {
 }
 
 /// All that the slices list, each listener once.
-fn listed(world: &World, service: &Service, port: &ServicePort, family: Family) -> Vec<Endpoint> {
+fn listed(cluster: &Cluster, service: &Service, port: &ServicePort, family: Family) -> Vec<Endpoint> {
     let mut endpoints: Vec<Endpoint> = Vec::new();
-    for slice in world.slices.iter().filter(|slice| belongs(slice, service) && slice.address_type == family.name()) {
+    for slice in cluster.slices.iter().filter(|slice| belongs(slice, service) && slice.address_type == family.name()) {
         for slice_port in slice.ports.iter().flatten().filter(|slice_port| is_same_port(slice_port, port)) {
             let Some(number) = slice_port.port.and_then(|number| u16::try_from(number).ok()) else { continue };
             for listed in slice.endpoints.iter().flatten() {
-                let Some(endpoint) = read(listed, number, &world.node) else { continue };
+                let Some(endpoint) = read(listed, number, &cluster.node) else { continue };
                 match endpoints.iter_mut().find(|known| known.at == endpoint.at) {
                     None => endpoints.push(endpoint),
                     // An address that a new pod got while the old one still terminates is the new one's.

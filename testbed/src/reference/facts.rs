@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device;
 
+use crate::reference::cluster::{Detector, NodeFacts};
 use crate::reference::place::{self, Device, Family};
-use crate::reference::world::{Detector, NodeFacts};
 
 pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 /// Of every device of the node's but lo.

@@ -1,4 +1,4 @@
-//! Random worlds and packets. What the API server would refuse, and what kube-proxy leaves undefined, is not among them.
+//! Random clusters and packets. What the API server would refuse, and what kube-proxy leaves undefined, is not among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,11 +10,11 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
+use crate::reference::cluster::{Cluster, Detector, Hook, NodeFacts, Packet, Proto, object};
 use crate::reference::place::{
     self, BRIDGED, CLUSTER_IPS, Device, FAR, FARTHER, Family, NODES, OUTSIDE, PODS, PUBLIC, STORAGE,
 };
 use crate::reference::slices;
-use crate::reference::world::{Detector, Hook, NodeFacts, Packet, Proto, World, object};
 
 pub type Dice = SmallRng;
 
@@ -29,13 +29,13 @@ pub fn one<T: Copy>(dice: &mut Dice, of: &[T]) -> T {
     *of.choose(dice).expect("something to choose from")
 }
 
-pub fn world(dice: &mut Dice) -> World {
+pub fn cluster(dice: &mut Dice) -> Cluster {
     let count = dice.random_range(3..12);
     let services: Vec<_> = (0..count).map(|index| service(dice, index)).collect();
     let slices = services.iter().flat_map(|service| slices::of(dice, service)).collect();
     let declared = dice.random_bool(0.6);
     let service_cidrs = Family::ALL.iter().map(|family| CLUSTER_IPS.cidr(*family)).filter(|_| declared).collect();
-    World { services, slices, service_cidrs, node: node(dice) }
+    Cluster { services, slices, service_cidrs, node: node(dice) }
 }
 
 fn node(dice: &mut Dice) -> NodeFacts {
@@ -185,7 +185,7 @@ fn source_ranges(dice: &mut Dice) -> Vec<String> {
 }
 
 /// A packet that is likely to dial something.
-pub fn packet(dice: &mut Dice, world: &World) -> Packet {
+pub fn packet(dice: &mut Dice, cluster: &Cluster) -> Packet {
     let (dst, proto) = match dice.random_range(0..100) {
         0 => {
             let loopback = one(dice, &[Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
@@ -197,7 +197,7 @@ pub fn packet(dice: &mut Dice, world: &World) -> Packet {
             let addr = net.addr(one(dice, &Family::ALL), dice.random_range(1..30));
             (SocketAddr::new(addr, one(dice, &PORTS)), one(dice, &Proto::ALL))
         }
-        _ => offered(dice, world),
+        _ => offered(dice, cluster),
     };
     let is_hosts = dice.random_bool(0.3);
     let hook = match is_hosts {
@@ -210,8 +210,8 @@ pub fn packet(dice: &mut Dice, world: &World) -> Packet {
 }
 
 /// One of a Service's addresses or the node's, and likely a port at which something is served.
-fn offered(dice: &mut Dice, world: &World) -> (SocketAddr, Proto) {
-    let service = world.services.choose(dice).expect("a world has Services");
+fn offered(dice: &mut Dice, cluster: &Cluster) -> (SocketAddr, Proto) {
+    let service = cluster.services.choose(dice).expect("a cluster has Services");
     let spec = service.spec.as_ref().expect("a Service has a spec");
     let port = spec.ports.as_ref().and_then(|ports| ports.choose(dice)).expect("a Service has ports");
     let of_port = Proto::ALL.into_iter().find(|proto| port.protocol.as_deref() == Some(proto.name()));
@@ -262,17 +262,19 @@ fn source(dice: &mut Dice, hook: Hook, dst: SocketAddr) -> SocketAddr {
 }
 
 /// Endpoints of about half of the Services come, go, or change their conditions: all records of one alike.
-pub fn change_endpoints(dice: &mut Dice, world: &mut World) {
+pub fn change_endpoints(dice: &mut Dice, cluster: &mut Cluster) {
     let owner = |labels: &BTreeMap<String, String>| labels["kubernetes.io/service-name"].clone();
     let owners: BTreeSet<String> =
-        world.slices.iter().filter_map(|slice| slice.metadata.labels.as_ref()).map(owner).collect();
+        cluster.slices.iter().filter_map(|slice| slice.metadata.labels.as_ref()).map(owner).collect();
     for changed in owners {
         let gone = dice.random_bool(0.2);
         if !gone && dice.random_bool(0.4) {
             continue;
         }
-        let slices =
-            world.slices.iter_mut().filter(|slice| slice.metadata.labels.as_ref().map(owner) == Some(changed.clone()));
+        let slices = cluster
+            .slices
+            .iter_mut()
+            .filter(|slice| slice.metadata.labels.as_ref().map(owner) == Some(changed.clone()));
         let mut fates: BTreeMap<String, u32> = BTreeMap::new();
         for slice in slices {
             let endpoints = slice.endpoints.get_or_insert_default();

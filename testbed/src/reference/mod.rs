@@ -1,6 +1,7 @@
 //! What a Service means, in plain words: random clusters and packets, and what must become of them. Knows neither the
 //! agent's model nor its tables, nor the programs.
 
+pub mod cluster;
 pub mod endpoints;
 pub mod facts;
 pub mod generate;
@@ -8,4 +9,3 @@ pub mod model;
 pub mod node;
 pub mod place;
 pub mod slices;
-pub mod world;

@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use proxy_common::counter::Reason;
 
+use crate::reference::cluster::{Cluster, Detector, Hook, Packet, Proto};
 use crate::reference::endpoints::{self, Endpoint};
 use crate::reference::place::{self, Device, Family};
-use crate::reference::world::{Detector, Hook, Packet, Proto, World};
 
 /// What becomes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,14 +74,14 @@ impl Client {
     }
 }
 
-pub fn answer(world: &World, packet: &Packet) -> Answer {
+pub fn answer(cluster: &Cluster, packet: &Packet) -> Answer {
     if packet.src.ip().is_loopback() || packet.dst.ip().is_loopback() {
         return pass(packet, Reason::NotUnicast);
     }
-    let client = client(world, packet);
-    let is_shut_out = client.is_outside() && !world.node.compat && !world.node.cluster_ip_external;
-    let dialled = dialled(world, packet);
-    let nothing = dialled.is_none().then(|| nothing_dialled(world, packet, is_shut_out));
+    let client = client(cluster, packet);
+    let is_shut_out = client.is_outside() && !cluster.node.compat && !cluster.node.cluster_ip_external;
+    let dialled = dialled(cluster, packet);
+    let nothing = dialled.is_none().then(|| nothing_dialled(cluster, packet, is_shut_out));
     // Departure: kube-proxy leaves it to rp_filter to drop what comes in another's name.
     if matches!(packet.hook, Hook::Ingress(_)) && nothing != Some(Answer::Pass(Reason::NotOurs)) && is_forged(packet) {
         return Answer::Drop(Reason::Forged);
@@ -96,7 +96,7 @@ pub fn answer(world: &World, packet: &Packet) -> Answer {
     if dialled.kind == Kind::LoadBalancer && !is_in_source_ranges(dialled.service, dialled.spec, packet.src.ip()) {
         return Answer::Drop(Reason::SourceRange);
     }
-    let endpoints = endpoints::of(world, dialled.service, dialled.port, packet.family());
+    let endpoints = endpoints::of(cluster, dialled.service, dialled.port, packet.family());
     let list = if uses_local_list(&dialled, client) { &endpoints.local } else { &endpoints.cluster };
     if list.is_empty() {
         return if endpoints.serving.is_empty() {
@@ -105,7 +105,7 @@ pub fn answer(world: &World, packet: &Packet) -> Answer {
             Answer::Drop(Reason::NoLocalEndpoints)
         };
     }
-    let source = |endpoint: &Endpoint| source_seen(world, packet, &dialled, client, endpoint);
+    let source = |endpoint: &Endpoint| source_seen(cluster, packet, &dialled, client, endpoint);
     Answer::Forward(Forward {
         entry: entry(&dialled, packet),
         kind: dialled.kind,
@@ -115,29 +115,29 @@ pub fn answer(world: &World, packet: &Packet) -> Answer {
 }
 
 /// All that serve behind what the packet dials, be it in reach or not. None if it dials nothing.
-pub fn serving(world: &World, packet: &Packet) -> Option<Vec<SocketAddr>> {
-    let Dialled { service, port, .. } = dialled(world, packet)?;
-    let endpoints = endpoints::of(world, service, port, packet.family());
+pub fn serving(cluster: &Cluster, packet: &Packet) -> Option<Vec<SocketAddr>> {
+    let Dialled { service, port, .. } = dialled(cluster, packet)?;
+    let endpoints = endpoints::of(cluster, service, port, packet.family());
     Some(endpoints.serving.iter().map(|endpoint| endpoint.at).collect())
 }
 
 /// The service port that the packet dials, by its ClusterIP.
-pub fn service_port(world: &World, packet: &Packet) -> Option<SocketAddr> {
-    let Dialled { service, port, .. } = dialled(world, packet)?;
+pub fn service_port(cluster: &Cluster, packet: &Packet) -> Option<SocketAddr> {
+    let Dialled { service, port, .. } = dialled(cluster, packet)?;
     Some(SocketAddr::new(cluster_ip(service, packet.family())?, u16::try_from(port.port).ok()?))
 }
 
 /// A packet that dials nothing that is offered.
-fn nothing_dialled(world: &World, packet: &Packet, is_shut_out: bool) -> Answer {
+fn nothing_dialled(cluster: &Cluster, packet: &Packet, is_shut_out: bool) -> Answer {
     if place::is_own(packet.dst.ip()) {
         return pass(packet, Reason::NotOurs);
     }
-    if is_cluster_ip(world, packet.dst.ip()) {
+    if is_cluster_ip(cluster, packet.dst.ip()) {
         // A client that ClusterIPs do not serve is not told which of them exist.
         return if is_shut_out { Answer::Drop(Reason::Outside) } else { Answer::Reject(Reason::UnknownPort) };
     }
-    let is_another_proxys = is_of_other_proxy(world, packet.dst.ip());
-    if !is_another_proxys && world.service_cidrs.iter().any(|cidr| cidr.contains(&packet.dst.ip())) {
+    let is_another_proxys = is_of_other_proxy(cluster, packet.dst.ip());
+    if !is_another_proxys && cluster.service_cidrs.iter().any(|cidr| cidr.contains(&packet.dst.ip())) {
         return Answer::Drop(Reason::Unallocated);
     }
     pass(packet, Reason::NotOurs)
@@ -162,8 +162,8 @@ pub fn is_forged(packet: &Packet) -> bool {
 
 /// What the packet dials: addresses of Services before node ports, and what several Services offer is the oldest one's.
 /// But nobody's external address is another one's ClusterIP (kube-proxy leaves open what happens).
-fn dialled<'a>(world: &'a World, packet: &Packet) -> Option<Dialled<'a>> {
-    let mut services: Vec<_> = world.services.iter().collect();
+fn dialled<'a>(cluster: &'a Cluster, packet: &Packet) -> Option<Dialled<'a>> {
+    let mut services: Vec<_> = cluster.services.iter().collect();
     services.sort_by_key(|service| {
         let meta = &service.metadata;
         (meta.creation_timestamp.clone(), meta.namespace.clone(), meta.name.clone())
@@ -179,12 +179,12 @@ fn dialled<'a>(world: &'a World, packet: &Packet) -> Option<Dialled<'a>> {
     let by_address = ports.iter().filter(|(_, _, port)| port.port == dialled_port).find_map(|(service, spec, port)| {
         let kind = [Kind::ClusterIp, Kind::LoadBalancer, Kind::ExternalIp]
             .into_iter()
-            .filter(|kind| *kind == Kind::ClusterIp || !is_cluster_ip(world, packet.dst.ip()))
-            .filter(|_| !is_of_other_proxy(world, packet.dst.ip()))
+            .filter(|kind| *kind == Kind::ClusterIp || !is_cluster_ip(cluster, packet.dst.ip()))
+            .filter(|_| !is_of_other_proxy(cluster, packet.dst.ip()))
             .find(|kind| addresses(service, spec, *kind, packet.family()).contains(&packet.dst.ip()))?;
         Some(Dialled { service, spec, port, kind })
     });
-    let takes_node_ports = world.node.node_port_addrs.contains(&packet.dst.ip());
+    let takes_node_ports = cluster.node.node_port_addrs.contains(&packet.dst.ip());
     let by_node_port = || {
         let (service, spec, port) = ports.iter().find(|(_, _, port)| port.node_port == Some(dialled_port))?;
         Some(Dialled { service, spec, port, kind: Kind::NodePort })
@@ -220,18 +220,18 @@ fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
 }
 
 /// Whether another proxy serves that ClusterIP: it is left alone.
-fn is_of_other_proxy(world: &World, addr: IpAddr) -> bool {
+fn is_of_other_proxy(cluster: &Cluster, addr: IpAddr) -> bool {
     let is_other = |service: &&Service| {
         let labels = service.metadata.labels.as_ref();
         labels.is_some_and(|labels| labels.contains_key("service.kubernetes.io/service-proxy-name"))
     };
-    let specs = world.services.iter().filter(is_other).filter_map(|service| service.spec.as_ref());
+    let specs = cluster.services.iter().filter(is_other).filter_map(|service| service.spec.as_ref());
     let mut specs = specs.filter(|spec| spec.type_.as_deref() != Some("ExternalName"));
     specs.any(|spec| spec.cluster_ips.iter().flatten().any(|ip| ip.parse() == Ok(addr)))
 }
 
-fn is_cluster_ip(world: &World, addr: IpAddr) -> bool {
-    world.services.iter().any(|service| cluster_ip(service, Family::of(addr)) == Some(addr))
+fn is_cluster_ip(cluster: &Cluster, addr: IpAddr) -> bool {
+    cluster.services.iter().any(|service| cluster_ip(service, Family::of(addr)) == Some(addr))
 }
 
 fn entry(dialled: &Dialled<'_>, packet: &Packet) -> Entry {
@@ -240,7 +240,7 @@ fn entry(dialled: &Dialled<'_>, packet: &Packet) -> Entry {
     (name(&meta.namespace), name(&meta.name), name(&dialled.port.name), packet.proto, packet.family())
 }
 
-fn client(world: &World, packet: &Packet) -> Client {
+fn client(cluster: &Cluster, packet: &Packet) -> Client {
     let (is_node, device) = match packet.hook {
         Hook::Ingress(device) => (false, Some(device)),
         Hook::Anchor | Hook::Lo if place::is_own(packet.src.ip()) => (true, None),
@@ -249,7 +249,7 @@ fn client(world: &World, packet: &Packet) -> Client {
     };
     // From nowhere that we know of: nothing says that it is from outside.
     let is_unknown = !is_node && device.is_none();
-    let is_detected = match &world.node.detector {
+    let is_detected = match &cluster.node.detector {
         Detector::Cidrs(cidrs) => cidrs.iter().any(|cidr| cidr.contains(&packet.src.ip())),
         Detector::Device(pods) => device == Some(*pods),
     };
@@ -258,9 +258,9 @@ fn client(world: &World, packet: &Packet) -> Client {
         is_detected: is_detected || is_unknown,
         is_here: is_unknown
             || device.is_some_and(Device::leads_to_pods)
-            || matches!(&world.node.detector, Detector::Device(pods) if device == Some(*pods)),
+            || matches!(&cluster.node.detector, Detector::Device(pods) if device == Some(*pods)),
         // kube-proxy's own notion is the detector alone.
-        is_pod: !world.node.compat && device.is_some_and(Device::leads_to_pods),
+        is_pod: !cluster.node.compat && device.is_some_and(Device::leads_to_pods),
     }
 }
 
@@ -294,7 +294,13 @@ fn is_external_local(spec: &ServiceSpec) -> bool {
 }
 
 /// The client's address, as the backend sees it.
-fn source_seen(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Client, backend: &Endpoint) -> IpAddr {
+fn source_seen(
+    cluster: &Cluster,
+    packet: &Packet,
+    dialled: &Dialled<'_>,
+    client: Client,
+    backend: &Endpoint,
+) -> IpAddr {
     let chosen = packet.src.ip();
     let primary = place::primary(packet.family());
     // What goes up to the node itself leaves through no device.
@@ -306,11 +312,11 @@ fn source_seen(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Cl
     let arrives = matches!(packet.hook, Hook::Ingress(_));
     let masqueraded = if backend.at.ip() == chosen && arrives {
         true
-    } else if world.node.compat {
-        kube_proxy_masquerades(world, packet, dialled, client)
+    } else if cluster.node.compat {
+        kube_proxy_masquerades(cluster, packet, dialled, client)
     } else {
-        let is_external = detects(world, packet) && client.is_outside();
-        (dialled.kind == Kind::ClusterIp && (world.node.masquerade_all || is_external))
+        let is_external = detects(cluster, packet) && client.is_outside();
+        (dialled.kind == Kind::ClusterIp && (cluster.node.masquerade_all || is_external))
             || (!client.is_node && !client.is_pod && !backend.local)
     };
     if arrives {
@@ -327,17 +333,17 @@ fn source_seen(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Cl
 }
 
 /// Section 4.4 of kube-proxy's semantics, but for clients that are their own backends.
-fn kube_proxy_masquerades(world: &World, packet: &Packet, dialled: &Dialled<'_>, client: Client) -> bool {
+fn kube_proxy_masquerades(cluster: &Cluster, packet: &Packet, dialled: &Dialled<'_>, client: Client) -> bool {
     match dialled.kind {
-        Kind::ClusterIp => world.node.masquerade_all || (detects(world, packet) && !client.is_detected),
+        Kind::ClusterIp => cluster.node.masquerade_all || (detects(cluster, packet) && !client.is_detected),
         _ if is_external_local(dialled.spec) => client.is_node && !client.is_detected,
         _ => true,
     }
 }
 
 /// Has the operator given a way to tell pods of the packet's family?
-fn detects(world: &World, packet: &Packet) -> bool {
-    match &world.node.detector {
+fn detects(cluster: &Cluster, packet: &Packet) -> bool {
+    match &cluster.node.detector {
         Detector::Cidrs(cidrs) => cidrs.iter().any(|cidr| Family::of(cidr.addr()) == packet.family()),
         Detector::Device(_) => true,
     }

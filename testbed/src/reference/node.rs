@@ -1,4 +1,4 @@
-//! The node under test: the agent's pure core and the loaded programs, in a namespace with the routes of the world.
+//! The node under test: the agent's pure core and the loaded programs, in a namespace with the routes of the cluster.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use proxy_agent::desired::Desired;
 use proxy_agent::input::{Input, Update};
 
 use crate::netns::NetNs;
+use crate::reference::cluster::Cluster;
 use crate::reference::facts;
 use crate::reference::place::{self, Device, Family};
-use crate::reference::world::World;
 use crate::test_run::Bench;
 
 pub struct Node {
@@ -63,14 +63,14 @@ impl Node {
         Ok(Self { bench, desired: Desired::new(name), ifindexes })
     }
 
-    /// Makes the objects and the node what they are in `world`.
-    pub fn enter(&mut self, world: &World) -> Result<()> {
-        facts::write(&mut self.bench, &world.node, &world.service_cidrs, &self.ifindexes)?;
-        self.desired.apply(Input::Node(Update::All(vec![world.node_object()])));
-        self.desired.apply(Input::ServiceCidr(Update::All(world.service_cidr_objects())));
-        self.desired.apply(Update::All(world.slices.clone()).into());
-        self.desired.apply(Update::All(world.services.clone()).into());
-        self.bench.datapath.node.set_service_nets(&world.service_cidrs, self.desired.of_other_proxies())?;
+    /// Makes the objects and the node what they are in `cluster`.
+    pub fn enter(&mut self, cluster: &Cluster) -> Result<()> {
+        facts::write(&mut self.bench, &cluster.node, &cluster.service_cidrs, &self.ifindexes)?;
+        self.desired.apply(Input::Node(Update::All(vec![cluster.node_object()])));
+        self.desired.apply(Input::ServiceCidr(Update::All(cluster.service_cidr_objects())));
+        self.desired.apply(Update::All(cluster.slices.clone()).into());
+        self.desired.apply(Update::All(cluster.services.clone()).into());
+        self.bench.datapath.node.set_service_nets(&cluster.service_cidrs, self.desired.of_other_proxies())?;
         for change in self.desired.sync().changes {
             self.bench.datapath.tables.apply(&change)?;
         }

@@ -43,7 +43,7 @@ pub enum Device {
     Pod,
     /// To pods, with the address that is their gateway.
     Bridge,
-    /// To other nodes and the rest of the world.
+    /// To other nodes and the rest of the cluster.
     Uplink,
     /// To some other nodes.
     SecondUplink,

@@ -8,9 +8,9 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use rand::Rng;
 use serde_json::{Value, json};
 
+use crate::reference::cluster::object;
 use crate::reference::generate::{Dice, one};
 use crate::reference::place::{BRIDGED, FAR, FARTHER, Family, NODES, Net, PODS};
-use crate::reference::world::object;
 
 /// Where endpoints may be, and on which node they usually are.
 const PLACES: [(Net, u8, &str); 9] = [

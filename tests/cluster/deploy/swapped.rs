@@ -25,19 +25,19 @@ const MIGRATION: &str = include_str!("../../../docs/migration.md");
 
 #[test]
 fn a_container_finds_what_the_one_before_has_left() -> Result<()> {
-    let bed = Bed::start()?;
-    let kpx = bed.kpx(&[])?;
-    bed.is_kept_by(&kpx, "filters")?;
-    let mut open = bed.connections()?;
-    let (before, made) = (bed.maps(&kpx)?, bed.programs(&kpx)?);
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&[])?;
+    fixture.is_kept_by(&kpx, "filters")?;
+    let mut open = fixture.connections()?;
+    let (before, made) = (fixture.maps(&kpx)?, fixture.programs(&kpx)?);
     drop(kpx); // By SIGKILL.
     answer(&mut open).context("without an agent")?;
-    bed.cluster.serves("n1").context("without an agent")?;
-    let mut while_dead = bed.connections()?;
+    fixture.cluster.serves("n1").context("without an agent")?;
+    let mut while_dead = fixture.connections()?;
 
-    let kpx = bed.kpx(&[])?;
+    let kpx = fixture.kpx(&[])?;
     answer(&mut open).and(answer(&mut while_dead)).context("with the next agent")?;
-    let (after, now) = (bed.maps(&kpx)?, bed.programs(&kpx)?);
+    let (after, now) = (fixture.maps(&kpx)?, fixture.programs(&kpx)?);
     let same = |name: &str| before[name] == after[name];
     ensure!(same("FLOWS4") && same("FLOWS6") && same("SERVICES4") && same("NODE"), "{before}, then {after}");
     ensure!(made != now, "the programs are the next agent's own: {now}");
@@ -47,11 +47,11 @@ fn a_container_finds_what_the_one_before_has_left() -> Result<()> {
 
 #[test]
 fn a_flow_table_of_another_size_takes_over_the_flows() -> Result<()> {
-    let bed = Bed::start()?;
-    bed.kpx(&["--flow-table-size=4096"])?.stop()?;
-    let mut open = bed.connections()?;
+    let fixture = Fixture::start()?;
+    fixture.kpx(&["--flow-table-size=4096"])?.stop()?;
+    let mut open = fixture.connections()?;
     for size in ["--flow-table-size=8192", "--flow-table-size=1024"] {
-        drop(bed.kpx(&[size])?);
+        drop(fixture.kpx(&[size])?);
         answer(&mut open).context(size)?;
     }
     Ok(())
@@ -60,9 +60,9 @@ fn a_flow_table_of_another_size_takes_over_the_flows() -> Result<()> {
 /// All threads have given up what the start takes beyond serving.
 #[test]
 fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> {
-    let bed = Bed::start()?;
-    bed.kpx(&[])?.stop()?;
-    let kpx = bed.kpx(&[])?;
+    let fixture = Fixture::start()?;
+    fixture.kpx(&[])?.stop()?;
+    let kpx = fixture.kpx(&[])?;
     let needed = NEEDED.iter().fold(0, |mask, need| mask | need.capability.bitmask());
     for thread in fs::read_dir(format!("/proc/{}/task", kpx.pid()))? {
         let text = fs::read_to_string(thread?.path().join("status"))?;
@@ -75,100 +75,100 @@ fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> 
 /// What leads sockets ends with the container, and the packets of new ones are translated.
 #[test]
 fn sockets_are_led_anew_by_each_container() -> Result<()> {
-    let bed = Bed::start()?;
-    let kpx = bed.kpx(&["--socket-lb=host"])?;
-    bed.is_kept_by(&kpx, "filters")?;
-    let mut open = bed.connections()?;
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&["--socket-lb=host"])?;
+    fixture.is_kept_by(&kpx, "filters")?;
+    let mut open = fixture.connections()?;
     drop(kpx);
-    answer(&mut open).and(bed.cluster.serves("n1")).context("without an agent")?;
-    let kpx = bed.kpx(&["--socket-lb=host"])?;
-    answer(&mut open).and(bed.cluster.serves("n1")).context("with the next agent")?;
+    answer(&mut open).and(fixture.cluster.serves("n1")).context("without an agent")?;
+    let kpx = fixture.kpx(&["--socket-lb=host"])?;
+    answer(&mut open).and(fixture.cluster.serves("n1")).context("with the next agent")?;
     kpx.stop()
 }
 
 #[test]
 fn what_is_asked_to_leave_leaves_nothing() -> Result<()> {
-    let bed = Bed::start()?;
-    let kpx = bed.kpx(&["--cleanup-on-exit"])?;
-    bed.cluster.serves("n1")?;
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&["--cleanup-on-exit"])?;
+    fixture.cluster.serves("n1")?;
     kpx.stop()?;
-    bed.cluster.serves_no_more("n1")?;
-    bed.has_no_anchor()
+    fixture.cluster.serves_no_more("n1")?;
+    fixture.has_no_anchor()
 }
 
 /// An operator who insists on TCX links has no restart without a gap there, and is told so.
 #[test]
 fn a_container_with_links_says_that_a_restart_is_a_gap() -> Result<()> {
-    let bed = Bed::start()?;
-    let kpx = bed.kpx(&["--attach=tcx"])?;
-    bed.is_kept_by(&kpx, "nothing")?;
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&["--attach=tcx"])?;
+    fixture.is_kept_by(&kpx, "nothing")?;
     kpx.stop()?;
-    bed.cluster.serves_no_more("n1")?;
-    bed.has_no_anchor()
+    fixture.cluster.serves_no_more("n1")?;
+    fixture.has_no_anchor()
 }
 
 #[test]
 fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
-    let bed = Bed::start()?;
-    bed.kpx(&[])?.stop()?;
-    let mut open = bed.connections()?;
-    let patched = patched(&bed.set)?;
-    let kpx = Running::ready(&bed.cluster.lab, &bed.cluster.lab.n1, &patched, &bed.supplies)?;
-    bed.is_kept_by(&kpx, "pins")?;
+    let fixture = Fixture::start()?;
+    fixture.kpx(&[])?.stop()?;
+    let mut open = fixture.connections()?;
+    let patched = patched(&fixture.set)?;
+    let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &patched, &fixture.supplies)?;
+    fixture.is_kept_by(&kpx, "pins")?;
     answer(&mut open).context("with the node's BPF file system")?;
-    ensure!(bed.cluster.lab.n1.host.ns.bpf_dir().join("kpx/v2/maps/FLOWS4").exists(), "nothing is pinned there");
+    ensure!(fixture.cluster.lab.n1.host.ns.bpf_dir().join("kpx/v2/maps/FLOWS4").exists(), "nothing is pinned there");
     kpx.stop()?;
     // From there kpx's own DaemonSet takes over, which may not look for maps by number.
     let objects = overlay("kubeadm")?;
     let own = objects.daemon_set.context("a DaemonSet")?;
-    let kpx = Running::ready(&bed.cluster.lab, &bed.cluster.lab.n1, &own, &bed.supplies)?;
+    let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?;
     answer(&mut open).context("with kpx's own DaemonSet")?;
     kpx.stop()
 }
 
 #[test]
 fn a_container_that_does_not_see_another_ones_links_refuses_to_start() -> Result<()> {
-    let bed = Bed::start()?;
+    let fixture = Fixture::start()?;
     let own = overlay("kubeadm")?.daemon_set.context("a DaemonSet")?;
-    Running::ready(&bed.cluster.lab, &bed.cluster.lab.n1, &own, &bed.supplies)?.stop()?;
-    let mut open = bed.connections()?;
-    let said = bed.is_refused()?;
+    Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?.stop()?;
+    let mut open = fixture.connections()?;
+    let said = fixture.is_refused()?;
     ensure!(said.contains("by TCX links, and this container does not see their pins"), "{said}");
     answer(&mut open).context("they serve on")
 }
 
 #[test]
 fn of_two_containers_one_serves() -> Result<()> {
-    let bed = Bed::start()?;
-    let kpx = bed.kpx(&[])?;
-    let mut open = bed.connections()?;
-    let said = bed.is_refused()?;
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&[])?;
+    let mut open = fixture.connections()?;
+    let said = fixture.is_refused()?;
     ensure!(said.contains("another kpx is running on this host"), "{said}");
-    answer(&mut open).and(bed.cluster.serves("n1")).context("the first")?;
+    answer(&mut open).and(fixture.cluster.serves("n1")).context("the first")?;
     kpx.stop()
 }
 
 #[test]
 fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
-    let bed = Bed::start()?;
-    bed.tc("qdisc add dev eth0 clsact")?;
-    bed.foreign_filter(LAYOUT + 1)?;
-    let said = bed.is_refused()?;
+    let fixture = Fixture::start()?;
+    fixture.tc("qdisc add dev eth0 clsact")?;
+    fixture.foreign_filter(LAYOUT + 1)?;
+    let said = fixture.is_refused()?;
     let theirs = format!("layout {}", LAYOUT + 1);
     ensure!(said.contains("eth0 carries the filter") && said.contains(&theirs), "{said}");
     ensure!(said.contains("kpx cleanup"), "{said}");
-    bed.has_no_anchor()
+    fixture.has_no_anchor()
 }
 
 /// At the place of kpx's filters, on a device of the node, where only CAP_NET_ADMIN puts any.
 #[test]
 fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
-    let bed = Bed::start()?;
-    bed.tc("qdisc add dev eth0 clsact")?;
-    bed.foreign_filter(LAYOUT)?;
-    let kpx = bed.kpx(&[])?;
+    let fixture = Fixture::start()?;
+    fixture.tc("qdisc add dev eth0 clsact")?;
+    fixture.foreign_filter(LAYOUT)?;
+    let kpx = fixture.kpx(&[])?;
     ensure!(kpx.log().contains("nothing of kpx's has kpx's place among the filters"), "{}", kpx.log());
-    bed.cluster.serves("n1")?;
+    fixture.cluster.serves("n1")?;
     kpx.stop()
 }
 
@@ -181,14 +181,14 @@ fn patched(set: &DaemonSet) -> Result<DaemonSet> {
     Ok(serde_json::from_value(document)?)
 }
 
-struct Bed {
+struct Fixture {
     set: DaemonSet,
     supplies: Supplies,
     web: Service,
     cluster: Cluster,
 }
 
-impl Bed {
+impl Fixture {
     fn start() -> Result<Self> {
         let cluster = Cluster::start()?;
         let (set, config) = swapped()?;

@@ -9,7 +9,7 @@ use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{Dual, Family, Host};
 use testbed::netns::NetNs;
 
-use crate::events::bed::{Bed, DEADLINE, service, slice};
+use crate::events::fixture::{DEADLINE, Fixture, service, slice};
 
 /// As kube-proxy does it for the host's own packets: two services, and an address that is none of ours. What is in
 /// the table cni has nothing to do with it, and keeps netfilter tracking and translating when kube-proxy is gone.
@@ -29,21 +29,21 @@ table inet cni {
 
 #[test]
 fn what_kube_proxy_translated_goes_the_new_way() -> Result<()> {
-    let bed = Bed::with_node()?;
+    let fixture = Fixture::with_node()?;
     // On the wire: who was the backend before, and who is it now.
-    let wire = neighbour(&bed.node)?;
+    let wire = neighbour(&fixture.node)?;
     let servers = Servers::start()?;
     for (name, last) in [("old", 2), ("new", 3)] {
         for family in Family::ALL {
             servers.serve_at(&wire, name, SocketAddr::new(address(family, last), 5353))?;
         }
     }
-    bed.node.nft(RULES)?;
+    fixture.node.nft(RULES)?;
     let dials = [("10.96.0.10", 4001), ("fd00:96::a", 4002), ("198.51.100.7", 4003)];
     let answers = |(to, port): (&str, u16)| {
         let to = SocketAddr::new(to.parse()?, 53);
         let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(500));
-        match dial.exchange(&bed.node, b"hello") {
+        match dial.exchange(&fixture.node, b"hello") {
             Ok(answer) => Ok(answer.backend),
             Err(Fault::TimedOut(_) | Fault::Refused) => Ok(String::new()),
             Err(fault) => bail!(fault),
@@ -52,22 +52,22 @@ fn what_kube_proxy_translated_goes_the_new_way() -> Result<()> {
     for dial in dials {
         assert_eq!(answers(dial)?, "old", "{dial:?} by kube-proxy's rules");
     }
-    bed.node.nft("delete table inet kube-proxy")?;
+    fixture.node.nft("delete table inet kube-proxy")?;
     for dial in dials {
         assert_eq!(answers(dial)?, "old", "{dial:?} after kube-proxy, whose translation stays");
     }
 
-    bed.put(&service("dns", 10))?;
-    bed.put(&slice("dns", "192.0.2.3"))?;
-    bed.put(&slice("dns", "fd00::3"))?;
-    let kpx = bed.start_healthy("")?;
+    fixture.put(&service("dns", 10))?;
+    fixture.put(&slice("dns", "192.0.2.3"))?;
+    fixture.put(&slice("dns", "fd00::3"))?;
+    let kpx = fixture.start_healthy("")?;
     for dial in &dials[..2] {
         wait_until(DEADLINE, "the new backend answers", || Ok(answers(*dial)? == "new"))
-            .with_context(|| format!("{dial:?}: {}", bed.log()))?;
+            .with_context(|| format!("{dial:?}: {}", fixture.log()))?;
     }
     for family in Family::ALL {
         let deleted = format!("kubeproxy_conntrack_reconciler_deleted_entries_total{{ip_family=\"{family}\"}} 1\n");
-        wait_until(DEADLINE, &deleted, || Ok(kpx.metrics()?.contains(&deleted)))?;
+        wait_until(DEADLINE, &deleted, || Ok(fixture.metrics()?.contains(&deleted)))?;
     }
     assert_eq!(answers(dials[2])?, "old", "what is nobody's frontend is none of our business");
     kpx.stop()
@@ -77,18 +77,19 @@ fn what_kube_proxy_translated_goes_the_new_way() -> Result<()> {
 fn source_ports_are_reserved_where_the_kernel_would_give_them() -> Result<()> {
     const RANGE: &str = "ipv4/ip_local_port_range";
     const RESERVED: &str = "ipv4/ip_local_reserved_ports";
-    let bed = Bed::with_node()?;
-    let reserved = || Ok::<_, anyhow::Error>(bed.node.read(&format!("/proc/sys/net/{RESERVED}"))?.trim().to_owned());
-    bed.node.sysctl(RANGE, "32768 60999")?;
-    let kpx = bed.start_healthy("")?;
+    let fixture = Fixture::with_node()?;
+    let reserved =
+        || Ok::<_, anyhow::Error>(fixture.node.read(&format!("/proc/sys/net/{RESERVED}"))?.trim().to_owned());
+    fixture.node.sysctl(RANGE, "32768 60999")?;
+    let kpx = fixture.start_healthy("")?;
     assert_eq!(reserved()?, "", "nothing is given that must not be");
     kpx.stop()?;
 
-    bed.node.sysctl(RANGE, "32768 65535")?;
-    bed.node.sysctl(RESERVED, "8080,62000")?;
-    let kpx = bed.start_healthy("--cleanup-on-exit")?;
+    fixture.node.sysctl(RANGE, "32768 65535")?;
+    fixture.node.sysctl(RESERVED, "8080,62000")?;
+    let kpx = fixture.start_healthy("--cleanup-on-exit")?;
     assert_eq!(reserved()?, "8080,61000-65535");
-    bed.node.sysctl(RESERVED, "8080,9999,61000-65535")?;
+    fixture.node.sysctl(RESERVED, "8080,9999,61000-65535")?;
     kpx.stop()?;
     assert_eq!(reserved()?, "8080,9999,62000", "what was reserved before, and by others meanwhile");
     Ok(())

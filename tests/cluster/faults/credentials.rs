@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use testbed::agent::wait_until;
 use testbed::apiserver::{History, Login};
 
-use crate::faults::scene::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
 
 /// Until files that have changed are looked at, and what they hold is in use.
 const REREAD: Duration = Duration::from_secs(3);
@@ -42,8 +42,8 @@ fn partial_permissions(run: &Run) -> Result<()> {
 
 fn expired_server_certificate(run: &Run) -> Result<()> {
     run.api().expire_certificate(true)?;
-    run.scene.api.borrow_mut().stop()?;
-    run.scene.api.borrow_mut().start_again(History::Kept)?;
+    run.fixture.api.borrow_mut().stop()?;
+    run.fixture.api.borrow_mut().start_again(History::Kept)?;
     run.tells(DEADLINE, "Service watch", "certificate expired")?;
     run.change()?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
@@ -70,8 +70,8 @@ fn refused_token(run: &Run) -> Result<()> {
 fn expired_client_certificate(run: &Run) -> Result<()> {
     wait_until(DEADLINE, "the certificate has expired and is refused", || {
         run.api().cut_watches();
-        run.scene.api.borrow_mut().stop()?;
-        run.scene.api.borrow_mut().start_again(History::Kept)?;
+        run.fixture.api.borrow_mut().stop()?;
+        run.fixture.api.borrow_mut().start_again(History::Kept)?;
         run.pass(Duration::from_millis(1500), |_| Ok(()))?;
         Ok(run.tells(Duration::ZERO, "Service watch", "xpired").is_ok())
     })?;
@@ -84,5 +84,5 @@ fn expired_client_certificate(run: &Run) -> Result<()> {
 
 fn login(run: &Run, login: Login) -> Result<()> {
     let url = run.api().url();
-    run.api().kubeconfig_for(&run.scene.kubeconfig, &url, login)
+    run.api().kubeconfig_for(&run.fixture.kubeconfig, &url, login)
 }

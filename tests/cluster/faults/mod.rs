@@ -4,16 +4,16 @@
 //! Each group of faults has a lab and a kpx of its own, and they run side by side: most of it is waiting.
 
 mod credentials;
+mod fixture;
 mod objects;
 mod outages;
-mod scene;
 mod storms;
 
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::faults::scene::{Run, Scene};
+use crate::faults::fixture::{Fixture, Run};
 
 /// A group of faults, one after the other.
 type Group = (&'static str, fn(&Run) -> Result<()>);
@@ -43,8 +43,8 @@ fn whatever_the_api_server_does_the_node_serves_and_comes_back() -> Result<()> {
 }
 
 fn play(group: fn(&Run) -> Result<()>) -> Result<()> {
-    let scene = Scene::start()?;
-    let run = Run::start(&scene)?;
+    let fixture = Fixture::start()?;
+    let run = Run::start(&fixture)?;
     group(&run).with_context(|| run.log())?;
     run.stop()
 }

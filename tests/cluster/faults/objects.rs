@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::faults::scene::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
 
 pub(crate) fn of_all_sorts(run: &Run) -> Result<()> {
     large(run)?;

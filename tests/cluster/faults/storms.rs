@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use testbed::apiserver::Traffic;
 
-use crate::faults::scene::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
 
 const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "servicecidrs"];
 

@@ -7,11 +7,11 @@ use proxy_agent::status::Status;
 use serde_json::{Value, json};
 use testbed::agent::wait_until;
 
-use crate::http::kpx::{Cluster, DEADLINE, HEALTH, METRICS, node};
+use crate::http::fixture::{DEADLINE, Fixture, HEALTH, METRICS, ask_at_socket, node};
 
 #[test]
 fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
-    let cluster = Cluster::start("health")?;
+    let cluster = Fixture::start("health")?;
     let kpx = cluster.healthy_kpx("")?;
     for (path, keys) in [
         ("/healthz", &["lastUpdated", "currentTime", "nodeEligible", "healthy", "status"][..]),
@@ -44,7 +44,7 @@ fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
 /// A problem's reason names servers, files and Services.
 #[test]
 fn healthz_gives_reasons_to_clients_on_the_node_alone() -> Result<()> {
-    let cluster = Cluster::start("reasons")?;
+    let cluster = Fixture::start("reasons")?;
     cluster.ns.exec(Command::new("ip").args(["address", "add", "192.0.2.1/32", "dev", "lo"]))?;
     let kpx = cluster.healthy_kpx("--healthz-bind-address 0.0.0.0:10256")?;
     cluster.api.fail_all(503, None);
@@ -70,7 +70,7 @@ fn in_order(body: &str, keys: &[&str]) -> bool {
 
 #[test]
 fn a_node_that_is_about_to_go_takes_no_new_traffic() -> Result<()> {
-    let cluster = Cluster::start("taint")?;
+    let cluster = Fixture::start("taint")?;
     let kpx = cluster.healthy_kpx("")?;
     ensure!(cluster.get(HEALTH, "/healthz")?.code == 200);
     let turns = |code: u16| {
@@ -100,7 +100,7 @@ fn a_node_that_is_about_to_go_takes_no_new_traffic() -> Result<()> {
 
 #[test]
 fn beside_the_metrics_is_what_kube_proxy_has_there() -> Result<()> {
-    let cluster = Cluster::start("beside")?;
+    let cluster = Fixture::start("beside")?;
     let kpx = cluster.healthy_kpx("")?;
     const PLAIN: &str = "Content-Type: text/plain; charset=utf-8";
     const NOSNIFF: &str = "X-Content-Type-Options: nosniff";
@@ -140,14 +140,14 @@ fn beside_the_metrics_is_what_kube_proxy_has_there() -> Result<()> {
 
 #[test]
 fn the_run_directorys_socket_has_metrics_though_no_address_has() -> Result<()> {
-    let cluster = Cluster::start("socket")?;
+    let cluster = Fixture::start("socket")?;
     let kpx = cluster.healthy_kpx("--healthz-bind-address= --metrics-bind-address=")?;
     for at in [HEALTH, METRICS] {
         ensure!(cluster.get(at, "/healthz").is_err(), "something listens at {at}");
     }
-    let answer = kpx.get("/metrics")?;
+    let answer = ask_at_socket(&kpx, "/metrics")?;
     ensure!(answer.code == 200 && answer.body.contains("kpx_problems 0\n"), "{answer:?}");
-    let status: Status = serde_json::from_str(&kpx.get("/status")?.body)?;
+    let status: Status = serde_json::from_str(&ask_at_socket(&kpx, "/status")?.body)?;
     ensure!(status.healthy);
     kpx.stop()
 }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use testbed::agent::wait_until;
 use testbed::exposition::{Exposition, Metric, lint, parse};
 
-use crate::http::kpx::{Cluster, DEADLINE, METRICS, service, slice};
+use crate::http::fixture::{DEADLINE, Fixture, METRICS, service, slice};
 
 /// Name, type, labels, number of buckets with the one of `+Inf`.
 const KUBE_PROXY: &str = "
@@ -66,12 +66,12 @@ const MISNAMED: &[&str] = &["kubeproxy_sync_proxy_rules_no_local_endpoints_total
 
 #[test]
 fn every_series_of_kube_proxy_is_there() -> Result<()> {
-    let cluster = Cluster::start("series")?;
+    let cluster = Fixture::start("series")?;
     let kpx = cluster.healthy_kpx("--bpf-stats")?;
     cluster.api.apply(&service("web", 10, false))?;
     wait_until(DEADLINE, "a partial sync", || {
         Ok(cluster.scrape()?.contains_key("kubeproxy_sync_partial_proxy_rules_duration_seconds")
-            && kpx.status()?.tables["IPv6"].services == 1)
+            && kpx.typed_status()?.tables["IPv6"].services == 1)
     })?;
     for path in ["/healthz", "/livez"] {
         cluster.get("127.0.0.1:10256", path)?;
@@ -134,7 +134,7 @@ fn form(metric: &Metric) -> String {
 
 #[test]
 fn changes_are_counted_and_their_latency_measured() -> Result<()> {
-    let cluster = Cluster::start("changes")?;
+    let cluster = Fixture::start("changes")?;
     let ago = |duration: Duration| (Timestamp::now() - duration).to_string();
     // What came to pass before kpx started waited for kpx.
     cluster.api.apply(&slice("old", 1, &ago(Duration::from_secs(60))))?;

@@ -7,17 +7,17 @@ use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Addr4, Port, Proto};
 use proxy_common::frontend::{FrontendKey, Service};
 use serde_json::Value;
-use testbed::agent::wait_until;
+use testbed::agent::{Agent, wait_until};
 use testbed::exposition::Exposition;
 
-use crate::http::kpx::{Cluster, DEADLINE, HEALTH, Kpx, service};
+use crate::http::fixture::{DEADLINE, Fixture, HEALTH, service};
 
 #[test]
 fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> Result<()> {
-    let cluster = Cluster::start("full")?;
+    let cluster = Fixture::start("full")?;
     let kpx = cluster.healthy_kpx(&format!("--iptables-sync-period 100ms --service-table-size {ROOM}"))?;
     cluster.api.apply(&service("first", 10, false))?;
-    wait_until(DEADLINE, "the first Service is served", || Ok(kpx.status()?.tables["IPv4"].services == 1))?;
+    wait_until(DEADLINE, "the first Service is served", || Ok(kpx.typed_status()?.tables["IPv4"].services == 1))?;
 
     let mut services = services(&kpx)?;
     fill(&mut services)?;
@@ -42,7 +42,7 @@ fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> 
 
     wait_until(DEADLINE, "/livez answers 200", || Ok(cluster.get(HEALTH, "/livez")?.code == 200))?;
     wait_until(DEADLINE, "the second Service is served", || {
-        let status = kpx.status()?;
+        let status = kpx.typed_status()?;
         Ok(status.tables["IPv4"].services == 2 && status.problems.is_empty())
     })?;
     let metrics = cluster.scrape()?;
@@ -57,8 +57,8 @@ const ROOM: u32 = 1_000;
 
 type Services = HashMap<MapData, FrontendKey<Addr4>, Service>;
 
-fn services(kpx: &Kpx<'_>) -> Result<Services> {
-    let id = *kpx.status()?.maps.get("SERVICES4").context("no map SERVICES4")?;
+fn services(kpx: &Agent<'_>) -> Result<Services> {
+    let id = *kpx.typed_status()?.maps.get("SERVICES4").context("no map SERVICES4")?;
     Ok(Map::from_map_data(MapData::from_id(id)?)?.try_into()?)
 }
 

@@ -1,6 +1,6 @@
 //! What happens to a node beside kpx: devices come and go, others undo what kpx did, kube-proxy was there or is to come.
 
-mod bed;
+mod fixture;
 mod kube_proxy;
 mod links;
 mod migration;

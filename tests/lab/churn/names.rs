@@ -5,23 +5,23 @@ use testbed::agent::wait_until;
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 
-use crate::churn::bed::{Bed, PROMPT, is_hooked};
+use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
 
 #[test]
 fn names_that_move_between_devices_confuse_nobody() -> Result<()> {
-    let bed = Bed::new()?;
-    let kpx = bed.kpx("tcx")?;
-    let mut kept = bed.connect("p1a", Family::V4)?;
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
     // Two pods' devices swap their names.
     for _ in 0..5 {
-        bed.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
+        fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
         kept.exchange(b"under another name")?;
     }
-    bed.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
-    bed.all_served(&["p1a", "p1c", "n1"]).context("all are served under their own names again")?;
+    fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
+    fixture.all_served(&["p1a", "p1c", "n1"]).context("all are served under their own names again")?;
 
     // As CNI plugins do it: made under one name, called otherwise at once, while the next one takes the first name.
-    let pods = NetNs::create(format!("{}-names", bed.node().name()))?;
+    let pods = NetNs::create(format!("{}-names", fixture.node().name()))?;
     let lines: Vec<String> = (0..40)
         .map(|n| {
             format!(
@@ -30,10 +30,11 @@ fn names_that_move_between_devices_confuse_nobody() -> Result<()> {
             )
         })
         .collect();
-    bed.node().ip(&lines.join("\n"))?;
+    fixture.node().ip(&lines.join("\n"))?;
     for n in 0..40 {
         let device = format!("veth{n}");
-        wait_until(PROMPT, "each has its programs, once", || is_hooked(bed.node(), "tcx", &device)).context(device)?;
+        wait_until(PROMPT, "each has its programs, once", || is_hooked(fixture.node(), "tcx", &device))
+            .context(device)?;
     }
     let status = kpx.status()?;
     ensure!(status["problems"].as_array().is_some_and(Vec::is_empty), "{status}");

@@ -10,7 +10,7 @@ use proxy_common::names::{EMPTY, IPV4, IPV6};
 use testbed::agent::wait_until;
 use testbed::lab::Family;
 
-use crate::churn::bed::{Bed, PROMPT, ifindex, is_hooked, mended, tc, tcx};
+use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
 use crate::churn::links;
 
 const HOOKS: [(TcAttachType, &str, &str); 2] =
@@ -18,10 +18,10 @@ const HOOKS: [(TcAttachType, &str, &str); 2] =
 
 #[test]
 fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
-    let bed = Bed::new()?;
-    let node = bed.node();
-    let kpx = bed.kpx("tcx")?;
-    let mut kept = bed.connect("p1a", Family::V4)?;
+    let fixture = Fixture::new()?;
+    let node = fixture.node();
+    let kpx = fixture.kpx("tcx")?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
     // One program hangs on a hook once.
     let mut others = [other()?, other()?];
     for (other, order) in others.iter_mut().zip([LinkOrder::first, LinkOrder::last]) {
@@ -34,7 +34,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     for (direction, _, ours) in HOOKS {
         ensure!(tcx(node, "p1a", direction)? == [EMPTY, ours, EMPTY]);
     }
-    bed.all_served(&["p1a", "n1", "x"]).context("with others around")?;
+    fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
     kept.exchange(b"with others around")?;
 
     links::detach_all(kpx.pid(), ifindex(node, "p1a")?, "gress")?;
@@ -42,7 +42,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     for (direction, _, ours) in HOOKS {
         ensure!(tcx(node, "p1a", direction)? == [EMPTY, EMPTY, ours], "others' programs stay");
     }
-    bed.all_served(&["p1a", "n1", "x"]).context("behind others")?;
+    fixture.all_served(&["p1a", "n1", "x"]).context("behind others")?;
     kept.exchange(b"behind others")?;
     kpx.stop()
 }
@@ -58,10 +58,10 @@ fn other() -> Result<Ebpf> {
 
 #[test]
 fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
-    let bed = Bed::new()?;
-    let node = bed.node();
-    let kpx = bed.kpx("clsact")?;
-    let mut kept = bed.connect("p1a", Family::V4)?;
+    let fixture = Fixture::new()?;
+    let node = fixture.node();
+    let kpx = fixture.kpx("clsact")?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
     let add = |prio: u16| -> Result<()> {
         for (_, hook, _) in HOOKS {
             // TC_ACT_UNSPEC: on to the next.
@@ -73,9 +73,9 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     };
     add(1)?;
     add(60_000)?;
-    bed.all_served(&["p1a", "n1", "x"]).context("with others around")?;
+    fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
     kept.exchange(b"with others around")?;
-    bed.settles()?;
+    fixture.settles()?;
     for (_, hook, _) in HOOKS {
         tc(node, &format!("filter del dev p1a {hook} prio {}", proxy_agent::net::filter::PRIORITY))?;
     }
@@ -84,7 +84,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
         let filters = tc(node, &format!("filter show dev p1a {hook}"))?;
         ensure!(filters.contains("pref 1 ") && filters.contains("pref 60000 "), "others' filters are gone: {filters}");
     }
-    bed.all_served(&["p1a", "n1", "x"]).context("put back among others")?;
+    fixture.all_served(&["p1a", "n1", "x"]).context("put back among others")?;
     kept.exchange(b"put back among others")?;
     kpx.stop()
 }

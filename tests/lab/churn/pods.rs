@@ -11,7 +11,7 @@ use testbed::agent::wait_until;
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 
-use crate::churn::bed::{Bed, PROMPT, is_hooked};
+use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
 
 const ROUNDS: usize = 4;
 const PODS: usize = 250;
@@ -21,26 +21,26 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
-    let bed = Bed::new()?;
-    let kpx = bed.kpx("tcx")?;
-    let mut kept = [bed.connect("p1a", Family::V4)?, bed.connect("n1", Family::V6)?];
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    let mut kept = [fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V6)?];
     let pods = || -> Result<usize> {
-        let devices = bed.devices()?.iter().collect::<Result<Vec<(u32, Device)>, _>>()?;
+        let devices = fixture.devices()?.iter().collect::<Result<Vec<(u32, Device)>, _>>()?;
         Ok(devices.iter().filter(|(_, device)| device.is_pod()).count())
     };
     wait_until(PROMPT, "the lab's pods are known", || Ok(pods()? == 3))?;
-    let before = held(kpx.pid(), &bed)?;
+    let before = held(kpx.pid(), &fixture)?;
     for round in 0..ROUNDS {
-        let ns = NetNs::create(format!("{}-pods{round}", bed.node().name()))?;
+        let ns = NetNs::create(format!("{}-pods{round}", fixture.node().name()))?;
         let mut lines = String::new();
         for pod in 0..PODS {
             let name = format!("veth{round}x{pod}");
             writeln!(lines, "link add {name} type veth peer name eth{pod} netns {}\nlink set {name} up", ns.name())?;
         }
-        bed.node().ip(&lines)?;
+        fixture.node().ip(&lines)?;
         wait_until(DEADLINE, "all pods are known", || Ok(pods()? == 3 + PODS))?;
         let last = format!("veth{round}x{}", PODS - 1);
-        wait_until(DEADLINE, "the last has its programs", || is_hooked(bed.node(), "tcx", &last))?;
+        wait_until(DEADLINE, "the last has its programs", || is_hooked(fixture.node(), "tcx", &last))?;
         for connection in &mut kept {
             connection.exchange(b"while pods come").context("while pods come")?;
         }
@@ -50,18 +50,18 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
             connection.exchange(b"while pods go").context("while pods go")?;
         }
     }
-    wait_until(PROMPT, "nothing is left", || Ok(held(kpx.pid(), &bed)? == before))
-        .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &bed)))?;
+    wait_until(PROMPT, "nothing is left", || Ok(held(kpx.pid(), &fixture)? == before))
+        .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
     kpx.stop()
 }
 
 /// Links, and pins of them.
-fn held(pid: Pid, bed: &Bed) -> Result<(usize, usize)> {
+fn held(pid: Pid, fixture: &Fixture) -> Result<(usize, usize)> {
     let mut links = 0;
     for file in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
         let text = fs::read_to_string(file?.path()).unwrap_or_default();
         links += usize::from(text.contains("link_type:"));
     }
-    let pins = fs::read_dir(bed.node().bpf_dir().join("v2/links"))?.count();
+    let pins = fs::read_dir(fixture.node().bpf_dir().join("v2/links"))?.count();
     Ok((links, pins))
 }

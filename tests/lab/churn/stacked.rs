@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::wait_until;
 use testbed::echo::{Dial, Protocol};
 
-use crate::churn::bed::{Bed, NODE_PORT, PROMPT, TRY, is_hooked};
+use crate::churn::fixture::{Fixture, NODE_PORT, PROMPT, TRY, is_hooked};
 
 /// On the segment beside the fabric.
 const ON_TOP: &str = "172.19.0.77";
@@ -14,10 +14,10 @@ const ON_TOP: &str = "172.19.0.77";
 /// Bonds and VLANs are the same to kpx: devices that hand on what their parents received.
 #[test]
 fn a_macvlan_on_a_device_with_programs_serves_too() -> Result<()> {
-    let bed = Bed::new()?;
+    let fixture = Fixture::new()?;
     for attach in ["tcx", "clsact"] {
-        let kpx = bed.kpx(attach)?;
-        let node = bed.node();
+        let kpx = fixture.kpx(attach)?;
+        let node = fixture.node();
         node.ip(&format!(
             "link add link eth1 name top type macvlan mode bridge\nlink set top up\naddr add {ON_TOP}/24 dev top"
         ))?;
@@ -25,14 +25,14 @@ fn a_macvlan_on_a_device_with_programs_serves_too() -> Result<()> {
         let to: IpAddr = ON_TOP.parse()?;
         let dial = Dial::new(Protocol::Tcp, SocketAddr::new(to, NODE_PORT));
         // The kernel tells of a device and of its address apart.
-        let is_served = || Ok(dial.deadline(TRY).exchange(&bed.lab.xl.ns, b"hello").is_ok());
+        let is_served = || Ok(dial.deadline(TRY).exchange(&fixture.lab.xl.ns, b"hello").is_ok());
         wait_until(PROMPT, "its address is the node's", is_served)?;
         for payload in [100, 100_000] {
-            let answer = dial.exchange(&bed.lab.xl.ns, &vec![7; payload]);
+            let answer = dial.exchange(&fixture.lab.xl.ns, &vec![7; payload]);
             let answer = answer.with_context(|| format!("{payload} bytes through a macvlan, by {attach}"))?;
             ensure!(["p1b", "p2a"].contains(&answer.backend.as_str()), "{answer:?}");
         }
-        bed.all_served(&["p1a", "n1", "x"])?;
+        fixture.all_served(&["p1a", "n1", "x"])?;
         node.ip("link del top")?;
         wait_until(PROMPT, "it is forgotten", || Ok(!kpx.status()?["devices"].to_string().contains("\"top\"")))?;
         kpx.stop()?;

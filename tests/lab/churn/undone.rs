@@ -8,7 +8,7 @@ use aya::programs::TcAttachType;
 use testbed::agent::{Agent, wait_until};
 use testbed::lab::Family;
 
-use crate::churn::bed::{Bed, PROMPT, ifindex, is_hooked, mended, tc, tcx};
+use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
 use crate::churn::links;
 
 /// Source ports that kpx draws, and of which this range lets the kernel give some to sockets.
@@ -18,16 +18,16 @@ const RESERVED: &str = "61000-61500";
 #[test]
 fn programs_ways_anchor_and_parameters_are_put_back() -> Result<()> {
     for attach in ["tcx", "clsact"] {
-        let bed = Bed::new()?;
-        bed.node().sysctl("ipv4/ip_local_port_range", PORT_RANGE)?;
-        let kpx = bed.kpx(attach)?;
-        let mut kept = vec![bed.connect("p1a", Family::V4)?, bed.connect("n1", Family::V4)?];
-        kept.extend([bed.connect("x", Family::V6)?, bed.connect("p1a", Family::V6)?]);
+        let fixture = Fixture::new()?;
+        fixture.node().sysctl("ipv4/ip_local_port_range", PORT_RANGE)?;
+        let kpx = fixture.kpx(attach)?;
+        let mut kept = vec![fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V4)?];
+        kept.extend([fixture.connect("x", Family::V6)?, fixture.connect("p1a", Family::V6)?]);
 
-        unhook(&bed, &kpx, attach).with_context(|| format!("programs, by {attach}"))?;
-        anchor(&bed, &kpx).with_context(|| format!("anchor, by {attach}"))?;
-        ways(&bed, &kpx).with_context(|| format!("ways, by {attach}"))?;
-        parameters(&bed, &kpx).with_context(|| format!("parameters, by {attach}"))?;
+        unhook(&fixture, &kpx, attach).with_context(|| format!("programs, by {attach}"))?;
+        anchor(&fixture, &kpx).with_context(|| format!("anchor, by {attach}"))?;
+        ways(&fixture, &kpx).with_context(|| format!("ways, by {attach}"))?;
+        parameters(&fixture, &kpx).with_context(|| format!("parameters, by {attach}"))?;
 
         for connection in &mut kept {
             connection.exchange(b"still there?").context("a connection of before")?;
@@ -38,8 +38,8 @@ fn programs_ways_anchor_and_parameters_are_put_back() -> Result<()> {
 }
 
 /// One hook of a device, then both; and what keeps links when the agent is gone.
-fn unhook(bed: &Bed, kpx: &Agent<'_>, attach: &str) -> Result<()> {
-    let node = bed.node();
+fn unhook(fixture: &Fixture, kpx: &Agent<'_>, attach: &str) -> Result<()> {
+    let node = fixture.node();
     for device in ["p1a", "eth0"] {
         for hook in ["egress", "gress"] {
             let before = mended(kpx, "program")?;
@@ -63,41 +63,41 @@ fn unhook(bed: &Bed, kpx: &Agent<'_>, attach: &str) -> Result<()> {
         fs::remove_file(&pin)?;
         wait_until(PROMPT, "the pin is back", || Ok(pin.exists()))?;
     }
-    wait_until(PROMPT, "all are served", || Ok(bed.serves(&["p1a", "n1", "x"])))?;
+    wait_until(PROMPT, "all are served", || Ok(fixture.serves(&["p1a", "n1", "x"])))?;
     ensure!(kpx.log().contains("was taken off, attaching anew"), "{}", kpx.log());
     Ok(())
 }
 
-fn anchor(bed: &Bed, kpx: &Agent<'_>) -> Result<()> {
+fn anchor(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     for (times, undo) in
         [(1.0, "link del kpx0"), (2.0, "link set kpx0 down"), (3.0, "link set kpx1 down"), (4.0, "link del kpx1")]
     {
-        bed.node().ip(undo)?;
+        fixture.node().ip(undo)?;
         wait_until(PROMPT, &format!("the node is served after `{undo}`"), || {
-            Ok(mended(kpx, "anchor")? >= times && bed.serves(&["n1"]))
+            Ok(mended(kpx, "anchor")? >= times && fixture.serves(&["n1"]))
         })?;
         ensure!(mended(kpx, "anchor")? == times, "each is counted once");
     }
     Ok(())
 }
 
-fn ways(bed: &Bed, kpx: &Agent<'_>) -> Result<()> {
+fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     let before = (mended(kpx, "route")?, mended(kpx, "rule")?);
     for family in ["-4", "-6"] {
-        bed.node().exec(Command::new("ip").args([family, "route", "flush", "table", "all", "proto", "75"]))?;
+        fixture.node().exec(Command::new("ip").args([family, "route", "flush", "table", "all", "proto", "75"]))?;
     }
-    bed.node().ip("rule flush\nrule add lookup main pref 32766\nrule add lookup default pref 32767")?;
+    fixture.node().ip("rule flush\nrule add lookup main pref 32766\nrule add lookup default pref 32767")?;
     wait_until(PROMPT, "the ways are back", || {
-        let rules = bed.node().exec(Command::new("ip").arg("rule"))?;
+        let rules = fixture.node().exec(Command::new("ip").arg("rule"))?;
         let after = (mended(kpx, "route")?, mended(kpx, "rule")?);
         let counted = after.0 >= before.0 + 2.0 && after.1 > before.1;
-        Ok(counted && rules.lines().any(|rule| rule.starts_with("75:")) && bed.serves(&["n1"]))
+        Ok(counted && rules.lines().any(|rule| rule.starts_with("75:")) && fixture.serves(&["n1"]))
     })
 }
 
 /// As systemd-sysctl does it, with files of the distribution.
-fn parameters(bed: &Bed, kpx: &Agent<'_>) -> Result<()> {
-    let read = |key: &str| anyhow::Ok(bed.node().read(&format!("/proc/sys/net/{key}"))?.trim().to_owned());
+fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
+    let read = |key: &str| anyhow::Ok(fixture.node().read(&format!("/proc/sys/net/{key}"))?.trim().to_owned());
     ensure!(read("ipv4/ip_local_reserved_ports")? == RESERVED);
     let wanted = [
         ("ipv4/conf/lo/accept_local", "0", "1"),
@@ -108,7 +108,7 @@ fn parameters(bed: &Bed, kpx: &Agent<'_>) -> Result<()> {
     ];
     let before = mended(kpx, "sysctl")?;
     for (key, other, _) in wanted {
-        bed.node().sysctl(key, other)?;
+        fixture.node().sysctl(key, other)?;
     }
     wait_until(PROMPT, "the parameters are back", || {
         wanted.iter().try_fold(true, |all, (key, _, value)| anyhow::Ok(all && read(key)? == *value))

@@ -6,56 +6,56 @@ use testbed::agent::{Object, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
 
-use crate::host::bed::{Bed, DEADLINE, PORT, is_as_before, problem, route, state, unreachable};
+use crate::host::fixture::{DEADLINE, Fixture, PORT, is_as_before, problem, route, state, unreachable};
 
 #[test]
 fn backends_come_and_go_and_move() -> Result<()> {
-    let bed = Bed::start(Layout::Routed)?;
-    let c = &bed.lab.xl;
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
     let web = Service::new("web", 10, &["p1b"], PORT);
-    bed.put(&web)?;
-    let kpx = bed.outside(c, &["--pod-routes", "nodes"])?;
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
     for backends in [vec!["p1b"], vec!["p1b", "p2a"], vec!["p2b"], vec!["p1c"], vec!["n1", "p2a"]] {
         let at = || format!("{backends:?}");
-        bed.put(&web.backed_by(&backends))?;
-        bed.served_seeing(c, |family| web.frontend(family), &backends, Some(c.addrs)).with_context(at)?;
+        fixture.put(&web.backed_by(&backends))?;
+        fixture.served_seeing(c, |family| web.frontend(family), &backends, Some(c.addrs)).with_context(at)?;
     }
     // A connection outlives its backend's place in the service.
     let dial = Dial::new(Protocol::Tcp, web.frontend(Family::V4));
-    bed.put(&web.backed_by(&["p1b"]))?;
-    bed.served(c, |family| web.frontend(family), &["p1b"])?;
+    fixture.put(&web.backed_by(&["p1b"]))?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
     let mut connection = dial.connect(&c.ns)?;
-    bed.put(&web.backed_by(&["p2b"]))?;
-    bed.served(c, |family| web.frontend(family), &["p2b"])?;
+    fixture.put(&web.backed_by(&["p2b"]))?;
+    fixture.served(c, |family| web.frontend(family), &["p2b"])?;
     ensure!(connection.exchange(b"still there?")?.backend == "p1b");
-    bed.put(&web.backed_by(&[]))?;
-    bed.refused(c, |family| web.frontend(family))?;
+    fixture.put(&web.backed_by(&[]))?;
+    fixture.refused(c, |family| web.frontend(family))?;
     ensure!(problem(&kpx, "Service default/web")?.is_none(), "a service without endpoints is none of ours");
     kpx.stop()
 }
 
 #[test]
 fn routes_come_and_go() -> Result<()> {
-    let bed = Bed::start(Layout::Routed)?;
-    let (c, [n1, n2]) = (&bed.lab.xl, bed.lab.nodes());
+    let fixture = Fixture::start(Layout::Routed)?;
+    let (c, [n1, n2]) = (&fixture.lab.xl, fixture.lab.nodes());
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
-    bed.put(&web)?;
-    let kpx = bed.outside(c, &[])?;
-    bed.refused(c, |family| web.frontend(family))?;
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &[])?;
+    fixture.refused(c, |family| web.frontend(family))?;
     route(c, "add", n1)?;
-    bed.served(c, |family| web.frontend(family), &["p1b"])?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
     route(c, "add", n2)?;
-    bed.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
     wait_until(DEADLINE, "all is well", || Ok(unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true))?;
     // What forbids is no way, however narrow.
     route(c, "del", n1)?;
     let forbid = |verb: &str| c.ns.ip(&Family::ALL.map(|f| format!("route {verb} {}", n1.pod_net.cidr(f))).join("\n"));
     forbid("add unreachable")?;
-    bed.served(c, |family| web.frontend(family), &["p2a"])?;
+    fixture.served(c, |family| web.frontend(family), &["p2a"])?;
     forbid("del unreachable")?;
     // With the device routes go that nobody announces.
     c.ns.ip("link set eth0 down\nlink set eth0 up")?;
-    bed.refused(c, |family| web.frontend(family))?;
+    fixture.refused(c, |family| web.frontend(family))?;
     for family in Family::ALL {
         c.ns.ip(&format!(
             "addr replace {}/{} dev eth0 nodad",
@@ -64,19 +64,19 @@ fn routes_come_and_go() -> Result<()> {
         ))?;
     }
     [n1, n2].into_iter().try_for_each(|node| route(c, "replace", node))?;
-    bed.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
     [n1, n2].into_iter().try_for_each(|node| route(c, "del", node))?;
     kpx.stop()
 }
 
 #[test]
 fn the_hosts_address_changes() -> Result<()> {
-    let bed = Bed::start(Layout::Routed)?;
-    let c = &bed.lab.xl;
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
-    bed.put(&web)?;
-    let kpx = bed.outside(c, &["--pod-routes", "nodes"])?;
-    bed.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs))?;
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
+    fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs))?;
     let old = c.addrs;
     let new = testbed::lab::Dual { v4: "172.18.0.31".parse()?, v6: "fd00:172:18::31".parse()? };
     c.ns.ip(&format!(
@@ -86,22 +86,22 @@ fn the_hosts_address_changes() -> Result<()> {
          addr add {}/64 dev eth0 nodad",
         old.v4, old.v6, new.v4, new.v6
     ))?;
-    bed.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(new))?;
+    fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(new))?;
     kpx.stop()
 }
 
 #[test]
 fn policies_external_addresses_and_backends_of_the_hosts_own() -> Result<()> {
-    let bed = Bed::start(Layout::Routed)?;
-    let c = &bed.lab.xl;
-    bed.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
     let internal = Service::new("internal", 10, &["p1b"], PORT).local();
     let foreign = EXTERNAL.host(7);
     let own = EXTERNAL.host(8);
     let shop = Service::new("shop", 11, &["p2a"], PORT).external_ips(foreign);
     let taken = Service::new("taken", 12, &["p1b"], PORT).external_ips(own);
     let here = Service::new("here", 13, &["xl"], PORT);
-    [&internal, &shop, &taken, &here].into_iter().try_for_each(|service| bed.put(service))?;
+    [&internal, &shop, &taken, &here].into_iter().try_for_each(|service| fixture.put(service))?;
     c.add_addrs("eth0", own)?;
     c.ns.sysctl("ipv4/ip_forward", "1")?;
     c.ns.sysctl("ipv6/conf/all/forwarding", "1")?;
@@ -110,20 +110,20 @@ fn policies_external_addresses_and_backends_of_the_hosts_own() -> Result<()> {
         servers.serve_at(c, "own", (own.ip(family), 80).into())?;
     }
     let before = state(c)?;
-    let kpx = bed.outside(c, &[])?;
+    let kpx = fixture.outside(c, &[])?;
     // Nobody is local to a host outside, whatever its name.
-    bed.refused(c, |family| internal.frontend(family))?;
+    fixture.refused(c, |family| internal.frontend(family))?;
     // Not SCTP: its raw socket asks for a route without ports, by which the rules go.
     let external = |family| (foreign.ip(family), 80).into();
-    bed.served_over(&Protocol::COMMON, c, external, &["p2a"], Some(c.addrs))?;
-    bed.served(c, |family| here.frontend(family), &["xl"])?;
+    fixture.served_over(&Protocol::COMMON, c, external, &["p2a"], Some(c.addrs))?;
+    fixture.served(c, |family| here.frontend(family), &["xl"])?;
     // What listens at the host's own addresses stays reachable, from itself and from others.
-    bed.served(c, |family| (own.ip(family), 80).into(), &["own"])?;
+    fixture.served(c, |family| (own.ip(family), 80).into(), &["own"])?;
     let own_from_n1 = |f: Family| format!("route add {} via {}", own.ip(f), c.addrs.ip(f));
-    bed.lab.n1.host.ns.ip(&Family::ALL.map(own_from_n1).join("\n"))?;
-    bed.served(&bed.lab.n1.host, |family| (own.ip(family), 80).into(), &["own"])?;
+    fixture.lab.n1.host.ns.ip(&Family::ALL.map(own_from_n1).join("\n"))?;
+    fixture.served(&fixture.lab.n1.host, |family| (own.ip(family), 80).into(), &["own"])?;
     // A host outside serves nobody else.
-    nobody_else(&bed.lab.n1.host, c, &shop)?;
+    nobody_else(&fixture.lab.n1.host, c, &shop)?;
     kpx.stop()?;
     is_as_before(c, &before)
 }
@@ -147,15 +147,15 @@ fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
 
 #[test]
 fn who_has_routes_to_pods_needs_no_nodes() -> Result<()> {
-    let bed = Bed::start(Layout::Routed)?;
-    let c = &bed.lab.xl;
-    bed.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
     let web = Service::new("web", 10, &["p1b"], PORT);
-    bed.put(&web)?;
-    for node in bed.lab.nodes() {
-        bed.cluster.delete(&Object(json!({ "kind": "Node", "metadata": { "name": node.host.name } })))?;
+    fixture.put(&web)?;
+    for node in fixture.lab.nodes() {
+        fixture.cluster.delete(&Object(json!({ "kind": "Node", "metadata": { "name": node.host.name } })))?;
     }
-    let kpx = bed.outside(c, &[])?;
-    bed.served_seeing(c, |family| web.frontend(family), &["p1b"], Some(c.addrs))?;
+    let kpx = fixture.outside(c, &[])?;
+    fixture.served_seeing(c, |family| web.frontend(family), &["p1b"], Some(c.addrs))?;
     kpx.stop()
 }

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use testbed::agent::{Service, Source, binary, wait_until};
 use testbed::lab::{Family, Layout};
 
-use crate::host::bed::{Bed, DEADLINE, PORT, is_as_before, state};
+use crate::host::fixture::{DEADLINE, Fixture, PORT, is_as_before, state};
 
 const UNIT: &str = include_str!("../../../deploy/systemd/kpx.service");
 
@@ -32,13 +32,13 @@ fn systemd_takes_the_unit() -> Result<()> {
 /// it.
 #[test]
 fn the_capabilities_are_enough() -> Result<()> {
-    let bed = Bed::start(Layout::Routed)?;
-    let c = &bed.lab.xl;
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT).external_ips(testbed::lab::EXTERNAL.host(7));
-    bed.put(&web)?;
+    fixture.put(&web)?;
     let before = state(c)?;
-    let (dir, log) = (bed.lab.dir(), bed.lab.dir().join("unit.log"));
-    let config = configuration(dir, &c.ns.bpf_dir(), bed.cluster.source())?;
+    let (dir, log) = (fixture.lab.dir(), fixture.lab.dir().join("unit.log"));
+    let config = configuration(dir, &c.ns.bpf_dir(), fixture.cluster.source())?;
     let granted: Vec<String> = line("CapabilityBoundingSet=")?
         .split(' ')
         .map(|cap| format!("+{}", cap.replace("CAP_", "").to_lowercase()))
@@ -47,7 +47,7 @@ fn the_capabilities_are_enough() -> Result<()> {
     command.arg("--bounding-set").arg(format!("-all,{}", granted.join(","))).arg("--no-new-privs").arg(binary()?);
     command.arg("run").arg("--config").arg(config).stdout(Stdio::null()).stderr(File::create(&log)?);
     let mut child = c.ns.spawn(&mut command)?;
-    let served = bed.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs));
+    let served = fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs));
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)?;
     let mut ended = None;
     wait_until(DEADLINE, "kpx ends", || {
@@ -61,9 +61,9 @@ fn the_capabilities_are_enough() -> Result<()> {
     is_as_before(c, &before)
 }
 
-/// `host.yaml`, with the bed's kubeconfig, and routes through nodes.
+/// `host.yaml`, with the fixture's kubeconfig, and routes through nodes.
 fn configuration(dir: &Path, bpf_dir: &Path, source: Source<'_>) -> Result<std::path::PathBuf> {
-    let Source::Kubeconfig(kubeconfig) = source else { unreachable!("the bed has an API server") };
+    let Source::Kubeconfig(kubeconfig) = source else { unreachable!("the fixture has an API server") };
     let text = include_str!("../../../deploy/systemd/host.yaml");
     let ours = text.replace("/etc/kpx/kubeconfig", kubeconfig.to_str().context("a path in UTF-8")?);
     let ours = ours.replace("podRoutes: off", "podRoutes: nodes");

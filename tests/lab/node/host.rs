@@ -5,17 +5,17 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{Agent, wait_until};
 use testbed::netns::NetNs;
 
-use crate::node::kpx::{DEADLINE, Kpx, node};
+use crate::node::maps::DEADLINE;
 
 #[test]
 fn the_hosts_way_follows_objects_and_addresses() -> Result<()> {
-    let node = node("way")?;
+    let node = NetNs::machine("way")?;
     node.ip("rule add pref 75 to 203.0.113.9 lookup 99\nrule add pref 100 from 192.0.2.99 lookup 99")?;
     let before = state(&node)?;
-    let kpx = Kpx::start_healthy(&node, &[("shop", SHOP)], "--cleanup-on-exit")?;
+    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], "--cleanup-on-exit")?.healthy()?;
     let are = |want: &[&str]| wait_until(DEADLINE, &format!("rules {want:?}"), || Ok(frontends(&node)? == want));
     are(&SHOP_FRONTENDS)?;
     ensure!(way(&node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.1"));
@@ -47,11 +47,12 @@ fn the_hosts_way_follows_objects_and_addresses() -> Result<()> {
 
 #[test]
 fn what_a_killed_kpx_left_is_adopted_and_removed_in_the_end() -> Result<()> {
-    let node = node("left")?;
+    let node = NetNs::machine("left")?;
     let before = state(&node)?;
-    Kpx::start_healthy(&node, &[("shop", SHOP)], "")?.crash()?;
+    Agent::start_alone(&node, &[("shop", SHOP)], "")?.healthy()?.crash()?;
     ensure!(frontends(&node)? == SHOP_FRONTENDS, "{:?}", frontends(&node)?);
-    let kpx = Kpx::start_healthy(&node, &[("shop", &SHOP.replace("port: 53", "port: 54"))], "--cleanup-on-exit")?;
+    let kpx = Agent::start_alone(&node, &[("shop", &SHOP.replace("port: 53", "port: 54"))], "--cleanup-on-exit")?
+        .healthy()?;
     let want = SHOP_FRONTENDS.map(|frontend| frontend.replace("udp 53", "udp 54"));
     ensure!(frontends(&node)? == want, "{:?}", frontends(&node)?);
     kpx.stop()?;
@@ -61,17 +62,19 @@ fn what_a_killed_kpx_left_is_adopted_and_removed_in_the_end() -> Result<()> {
 
 #[test]
 fn more_frontends_than_rules_are_a_problem_that_says_how_many() -> Result<()> {
-    let node = node("many")?;
+    let node = NetNs::machine("many")?;
     let addrs: Vec<String> = (0..30).map(|n| format!("198.51.100.{n}")).collect();
     let ports: Vec<String> = (1..=10).map(|n| format!("{{ name: p{n}, port: {n} }}")).collect();
     let many = WITH_EXTERNAL_IPS.replace("IPS", &addrs.join(", ")).replace("PORTS", &ports.join(", "));
-    let kpx = Kpx::start(&node, &[("many", &many)], "")?;
+    let kpx = Agent::start_alone(&node, &[("many", &many)], "")?;
     wait_until(DEADLINE, "kpx says it", || {
         Ok(kpx.problem("rules' number")?.is_some_and(|why| why.contains("reach 44 external frontends only")))
     })?;
     ensure!(frontends(&node)?.len() == 256, "{}", frontends(&node)?.len());
     kpx.put("many", &WITH_EXTERNAL_IPS.replace("IPS", "198.51.100.1").replace("PORTS", "{ port: 80 }"))?;
-    wait_until(DEADLINE, "it is over", || Ok(kpx.status()?.healthy && frontends(&node)? == ["198.51.100.1 tcp 80"]))?;
+    wait_until(DEADLINE, "it is over", || {
+        Ok(kpx.typed_status()?.healthy && frontends(&node)? == ["198.51.100.1 tcp 80"])
+    })?;
     kpx.stop()
 }
 
@@ -81,10 +84,9 @@ fn without_ipv6_the_rest_works() -> Result<()> {
     for device in ["all", "default", "lo"] {
         node.sysctl(&format!("ipv6/conf/{device}/disable_ipv6"), "1")?;
     }
-    node.ip(
-        "link add eth0 type veth peer name wire\nlink set wire up\nlink set eth0 up\naddr add 192.0.2.1/24 dev eth0",
-    )?;
-    let kpx = Kpx::start_healthy(&node, &[("shop", SHOP)], "")?;
+    node.wire()?;
+    node.ip("addr add 192.0.2.1/24 dev eth0")?;
+    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], "")?.healthy()?;
     ensure!(frontends(&node)?.contains(&"203.0.113.7 tcp 443".to_owned()), "{:?}", frontends(&node)?);
     wait_until(DEADLINE, "the health check answers", || Ok(ask(&node, "192.0.2.1:32100").is_ok()))?;
     kpx.stop()
@@ -92,8 +94,9 @@ fn without_ipv6_the_rest_works() -> Result<()> {
 
 #[test]
 fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
-    let node = node("check")?;
-    let kpx = Kpx::start_healthy(&node, &[("shop", SHOP)], "--nodeport-addresses 192.0.2.0/24,2001:db8::/32")?;
+    let node = NetNs::machine("check")?;
+    let kpx =
+        Agent::start_alone(&node, &[("shop", SHOP)], "--nodeport-addresses 192.0.2.0/24,2001:db8::/32")?.healthy()?;
     let answers = |want: &str| wait_until(DEADLINE, want, || Ok(ask(&node, "192.0.2.1:32100")?.contains(want)));
     answers("HTTP/1.1 503 Service Unavailable")?;
     answers("\"localEndpoints\": 0")?;

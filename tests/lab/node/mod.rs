@@ -2,21 +2,21 @@
 
 mod connections;
 mod host;
-mod kpx;
+mod maps;
 mod reach;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use proxy_common::device::Node;
-use testbed::agent::wait_until;
+use testbed::agent::{Agent, wait_until};
 use testbed::netns::NetNs;
 
-use kpx::{DEADLINE, Kpx, node};
+use maps::{DEADLINE, own_addresses};
 
 #[test]
 fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices() -> Result<()> {
-    let node = node("addrs")?;
+    let node = NetNs::machine("addrs")?;
     node.ip("link add eth1 type veth peer name wire1
          addr add 10.1.0.1/16 dev eth1
          addr add 127.9.0.1/32 dev lo scope global")?;
@@ -28,24 +28,24 @@ fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices(
         ("--nodeport-addresses primary", "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*"),
         ("--nodeport-addresses primary --node-ip 10.1.0.1", "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1*"),
     ] {
-        let kpx = Kpx::start_healthy(&node, &[], arguments)?;
-        let found = kpx.own_addresses()?.join(" ");
+        let kpx = Agent::start_alone(&node, &[], arguments)?.healthy()?;
+        let found = own_addresses(&kpx)?.join(" ");
         ensure!(found == want, "{arguments}: {found}, not {want}");
         kpx.stop()?;
     }
 
-    let kpx = Kpx::start_healthy(&node, &[], "--nodeport-addresses 192.0.2.0/24")?;
+    let kpx = Agent::start_alone(&node, &[], "--nodeport-addresses 192.0.2.0/24")?.healthy()?;
     let mut delays = Vec::new();
     for _ in 0..3 {
         node.ip("addr add 192.0.2.2/24 dev eth0")?;
         let since = Instant::now();
         wait_until(DEADLINE, "the new address takes node ports", || {
-            Ok(kpx.own_addresses()?.contains(&"192.0.2.2*".to_owned()))
+            Ok(own_addresses(&kpx)?.contains(&"192.0.2.2*".to_owned()))
         })?;
         delays.push(since.elapsed());
         node.ip("addr del 192.0.2.2/24 dev eth0")?;
         wait_until(DEADLINE, "the address is forgotten", || {
-            Ok(!kpx.own_addresses()?.contains(&"192.0.2.2*".to_owned()))
+            Ok(!own_addresses(&kpx)?.contains(&"192.0.2.2*".to_owned()))
         })?;
     }
     delays.sort();
@@ -56,9 +56,9 @@ fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices(
 
 #[test]
 fn the_primary_address_takes_its_node_ports_along() -> Result<()> {
-    let node = node("primary")?;
-    let kpx = Kpx::start_healthy(&node, &[("n1", N1)], "--nodeport-addresses primary")?;
-    let are = |want: &str| wait_until(DEADLINE, want, || Ok(kpx.own_addresses()?.join(" ") == want));
+    let node = NetNs::machine("primary")?;
+    let kpx = Agent::start_alone(&node, &[("n1", N1)], "--nodeport-addresses primary")?.healthy()?;
+    let are = |want: &str| wait_until(DEADLINE, want, || Ok(own_addresses(&kpx)?.join(" ") == want));
     are("192.0.2.1* fd00::1*")?;
     node.ip("addr add 192.0.2.7/24 dev eth0")?;
     are("192.0.2.1* 192.0.2.7 fd00::1*")?;
@@ -69,7 +69,7 @@ fn the_primary_address_takes_its_node_ports_along() -> Result<()> {
 
 #[test]
 fn flags_reach_the_programs() -> Result<()> {
-    let node = node("flags")?;
+    let node = NetNs::machine("flags")?;
     let pod = NetNs::create(format!("kpx-{}-flags-pod", std::process::id()))?;
     node.ip(&format!(
         "link add cni0 type bridge
@@ -107,8 +107,8 @@ fn flags_reach_the_programs() -> Result<()> {
             &["eth0"],
         ),
     ] {
-        let kpx = Kpx::start_healthy(&node, &[("n1", N1)], arguments)?;
-        let found = (kpx.flags(FLAGS)?, kpx.nets("PODS")?, kpx.detected()?);
+        let kpx = Agent::start_alone(&node, &[("n1", N1)], arguments)?.healthy()?;
+        let found = (maps::flags(&kpx, FLAGS)?, maps::nets(&kpx, "PODS")?, maps::detected(&kpx)?);
         ensure!(found.0 == flags && found.1 == pods && found.2 == detected, "{arguments}: {found:?}");
         kpx.stop()?;
     }
@@ -117,22 +117,22 @@ fn flags_reach_the_programs() -> Result<()> {
 
 #[test]
 fn pod_cidrs_are_waited_for_and_their_change_ends_kpx() -> Result<()> {
-    let node = node("podcidr")?;
+    let node = NetNs::machine("podcidr")?;
     let without = N1.replace("podCIDRs: [10.244.1.0/24]", "{}").replace("spec: { {} }", "spec: {}");
-    let mut kpx = Kpx::start(&node, &[("n1", &without), ("web", WEB)], "--detect-local-mode NodeCIDR")?;
+    let mut kpx = Agent::start_alone(&node, &[("n1", &without), ("web", WEB)], "--detect-local-mode NodeCIDR")?;
     wait_until(DEADLINE, "kpx says what it waits for", || {
         Ok(kpx.problem("local pods")?.is_some_and(|why| why.contains("no podCIDRs yet")))
     })?;
-    let status = kpx.status()?;
+    let status = kpx.typed_status()?;
     ensure!(status.complete && !status.healthy && status.syncs == 0, "{status:?}");
-    ensure!(kpx.nets("PODS")?.is_empty() && kpx.nets("SERVICE_CIDRS")?.is_empty());
+    ensure!(maps::nets(&kpx, "PODS")?.is_empty() && maps::nets(&kpx, "SERVICE_CIDRS")?.is_empty());
 
     kpx.put("n1", N1)?;
-    wait_until(DEADLINE, "kpx is healthy", || Ok(kpx.status()?.healthy))?;
-    ensure!(kpx.nets("PODS")? == ["10.244.1.0/24"] && kpx.status()?.syncs == 1);
+    wait_until(DEADLINE, "kpx is healthy", || Ok(kpx.typed_status()?.healthy))?;
+    ensure!(maps::nets(&kpx, "PODS")? == ["10.244.1.0/24"] && kpx.typed_status()?.syncs == 1);
 
     kpx.put("n1", &N1.replace("10.244.1.0", "10.244.2.0"))?;
-    let end = kpx.ended()?;
+    let end = kpx.ended(DEADLINE)?;
     ensure!(end.code() == Some(1), "{end}");
     ensure!(kpx.log().contains("podCIDRs have changed from [10.244.1.0/24] to [10.244.2.0/24]"), "{}", kpx.log());
     Ok(())
@@ -140,10 +140,11 @@ fn pod_cidrs_are_waited_for_and_their_change_ends_kpx() -> Result<()> {
 
 #[test]
 fn ranges_of_cluster_ips_are_those_of_the_objects_or_of_the_operator() -> Result<()> {
-    let node = node("cidrs")?;
-    let kpx = Kpx::start_healthy(&node, &[("web", WEB)], "")?;
-    ensure!(kpx.nets("SERVICE_CIDRS")?.is_empty(), "nobody has said which");
-    let are = |want: &[&str]| wait_until(DEADLINE, &format!("{want:?}"), || Ok(kpx.nets("SERVICE_CIDRS")? == want));
+    let node = NetNs::machine("cidrs")?;
+    let kpx = Agent::start_alone(&node, &[("web", WEB)], "")?.healthy()?;
+    ensure!(maps::nets(&kpx, "SERVICE_CIDRS")?.is_empty(), "nobody has said which");
+    let are =
+        |want: &[&str]| wait_until(DEADLINE, &format!("{want:?}"), || Ok(maps::nets(&kpx, "SERVICE_CIDRS")? == want));
     kpx.put("cidr", SERVICE_CIDR)?;
     are(&["10.96.0.0/16", "fd00:10::/108"])?;
     kpx.put("cidr", &SERVICE_CIDR.replace(", fd00:10::/108", ""))?;
@@ -152,8 +153,9 @@ fn ranges_of_cluster_ips_are_those_of_the_objects_or_of_the_operator() -> Result
     are(&[])?;
     kpx.stop()?;
 
-    let kpx = Kpx::start_healthy(&node, &[("web", WEB), ("cidr", SERVICE_CIDR)], "--service-cidr 10.96.0.0/12")?;
-    ensure!(kpx.nets("SERVICE_CIDRS")? == ["10.96.0.0/12"]);
+    let kpx =
+        Agent::start_alone(&node, &[("web", WEB), ("cidr", SERVICE_CIDR)], "--service-cidr 10.96.0.0/12")?.healthy()?;
+    ensure!(maps::nets(&kpx, "SERVICE_CIDRS")? == ["10.96.0.0/12"]);
     kpx.stop()
 }
 

@@ -5,22 +5,22 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{Agent, wait_until};
 use testbed::netns::NetNs;
 
-use crate::node::kpx::{DEADLINE, Kpx, node};
+use crate::node::maps::DEADLINE;
 
 #[test]
 fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
     for rp_filter in ["0", "1", "2"] {
-        let node = node(&format!("reach{rp_filter}"))?;
+        let node = NetNs::machine(&format!("reach{rp_filter}"))?;
         for device in ["all", "default", "eth0", "lo"] {
             node.sysctl(&format!("ipv4/conf/{device}/rp_filter"), rp_filter)?;
         }
         // What no route leads to, rp_filter finds nowhere but behind our rules.
         node.ip("route del default via 192.0.2.254\nroute del default via fd00::fe")?;
         let pod = pod(&node)?;
-        let kpx = Kpx::start_healthy(&node, &[("shop", SHOP), ("slices", SLICES)], "")?;
+        let kpx = Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;
         serve(&pod)?;
         for to in ["10.96.0.20:443", "203.0.113.7:443", "[2001:db8::7]:443", "192.0.2.1:30443", "[fd00::1]:30443"] {
             let answer = dial(&node, to).with_context(|| format!("rp_filter {rp_filter}, {to}"))?;

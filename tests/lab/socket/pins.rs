@@ -7,39 +7,39 @@ use testbed::agent::{binary, wait_until};
 use testbed::echo::Protocol;
 use testbed::lab::Family;
 
-use crate::socket::bed::{Bed, DEADLINE, NODE, web};
+use crate::socket::fixture::{DEADLINE, Fixture, NODE, web};
 
 const ALL: [&str; 8] = ["connect4", "connect6", "getpeer4", "getpeer6", "recvmsg4", "recvmsg6", "sendmsg4", "sendmsg6"];
 
 #[test]
 fn sockets_are_served_without_an_agent_and_by_the_next_until_it_is_told_otherwise() -> Result<()> {
-    let bed = Bed::start()?;
-    let dial = |want| bed.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), want);
-    let agent = bed.agent("host", &["--socket-lb-udp"])?;
-    ensure!(bed.pins()? == ALL, "{:?}", bed.pins()?);
+    let fixture = Fixture::start()?;
+    let dial = |want| fixture.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), want);
+    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+    ensure!(fixture.pins()? == ALL, "{:?}", fixture.pins()?);
     let mut open = dial(true)?;
     drop(agent); // By SIGKILL.
     dial(true).context("nobody runs")?;
 
-    let agent = bed.agent("host", &[])?;
-    ensure!(bed.pins()? == ALL[..4], "{:?}", bed.pins()?);
+    let agent = fixture.agent("host", &[])?;
+    ensure!(fixture.pins()? == ALL[..4], "{:?}", fixture.pins()?);
     dial(true).context("the next runs")?;
     open.connection.exchange(b"still there?")?;
     let [_, peer] = open.connection.ends()?;
     ensure!(peer == web().frontend(Family::V4), "of an earlier agent's: {peer}");
     drop(agent);
 
-    let agent = bed.agent_with(&[])?;
-    ensure!(bed.pins()?.is_empty(), "{:?}", bed.pins()?);
+    let agent = fixture.kpx(&[])?;
+    ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
     dial(false).context("the next is told nothing of sockets")?;
     open.connection.exchange(b"still there?")?;
     drop(agent);
 
-    let agent = bed.agent("host", &[])?;
+    let agent = fixture.agent("host", &[])?;
     dial(true)?;
     let run_dir = agent.run_dir().to_owned();
     drop(agent);
-    let node = &bed.lab.host(NODE).ns;
+    let node = &fixture.lab.host(NODE).ns;
     let mut cleanup = Command::new(binary()?);
     cleanup.arg("cleanup").arg("--run-dir").arg(&run_dir).arg("--bpf-dir").arg(node.bpf_dir());
     let mut said = String::new();
@@ -49,23 +49,23 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_it_is_told_otherwis
     })?;
     ensure!(said.contains("the link socket-connect4"), "{said}");
     open.connection.exchange(b"still there?")?;
-    bed.agent("host", &["--cleanup-on-exit"])?.stop()?;
+    fixture.agent("host", &["--cleanup-on-exit"])?.stop()?;
     ensure!(!node.bpf_dir().exists());
     Ok(())
 }
 
 #[test]
 fn what_somebody_takes_off_comes_back() -> Result<()> {
-    let bed = Bed::start()?;
-    let _agent = bed.agent("host", &["--iptables-sync-period", "1s", "--iptables-min-sync-period", "0s"])?;
-    let pin = bed.lab.host(NODE).ns.bpf_dir().join("v2/links/socket-connect4");
+    let fixture = Fixture::start()?;
+    let _agent = fixture.agent("host", &["--iptables-sync-period", "1s", "--iptables-min-sync-period", "0s"])?;
+    let pin = fixture.lab.host(NODE).ns.bpf_dir().join("v2/links/socket-connect4");
     std::fs::remove_file(&pin)?;
     wait_until(DEADLINE, "it is pinned again", || Ok(pin.exists()))?;
-    bed.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), true)?;
+    fixture.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), true)?;
     Ok(())
 }
 
-impl Bed {
+impl Fixture {
     /// Of links to cgroups, by the calls that they meet.
     pub(crate) fn pins(&self) -> Result<Vec<String>> {
         let dir = self.lab.host(NODE).ns.bpf_dir().join("v2/links");

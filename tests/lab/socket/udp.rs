@@ -9,37 +9,37 @@ use testbed::agent::{Service, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
-use crate::socket::bed::{Bed, DEADLINE, NODE, PORT, count, web};
+use crate::socket::fixture::{DEADLINE, Fixture, NODE, PORT, count, web};
 
 const UDP: Protocol = Protocol::Udp;
 
 #[test]
 fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
-    let bed = Bed::start()?;
+    let fixture = Fixture::start()?;
     let empty = Service::new("empty", 12, &[], PORT);
-    bed.put(&empty)?;
-    let agent = bed.agent("host", &["--socket-lb-udp"])?;
+    fixture.put(&empty)?;
+    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
     let (mut connected, mut loose) = (Vec::new(), Vec::new());
     for family in Family::ALL {
         let to = web().frontend(family);
         let backends: Result<BTreeSet<String>> =
-            (0..32).map(|_| Ok(bed.reaches(NODE, UDP, to, true)?.backend)).collect();
+            (0..32).map(|_| Ok(fixture.reaches(NODE, UDP, to, true)?.backend)).collect();
         ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
-        connected.push((to, bed.reaches(NODE, UDP, to, true)?));
-        loose.push(bed.loose(to)?);
+        connected.push((to, fixture.reaches(NODE, UDP, to, true)?));
+        loose.push(fixture.loose(to)?);
         // Connected, and says all the same whom it asks: it takes answers from the backend that it was connected to.
         for _ in 0..16 {
-            let named = bed.loose(to)?;
+            let named = fixture.loose(to)?;
             named.socket.connect(to)?;
             named.ask().context("connected, and named")?;
         }
-        let error = bed.loose(empty.frontend(family))?.ask().err().context("nobody serves")?;
+        let error = fixture.loose(empty.frontend(family))?.ask().err().context("nobody serves")?;
         ensure!(error.kind() == ErrorKind::ConnectionRefused, "{error}");
     }
     let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };
     let mapped = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port());
-    bed.reaches(NODE, UDP, mapped, true)?;
-    loose.push(bed.loose(mapped)?);
+    fixture.reaches(NODE, UDP, mapped, true)?;
+    loose.push(fixture.loose(mapped)?);
     let mut before = Vec::new();
     for client in &loose {
         let first = client.ask()?;
@@ -51,7 +51,7 @@ fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
     ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
 
     // Those who have p1b must have another one, and nobody else.
-    bed.put(&web().backed_by(&["p2a"]))?;
+    fixture.put(&web().backed_by(&["p2a"]))?;
     for (client, before) in loose.iter().zip(before) {
         wait_until(DEADLINE, "p2a serves", || Ok(client.ask()? == "p2a")).with_context(|| format!("from {before}"))?;
     }
@@ -64,7 +64,7 @@ fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
             connection.exchange(b"hello").context("its backend serves on")?;
         }
         // The families' endpoints come one after the other.
-        let moved = || Ok(bed.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
+        let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
         wait_until(DEADLINE, "who connects anew is led to p2a", moved)?;
     }
     Ok(())
@@ -76,7 +76,7 @@ struct Loose {
     to: SocketAddr,
 }
 
-impl Bed {
+impl Fixture {
     fn loose(&self, to: SocketAddr) -> Result<Loose> {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = self.lab.host(NODE).ns.run(|| UdpSocket::bind((any, 0)))?;

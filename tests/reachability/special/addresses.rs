@@ -12,8 +12,8 @@ use testbed::capture::{Capture, Checksums};
 use testbed::echo::{Dial, Protocol, pattern};
 use testbed::lab::{Family, Node};
 
-use crate::bed::{Bed, combinations};
 use crate::cell::{Expect, To, same, spare};
+use crate::fixture::{Fixture, combinations};
 use crate::services::{external_ip, frontend, health_check_port, index, node_port, vip};
 
 /// From a new address to the first answer.
@@ -23,47 +23,47 @@ const LEARNT: Duration = Duration::from_secs(10);
 /// A fault of the socket itself, or none.
 const SOON: Duration = Duration::from_millis(400);
 
-pub(super) fn bound(bed: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn bound(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     let loopback = match family {
         Family::V4 => Ipv4Addr::LOCALHOST.into(),
         Family::V6 => Ipv6Addr::LOCALHOST.into(),
     };
     let dial = Dial::new(protocol, frontend("p1b", family));
-    bed.is_silent("n1", dial.source_ip(loopback))?;
-    bed.is_silent("n1", dial.device("eth0"))
+    fixture.is_silent("n1", dial.source_ip(loopback))?;
+    fixture.is_silent("n1", dial.device("eth0"))
 }
 
-pub(super) fn comes_and_goes(bed: &Bed) -> Result<()> {
-    let (n1, addrs) = (&bed.lab.n1.host, spare(1));
+pub(super) fn comes_and_goes(fixture: &Fixture) -> Result<()> {
+    let (n1, addrs) = (&fixture.lab.n1.host, spare(1));
     let to = |family| SocketAddr::new(addrs.ip(family), node_port(index("p1b")));
     let dial = |protocol, family| Dial::new(protocol, to(family)).deadline(SOON);
     for (protocol, family) in combinations() {
-        bed.is_silent("x", dial(protocol, family)).context("before")?;
+        fixture.is_silent("x", dial(protocol, family)).context("before")?;
     }
     n1.add_addrs("eth0", addrs)?;
     let started = Instant::now();
     for (protocol, family) in combinations() {
         wait_until(PROMPT.saturating_sub(started.elapsed()), &format!("{} answers, {protocol}", to(family)), || {
-            Ok(dial(protocol, family).exchange(&bed.lab.x.ns, b"?").is_ok_and(|answer| answer.backend == "p1b"))
+            Ok(dial(protocol, family).exchange(&fixture.lab.x.ns, b"?").is_ok_and(|answer| answer.backend == "p1b"))
         })?;
     }
     n1.del_addrs("eth0", addrs)?;
     for (protocol, family) in combinations() {
         wait_until(PROMPT, &format!("{} is silent again, {protocol}", to(family)), || {
-            Ok(dial(protocol, family).exchange(&bed.lab.x.ns, b"?").is_err())
+            Ok(dial(protocol, family).exchange(&fixture.lab.x.ns, b"?").is_err())
         })?;
     }
     Ok(())
 }
 
 /// Pods and processes of the node are served on the spot.
-pub(super) fn stays(bed: &Bed) -> Result<()> {
-    let capture = Capture::start(&bed.lab.fabric)?;
+pub(super) fn stays(fixture: &Fixture) -> Result<()> {
+    let capture = Capture::start(&fixture.lab.fabric)?;
     for service in ["p1b", "p2a", "p2a-local"] {
         for (protocol, family) in combinations() {
             for addrs in [vip(index(service)), external_ip(index(service))] {
                 for client in ["p1a", "n1"] {
-                    bed.dial(client, Dial::new(protocol, (addrs.ip(family), SERVICE_PORT).into()))?;
+                    fixture.dial(client, Dial::new(protocol, (addrs.ip(family), SERVICE_PORT).into()))?;
                 }
             }
         }
@@ -82,8 +82,8 @@ pub(super) fn stays(bed: &Bed) -> Result<()> {
 }
 
 /// What a load balancer outside asks each node.
-pub(super) fn health_check(bed: &Bed) -> Result<()> {
-    let [n1, n2] = bed.lab.nodes();
+pub(super) fn health_check(fixture: &Fixture) -> Result<()> {
+    let [n1, n2] = fixture.lab.nodes();
     for (service, node, local) in [
         ("p1b-local", n1, 1),
         ("p1b-local", n2, 0),
@@ -92,16 +92,16 @@ pub(super) fn health_check(bed: &Bed) -> Result<()> {
         ("nowhere-local", n1, 0),
     ] {
         for family in Family::ALL {
-            is_health(bed, service, node, family, local)
+            is_health(fixture, service, node, family, local)
                 .with_context(|| format!("health of {service} at {}, {family}", node.host.name))?;
         }
     }
     Ok(())
 }
 
-fn is_health(bed: &Bed, service: &str, node: &Node, family: Family, local: u64) -> Result<()> {
+fn is_health(fixture: &Fixture, service: &str, node: &Node, family: Family, local: u64) -> Result<()> {
     let to = SocketAddr::new(node.host.addrs.ip(family), health_check_port(index(service)));
-    let answer = bed.lab.x.ns.run(|| -> Result<String> {
+    let answer = fixture.lab.x.ns.run(|| -> Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, PROMPT)?;
         stream.set_read_timeout(Some(PROMPT))?;
         write!(stream, "GET /healthz HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
@@ -120,7 +120,7 @@ fn is_health(bed: &Bed, service: &str, node: &Node, family: Family, local: u64) 
 }
 
 /// 1 MB to and fro; who sends too much learns it by an ICMP error that names addresses of the other side of kpx.
-pub(super) fn narrow(bed: &Bed) -> Result<()> {
+pub(super) fn narrow(fixture: &Fixture) -> Result<()> {
     let frontends = [
         ("x", To::LoadBalancer, "p1b"),
         ("x", To::LoadBalancer, "p2a"),
@@ -138,13 +138,13 @@ pub(super) fn narrow(bed: &Bed) -> Result<()> {
         ("n1", To::NodePort("n1"), "ext"),
     ];
     let transfer = |client: &'static str, to: To, service: &'static str, family| -> Result<()> {
-        let to = same("L15", client, to, service, Expect::Silence).addr(bed.lab, family);
+        let to = same("L15", client, to, service, Expect::Silence).addr(fixture.lab, family);
         let answer =
-            Dial::new(Protocol::Tcp, to).deadline(LEARNT).exchange(&bed.lab.host(client).ns, &pattern(1 << 20));
+            Dial::new(Protocol::Tcp, to).deadline(LEARNT).exchange(&fixture.lab.host(client).ns, &pattern(1 << 20));
         answer.with_context(|| format!("{client} dials {service} at {to}")).map(drop)
     };
     let checked = frontends.into_iter().try_for_each(|(client, to, service)| -> Result<()> {
-        bed.lab.set_narrow(true)?; // Makes all forget what the last transfers taught them.
+        fixture.lab.set_narrow(true)?; // Makes all forget what the last transfers taught them.
         // The families learn apart.
         let [v4, v6] = thread::scope(|scope| {
             Family::ALL
@@ -153,6 +153,6 @@ pub(super) fn narrow(bed: &Bed) -> Result<()> {
         });
         v4.and(v6)
     });
-    bed.lab.set_narrow(false)?;
+    fixture.lab.set_narrow(false)?;
     checked
 }

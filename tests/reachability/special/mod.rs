@@ -13,8 +13,8 @@ use anyhow::{Result, anyhow};
 use testbed::echo::Protocol;
 use testbed::lab::Family;
 
-use crate::bed::{Bed, combinations};
-use crate::tally::Tally;
+use crate::fixture::{Fixture, combinations};
+use crate::results::Results;
 
 pub(crate) struct Special {
     pub(crate) id: &'static str,
@@ -24,11 +24,11 @@ pub(crate) struct Special {
 
 /// What is run for each protocol and family by itself, or for all of them at once.
 enum Check {
-    Each(fn(&Bed, Protocol, Family) -> Result<()>),
+    Each(fn(&Fixture, Protocol, Family) -> Result<()>),
     /// Where a change of the cluster, or time that passes, would be the same for each of them.
-    Together(fn(&Bed) -> Result<()>),
+    Together(fn(&Fixture) -> Result<()>),
     /// As well, and time is most of it: it passes while those are run of which each is run by itself.
-    Waiting(fn(&Bed) -> Result<()>),
+    Waiting(fn(&Fixture) -> Result<()>),
 }
 use Check::{Each, Together, Waiting};
 
@@ -75,24 +75,24 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("D16", "least-connections: not the loaded one", Together(balance::least_connections)),
 ];
 
-pub(crate) fn run(bed: &Bed, tally: &mut Tally) {
+pub(crate) fn run(fixture: &Fixture, results: &mut Results) {
     const ALL: &str = "all protocols and families";
     let mut add = |special: &Special, combination: &str, result| {
         let Special { id, what, .. } = special;
-        tally.add(id, &format!("{id}: {what}, {combination}, {:?}", bed.lab.layout), result);
+        results.add(id, &format!("{id}: {what}, {combination}, {:?}", fixture.lab.layout), result);
     };
     thread::scope(|scope| {
         let waiting: Vec<_> = SPECIALS
             .iter()
             .filter_map(|special| match special.check {
-                Waiting(check) => Some((special, scope.spawn(move || check(bed)))),
+                Waiting(check) => Some((special, scope.spawn(move || check(fixture)))),
                 Each(_) | Together(_) => None,
             })
             .collect();
         for special in SPECIALS {
             if let Each(check) = special.check {
                 for (protocol, family) in combinations() {
-                    add(special, &format!("{protocol} {family}"), check(bed, protocol, family));
+                    add(special, &format!("{protocol} {family}"), check(fixture, protocol, family));
                 }
             }
         }
@@ -102,7 +102,7 @@ pub(crate) fn run(bed: &Bed, tally: &mut Tally) {
     });
     for special in SPECIALS {
         if let Together(check) = special.check {
-            add(special, ALL, check(bed));
+            add(special, ALL, check(fixture));
         }
     }
 }

@@ -7,15 +7,19 @@ use anyhow::{Context, Result, ensure};
 use testbed::echo::{Answer, Connection, Dial, Protocol, pattern};
 use testbed::lab::{Family, Lab};
 
-use crate::bed::{Bed, afresh, fresh_ports};
 use crate::cell::{Expect, To, same};
+use crate::fixture::{Fixture, afresh, fresh_ports};
 use crate::services::{PORT, frontend, index, node_port};
 
-pub(super) fn local_neighbour_unknown(Bed { lab, .. }: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn local_neighbour_unknown(Fixture { lab, .. }: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     dial_without_neighbours(lab, "p1b", protocol, family)
 }
 
-pub(super) fn remote_neighbour_unknown(Bed { lab, .. }: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn remote_neighbour_unknown(
+    Fixture { lab, .. }: &Fixture,
+    protocol: Protocol,
+    family: Family,
+) -> Result<()> {
     dial_without_neighbours(lab, "p2a", protocol, family)
 }
 
@@ -29,42 +33,42 @@ fn dial_without_neighbours(lab: &Lab, service: &str, protocol: Protocol, family:
     Ok(())
 }
 
-pub(super) fn two_services(Bed { lab, .. }: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn two_services(Fixture { lab, .. }: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     stay_apart(lab, protocol, [("p1a", frontend("p1b", family)), ("p1a", frontend("p1b-too", family))])
 }
 
-pub(super) fn service_and_direct(Bed { lab, .. }: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn service_and_direct(Fixture { lab, .. }: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     let direct = SocketAddr::new(lab.host("p1b").addrs.ip(family), PORT);
     stay_apart(lab, protocol, [("p1a", frontend("p1b", family)), ("p1a", direct)])
 }
 
-pub(super) fn masqueraded_and_host(Bed { lab, .. }: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn masqueraded_and_host(Fixture { lab, .. }: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     stay_apart(lab, protocol, [("n1", frontend("n2", family)), ("p1a", frontend("n2", family))])
 }
 
 /// The nodes cannot tell them from two clients behind one NAT.
-pub(super) fn two_nodes(bed: &Bed, protocol: Protocol, family: Family) -> Result<()> {
-    let to = |node| same("N18", "x", To::NodePort(node), "p2a", Expect::Silence).addr(bed.lab, family);
-    stay_apart(bed.lab, protocol, [("x", to("n1")), ("x", to("n2"))])
+pub(super) fn two_nodes(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
+    let to = |node| same("N18", "x", To::NodePort(node), "p2a", Expect::Silence).addr(fixture.lab, family);
+    stay_apart(fixture.lab, protocol, [("x", to("n1")), ("x", to("n2"))])
 }
 
-pub(super) fn two_frontends(bed: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn two_frontends(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     for service in ["p1b", "p2a"] {
-        let to = |to| same("N18", "x", to, service, Expect::Silence).addr(bed.lab, family);
-        stay_apart(bed.lab, protocol, [("x", to(To::NodePort("n1"))), ("x", to(To::LoadBalancer))])?;
+        let to = |to| same("N18", "x", to, service, Expect::Silence).addr(fixture.lab, family);
+        stay_apart(fixture.lab, protocol, [("x", to(To::NodePort("n1"))), ("x", to(To::LoadBalancer))])?;
     }
     Ok(())
 }
 
 /// Its answers come to the node at a port that is a service's, too. See `NOT_RUN` for UDP.
-pub(super) fn masqueraded_to_node_port(bed: &Bed, protocol: Protocol, family: Family) -> Result<()> {
+pub(super) fn masqueraded_to_node_port(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     if protocol == Protocol::Udp {
         return Ok(());
     }
-    let to = SocketAddr::new(bed.lab.ext.addrs.ip(family), PORT);
+    let to = SocketAddr::new(fixture.lab.ext.addrs.ip(family), PORT);
     let node_port = node_port(index("p1b"));
-    let answer = bed.dial("p1a", Dial::new(protocol, to).source_port(node_port))?;
-    let expected = SocketAddr::new(bed.lab.n1.host.addrs.ip(family), node_port);
+    let answer = fixture.dial("p1a", Dial::new(protocol, to).source_port(node_port))?;
+    let expected = SocketAddr::new(fixture.lab.n1.host.addrs.ip(family), node_port);
     ensure!(answer.source == expected, "ext sees {}, not {expected}: the CNI did not keep the port", answer.source);
     Ok(())
 }

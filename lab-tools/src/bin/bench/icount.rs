@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lab_tools::bench::{Bed, Mode, Path, Sample, Skipped, Variant};
+use lab_tools::bench::{Fixture, Mode, Path, Sample, Skipped, Variant};
 use testbed::lab::{Lab, Layout};
 
 use crate::machine::Machine;
@@ -53,9 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
     let path = Path::Local;
     let lab = Lab::start(Layout::Routed)?;
-    let bed = Bed::start(&lab, variant, services, None)?;
-    bed.prove(path)?;
-    let slice = bed.slice(path, Duration::from_millis(args.slice));
+    let fixture = Fixture::start(&lab, variant, services, None)?;
+    fixture.prove(path)?;
+    let slice = fixture.slice(path, Duration::from_millis(args.slice));
     for round in 0..args.rounds {
         for mode in MODES {
             let done = slice.run(mode)?;

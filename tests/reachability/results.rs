@@ -10,13 +10,13 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use super::table::{ABOUT, NOT_RUN};
 
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct Results {
     /// By cell: rows that passed, rows in all.
     cells: BTreeMap<&'static str, (u32, u32)>,
     failures: Vec<String>,
 }
 
-impl Tally {
+impl Results {
     pub(crate) fn add(&mut self, cell: &'static str, row: &str, result: Result<()>) {
         let (passed, all) = self.cells.entry(cell).or_default();
         *all += 1;
@@ -35,7 +35,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
         table.load_preset(UTF8_FULL_CONDENSED).set_header(["cell", "what", "passed", "rows"]);

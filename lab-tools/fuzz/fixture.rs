@@ -19,9 +19,9 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::Guest;
 use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
+use testbed::reference::cluster::Cluster;
 use testbed::reference::node::Node;
 use testbed::reference::place::Device;
-use testbed::reference::world::World;
 use testbed::test_run::{Bench, Verdict};
 
 use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
@@ -34,7 +34,7 @@ const CB: usize = 48;
 const GSO_SEGS: usize = 164;
 const SK_BUFF_LEN: usize = 192;
 
-pub(crate) struct Bed {
+pub(crate) struct Fixture {
     node: Node,
     /// Packets of open connections skip the stack.
     pub(crate) is_fast: bool,
@@ -73,15 +73,16 @@ struct Entry {
     said: Option<(bool, bool, bool, bool, bool, u32)>,
 }
 
-impl Bed {
+impl Fixture {
     pub(crate) fn new(is_fast: bool) -> Result<Self> {
         let sizes = Sizes { flows: Some(1 << 16), ..Sizes::default() };
         let node = Node::new("here", Options { sizes, fast_path: is_fast, ..Options::default() })?;
         let (v4, v6) = (Tables::new(&node.bench, &IPV4)?, Tables::new(&node.bench, &IPV6)?);
         let clock = Clock { told: node.bench.map(INGRESS, CLOCK)?.try_into()?, second: 0 };
-        let mut bed = Self { node, is_fast, v4, v6, clock, counts: Counts::default(), out: vec![0; 1 << 14], cb: 0 };
-        bed.counts = bed.read_counts()?;
-        Ok(bed)
+        let mut fixture =
+            Self { node, is_fast, v4, v6, clock, counts: Counts::default(), out: vec![0; 1 << 14], cb: 0 };
+        fixture.counts = fixture.read_counts()?;
+        Ok(fixture)
     }
 
     /// Runs the program at the packet's hook on it. And the second at which it ran, if that can be told.
@@ -123,9 +124,9 @@ impl Bed {
         Ok((got, second))
     }
 
-    /// Makes the objects and the node what they are in `world`.
-    pub(crate) fn enter(&mut self, world: &World) -> Result<()> {
-        self.node.enter(world)?;
+    /// Makes the objects and the node what they are in `cluster`.
+    pub(crate) fn enter(&mut self, cluster: &Cluster) -> Result<()> {
+        self.node.enter(cluster)?;
         if self.is_fast {
             let maps = &mut self.node.bench.datapath.node;
             let node = maps.node()?.context("the programs know the node")?;

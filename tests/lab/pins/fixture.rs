@@ -1,6 +1,7 @@
 //! A node with a Service, and what of its agents can be seen from outside.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::MapInfo;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
-use testbed::agent::{Agent, Cluster, Service, wait_until};
-use testbed::echo::{Dial, Protocol, Servers};
-use testbed::lab::{Family, Lab, Layout};
+use testbed::agent::{Agent, Service, wait_until};
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::{Family, Layout};
+use testbed::served_lab::ServedLab;
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) const NODE: &str = "n1";
@@ -19,23 +21,25 @@ const PORT: u16 = 8080;
 /// For an answer that may never come.
 const ANSWER: Duration = Duration::from_millis(500);
 
-pub(crate) struct Bed {
-    // Before the lab, in whose namespaces they are.
-    pub(crate) cluster: Cluster,
-    _servers: Servers,
+pub(crate) struct Fixture {
+    base: ServedLab,
     web: Service,
-    pub(crate) lab: Lab,
 }
 
-impl Bed {
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+impl Fixture {
     pub(crate) fn start() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        servers.serve(lab.host("p1b"), PORT)?;
-        let cluster = Cluster::with_manifests(&lab)?;
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
         let web = Service::new("web", 10, &["p1b"], PORT);
-        web.objects(&lab).iter().try_for_each(|object| cluster.put(object))?;
-        Ok(Self { cluster, _servers: servers, web, lab })
+        base.put(&web)?;
+        Ok(Self { base, web })
     }
 
     /// Of the node's agents.

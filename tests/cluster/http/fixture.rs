@@ -1,19 +1,15 @@
 //! A kpx with an API server, in a network namespace of their own, asked by HTTP.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use proxy_agent::status::Status;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::agent::{binary, wait_until};
+use testbed::agent::{Agent, Source};
 use testbed::apiserver::{ApiServer, Options};
 use testbed::exposition::{self, Exposition};
 use testbed::netns::NetNs;
@@ -23,15 +19,10 @@ pub(crate) const HEALTH: &str = "127.0.0.1:10256";
 pub(crate) const METRICS: &str = "127.0.0.1:10249";
 
 /// A network namespace with an API server that has the node `n1`.
-pub(crate) struct Cluster {
+pub(crate) struct Fixture {
     pub(crate) ns: NetNs,
     pub(crate) api: ApiServer,
     dir: TempDir,
-}
-
-pub(crate) struct Kpx<'a> {
-    cluster: &'a Cluster,
-    child: Child,
 }
 
 /// An answer by HTTP.
@@ -43,7 +34,7 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-impl Cluster {
+impl Fixture {
     pub(crate) fn start(name: &str) -> Result<Self> {
         let ns = NetNs::create(format!("kpx-{}-{name}", std::process::id()))?;
         let dir = TempDir::with_prefix("kpx-")?;
@@ -55,31 +46,20 @@ impl Cluster {
     }
 
     /// Starts kpx, and waits until it answers `kpx status`.
-    pub(crate) fn kpx(&self, arguments: &str) -> Result<Kpx<'_>> {
-        let kpx = self.spawn(arguments)?;
-        wait_until(DEADLINE, "kpx answers", || Ok(kpx.status().is_ok())).with_context(|| self.log())?;
-        Ok(kpx)
+    pub(crate) fn kpx(&self, arguments: &str) -> Result<Agent<'_>> {
+        self.spawn(arguments)?.answering()
     }
 
-    /// And until all is well.
-    pub(crate) fn healthy_kpx(&self, arguments: &str) -> Result<Kpx<'_>> {
-        let kpx = self.kpx(arguments)?;
-        wait_until(DEADLINE, "kpx is healthy", || Ok(kpx.status()?.healthy)).with_context(|| self.log())?;
-        Ok(kpx)
+    /// Starts kpx, and waits until it is healthy.
+    pub(crate) fn healthy_kpx(&self, arguments: &str) -> Result<Agent<'_>> {
+        self.spawn(arguments)?.healthy()
     }
 
-    pub(crate) fn spawn(&self, arguments: &str) -> Result<Kpx<'_>> {
-        let log = File::create(self.dir.path().join("log"))?;
-        let mut command = Command::new(binary()?);
-        command.args(["run", "--node-name", "n1", "--kubeconfig"]).arg(self.dir.path().join("kubeconfig"));
-        command
-            .arg("--run-dir")
-            .arg(self.dir.path().join("run"))
-            .arg("--bpf-dir")
-            .arg(self.ns.bpf_dir())
-            .args(arguments.split_whitespace());
-        let child = self.ns.spawn(command.stdout(Stdio::null()).stderr(log))?;
-        Ok(Kpx { cluster: self, child })
+    /// Starts kpx, with a new log.
+    pub(crate) fn spawn(&self, arguments: &str) -> Result<Agent<'_>> {
+        let dir = self.dir.path();
+        let _old = fs::remove_file(dir.join("log"));
+        Agent::launch_in(&self.ns, Source::Kubeconfig(&dir.join("kubeconfig")), dir, arguments)
     }
 
     pub(crate) fn log(&self) -> String {
@@ -104,50 +84,9 @@ impl Cluster {
     }
 }
 
-impl Kpx<'_> {
-    pub(crate) fn status(&self) -> Result<Status> {
-        let mut command = Command::new(binary()?);
-        command.args(["status", "--output", "json", "--run-dir"]).arg(self.cluster.dir.path().join("run"));
-        // It fails when kpx is not healthy, and says why all the same.
-        let output = self.cluster.ns.run(|| command.output())?;
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))
-    }
-
-    pub(crate) fn problem(&self, what: &str) -> Result<Option<String>> {
-        Ok(self.status()?.problems.into_iter().find(|problem| problem.what == what).map(|problem| problem.why))
-    }
-
-    /// At the socket in the run directory.
-    pub(crate) fn get(&self, path: &str) -> Result<Answer> {
-        converse(UnixStream::connect(self.cluster.dir.path().join("run/kpx.sock"))?, "GET", path)
-    }
-
-    /// Waits until it ends by itself.
-    pub(crate) fn ended(&mut self) -> Result<ExitStatus> {
-        let mut ended = None;
-        wait_until(DEADLINE, "kpx ends", || {
-            ended = self.child.try_wait()?;
-            Ok(ended.is_some())
-        })?;
-        ended.context("kpx has ended")
-    }
-
-    pub(crate) fn stop(mut self) -> Result<()> {
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM)?;
-        let status = self.child.wait()?;
-        ensure!(status.success(), "{status}: {}", self.cluster.log());
-        Ok(())
-    }
-}
-
-impl Drop for Kpx<'_> {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ended = self.child.kill().and_then(|()| self.child.wait().map(drop));
-        if std::thread::panicking() {
-            eprintln!("--- log of kpx:\n{}", self.cluster.log());
-        }
-    }
+/// Asks an agent at the socket in its run directory.
+pub(crate) fn ask_at_socket(kpx: &Agent, path: &str) -> Result<Answer> {
+    converse(UnixStream::connect(kpx.run_dir().join("kpx.sock"))?, "GET", path)
 }
 
 fn converse(mut stream: impl Read + Write, method: &str, path: &str) -> Result<Answer> {
@@ -182,7 +121,7 @@ pub(crate) fn service(name: &str, nth: u8, local: bool) -> Value {
             "clusterIPs": [format!("10.96.0.{nth}"), format!("fd00:96::{nth}")],
             "ipFamilies": ["IPv4", "IPv6"],
             "ipFamilyPolicy": "RequireDualStack",
-            "internalTrafficPolicy": if local { "Local" } else { "Cluster" },
+            "internalTrafficPolicy": if local { "Local" } else { "Fixture" },
             "ports": [{ "port": 80, "protocol": "TCP" }],
         },
     })

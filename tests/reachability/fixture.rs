@@ -22,7 +22,7 @@ const TRY: Duration = Duration::from_millis(250);
 /// So often the tables are read and are the same, until nobody writes any more.
 const QUIET: u32 = 3;
 
-pub(crate) struct Bed<'a> {
+pub(crate) struct Fixture<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) cluster: &'a Cluster,
     pub(crate) agents: Vec<Agent<'a>>,
@@ -79,7 +79,7 @@ fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-impl<'a> Bed<'a> {
+impl<'a> Fixture<'a> {
     /// Both nodes run kpx with these arguments.
     pub(crate) fn new(lab: &'a Lab, cluster: &'a Cluster, args: &[String]) -> Result<Self> {
         let start = |node| Agent::start_with(lab, node, cluster.source(), args);

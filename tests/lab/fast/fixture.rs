@@ -1,14 +1,16 @@
 //! A lab whose first node runs kpx with `--fast-path`.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
-use testbed::agent::{Agent, Cluster, Service, wait_until};
-use testbed::echo::{Connection, Dial, Fault, Protocol, Servers};
-use testbed::lab::{Family, Host, Lab, Layout};
+use testbed::agent::{Agent, Service, wait_until};
+use testbed::echo::{Connection, Dial, Fault, Protocol};
+use testbed::lab::{Family, Host, Layout};
+use testbed::served_lab::ServedLab;
 
 /// Of every server.
 const PORT: u16 = 8080;
@@ -39,10 +41,16 @@ impl Path {
     }
 }
 
-pub(crate) struct Bed {
-    pub lab: Lab,
-    cluster: Cluster,
-    _servers: Servers,
+pub(crate) struct Fixture {
+    base: ServedLab,
+}
+
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
 }
 
 /// Packets so far.
@@ -58,37 +66,30 @@ impl Passed {
     }
 }
 
-impl Bed {
+impl Fixture {
     pub(crate) fn new() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        for name in ["p1b", "p1c", "p2a", "p2b", "ext"] {
-            servers.serve(lab.host(name), PORT)?;
-        }
-        let cluster = Cluster::with_manifests(&lab)?;
-        let bed = Self { lab, cluster, _servers: servers };
-        bed.put(&[["p1b"], ["p2a"], ["ext"]])?;
-        Ok(bed)
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p1c", "p2a", "p2b", "ext"], PORT)?;
+        let fixture = Self { base };
+        fixture.put_services(&[["p1b"], ["p2a"], ["ext"]])?;
+        Ok(fixture)
     }
 
-    fn put(&self, backends: &[[&'static str; 1]; 3]) -> Result<()> {
+    fn put_services(&self, backends: &[[&'static str; 1]; 3]) -> Result<()> {
         for (n, backends) in backends.iter().enumerate() {
             let service = Service::new(["local", "remote", "away"][n], 10 + n as u8, backends, PORT);
-            let objects = service.node_port(NODE_PORTS[n]).objects(&self.lab);
-            objects.iter().try_for_each(|object| self.cluster.put(object))?;
+            self.base.put(&service.node_port(NODE_PORTS[n]))?;
         }
         Ok(())
     }
 
     /// Gives services other backends.
     pub(crate) fn move_services(&self) -> Result<()> {
-        self.put(&[["p1c"], ["p2b"], ["ext"]])?;
-        self.put(&[["p1b"], ["p2a"], ["ext"]])
+        self.put_services(&[["p1c"], ["p2b"], ["ext"]])?;
+        self.put_services(&[["p1b"], ["p2a"], ["ext"]])
     }
 
     pub(crate) fn start(&self, fast_path: &str) -> Result<Agent<'_>> {
-        let arguments = ["--fast-path", fast_path, "--iptables-sync-period", "1s"].map(str::to_owned);
-        Agent::start_with(&self.lab, &self.lab.n1, self.cluster.source(), &arguments)
+        self.kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])
     }
 
     pub(crate) fn dial(&self, path: Path, protocol: Protocol, family: Family) -> Result<Connection> {

@@ -21,13 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Turns before the clock is looked at.
 const PRELUDE: u32 = 100;
 
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) node: NetNs,
     client: NetNs,
     backend: NetNs,
 }
 
-impl Bed {
+impl Fixture {
     pub(super) fn new() -> Result<Self> {
         let pid = std::process::id();
         let netns = |what: &str| NetNs::create(format!("kpx-cost-{pid}-{what}"));

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::reference::place::{self, Device, Family};
 
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct Cluster {
     pub services: Vec<Service>,
     pub slices: Vec<EndpointSlice>,
     pub service_cidrs: Vec<IpNet>,
@@ -89,7 +89,7 @@ impl Packet {
     }
 }
 
-impl World {
+impl Cluster {
     pub fn node_object(&self) -> Node {
         let addresses: Vec<_> = Family::ALL
             .iter()
@@ -123,7 +123,7 @@ pub fn object<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
 }
 
 /// The objects as YAML, and the node.
-impl fmt::Display for World {
+impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.services.iter().try_for_each(|object| write_yaml(f, object))?;
         self.slices.iter().try_for_each(|object| write_yaml(f, object))?;

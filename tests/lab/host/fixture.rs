@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
-use testbed::agent::{Agent, Cluster, Service, wait_until};
-use testbed::echo::{Dial, Fault, Protocol, Servers};
+use testbed::agent::{Agent, wait_until};
+use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Dual, Family, Host, Lab, Layout, Node};
+use testbed::served_lab::ServedLab;
 
 /// Of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
@@ -21,21 +23,21 @@ const ANSWER: Duration = Duration::from_millis(400);
 /// Enough to meet each of two backends, but for one in four thousand rounds.
 const DIALS: usize = 12;
 
-pub(crate) struct Bed {
-    // Before the lab, in whose namespaces they are.
-    pub(crate) cluster: Cluster,
-    _servers: Servers,
-    pub(crate) lab: Lab,
+pub(crate) struct Fixture {
+    base: ServedLab,
 }
 
-impl Bed {
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+impl Fixture {
     pub(crate) fn start(layout: Layout) -> Result<Self> {
-        let lab = Lab::start(layout)?;
-        let servers = Servers::start()?;
-        for host in lab.backends().chain([&lab.xl]) {
-            servers.serve(host, PORT)?;
-        }
-        Ok(Self { cluster: Cluster::with_api_server(&lab)?, _servers: servers, lab })
+        Ok(Self { base: ServedLab::with_api_server(layout)?.serve_all(PORT)?.serve(&["xl"], PORT)? })
     }
 
     /// kpx on a host outside.
@@ -47,10 +49,6 @@ impl Bed {
     pub(crate) fn nodes(&self) -> Result<[Agent<'_>; 2]> {
         let start = |node| Agent::start(&self.lab, node, self.cluster.source());
         Ok([start(&self.lab.n1)?, start(&self.lab.n2)?])
-    }
-
-    pub(crate) fn put(&self, service: &Service) -> Result<()> {
-        service.objects(&self.lab).iter().try_for_each(|object| self.cluster.put(object))
     }
 
     /// Within [`DEADLINE`] these backends answer, all of them and no others, over all protocols and both families.

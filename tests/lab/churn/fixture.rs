@@ -1,6 +1,7 @@
 //! A lab with a Service, and what kpx has on one of its nodes.
 
 use std::io::{Read, Write};
+use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
@@ -11,10 +12,11 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use nix::net::if_::if_nametoindex;
 use proxy_common::device::Device;
 use proxy_common::layout::LAYOUT;
-use testbed::agent::{Agent, Cluster, Service, wait_until};
-use testbed::echo::{Answer, Connection, Dial, Protocol, Servers};
-use testbed::lab::{EXTERNAL, Family, Host, Lab, Layout};
+use testbed::agent::{Agent, Service, wait_until};
+use testbed::echo::{Answer, Connection, Dial, Protocol};
+use testbed::lab::{EXTERNAL, Family, Host, Layout};
 use testbed::netns::NetNs;
+use testbed::served_lab::ServedLab;
 
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const NODE_PORT: u16 = 30_080;
@@ -24,26 +26,26 @@ pub(crate) const PROMPT: Duration = Duration::from_secs(15);
 /// For one answer of several that are tried until one comes.
 pub(crate) const TRY: Duration = Duration::from_millis(300);
 
-pub(crate) struct Bed {
-    pub(crate) cluster: Cluster,
+pub(crate) struct Fixture {
+    base: ServedLab,
     pub(crate) web: Service,
-    _servers: Servers,
-    // Last: namespaces go when nobody is inside any more.
-    pub(crate) lab: Lab,
 }
 
-impl Bed {
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+impl Fixture {
     /// The Service is backed by a pod of each node.
     pub(crate) fn new() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        for host in lab.backends() {
-            servers.serve(host, PORT)?;
-        }
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
         let web = Service::new("web", 10, &["p2a", "p1b"], PORT).node_port(NODE_PORT).external_ips(EXTERNAL.host(7));
-        let cluster = Cluster::with_manifests(&lab)?;
-        web.objects(&lab).iter().try_for_each(|object| cluster.put(object))?;
-        Ok(Self { cluster, web, _servers: servers, lab })
+        base.put(&web)?;
+        Ok(Self { base, web })
     }
 
     pub(crate) fn node(&self) -> &NetNs {
@@ -52,8 +54,7 @@ impl Bed {
 
     /// On n1, by one mechanism; it looks after its work once a second.
     pub(crate) fn kpx(&self, attach: &str) -> Result<Agent<'_>> {
-        let args = ["--attach", attach, "--iptables-sync-period", "1s"].map(str::to_owned);
-        Agent::start_with(&self.lab, &self.lab.n1, self.cluster.source(), &args)
+        self.base.kpx(&["--attach", attach, "--iptables-sync-period", "1s"])
     }
 
     /// A connection from a host to the Service's ClusterIP, or from outside to its node port.

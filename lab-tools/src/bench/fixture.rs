@@ -35,7 +35,7 @@ const FAST: [Path; 3] = [Path::Local, Path::Remote, Path::Routable];
 
 /// One variant at work.
 #[derive(Debug)]
-pub struct Bed<'a> {
+pub struct Fixture<'a> {
     pub variant: Variant,
     lab: &'a Lab,
     by: By<'a>,
@@ -50,7 +50,7 @@ enum By<'a> {
     Kpx(Box<Agent<'a>>),
 }
 
-impl<'a> Bed<'a> {
+impl<'a> Fixture<'a> {
     pub fn start(lab: &'a Lab, variant: Variant, services: usize, kube_proxy: Option<&FilePath>) -> Result<Self> {
         tune(lab)?;
         // Only some load whole rule sets of this size in seconds.
@@ -229,7 +229,7 @@ fn flags(variant: Variant, services: usize) -> Vec<(&'static str, String)> {
     flags
 }
 
-/// The same in every bed.
+/// The same in every fixture.
 fn tune(lab: &Lab) -> Result<()> {
     for node in lab.nodes() {
         node.host.ns.sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", TIME_WAIT)?;

@@ -29,7 +29,7 @@ const CONTROL_SERVER: &str = "p2a";
 pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
 /// kpx serves n1 alone, so that there are pods which reach each other without it.
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) lab: Lab,
     pub(super) cluster: Cluster,
     /// Dialled by new connections, over two Services: one alone has too few source ports for the rate.
@@ -41,7 +41,7 @@ pub(super) struct Bed {
     _servers: [Servers; 2],
 }
 
-/// What a bed's load saw.
+/// What a fixture's load saw.
 pub(super) struct Seen {
     pub(super) connections: Tally,
     pub(super) streams: Vec<StreamTally>,
@@ -52,7 +52,7 @@ pub(super) struct Load {
     streams: Streams,
 }
 
-impl Bed {
+impl Fixture {
     pub(super) fn build(place: Place) -> Result<Self> {
         let lab = Lab::start(Layout::Routed)?;
         let servers = [Servers::start()?, Servers::start()?];

@@ -31,7 +31,7 @@ pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
 /// One recovery of a run may take so much longer, on a machine that has more to do.
 const LATE: Duration = Duration::from_secs(2);
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     /// Before the lab, in whose namespace it listens.
     pub(crate) api: RefCell<ApiServer>,
     pub(crate) kubeconfig: PathBuf,
@@ -40,7 +40,7 @@ pub(crate) struct Scene {
 }
 
 pub(crate) struct Run<'a> {
-    pub(crate) scene: &'a Scene,
+    pub(crate) fixture: &'a Fixture,
     agent: Agent<'a>,
     /// A connection from before all faults.
     open: RefCell<Connection>,
@@ -49,7 +49,7 @@ pub(crate) struct Run<'a> {
     changes: Cell<u8>,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn start() -> Result<Self> {
         let lab = Lab::start(Layout::Routed)?;
         let servers = Servers::start()?;
@@ -65,21 +65,21 @@ impl Scene {
 
 impl<'a> Run<'a> {
     /// With a service `web` that p1b serves, and a connection to it.
-    pub(crate) fn start(scene: &'a Scene) -> Result<Self> {
+    pub(crate) fn start(fixture: &'a Fixture) -> Result<Self> {
         // kpx tells the cluster that it starts, and is not allowed to.
-        scene.api.borrow().fail("create", "events", 403);
-        let agent = Agent::start(&scene.lab, &scene.lab.n1, Source::Kubeconfig(&scene.kubeconfig))?;
-        for object in web().objects(&scene.lab) {
-            scene.api.borrow().apply(&object.0)?;
+        fixture.api.borrow().fail("create", "events", 403);
+        let agent = Agent::start(&fixture.lab, &fixture.lab.n1, Source::Kubeconfig(&fixture.kubeconfig))?;
+        for object in web().objects(&fixture.lab) {
+            fixture.api.borrow().apply(&object.0)?;
         }
-        let client = &scene.lab.host("p1a").ns;
+        let client = &fixture.lab.host("p1a").ns;
         let mut open = None;
         wait_until(DEADLINE, "web is served", || {
             open = dial().connect(client).ok();
             Ok(open.is_some())
         })?;
         let open = RefCell::new(open.context("a connection")?);
-        Ok(Self { scene, agent, open, late: Cell::new(false), changes: Cell::new(0) })
+        Ok(Self { fixture, agent, open, late: Cell::new(false), changes: Cell::new(0) })
     }
 
     pub(crate) fn stop(self) -> Result<()> {
@@ -87,7 +87,7 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn api(&self) -> std::cell::Ref<'_, ApiServer> {
-        self.scene.api.borrow()
+        self.fixture.api.borrow()
     }
 
     /// Changes one of six services.
@@ -98,13 +98,13 @@ impl<'a> Run<'a> {
         let nth = usize::from(count) % NAMES.len();
         let backends = BACKENDS[usize::from(count) / NAMES.len() % BACKENDS.len()];
         let service = Service::new(NAMES[nth], 20 + nth as u8, backends, PORT);
-        service.objects(&self.scene.lab).iter().try_for_each(|object| self.api().apply(&object.0).map(drop))
+        service.objects(&self.fixture.lab).iter().try_for_each(|object| self.api().apply(&object.0).map(drop))
     }
 
     /// Packets go on: on a connection of before, and on new ones.
     pub(crate) fn serves(&self) -> Result<()> {
         self.open.borrow_mut().exchange(b"still there").context("the open connection")?;
-        let answer = dial().exchange(&self.scene.lab.host("p1a").ns, b"hello").context("a new connection")?;
+        let answer = dial().exchange(&self.fixture.lab.host("p1a").ns, b"hello").context("a new connection")?;
         ensure!(answer.backend == "p1b", "{} answered", answer.backend);
         Ok(())
     }
@@ -179,7 +179,7 @@ impl<'a> Run<'a> {
 
     fn get(&self, at: &str, path: &str) -> Result<String> {
         let to: SocketAddr = at.parse()?;
-        let mut stream = self.scene.lab.n1.host.ns.run(|| TcpStream::connect_timeout(&to, DEADLINE))?;
+        let mut stream = self.fixture.lab.n1.host.ns.run(|| TcpStream::connect_timeout(&to, DEADLINE))?;
         stream.set_read_timeout(Some(DEADLINE))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();

@@ -15,11 +15,11 @@ use proxy_common::names::{ANCHOR, INGRESS, IPV4, IPV6, LO};
 use testbed::test_run::{Outcome, Verdict};
 
 use crate::reference::frame;
+use testbed::reference::cluster::{Cluster, Hook, Packet, Proto};
 use testbed::reference::node::Node;
 use testbed::reference::place::{Device, Family};
-use testbed::reference::world::{Hook, Packet, Proto, World};
 
-pub(crate) struct Bed {
+pub(crate) struct Fixture {
     node: Node,
     flows4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>>,
     flows6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
@@ -48,20 +48,20 @@ struct Counts {
     reasons: Vec<(Reason, u64)>,
 }
 
-impl Bed {
+impl Fixture {
     /// On a thread that stays in the namespace. `node` is the name by which the agent knows its node.
     pub(crate) fn new(node: &str) -> Result<Self> {
         let node = Node::new(node, Options::default())?;
         let flows4 = node.bench.map(INGRESS, IPV4.flows)?.try_into()?;
         let flows6 = node.bench.map(INGRESS, IPV6.flows)?.try_into()?;
-        let mut bed = Self { node, flows4, flows6, counts: Counts::default() };
-        bed.counts = bed.read_counts()?;
-        Ok(bed)
+        let mut fixture = Self { node, flows4, flows6, counts: Counts::default() };
+        fixture.counts = fixture.read_counts()?;
+        Ok(fixture)
     }
 
-    /// Makes the objects and the node what they are in `world`.
-    pub(crate) fn enter(&mut self, world: &World) -> Result<()> {
-        self.node.enter(world)
+    /// Makes the objects and the node what they are in `cluster`.
+    pub(crate) fn enter(&mut self, cluster: &Cluster) -> Result<()> {
+        self.node.enter(cluster)
     }
 
     /// What the agent leaves out of the objects, and why.

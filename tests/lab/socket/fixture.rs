@@ -1,15 +1,17 @@
 //! Two nodes, Services of every kind, and an agent on the first that leads sockets.
 
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testbed::agent::{Agent, Cluster, Service, binary};
+use testbed::agent::{Agent, Service, binary};
 use testbed::cgroup::Cgroup;
-use testbed::echo::{Connection, Dial, Protocol, Servers};
-use testbed::lab::{Family, Lab, Layout};
+use testbed::echo::{Connection, Dial, Protocol};
+use testbed::lab::{Family, Layout};
+use testbed::served_lab::ServedLab;
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// For an answer that must not come.
@@ -18,13 +20,18 @@ pub(crate) const NODE: &str = "n1";
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const NODE_PORT: u16 = 30_080;
 
-pub(crate) struct Bed {
-    // Before the lab, in whose namespaces they are.
-    pub(crate) cluster: Cluster,
-    _servers: Servers,
-    pub(crate) lab: Lab,
+pub(crate) struct Fixture {
+    base: ServedLab,
     // After the agents, which are in it as well.
     pub(crate) cgroup: Cgroup,
+}
+
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
 }
 
 /// What became of a connection.
@@ -36,33 +43,18 @@ pub(crate) struct Reached {
     pub(crate) connection: Connection,
 }
 
-impl Bed {
+impl Fixture {
     pub(crate) fn start() -> Result<Self> {
         let cgroup = Cgroup::enter()?;
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        for backend in ["p1a", "p1b", "p2a", "p2b", NODE] {
-            servers.serve(lab.host(backend), PORT)?;
-        }
-        let cluster = Cluster::with_manifests(&lab)?;
-        let this = Self { cluster, _servers: servers, lab, cgroup };
-        this.put(&web())?;
-        Ok(this)
-    }
-
-    pub(crate) fn put(&self, service: &Service) -> Result<()> {
-        service.objects(&self.lab).iter().try_for_each(|object| self.cluster.put(object))
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
+        base.put(&web())?;
+        Ok(Self { base, cgroup })
     }
 
     /// The agent, in charge of sockets in this test's cgroup.
     pub(crate) fn agent(&self, scope: &str, args: &[&str]) -> Result<Agent<'_>> {
         let cgroup = self.cgroup.path().display().to_string();
-        self.agent_with(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())
-    }
-
-    pub(crate) fn agent_with(&self, args: &[&str]) -> Result<Agent<'_>> {
-        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        Agent::start_with(&self.lab, &self.lab.n1, self.cluster.source(), &args)
+        self.kpx(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())
     }
 
     /// Dials from a host, gets an answer, and looks at the socket's peer: it must be who was dialled.
