@@ -46,7 +46,7 @@ const SEEN: [&str; 19] = [
 ];
 
 #[test]
-fn random_packets_become_what_they_must() -> Result<()> {
+fn programs_and_model_agree_on_random_packets() -> Result<()> {
     let first = match env::var("KPX_SEED") {
         Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
         Err(_) => rand::random_range(0..1_000_000_000),
@@ -95,7 +95,7 @@ fn random_packets_become_what_they_must() -> Result<()> {
 
 /// What once was a difference, or is a good example of its kind.
 #[test]
-fn the_corpus_becomes_what_it_must() -> Result<()> {
+fn programs_and_model_agree_on_the_corpus() -> Result<()> {
     let netns = node::namespace("corpus")?;
     netns.run(|| {
         let mut fixtures = [Fixture::new(false)?, Fixture::new(true)?];

@@ -38,7 +38,7 @@ fn measure(selection: Selection) -> Result<Heard> {
 }
 
 #[test]
-fn every_cell_yields_a_figure() -> Result<()> {
+fn every_combination_yields_a_figure() -> Result<()> {
     let variants = vec![Variant::IptablesLegacy, Variant::IptablesNft, Variant::Nftables, Variant::Kpx];
     let heard = measure(Selection { services: vec![1], variants: variants.clone(), ..Selection::default() })?;
     let cells = summarise(&heard.samples);
@@ -58,7 +58,7 @@ fn every_cell_yields_a_figure() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_run_is_said() -> Result<()> {
+fn benchmark_names_what_it_skips() -> Result<()> {
     let selection = Selection {
         services: vec![1],
         paths: vec![Path::Local],

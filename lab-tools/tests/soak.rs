@@ -19,7 +19,7 @@ fn swapped(rounds: u32) -> Scale {
 }
 
 #[test]
-fn nobody_notices_that_kpx_is_killed_and_started() -> Result<()> {
+fn clients_notice_no_kill_and_start() -> Result<()> {
     soak::restart(scale(2))?.check_counts()
 }
 
@@ -29,7 +29,7 @@ fn clients_notice_no_kill_in_a_swapped_daemon_set() -> Result<()> {
 }
 
 #[test]
-fn nobody_notices_that_other_programs_take_over() -> Result<()> {
+fn clients_notice_no_upgrade() -> Result<()> {
     upgrade(scale(1), "soak")
 }
 
@@ -57,7 +57,7 @@ fn a_swapped_daemon_set_follows_its_endpoints() -> Result<()> {
 }
 
 #[test]
-fn nobody_notices_that_the_api_server_fails() -> Result<()> {
+fn clients_notice_no_failure_of_the_api_server() -> Result<()> {
     soak::outage(scale(1), Duration::from_secs(1))?.check_counts()
 }
 

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_well_formed_is_read() {
+    fn parser_reads_well_formed_text() {
         let text = "# HELP a_total What a is for.\n# TYPE a_total counter\na_total{x=\"1,\\\"}\\n\",y=\"\"} 3\n";
         let metrics = parse(text).unwrap();
         let labels = BTreeMap::from([("x".to_owned(), "1,\"}\n".to_owned()), ("y".to_owned(), String::new())]);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_found() {
+    fn parser_finds_every_fault() {
         let cases = [
             ("a 1", "a sample without a type"),
             ("# TYPE a numbers", "no such type"),

@@ -28,7 +28,7 @@ fn run_words(ns: &NetNs, program: &str, arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn what_a_killed_kpx_left_is_removed() -> Result<()> {
+fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
     let mut node = Node::start("killed", "--attach clsact")?;
     // Somebody else's filter beside ours keeps the qdisc.
     let filter = "filter add dev wire ingress prio 7 protocol all bpf da bytecode";
@@ -66,7 +66,7 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
 }
 
 #[test]
-fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
+fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     let ns = namespace("proxy")?;
     for family in ["ip", "ip6"] {
         run(&ns, "nft", &format!("add table {family} kube-proxy"))?;
@@ -134,7 +134,7 @@ fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
 }
 
 #[test]
-fn what_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
+fn cleanup_keeps_sysctls_of_kube_proxy() -> Result<()> {
     let mut node = Node::start("sysctls", "--conntrack-tcp-timeout-established=2h")?;
     run(node.ns(), "nft", "add table ip kube-proxy")?;
     node.kill()?;
@@ -157,7 +157,7 @@ fn what_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
 
 /// Its own configuration says what it wants.
 #[test]
-fn what_a_running_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
+fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
     let mut node = Node::start("running", "--conntrack-tcp-timeout-established=2h --conntrack-udp-timeout=40s")?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let config = dir.path().join("config.conf");

@@ -68,7 +68,7 @@ fn changes_wait_for_the_least_period() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_ends_it_at_once() -> Result<()> {
+fn invalid_configuration_ends_kpx_at_once() -> Result<()> {
     let fixture = Fixture::new("refused")?;
     fixture.write_config("mode: userspace\noomScoreAdj: 2000")?;
     let output = fixture.run("")?;
@@ -84,7 +84,7 @@ fn what_cannot_be_ends_it_at_once() -> Result<()> {
 }
 
 #[test]
-fn what_it_writes_it_reads() -> Result<()> {
+fn kpx_reads_the_configuration_it_writes() -> Result<()> {
     let fixture = Fixture::new("writes")?;
     fixture.write_config("mode: nftables")?;
     let [first, second] = ["first", "second"].map(|name| fixture.dir.path().join(name));
@@ -103,7 +103,7 @@ fn what_it_writes_it_reads() -> Result<()> {
 }
 
 #[test]
-fn cleaning_up_leaves_nothing() -> Result<()> {
+fn cleanup_leaves_nothing() -> Result<()> {
     let fixture = Fixture::new("clean")?;
     fixture.write_config("")?;
     fixture.put_service("web", "10.96.0.10")?;
@@ -122,7 +122,7 @@ fn cleaning_up_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn what_needs_privileges_can_be_done_apart() -> Result<()> {
+fn init_only_does_what_needs_privileges() -> Result<()> {
     let fixture = Fixture::new("init")?;
     fixture.write_config("conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 30m}")?;
     let key = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";

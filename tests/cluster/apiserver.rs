@@ -77,7 +77,7 @@ fn pages_show_one_moment() -> Result<()> {
 }
 
 #[test]
-fn what_starts_or_stops_matching_appears_or_goes() -> Result<()> {
+fn watch_adds_and_deletes_objects_by_their_labels() -> Result<()> {
     everywhere(async |place| {
         let services = services(place).await?;
         create(&services, service("a")).await?;

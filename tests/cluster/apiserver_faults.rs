@@ -173,7 +173,7 @@ async fn answers_can_be_set() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_has_no_credentials_is_refused() -> Result<()> {
+async fn client_without_credentials_is_refused() -> Result<()> {
     let pair = Pair::start().await?;
     let write = |name: &str, change: &dyn Fn(&mut Value)| -> Result<PathBuf> {
         let text = std::fs::read_to_string(&pair.kubeconfig)?;

@@ -57,7 +57,7 @@ fn kubectl_applies_a_service_and_traffic_flows_deletes_it_and_traffic_is_refused
 }
 
 #[test]
-fn whatever_happens_to_the_watches_the_tables_end_equal() -> Result<()> {
+fn tables_end_equal_after_every_fault_of_watches() -> Result<()> {
     let cluster = Cluster::start()?;
     let agents = cluster.agents()?;
     let mut objects = Objects::default();

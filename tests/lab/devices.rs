@@ -52,7 +52,7 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_left_when_kpx_ends_if_so_asked() -> Result<()> {
+fn cleanup_on_exit_leaves_nothing() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let node = NetNs::machine_v4(&format!("end-{how}"))?;
         let before = settled(&node)?;
@@ -72,7 +72,7 @@ fn nothing_is_left_when_kpx_ends_if_so_asked() -> Result<()> {
 }
 
 #[test]
-fn what_a_killed_kpx_left_is_taken_over() -> Result<()> {
+fn next_kpx_takes_over_from_a_killed_one() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let node = NetNs::machine_v4(&format!("kill-{how}"))?;
         let before = settled(&node)?;

@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_millis(500);
 
 #[test]
-fn watchers_are_told_what_they_ask_for_and_the_slow_hold_nobody_up() -> Result<()> {
+fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     let servers = Servers::start()?;
     servers.serve(lab.host("p1b"), PORT)?;

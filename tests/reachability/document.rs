@@ -1,22 +1,22 @@
-//! `docs/cells.md` says what the cells are; it is compared with them.
+//! `docs/reachability.md` says what the cases are; it is compared with them.
 
 use std::fmt::Write;
 
 use expect_test::expect_file;
 
-use super::cell::{Cell, Expect, Seen, To};
+use super::case::{Case, Expect, Seen, To};
 use super::special::SPECIALS;
-use super::table::{ABOUT, CELLS, CELLS_OF_FLAGS, NOT_RUN};
+use super::table::{ABOUT, CASES, CASES_OF_FLAGS, NOT_RUN};
 
 #[test]
-fn the_document_says_what_is_run() {
-    expect_file!["../../docs/cells.md"].assert_eq(&document());
+fn document_lists_the_cases() {
+    expect_file!["../../docs/reachability.md"].assert_eq(&document());
 }
 
 #[test]
-fn every_cell_is_run_or_excused() {
+fn every_case_is_run_or_excused() {
     let run = |id: &str| {
-        let rows = CELLS.iter().chain(CELLS_OF_FLAGS).any(|cell| cell.id == id);
+        let rows = CASES.iter().chain(CASES_OF_FLAGS).any(|case| case.id == id);
         rows || SPECIALS.iter().any(|special| special.id == id) || NOT_RUN.iter().any(|(excused, _)| *excused == id)
     };
     let missing: Vec<_> = ABOUT.iter().filter(|(id, _)| !run(id)).collect();
@@ -30,8 +30,8 @@ fn every_cell_is_run_or_excused() {
 const HEAD: &str = "\
 # Who reaches what
 
-Every cell is run with real sockets in network namespaces by `tests/cells`; this document is generated from it, and a
-test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests --test cells the_document` writes it anew).
+Every case is run with real sockets in network namespaces by `tests/reachability`; this document is generated from it, and a
+test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests --test reachability document` writes it again).
 
 Both nodes, n1 and n2, run kpx. p1a, p1b and p1c are pods of n1; p2a and p2b are pods of n2; x is a client outside, xl a
 client on the nodes' own segments, ext a server outside. All rows are run with TCP, UDP and SCTP, IPv4 and IPv6, in
@@ -48,36 +48,36 @@ where the answer comes back all the same; `--masquerade compat` does as kube-pro
 
 fn document() -> String {
     let mut text = HEAD.to_owned();
-    text += "\n## Cells\n\n| cell | what |\n|---|---|\n";
+    text += "\n## Cases\n\n| case | what |\n|---|---|\n";
     for (id, what) in ABOUT {
         writeln!(text, "| {id} | {what} |").expect("a string has room");
     }
-    text += "\n## Rows\n\n| cell | client | dials | by | default mode | `--masquerade compat` |\n|---|---|---|---|---|---|\n";
-    CELLS.iter().for_each(|cell| row(&mut text, cell));
+    text += "\n## Rows\n\n| case | client | dials | by | default mode | `--masquerade compat` |\n|---|---|---|---|---|---|\n";
+    CASES.iter().for_each(|case| row(&mut text, case));
     text += "\n## With `--nodeport-addresses` of the nodes' network and `--cluster-ip-external=false`\n\n\
-             | cell | client | dials | by | default mode |\n|---|---|---|---|---|\n";
-    CELLS_OF_FLAGS.iter().for_each(|cell| row_of_flags(&mut text, cell));
+             | case | client | dials | by | default mode |\n|---|---|---|---|---|\n";
+    CASES_OF_FLAGS.iter().for_each(|case| row_of_flags(&mut text, case));
     text +=
-        "\n## More than one conversation\n\nIn the default mode, the plain setting.\n\n| cell | what |\n|---|---|\n";
+        "\n## More than one conversation\n\nIn the default mode, the plain setting.\n\n| case | what |\n|---|---|\n";
     for special in SPECIALS {
         writeln!(text, "| {} | {} |", special.id, special.what).expect("a string has room");
     }
-    text += "\n## Not run\n\n| cell | why |\n|---|---|\n";
+    text += "\n## Not run\n\n| case | why |\n|---|---|\n";
     for (id, why) in NOT_RUN {
         writeln!(text, "| {id} | {why} |").expect("a string has room");
     }
     text
 }
 
-fn row(text: &mut String, cell: &Cell) {
-    let Cell { id, client, service, default, compat, .. } = *cell;
-    let (to, default, compat) = (by(cell.to), outcome(default), outcome(compat));
+fn row(text: &mut String, case: &Case) {
+    let Case { id, client, service, default, compat, .. } = *case;
+    let (to, default, compat) = (by(case.to), outcome(default), outcome(compat));
     writeln!(text, "| {id} | {client} | {service} | {to} | {default} | {compat} |").expect("a string has room");
 }
 
-fn row_of_flags(text: &mut String, cell: &Cell) {
-    let Cell { id, client, service, default, .. } = *cell;
-    writeln!(text, "| {id} | {client} | {service} | {} | {} |", by(cell.to), outcome(default))
+fn row_of_flags(text: &mut String, case: &Case) {
+    let Case { id, client, service, default, .. } = *case;
+    writeln!(text, "| {id} | {client} | {service} | {} | {} |", by(case.to), outcome(default))
         .expect("a string has room");
 }
 

@@ -186,7 +186,7 @@ pub(crate) fn fresh_ports(count: u16) -> u16 {
     10_000 + u16::try_from(next).expect("it is below 19,900")
 }
 
-/// Lets time pass, where time is what a cell is about.
+/// Lets time pass, where time is what a case is about.
 pub(crate) fn idle(time: Duration) -> Result<()> {
     let started = Instant::now();
     wait_until(time + PROMPT, "time has passed", || Ok(started.elapsed() >= time))

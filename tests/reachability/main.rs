@@ -1,8 +1,8 @@
 //! Who reaches what by a service, who answers, and whom the backend sees: with real sockets, in every setting.
 //!
-//! Both nodes run kpx. The cells' names are those of the reachability matrix of kpx's design; `docs/cells.md` lists them.
+//! Both nodes run kpx. The cases' names are those of the reachability matrix of kpx's design; `docs/reachability.md` lists them.
 
-mod cell;
+mod case;
 mod document;
 mod fixture;
 mod results;
@@ -21,25 +21,25 @@ use testbed::lab::{Family, Lab, Layout, PodRoute};
 use crate::fixture::{Fixture, compat_args, furnish};
 use crate::results::Results;
 use crate::setting::{Setting, mode};
-use crate::table::{CELLS, CELLS_OF_FLAGS};
+use crate::table::{CASES, CASES_OF_FLAGS};
 
 #[test]
-fn routed_pods() {
+fn routed_pods_reach_services() {
     check(Layout::Routed, false, Cluster::with_api_server).unwrap();
 }
 
 #[test]
-fn point_to_point_pods() {
+fn point_to_point_pods_reach_services() {
     check(Layout::Ptp, false, Cluster::with_manifests).unwrap();
 }
 
 #[test]
-fn bridged_pods() {
+fn bridged_pods_reach_services() {
     check(Layout::Bridge, false, Cluster::with_manifests).unwrap();
 }
 
 #[test]
-fn overlaid_pods() {
+fn overlaid_pods_reach_services() {
     check(Layout::Vxlan, false, Cluster::with_api_server).unwrap();
 }
 
@@ -98,12 +98,12 @@ fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> 
             let setting = Setting { rp_filter, default_route, ..plain };
             setting.apply(lab)?;
             let everything = rp_filter == 1 && default_route;
-            rows::run(lab, &setting, CELLS.iter().filter(|cell| everything || cell.is_clusterip()), results);
+            rows::run(lab, &setting, CASES.iter().filter(|case| everything || case.is_clusterip()), results);
         }
     }
     let overlay = Setting { pod_route: PodRoute::Eth1, ..plain };
     overlay.apply(lab)?;
-    rows::run(lab, &overlay, CELLS, results);
+    rows::run(lab, &overlay, CASES, results);
     run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, results)?;
     run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, results)
 }
@@ -119,7 +119,7 @@ fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, results: &mut Resu
         let port = services::node_port(services::index("p1b"));
         servers.serve_at(&lab.n1.host, "host", (left_out.ip(family), port).into())?;
     }
-    rows::run(lab, &Setting::plain(lab.layout, false), CELLS_OF_FLAGS, results);
+    rows::run(lab, &Setting::plain(lab.layout, false), CASES_OF_FLAGS, results);
     let logs = fixture.logs();
     fixture.stop()?;
     Ok(logs)
@@ -130,7 +130,7 @@ fn run_watched(lab: &Lab, setting: Setting, checksums: Checksums, results: &mut 
     setting.apply(lab)?;
     let hosts = ["p1a", "p1b", "p2a", "p2b", "n1", "n2", "ext", "x"].map(|name| lab.host(name));
     let captures: Vec<_> = hosts.into_iter().map(|host| Ok((host, Capture::start(host)?))).collect::<Result<_>>()?;
-    rows::run(lab, &setting, CELLS, results);
+    rows::run(lab, &setting, CASES, results);
     for (host, capture) in captures {
         let captured = capture.stop(checksums);
         let result = captured

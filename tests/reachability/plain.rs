@@ -1,8 +1,8 @@
-//! The cells in the setting of a node out of the box, for kernels in virtual machines, where all settings would take too
+//! The cases in the setting of a node out of the box, for kernels in virtual machines, where all settings would take too
 //! long: `cargo xtask vmtest`. SCTP there is the kernel's own.
-#![allow(dead_code, reason = "what only the other cells use")]
+#![allow(dead_code, reason = "what only the other cases use")]
 
-mod cell;
+mod case;
 mod fixture;
 mod results;
 mod rows;
@@ -18,15 +18,15 @@ use testbed::lab::{Lab, Layout};
 use super::fixture::{Fixture, furnish};
 use super::results::Results;
 use super::setting::Setting;
-use super::table::CELLS;
+use super::table::CASES;
 
 #[test]
-fn as_the_kernel_can() {
+fn pods_reach_services_by_the_default_mechanism() {
     check(&[]).unwrap();
 }
 
 #[test]
-fn by_clsact() {
+fn pods_reach_services_by_clsact() {
     check(&["--attach", "clsact"]).unwrap();
 }
 
@@ -45,11 +45,11 @@ fn check(args: &[&str]) -> Result<()> {
     let plain = Setting::plain(lab.layout, false);
     for setting in [plain, Setting { offload: false, ..plain }] {
         setting.apply(&lab)?;
-        rows::run(&lab, &setting, CELLS, &mut results);
+        rows::run(&lab, &setting, CASES, &mut results);
     }
     plain.apply(&lab)?;
     lab.set_uplink_offload(false)?;
-    rows::run(&lab, &plain, CELLS, &mut results);
+    rows::run(&lab, &plain, CASES, &mut results);
     let logs = fixture.logs();
     fixture.stop()?;
     println!("{results}");

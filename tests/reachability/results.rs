@@ -11,14 +11,14 @@ use super::table::{ABOUT, NOT_RUN};
 
 #[derive(Default)]
 pub(crate) struct Results {
-    /// By cell: rows that passed, rows in all.
-    cells: BTreeMap<&'static str, (u32, u32)>,
+    /// By case: rows that passed, rows in all.
+    cases: BTreeMap<&'static str, (u32, u32)>,
     failures: Vec<String>,
 }
 
 impl Results {
-    pub(crate) fn add(&mut self, cell: &'static str, row: &str, result: Result<()>) {
-        let (passed, all) = self.cells.entry(cell).or_default();
+    pub(crate) fn add(&mut self, case: &'static str, row: &str, result: Result<()>) {
+        let (passed, all) = self.cases.entry(case).or_default();
         *all += 1;
         match result {
             Ok(()) => *passed += 1,
@@ -30,7 +30,7 @@ impl Results {
         if self.failures.is_empty() {
             return Ok(());
         }
-        let all: u32 = self.cells.values().map(|(_, all)| all).sum();
+        let all: u32 = self.cases.values().map(|(_, all)| all).sum();
         bail!("{} of {all} rows failed:\n{}\n{self}", self.failures.len(), self.failures.join("\n"))
     }
 }
@@ -38,13 +38,13 @@ impl Results {
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
-        table.load_preset(UTF8_FULL_CONDENSED).set_header(["cell", "what", "passed", "rows"]);
-        for (cell, (passed, all)) in &self.cells {
-            let what = ABOUT.iter().find(|(id, _)| id == cell).map_or("", |(_, what)| what);
-            table.add_row([(*cell).to_owned(), what.to_owned(), passed.to_string(), all.to_string()]);
+        table.load_preset(UTF8_FULL_CONDENSED).set_header(["case", "what", "passed", "rows"]);
+        for (case, (passed, all)) in &self.cases {
+            let what = ABOUT.iter().find(|(id, _)| id == case).map_or("", |(_, what)| what);
+            table.add_row([(*case).to_owned(), what.to_owned(), passed.to_string(), all.to_string()]);
         }
-        for (cell, why) in NOT_RUN {
-            table.add_row([cell, why, "", ""]);
+        for (case, why) in NOT_RUN {
+            table.add_row([case, why, "", ""]);
         }
         table.fmt(f)
     }

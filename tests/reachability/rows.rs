@@ -1,4 +1,4 @@
-//! Runs the table: every cell over all protocols, both families and all sizes.
+//! Runs the table: every case over all protocols, both families and all sizes.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use testbed::echo::{Answer, Dial, Fault, Protocol, kernel_speaks_sctp, pattern};
 use testbed::kernel;
 use testbed::lab::{Family, Lab};
 
-use super::cell::{Cell, Expect, Seen};
+use super::case::{Case, Expect, Seen};
 use super::fixture::afresh;
 use super::results::Results;
 use super::services;
@@ -24,8 +24,8 @@ const AT_ONCE: Duration = Duration::from_millis(2_400);
 /// Conversations at a time.
 const WORKERS: usize = 16;
 
-pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cells: impl IntoIterator<Item = &'a Cell>, results: &mut Results) {
-    let rows: Vec<Row> = cells.into_iter().flat_map(|cell| rows(*cell, setting)).collect();
+pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cases: impl IntoIterator<Item = &'a Case>, results: &mut Results) {
+    let rows: Vec<Row> = cases.into_iter().flat_map(|case| rows(*case, setting)).collect();
     let next = AtomicUsize::new(0);
     let shared = Mutex::new(results);
     thread::scope(|scope| {
@@ -34,7 +34,7 @@ pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cells: impl IntoIterator<Ite
                 while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = row.check(lab, setting);
                     let mut results = shared.lock().expect("no worker panics while it tallies");
-                    results.add(row.cell.id, &format!("{row}, {setting}"), result);
+                    results.add(row.case.id, &format!("{row}, {setting}"), result);
                 }
             });
         }
@@ -42,7 +42,7 @@ pub(crate) fn run<'a>(lab: &Lab, setting: &Setting, cells: impl IntoIterator<Ite
 }
 
 struct Row {
-    cell: Cell,
+    case: Case,
     expect: Expect,
     protocol: Protocol,
     family: Family,
@@ -57,29 +57,29 @@ enum Size {
     Fragments(usize),
 }
 
-fn rows(cell: Cell, setting: &Setting) -> Vec<Row> {
-    let (expect, mtu) = (cell.expect(setting.compat), setting.layout.mtu() as usize);
+fn rows(case: Case, setting: &Setting) -> Vec<Row> {
+    let (expect, mtu) = (case.expect(setting.compat), setting.layout.mtu() as usize);
     let mut rows = Vec::new();
     for protocol in Protocol::ALL {
         for family in Family::ALL {
             let mut sizes = sizes(expect, protocol, family, mtu);
-            sizes.retain(|size| !is_left_out(cell, protocol, *size, mtu));
-            rows.extend(sizes.into_iter().map(|size| Row { cell, expect, protocol, family, size }));
+            sizes.retain(|size| !is_left_out(case, protocol, *size, mtu));
+            rows.extend(sizes.into_iter().map(|size| Row { case, expect, protocol, family, size }));
         }
     }
     rows
 }
 
 /// See `NOT_RUN`. What the kernel's own SCTP sends in one packet says itself that it must not be cut.
-fn is_left_out(cell: Cell, protocol: Protocol, size: Size, mtu: usize) -> bool {
+fn is_left_out(case: Case, protocol: Protocol, size: Size, mtu: usize) -> bool {
     let is_long_message = match size {
         Size::Fragments(_) => false,
         Size::Bytes(size) => protocol == Protocol::Sctp && kernel_speaks_sctp() && size > mtu,
     };
     let is_in_fragments = matches!(size, Size::Fragments(_));
-    is_long_message && cell.starts_on_lo()
+    is_long_message && case.starts_on_lo()
         || (is_long_message || is_in_fragments)
-            && cell.is_answered_on_lo()
+            && case.is_answered_on_lo()
             && kernel::version().is_ok_and(|version| version < (5, 12))
 }
 
@@ -103,10 +103,10 @@ fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<
 
 impl Row {
     fn check(&self, lab: &Lab, setting: &Setting) -> Result<()> {
-        let dial = afresh(Dial::new(self.protocol, self.cell.addr(lab, self.family)));
-        let ns = &lab.host(self.cell.client).ns;
+        let dial = afresh(Dial::new(self.protocol, self.case.addr(lab, self.family)));
+        let ns = &lab.host(self.case.client).ns;
         match self.expect {
-            Expect::Seen(seen) => self.is_answered(dial, lab, setting, services::backend(self.cell.service), seen),
+            Expect::Seen(seen) => self.is_answered(dial, lab, setting, services::backend(self.case.service), seen),
             Expect::Other(name, seen) => self.is_answered(dial, lab, setting, name, seen),
             Expect::Refused => {
                 let started = Instant::now();
@@ -126,13 +126,13 @@ impl Row {
 
     /// By two exchanges of one connection, the last one over TCP half-open.
     fn is_answered(&self, dial: Dial, lab: &Lab, setting: &Setting, backend: &str, seen: Seen) -> Result<()> {
-        let source = self.cell.source(seen, backend, lab, setting, self.family);
+        let source = self.case.source(seen, backend, lab, setting, self.family);
         let (dial, size) = match self.size {
             Size::Bytes(size) => (dial, size),
             Size::Fragments(size) => (dial.fragments(), size),
         };
         let converse = |dial: Dial| -> Result<[Answer; 2], Fault> {
-            let mut connection = dial.connect(&lab.host(self.cell.client).ns)?;
+            let mut connection = dial.connect(&lab.host(self.case.client).ns)?;
             Ok([connection.exchange(&[0])?, connection.exchange_last(&pattern(size))?])
         };
         for answer in dial.learning(lab.layout, converse).with_context(|| format!("dial {}", dial.to))? {
@@ -145,8 +145,8 @@ impl Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cell, protocol, family, size, .. } = self;
-        write!(f, "{}: {} dials {} by {:?}, {protocol} {family}, ", cell.id, cell.client, cell.service, cell.to)?;
+        let Self { case, protocol, family, size, .. } = self;
+        write!(f, "{}: {} dials {} by {:?}, {protocol} {family}, ", case.id, case.client, case.service, case.to)?;
         match size {
             Size::Bytes(size) => write!(f, "{size} bytes"),
             Size::Fragments(size) => write!(f, "{size} bytes in fragments"),

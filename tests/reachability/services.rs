@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use testbed::agent::Service;
 use testbed::lab::{Dual, EXTERNAL, Family, Lab};
 
-use super::cell::spare;
+use super::case::spare;
 
 /// Of every server of the lab.
 pub(crate) const PORT: u16 = 8080;

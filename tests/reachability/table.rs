@@ -1,19 +1,19 @@
 //! The matrix.
 
-use super::cell::Expect::{Other, Refused, Silence};
-use super::cell::Seen::{Client, Dialled, Egress, Node};
-use super::cell::To::{
+use super::case::Expect::{Other, Refused, Silence};
+use super::case::Seen::{Client, Dialled, Egress, Node};
+use super::case::To::{
     ClusterIp, ClusterIpOtherPort, ExternalIp, LoadBalancer, LoadBalancerOtherPort, NodePort, NodePortElsewhere,
     NodePortLoopback, NodePortSecond,
 };
-use super::cell::{Cell, Expect, modes, same};
+use super::case::{Case, Expect, modes, same};
 
 const CLIENT: Expect = Expect::Seen(Client);
 const N1: Expect = Expect::Seen(Node("n1"));
 const N2: Expect = Expect::Seen(Node("n2"));
 const EGRESS: Expect = Expect::Seen(Egress("n1"));
 
-pub(crate) const CELLS: &[Cell] = &[
+pub(crate) const CASES: &[Case] = &[
     same("C01", "p1a", ClusterIp, "p1b", CLIENT),
     modes("C02", "p1a", ClusterIp, "p1a", Egress("n1"), Egress("n1")),
     same("C03", "p1a", ClusterIp, "p2a", CLIENT),
@@ -109,14 +109,14 @@ pub(crate) const CELLS: &[Cell] = &[
 ];
 
 /// With `--nodeport-addresses` and `--cluster-ip-external=false`, in the default mode.
-pub(crate) const CELLS_OF_FLAGS: &[Cell] = &[
+pub(crate) const CASES_OF_FLAGS: &[Case] = &[
     same("C12", "x", ClusterIp, "p1b", Silence),
     same("C12", "x", ClusterIp, "p2a", Silence),
     same("N16", "x", NodePortElsewhere, "p1b", Other("host", Client)),
     same("N16", "x", NodePort("n1"), "p1b", CLIENT),
 ];
 
-/// What each cell is about.
+/// What each case is about.
 pub(crate) const ABOUT: &[(&str, &str)] = &[
     ("C01", "a pod, another pod of its node"),
     ("C02", "a pod, itself"),
@@ -186,7 +186,7 @@ const ON_LO: &str = "not run for long messages of the kernel's own SCTP from a p
 pub(crate) const NOT_RUN: &[(&str, &str)] = &[
     (
         "C20",
-        "not run here but by `tests/host`, with TCP, UDP and SCTP, IPv4 and IPv6: by routes, by the default route, by routes through nodes, by node ports",
+        "not run here but by `tests/lab/host`, with TCP, UDP and SCTP, IPv4 and IPv6: by routes, by the default route, by routes through nodes, by node ports",
     ),
     (
         "C09",

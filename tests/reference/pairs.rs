@@ -18,7 +18,7 @@ const PAIRS: u64 = 100_000;
 const PACKETS: u64 = 200;
 
 #[test]
-fn the_kernel_does_what_the_model_says() -> Result<()> {
+fn kernel_and_model_agree_on_random_pairs() -> Result<()> {
     let first = seed()?;
     let netns = node::namespace("reference")?;
     netns.run(|| {

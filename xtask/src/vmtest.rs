@@ -45,8 +45,8 @@ const PROGRAMS: &[Program] = &[
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
-    "sockets sctp /bin/vm --exact plain::as_the_kernel_can",
-    "sockets-by-clsact sctp,tcx /bin/vm --exact plain::by_clsact",
+    "sockets sctp /bin/vm --exact plain::pods_reach_services_by_the_default_mechanism",
+    "sockets-by-clsact sctp,tcx /bin/vm --exact plain::pods_reach_services_by_clsact",
     "packets - /bin/kernel --skip reference::",
 ];
 

@@ -86,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn what_all_suffer_is_nobodys() {
+    fn gap_of_all_streams_counts_for_none() {
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 2, 9, 10]]), [0]);
         // The machine stood still between the two packets of a tick.
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 8, 9, 10]]), [0]);
     }
 
     #[test]
-    fn what_one_suffers_alone_is_its_own() {
+    fn gap_of_one_stream_counts_for_it() {
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]), [6]);
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 2, 5, 6, 7, 8, 9, 10]]), [4]);
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 2, 5, 6, 7, 8, 9, 10], &[2, 8]]), [1]);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_counts_whoever_else_suffers() {
+    fn largest_gap_counts_beside_smaller_ones() {
         assert_eq!(arrivals(&[1, 2, 9, 10, 14]).largest(), MS * 7);
         assert_eq!(arrivals(&[1, 2, 3]).largest(), MS);
         assert_eq!(arrivals(&[]).largest(), MS);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_that_follow_each_other_leave_somebody_out() {
+    fn successive_sets_leave_a_backend_out() {
         let all: BTreeSet<&str> = SETS.into_iter().flatten().collect();
         for (at, set) in SETS.iter().enumerate() {
             let next = SETS[(at + 1) % SETS.len()];

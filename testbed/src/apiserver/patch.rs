@@ -113,7 +113,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_strategic_merge() {
+    fn strategic_merge_keeps_other_elements() {
         let service = json!({"metadata": {"labels": {"a": "1", "b": "2"}},
             "spec": {"ports": [{"port": 80, "name": "http"}, {"port": 443, "name": "https"}], "externalIPs": ["1.1.1.1"]}});
         let rows = [

@@ -138,7 +138,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn requirements() {
+    fn requirements_select_labels() {
         let object = json!({"metadata": {"name": "a", "namespace": "b", "labels": {"app": "web", "x/y": ""}},
             "spec": {"clusterIP": "None"}});
         let rows = [
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn unreadable_selectors_are_refused() {
         for (labels, fields) in
             [("a b", ""), ("a in b", ""), ("=x", ""), ("a out (b)", ""), ("", "spec.foo=1"), ("", "x")]
         {

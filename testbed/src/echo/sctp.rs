@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_decoded_and_one_wrong_bit_is_seen() {
+    fn decoder_reads_encoded_packets_and_sees_one_wrong_bit() {
         let chunks = [
             Chunk::Init(7),
             Chunk::InitAck(8, vec![1, 2, 3, 4]),

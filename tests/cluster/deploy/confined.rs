@@ -22,7 +22,7 @@ fn a_host_outside_is_served_by_either_way_to_attach() -> Result<()> {
 
 /// What root has beyond it, kpx gives up by itself.
 #[test]
-fn what_is_not_needed_is_given_up() -> Result<()> {
+fn kpx_gives_up_unneeded_capabilities() -> Result<()> {
     let cluster = Cluster::start()?;
     let objects = overlay("kind")?;
     let config = objects.config_map.context("a ConfigMap")?;

@@ -15,7 +15,7 @@ use crate::deploy::render::{Objects, deploy_dir, kustomize};
 use testbed::pod::{KUBE_PROXY, Running};
 
 #[test]
-fn what_the_manifests_grant_is_enough() -> Result<()> {
+fn grants_of_the_manifests_suffice() -> Result<()> {
     let cluster = Cluster::start()?;
     let objects = overlay("kind")?;
     let set = objects.daemon_set.context("a DaemonSet")?;
@@ -51,7 +51,7 @@ fn what_the_manifests_grant_is_enough() -> Result<()> {
 
 /// kind's plugin is ptp. Its pods ask the cluster's DNS first, over UDP, and it may run beside them.
 #[test]
-fn the_pods_of_kind_reach_services_with_the_overlay_as_it_is() -> Result<()> {
+fn pods_of_kind_reach_services_by_the_overlay() -> Result<()> {
     for backend in ["p2a", "p1b"] {
         let cluster = Cluster::start_in(Layout::Ptp)?;
         let objects = overlay("kind")?;
@@ -94,7 +94,7 @@ fn kubeadms_config_map_serves_our_daemon_set() -> Result<()> {
 }
 
 #[test]
-fn without_one_of_its_capabilities_kpx_ends_and_names_it_and_what_it_is_for() -> Result<()> {
+fn kpx_ends_and_names_a_missing_capability_with_its_purpose() -> Result<()> {
     let cluster = Cluster::start()?;
     let objects = overlay("kind")?;
     let config = objects.config_map.context("a ConfigMap")?;
@@ -111,7 +111,7 @@ fn without_one_of_its_capabilities_kpx_ends_and_names_it_and_what_it_is_for() ->
 
 /// It is for the oom score alone, and on kernels before 5.11 for locked memory.
 #[test]
-fn without_sys_resource_kpx_serves_and_says_what_it_lacks() -> Result<()> {
+fn kpx_serves_without_sys_resource_and_names_it() -> Result<()> {
     let cluster = Cluster::start()?;
     let objects = overlay("kind")?;
     let config = objects.config_map.context("a ConfigMap")?;

@@ -87,7 +87,7 @@ fn sockets_are_led_anew_by_each_container() -> Result<()> {
 }
 
 #[test]
-fn what_is_asked_to_leave_leaves_nothing() -> Result<()> {
+fn kpx_with_cleanup_on_exit_leaves_nothing() -> Result<()> {
     let fixture = Fixture::start()?;
     let kpx = fixture.kpx(&["--cleanup-on-exit"])?;
     fixture.cluster.serves("n1")?;
@@ -138,7 +138,7 @@ fn a_container_that_does_not_see_another_ones_links_refuses_to_start() -> Result
 }
 
 #[test]
-fn of_two_containers_one_serves() -> Result<()> {
+fn one_of_two_containers_serves() -> Result<()> {
     let fixture = Fixture::start()?;
     let kpx = fixture.kpx(&[])?;
     let mut open = fixture.connections()?;

@@ -28,7 +28,7 @@ table inet cni {
 }";
 
 #[test]
-fn what_kube_proxy_translated_goes_the_new_way() -> Result<()> {
+fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
     let fixture = Fixture::with_node()?;
     // On the wire: who was the backend before, and who is it now.
     let wire = neighbour(&fixture.node)?;

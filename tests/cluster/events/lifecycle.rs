@@ -9,7 +9,7 @@ use crate::events::fixture::{DEADLINE, Fixture, fails, node, service, wait_probl
 const NODE_OBJECT: &str = "Node object";
 
 #[test]
-fn nothing_is_served_before_the_node_has_addresses() -> Result<()> {
+fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.put(&service("web", 10))?;
     let kpx = fixture.start("")?;

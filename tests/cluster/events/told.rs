@@ -69,7 +69,7 @@ fn servers_that_must_be_had_and_cannot_are_told_of_the_node() -> Result<()> {
 }
 
 #[test]
-fn who_gets_no_frontend_and_who_cannot_be_read_is_told_by_its_uid() -> Result<()> {
+fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let shares = |name, nth| {
         let mut shares = service(name, nth);

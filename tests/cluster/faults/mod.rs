@@ -27,7 +27,7 @@ const GROUPS: [Group; 5] = [
 ];
 
 #[test]
-fn whatever_the_api_server_does_the_node_serves_and_comes_back() -> Result<()> {
+fn node_serves_through_every_failure_of_the_api_server() -> Result<()> {
     let results = thread::scope(|scope| {
         let groups = GROUPS.map(|(name, group)| (name, scope.spawn(move || play(group))));
         groups.map(|(name, thread)| match thread.join() {

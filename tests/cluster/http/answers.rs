@@ -99,7 +99,7 @@ fn a_node_that_is_about_to_go_takes_no_new_traffic() -> Result<()> {
 }
 
 #[test]
-fn beside_the_metrics_is_what_kube_proxy_has_there() -> Result<()> {
+fn metrics_server_answers_the_paths_of_kube_proxy() -> Result<()> {
     let cluster = Fixture::start("beside")?;
     let kpx = cluster.healthy_kpx("")?;
     const PLAIN: &str = "Content-Type: text/plain; charset=utf-8";

@@ -8,7 +8,7 @@ use testbed::netns::NetNs;
 use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
 
 #[test]
-fn names_that_move_between_devices_confuse_nobody() -> Result<()> {
+fn device_names_may_move_between_devices() -> Result<()> {
     let fixture = Fixture::new()?;
     let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;

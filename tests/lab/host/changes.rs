@@ -91,7 +91,7 @@ fn the_hosts_address_changes() -> Result<()> {
 }
 
 #[test]
-fn policies_external_addresses_and_backends_of_the_hosts_own() -> Result<()> {
+fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
@@ -146,7 +146,7 @@ fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
 }
 
 #[test]
-fn who_has_routes_to_pods_needs_no_nodes() -> Result<()> {
+fn host_with_routes_to_pods_needs_no_nodes() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;

@@ -15,7 +15,7 @@ use crate::host::fixture::{
 const NODE_PORT: u16 = 30080;
 
 #[test]
-fn through_routes_that_the_host_has() -> Result<()> {
+fn host_reaches_backends_through_its_own_routes() -> Result<()> {
     for layout in Layout::ALL {
         let fixture = Fixture::start(layout)?;
         let c = &fixture.lab.xl;
@@ -34,7 +34,7 @@ fn through_routes_that_the_host_has() -> Result<()> {
 }
 
 #[test]
-fn whatever_rp_filter_says_with_and_without_a_default_route() -> Result<()> {
+fn host_reaches_backends_under_every_rp_filter() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
@@ -59,7 +59,7 @@ fn whatever_rp_filter_says_with_and_without_a_default_route() -> Result<()> {
 }
 
 #[test]
-fn through_routes_by_way_of_the_nodes() -> Result<()> {
+fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let (c, [n1, n2]) = (&fixture.lab.xl, fixture.lab.nodes());
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
@@ -105,7 +105,7 @@ fn through_routes_by_way_of_the_nodes() -> Result<()> {
 }
 
 #[test]
-fn through_node_ports_where_nothing_else_leads_to_pods() -> Result<()> {
+fn host_reaches_backends_through_node_ports() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.x;
     let nodes = fixture.nodes()?;
@@ -158,7 +158,7 @@ fn not_ready(node: &testbed::agent::Object) -> testbed::agent::Object {
 }
 
 #[test]
-fn through_the_default_route_if_the_operator_says_so() -> Result<()> {
+fn host_reaches_backends_through_the_default_route() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.x;
     fixture.lab.nodes().into_iter().try_for_each(|node| route(&fixture.lab.fabric, "add", node))?;

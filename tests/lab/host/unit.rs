@@ -31,7 +31,7 @@ fn systemd_takes_the_unit() -> Result<()> {
 /// All that kpx does on a host, with no other capability than the unit grants, and from the configuration that lies beside
 /// it.
 #[test]
-fn the_capabilities_are_enough() -> Result<()> {
+fn capabilities_of_the_unit_suffice() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     let web = Service::new("web", 10, &["p1b", "p2a"], PORT).external_ips(testbed::lab::EXTERNAL.host(7));

@@ -109,7 +109,7 @@ fn on_labels(on: Option<&LabelModifier>) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_kpx_does_not_have_is_found() {
+fn check_finds_queries_of_missing_series() {
     let metrics = "# HELP a_total A.\n# TYPE a_total counter\na_total{reason=\"x\"} 1\n";
     let metrics = testbed::exposition::parse(metrics).unwrap();
     let outcome = |query: &str| {

@@ -185,7 +185,7 @@ fn lost_events_lead_to_a_new_list() {
 }
 
 #[test]
-fn roles_of_real_devices() {
+fn real_devices_have_their_roles() {
     in_netns(async {
         let (outside, pods) = (Netns::new(), Netns::new());
         for command in [

@@ -136,7 +136,7 @@ fn a_refused_route_costs_only_itself() {
 }
 
 #[test]
-fn a_thousand_host_routes() {
+fn a_thousand_host_routes_are_written() {
     in_netns(async {
         node().await?;
         let handle = handle()?;
@@ -160,7 +160,7 @@ fn a_thousand_host_routes() {
 }
 
 #[test]
-fn the_default_route_of_each_family() {
+fn default_route_of_each_family_is_found() {
     in_netns(async {
         let handle = handle()?;
         ensure!(default_route::<Addr4>(&handle).await?.is_none(), "a namespace without routes has a default route");

@@ -64,7 +64,7 @@ fn rules_are_what_is_wanted_and_foreign_ones_stay() {
 }
 
 #[test]
-fn what_a_dead_agent_of_another_version_left_is_cleared() {
+fn remains_of_another_version_are_cleared() {
     in_netns(async {
         node().await?;
         ip("rule add pref 75 iif lo to 203.0.113.0/24 lookup 7041144 protocol 75").await?;

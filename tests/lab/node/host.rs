@@ -46,7 +46,7 @@ fn the_hosts_way_follows_objects_and_addresses() -> Result<()> {
 }
 
 #[test]
-fn what_a_killed_kpx_left_is_adopted_and_removed_in_the_end() -> Result<()> {
+fn rules_of_a_killed_kpx_are_adopted_and_removed_at_the_end() -> Result<()> {
     let node = NetNs::machine("left")?;
     let before = state(&node)?;
     Agent::start_alone(&node, &[("shop", SHOP)], "")?.healthy()?.crash()?;
@@ -79,7 +79,7 @@ fn more_frontends_than_rules_are_a_problem_that_says_how_many() -> Result<()> {
 }
 
 #[test]
-fn without_ipv6_the_rest_works() -> Result<()> {
+fn kpx_works_without_ipv6() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-no6", std::process::id()))?;
     for device in ["all", "default", "lo"] {
         node.sysctl(&format!("ipv6/conf/{device}/disable_ipv6"), "1")?;

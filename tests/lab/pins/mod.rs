@@ -106,7 +106,7 @@ fn a_flow_table_of_another_size_has_the_flows_of_the_old() -> Result<()> {
 }
 
 #[test]
-fn a_table_that_nobody_sized_stays_as_large_as_it_is() -> Result<()> {
+fn table_without_a_flag_keeps_its_size() -> Result<()> {
     let fixture = Fixture::start()?;
     // More than any machine's memory makes it.
     drop(fixture.kpx(&["--endpoint-table-size", "2097152"])?);

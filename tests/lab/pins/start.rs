@@ -13,7 +13,7 @@ use testbed::cgroup::Cgroup;
 use crate::pins::fixture::{Fixture, link_ids, map_ids};
 
 #[test]
-fn what_cannot_be_taken_over_is_refused() -> Result<()> {
+fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     let fixture = Fixture::start()?;
     drop(fixture.kpx(&[])?);
     let (dir, names) = (fixture.dir(), map_ids(&fixture.dir())?);

@@ -55,7 +55,7 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_it_is_told_otherwis
 }
 
 #[test]
-fn what_somebody_takes_off_comes_back() -> Result<()> {
+fn socket_programs_come_back_after_a_detach() -> Result<()> {
     let fixture = Fixture::start()?;
     let _agent = fixture.agent("host", &["--iptables-sync-period", "1s", "--iptables-min-sync-period", "0s"])?;
     let pin = fixture.lab.host(NODE).ns.bpf_dir().join("v2/links/socket-connect4");

@@ -110,7 +110,7 @@ fn source_ranges_are_for_packets() -> Result<()> {
 }
 
 #[test]
-fn without_it_packets_are_led() -> Result<()> {
+fn packets_are_led_without_socket_lb() -> Result<()> {
     let fixture = Fixture::start()?;
     let agent = fixture.kpx(&[])?;
     for family in Family::ALL {

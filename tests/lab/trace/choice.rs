@@ -76,7 +76,7 @@ fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
 }
 
 #[test]
-fn algorithms() -> Result<()> {
+fn trace_follows_the_algorithms() -> Result<()> {
     let folder = Folder::create()?;
     let tally = |algorithm, from| -> Result<Vec<(u32, Option<String>)>> {
         let trace = json(&folder, Family::V4, from, "many:80", &["--count", "100", "--lb-algorithm", algorithm])?;

@@ -12,7 +12,7 @@ use crate::trace::{kpx, trace_command};
 
 /// Whoever reads this output relies on these names.
 #[test]
-fn a_packet_that_is_forwarded() -> Result<()> {
+fn trace_shows_a_forwarded_packet() -> Result<()> {
     check(
         "n1:30004",
         &expect![[r#"
@@ -55,7 +55,7 @@ fn a_packet_that_is_forwarded() -> Result<()> {
 }
 
 #[test]
-fn a_packet_that_is_rejected() -> Result<()> {
+fn trace_shows_a_rejected_packet() -> Result<()> {
     check(
         "n1:30003",
         &expect![[r#"
@@ -115,7 +115,7 @@ fn lines(path: &str, value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_cannot_be_traced_is_refused() -> Result<()> {
+fn trace_refuses_what_it_cannot_follow() -> Result<()> {
     let folder = Folder::create()?;
     let v4 = names(Family::V4);
     let mut mixed = trace_command()?;

@@ -196,7 +196,7 @@ fn answer(listener: &UnixListener, json: &str) -> std::io::Result<()> {
 }
 
 #[test]
-fn without_an_agent_there_is_nothing_to_trace() -> Result<()> {
+fn trace_needs_an_agent_or_manifests() -> Result<()> {
     let mut command = trace_command()?;
     command.args(["--run-dir", "/nonexistent", "--from", "10.0.0.1", "--to", "10.0.0.2:80"]);
     let error = kpx(&mut command).err().context("nobody runs there")?;

@@ -134,7 +134,7 @@ fn a_service_does_not_offer_the_port() -> Result<()> {
 }
 
 #[test]
-fn other_protocols() -> Result<()> {
+fn other_protocols_pass() -> Result<()> {
     check(
         "p1a",
         "web:53/udp",
@@ -190,7 +190,7 @@ fn a_service_has_no_endpoints() -> Result<()> {
 }
 
 #[test]
-fn nobody_has_the_address() -> Result<()> {
+fn address_belongs_to_no_service() -> Result<()> {
     check(
         "p1a",
         "nobody:80",
@@ -301,7 +301,7 @@ fn the_host_dials_its_loopback_address() -> Result<()> {
 }
 
 #[test]
-fn under_policy_local_clients_outside_need_local_endpoints_and_pods_do_not() -> Result<()> {
+fn policy_local_needs_local_endpoints_for_outside_clients_alone() -> Result<()> {
     check(
         "stranger",
         "n1:30005",
@@ -336,7 +336,7 @@ fn under_policy_local_clients_outside_need_local_endpoints_and_pods_do_not() -> 
 }
 
 #[test]
-fn source_ranges_of_a_load_balancer() -> Result<()> {
+fn source_ranges_restrict_a_load_balancer() -> Result<()> {
     check(
         "friend",
         "vip:80",
@@ -370,7 +370,7 @@ fn source_ranges_of_a_load_balancer() -> Result<()> {
 }
 
 #[test]
-fn the_host_dials_what_is_no_service() -> Result<()> {
+fn the_host_dials_no_service() -> Result<()> {
     check(
         "n1",
         "stranger:80",

@@ -64,7 +64,7 @@ fn hostile() -> [Object; 2] {
 }
 
 #[test]
-fn nothing_leaves_and_nobody_reads_along() -> Result<()> {
+fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
     let site = Site::build()?;
     let agent = site.serve()?;
     let browser = Browser::start(
@@ -118,7 +118,7 @@ fn serve_once(server: &std::net::TcpListener) -> Result<()> {
 }
 
 #[test]
-fn without_javascript_it_says_what_else_there_is() -> Result<()> {
+fn page_without_javascript_names_alternatives() -> Result<()> {
     let site = Site::build()?;
     let agent = site.serve()?;
     let browser = Browser::start(site.ns(), &[], false)?;
@@ -129,7 +129,7 @@ fn without_javascript_it_says_what_else_there_is() -> Result<()> {
 }
 
 #[test]
-fn it_is_off_unless_asked_for() -> Result<()> {
+fn page_is_off_by_default() -> Result<()> {
     let site = Site::build()?;
     let agent = testbed::agent::Agent::start(&site.lab, &site.lab.n1, site.cluster.source())?;
     let browser = Browser::start(site.ns(), &[], true)?;

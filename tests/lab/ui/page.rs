@@ -139,7 +139,7 @@ fn rates_move_when_packets_flow() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_said() -> Result<()> {
+fn page_shows_problems() -> Result<()> {
     let site = Site::build()?;
     let agent = site.serve()?;
     let browser = Browser::start(site.ns(), &[], true)?;

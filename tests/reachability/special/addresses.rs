@@ -12,7 +12,7 @@ use testbed::capture::{Capture, Checksums};
 use testbed::echo::{Dial, Protocol, pattern};
 use testbed::lab::{Family, Node};
 
-use crate::cell::{Expect, To, same, spare};
+use crate::case::{Expect, To, same, spare};
 use crate::fixture::{Fixture, combinations};
 use crate::services::{external_ip, frontend, health_check_port, index, node_port, vip};
 

@@ -1,4 +1,4 @@
-//! Cells that are more than one conversation.
+//! Cases that are more than one conversation.
 
 mod addresses;
 mod affinity;

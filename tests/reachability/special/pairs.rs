@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::echo::{Answer, Connection, Dial, Protocol, pattern};
 use testbed::lab::{Family, Lab};
 
-use crate::cell::{Expect, To, same};
+use crate::case::{Expect, To, same};
 use crate::fixture::{Fixture, afresh, fresh_ports};
 use crate::services::{PORT, frontend, index, node_port};
 

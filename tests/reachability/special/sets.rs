@@ -5,7 +5,7 @@ use testbed::agent::{Hint, Service};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
-use crate::cell::{To, same};
+use crate::case::{To, same};
 use crate::fixture::{Fixture, combinations};
 use crate::services::{PORT, frontend};
 
@@ -23,8 +23,8 @@ pub(super) fn policy_cluster(fixture: &Fixture, protocol: Protocol, family: Fami
 pub(super) fn external_policy(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     for to in [To::NodePort("n1"), To::LoadBalancer, To::ExternalIp] {
         for (client, backends) in [("x", &["p1b"][..]), ("p1a", &["p1b", "p2a"]), ("n1", &["p1b", "p2a"])] {
-            let cell = same("N05", client, to, "both-local", crate::cell::Expect::Silence);
-            fixture.only(client, Dial::new(protocol, cell.addr(fixture.lab, family)), OFTEN, backends)?;
+            let case = same("N05", client, to, "both-local", crate::case::Expect::Silence);
+            fixture.only(client, Dial::new(protocol, case.addr(fixture.lab, family)), OFTEN, backends)?;
         }
     }
     Ok(())

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_between_the_markers_changes() {
+    fn report_changes_only_text_between_markers() {
         let text = "a\n<!-- measured x -->\nold\n<!-- end of x -->\nb\n";
         let new = "a\n<!-- measured x -->\n\nnew\n\n<!-- end of x -->\nb\n";
         assert_eq!(replace(text, "x", "new\n").unwrap(), new);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_reached_is_said() {
+    fn report_names_missed_targets() {
         let target = &TARGETS[3];
         assert_eq!(row(target, 1, &cells(95, 95)).unwrap()[4], "reached");
         assert_eq!(row(target, 1, &cells(94, 95)).unwrap()[4], "**not reached**");

@@ -9,7 +9,7 @@ use super::services::{self, SECOND_PORT};
 use super::setting::Setting;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cell {
+pub(crate) struct Case {
     pub(crate) id: &'static str,
     pub(crate) client: &'static str,
     pub(crate) to: To,
@@ -72,8 +72,8 @@ pub(crate) const fn same(
     to: To,
     service: &'static str,
     expect: Expect,
-) -> Cell {
-    Cell { id, client, to, service, default: expect, compat: expect }
+) -> Case {
+    Case { id, client, to, service, default: expect, compat: expect }
 }
 
 /// The backend sees one address in the default mode, another in kube-proxy's.
@@ -84,11 +84,11 @@ pub(crate) const fn modes(
     service: &'static str,
     default: Seen,
     compat: Seen,
-) -> Cell {
-    Cell { id, client, to, service, default: Expect::Seen(default), compat: Expect::Seen(compat) }
+) -> Case {
+    Case { id, client, to, service, default: Expect::Seen(default), compat: Expect::Seen(compat) }
 }
 
-impl Cell {
+impl Case {
     pub(crate) fn is_clusterip(&self) -> bool {
         self.id.starts_with('C')
     }
@@ -133,7 +133,7 @@ impl Cell {
         }
     }
 
-    /// The client's own address for this cell.
+    /// The client's own address for this case.
     fn client_addr(&self, lab: &Lab, family: Family) -> IpAddr {
         let host = lab.host(self.client);
         match self.to {
@@ -154,7 +154,7 @@ impl Cell {
 }
 
 fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> Dual {
-    let node = node.expect("a cell names a node");
+    let node = node.expect("a case names a node");
     let is_pod = |node: &Node| node.pods.iter().any(|pod| pod.name == backend);
     if is_pod(node) {
         node.towards_own_pods(lab.layout)
