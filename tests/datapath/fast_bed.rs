@@ -8,14 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
-use kpx_tests::agent::wait_until;
-use kpx_tests::bench::Verdict::{Pass, Redirect};
 use nix::time::{ClockId, clock_gettime};
 use proxy_agent::datapath::open;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::names::{EGRESS, INGRESS, IPV4, IPV6};
+use testbed::agent::wait_until;
+use testbed::test_run::Verdict::{Pass, Redirect};
 
 use crate::lab::{Lab, counted_since, labs_of, words};
 use crate::offload::sum;

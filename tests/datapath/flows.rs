@@ -1,10 +1,10 @@
 //! Flows: opened, followed, closed; beside each other.
 
 use anyhow::{Result, ensure};
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::Node;
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{Row, check, labs};
 use crate::policy::outside;

@@ -2,10 +2,10 @@
 //! no flow and touch none.
 
 use anyhow::{Result, ensure};
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{Lab, labs, labs_of};
 use crate::reuse::Setup;

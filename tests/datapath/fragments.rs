@@ -1,9 +1,9 @@
 //! Fragments: later ones have no ports and follow their first.
 
 use anyhow::{Result, ensure};
-use kpx_tests::bench::Verdict::{self, Drop, Pass, Redirect};
-use kpx_tests::text::Names;
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
+use testbed::test_run::Verdict::{self, Drop, Pass, Redirect};
+use testbed::text::Names;
 
 use crate::lab::{Lab, Row, check, labs};
 

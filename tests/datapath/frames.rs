@@ -1,8 +1,8 @@
 //! Frames that are no packets of ours, or odd ones.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::Verdict::Pass;
 use proxy_common::names::INGRESS;
+use testbed::test_run::Verdict::Pass;
 
 use crate::lab::{counted_since, labs, words};
 

@@ -1,9 +1,9 @@
 //! Ports on the node's own addresses that other programs' connections have: netfilter's masquerading, above all.
 
 use anyhow::{Result, ensure};
-use kpx_tests::bench::Verdict::Pass;
 use proxy_common::device::Node;
 use proxy_common::names::{EGRESS, INGRESS};
+use testbed::test_run::Verdict::Pass;
 
 use crate::lab::{Lab, Row};
 use crate::policy::outside;

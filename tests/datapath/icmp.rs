@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, Map, MapData, MapInfo};
-use kpx_tests::agent::wait_until;
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
+use testbed::agent::wait_until;
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{Lab, check, labs};
 

@@ -5,9 +5,6 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::{Bench, Outcome, Verdict};
-use kpx_tests::netns::NetNs;
-use kpx_tests::text::{DST_MAC, Names};
 use proxy_agent::datapath::Maps;
 use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
@@ -15,6 +12,9 @@ use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::INGRESS;
+use testbed::netns::NetNs;
+use testbed::test_run::{Bench, Outcome, Verdict};
+use testbed::text::{DST_MAC, Names};
 
 use crate::reuse::{Reused, Setup};
 

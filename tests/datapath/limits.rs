@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::Program;
-use kpx_tests::bench::Bench;
-use kpx_tests::bench::Verdict::{Drop, Pass};
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 use proxy_agent::datapath::verifier;
 use proxy_agent::object;
 use proxy_common::names::{EGRESS, FAST_PATH, INGRESS};
+use testbed::test_run::Bench;
+use testbed::test_run::Verdict::{Drop, Pass};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::{labs, labs_with_room};

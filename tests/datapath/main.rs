@@ -20,6 +20,8 @@ mod nursery;
 mod offload;
 mod options;
 mod policy;
+#[path = "../reference/mod.rs"]
+mod reference;
 mod reuse;
 mod sctp;
 mod stack;

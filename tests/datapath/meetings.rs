@@ -1,7 +1,6 @@
 //! Flows that meet in one tuple, or outlive what they were opened for.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_agent::datapath::Maps;
 use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
@@ -10,6 +9,7 @@ use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey,
 };
 use proxy_common::names::{EGRESS, INGRESS, LO};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::Lab;
 use crate::policy::{outside, pods};

@@ -1,8 +1,8 @@
 //! What may stand between an IP header and a transport: IPv4 options, IPv6 extension headers.
 
 use anyhow::{Context, Result};
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{Row, check, labs};
 

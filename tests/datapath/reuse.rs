@@ -8,7 +8,6 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
-use kpx_tests::bench::Bench;
 use proxy_agent::datapath::{Datapath, Maps, Options, Sizes, open};
 use proxy_agent::diff::diff;
 use proxy_agent::object;
@@ -22,6 +21,7 @@ use proxy_common::guest::Guest;
 use proxy_common::monitor::Monitored;
 use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
 use proxy_common::service_counts::ServiceCounts;
+use testbed::test_run::Bench;
 
 /// Those that no test uses now, by what they were loaded for; the one that was used last comes last.
 static IDLE: Mutex<Vec<(Setup, Box<Bench>)>> = Mutex::new(Vec::new());

@@ -1,8 +1,8 @@
 //! SCTP: what opens and ends an association, and the checksum, which every packet that comes out is checked for.
 
 use anyhow::Result;
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{check, labs};
 

@@ -1,10 +1,10 @@
 //! Packets of open connections that take the stack, where others skip it.
 
 use anyhow::{Result, ensure};
-use kpx_tests::agent::wait_until;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::device::Node;
 use proxy_common::names::{EGRESS, INGRESS};
+use testbed::agent::wait_until;
 
 use crate::fast_bed::*;
 use crate::lab::{counted_since, labs_of, words};

@@ -1,9 +1,9 @@
 //! What is rejected, dropped, or left alone.
 
 use anyhow::Result;
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
 use proxy_common::device::Node;
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{check, labs};
 

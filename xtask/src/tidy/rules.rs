@@ -1,7 +1,7 @@
 //! The rules, and who is exempt from which, why.
 
 use super::Violation;
-use super::source::{File, Mention, Tree};
+use super::source::{self, File, Mention, Tree};
 
 const FILE_LINES: usize = 400;
 const FUNCTION_LINES: usize = 70;
@@ -24,21 +24,21 @@ const UNSAFE: &[(&str, &str)] = &[
     ("proxy-ebpf/src/net", "routes and checksums come from helpers that take pointers"),
     ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
     ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
-    ("tests/churn/links", "detaches links of others, which no crate has a call for"),
-    ("tests/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
+    ("tests/lab/churn/links", "detaches links of others, which no crate has a call for"),
+    ("testbed/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
 ];
 
 /// Where a test may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
     ("proxy-agent/src/source/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
-    ("tests/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
-    ("tests/src/agent", "polls in `wait_until`, bounded by a deadline"),
-    ("tests/src/apiserver/http", "a fault: a list that comes late"),
-    ("tests/src/apiserver/real", "polls a server that does not answer yet, bounded by a deadline"),
-    ("tests/src/apiserver/watch", "a watch ends when its client said, as on any server"),
-    ("tests/src/control", "changes at a rate, and measures for a time"),
-    ("tests/src/load", "sends at a rate"),
-    ("tests/src/soak", "how long a fault lasts is what is tested"),
+    ("tests/cluster/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
+    ("testbed/src/agent", "polls in `wait_until`, bounded by a deadline"),
+    ("testbed/src/apiserver/http", "a fault: a list that comes late"),
+    ("testbed/src/apiserver/real", "polls a server that does not answer yet, bounded by a deadline"),
+    ("testbed/src/apiserver/watch", "a watch ends when its client said, as on any server"),
+    ("lab-tools/src/control", "changes at a rate, and measures for a time"),
+    ("lab-tools/src/load", "sends at a rate"),
+    ("lab-tools/src/soak", "how long a fault lasts is what is tested"),
 ];
 
 /// Longer than the limit for a reason.
@@ -47,8 +47,8 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
 /// Reasons that no packet table can bring about.
 const NO_ROW: &[(&str, &str)] = &[
-    ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/devices.rs"),
-    ("SeenBefore", "takes two devices: see tests/devices.rs"),
+    ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/lab/devices.rs"),
+    ("SeenBefore", "takes two devices: see tests/lab/devices.rs"),
 ];
 
 /// Values in, values out.
@@ -105,7 +105,7 @@ fn check_file(file: &File) -> Vec<Violation> {
 }
 
 fn client(file: &File, mentions: &[Mention]) -> Vec<Violation> {
-    if file.is_in("proxy-agent/src/source") || file.is_in("tests") {
+    if file.is_in("proxy-agent/src/source") || source::TESTS.iter().any(|tests| file.is_in(tests)) {
         return Vec::new();
     }
     let why = "only sources speak to the API, so that everything else runs without one";

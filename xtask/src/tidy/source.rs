@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+/// The folders of what is only there for tests.
+pub(super) const TESTS: [&str; 3] = ["lab-tools", "testbed", "tests"];
+
 pub(super) struct Tree {
     /// Sorted by path.
     pub(super) files: Vec<File>,
@@ -57,7 +60,7 @@ impl Tree {
         texts.sort();
         let mut files = texts.iter().map(|(path, text)| File::parse(path, text)).collect::<Result<Vec<_>>>()?;
         let mut modules: Vec<_> = files.iter().flat_map(File::test_modules).collect();
-        modules.push("tests".to_owned());
+        modules.extend(TESTS.map(str::to_owned));
         for file in &mut files {
             if modules.iter().any(|module| file.is_in(module)) {
                 file.tokens.iter_mut().for_each(|token| token.test = true);
