@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
-use aya::programs::{TestRun, TestRunOptions};
 use aya::util::nr_cpus;
 use kpx_tests::bench::{Bench, Verdict};
 use kpx_tests::reference::node::Node;
