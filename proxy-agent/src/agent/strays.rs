@@ -6,9 +6,9 @@ use anyhow::Result;
 use proxy_common::counter::Event;
 use tokio::time::Instant;
 
-use crate::events::Events;
-use crate::health::Health;
 use proxy_datapath::Counters;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
 
 /// What [`Health`] calls it.
 const STRAYS: &str = "pods taken for outside clients";

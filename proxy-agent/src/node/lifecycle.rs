@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use tokio::time::{Instant, sleep_until};
 
-use crate::health::Health;
 use proxy_core::desired::Desired;
+use proxy_source::health::Health;
 
 /// What [`Health`] calls the Node object.
 const NODE_OBJECT: &str = "Node object";

@@ -7,7 +7,7 @@ use tracing::debug;
 
 use super::failure::{End, Over};
 use crate::health::Health;
-use crate::metrics::Watches;
+use crate::watches::Watches;
 use proxy_core::input::ObjectName;
 
 /// From so many on, watches that end at once are a problem.

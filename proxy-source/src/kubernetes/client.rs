@@ -19,7 +19,7 @@ use tracing::info;
 use super::Options;
 use super::outage::Outage;
 use super::place::Place;
-use crate::metrics::Requests;
+use crate::requests::Requests;
 
 /// For name resolution, TCP and TLS. A server that all nodes come back to at once may take long for the last.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(super) struct Clients {
 
 impl Options {
     /// An error if no client can be made of it.
-    pub(in crate::source) async fn check(&self) -> Result<()> {
+    pub(crate) async fn check(&self) -> Result<()> {
         let config = self.directed().await?;
         if config.auth_info.exec.is_some() {
             return Ok(());
