@@ -18,11 +18,11 @@ use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, TestRun, TestRunOp
 use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, Pod};
 use nix::time::{ClockId, clock_gettime};
-use proxy_agent::datapath::verifier;
-use proxy_agent::object;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{EGRESS, EMPTY, FamilyMaps, INGRESS, IPV4, IPV6, MINIMAL, MINIMAL_OUT};
+use proxy_datapath::object;
+use proxy_datapath::verifier;
 
 use fixture::Fixture;
 use testbed::netns::NetNs;

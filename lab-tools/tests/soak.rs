@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lab_tools::soak::{self, Place, Scale};
-use proxy_agent::object;
+use proxy_datapath::object;
 
 /// New connections a second: a tenth of what the long runs take, as other tests may be running.
 const RATE: u32 = 200;

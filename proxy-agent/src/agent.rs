@@ -27,7 +27,6 @@ use crate::agent::writer::Writer;
 use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
-use crate::health::{Health, MAPS, NODE, Problems};
 use crate::health_check::HealthChecks;
 use crate::metrics::Phase;
 use crate::node::Node;
@@ -36,6 +35,7 @@ use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
 use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
 use proxy_net::LinkEvent;
+use proxy_source::health::{Health, MAPS, NODE, Problems};
 
 /// The number of inputs taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;

@@ -32,11 +32,11 @@ use serde_json::{Map, Value, json};
 use crate::files::Files;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
-use crate::source::{Source, kubernetes};
 use flags::Given;
 use invalid::{Invalid, InvalidConfiguration};
 use proxy_core::model::ModelOptions;
 use proxy_datapath::Sizes;
+use proxy_source::{Source, kubernetes};
 use read::Said;
 use validate::{Checked, check};
 

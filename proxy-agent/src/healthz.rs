@@ -12,10 +12,10 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::health;
 use crate::http_server::{Client, nosniff, not_found};
 use crate::liveness::{Liveness, Report};
 use crate::metrics::{ByCode, Metrics};
+use proxy_source::health;
 
 /// Any method, as load balancers are set to ask with many.
 ///

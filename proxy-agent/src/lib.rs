@@ -4,7 +4,6 @@
 // The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
 pub mod agent;
 pub mod monitor;
-pub mod source;
 
 // The node.
 pub mod conntrack;
@@ -12,7 +11,6 @@ pub mod node;
 
 // What others ask the agent.
 pub mod control;
-pub mod events;
 pub mod health_check;
 pub mod healthz;
 mod http_server;
@@ -26,9 +24,7 @@ mod all;
 mod choices;
 pub mod cli;
 pub mod config;
-mod document;
 mod files;
-pub mod health;
 pub mod leftovers;
 pub mod privileges;
 pub mod run;
@@ -37,9 +33,3 @@ pub mod status;
 pub mod top;
 pub mod trace;
 pub mod view;
-
-// The names under which the tests still know what has moved into other crates.
-pub use proxy_core::{compact, desired, diff, input, ip_family, model, store, tables};
-pub use proxy_datapath as datapath;
-pub use proxy_datapath::object;
-pub use proxy_net as net;

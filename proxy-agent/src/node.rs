@@ -29,7 +29,6 @@ use tracing::{info, warn};
 
 use crate::all::all;
 use crate::choices::PodRoutes;
-use crate::health::Health;
 use crate::metrics::Mended;
 use anchor::AnchorDevice;
 use detect::Detection;
@@ -37,6 +36,7 @@ use devices::Devices;
 use fast_path::FastPathState;
 use host_mode::HostMode;
 use programs::DevicePrograms;
+use proxy_source::health::Health;
 use rows::{NodeFlags, NodeRows};
 use service_routes::{Changed, ServiceRoutes, Surroundings, Want};
 use wanted::Followed;

@@ -20,8 +20,6 @@ use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
 use crate::choices::Mode;
 use crate::cli::cleanup::wanted::kube_proxys_sysctls;
 use crate::control::Asker;
-use crate::events::Events;
-use crate::health::Health;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
@@ -30,12 +28,14 @@ use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
 use crate::settings::Settings;
-use crate::source::Source;
 use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
 use proxy_datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undone};
+use proxy_source::Source;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
 
 pub use prepare::{Prepared, prepare};
 

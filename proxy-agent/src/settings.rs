@@ -8,9 +8,9 @@ pub use crate::choices::{Mode, PodRoutes, SocketLb};
 pub use crate::conntrack::sysctl::Conntrack;
 use crate::files::Files;
 use crate::node::NodeOptions;
-use crate::source::Source;
 use proxy_core::model::ModelOptions;
 use proxy_datapath::{Mechanism, Sizes, SocketOptions};
+use proxy_source::Source;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {

@@ -9,10 +9,10 @@ use aya::Pod;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapInfo};
 use nix::unistd::Pid;
-use proxy_agent::tables::{FamilyTables, RangeKey, Tables};
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{Maglev, SetKey, SourceRange};
 use proxy_common::names::{FamilyMaps, GENERATION, IPV4, IPV6};
+use proxy_core::tables::{FamilyTables, RangeKey, Tables};
 
 /// The tables of the process `pid`.
 pub fn of(pid: Pid) -> Result<Tables> {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use proxy_agent::datapath::BPF_DIR;
+use proxy_datapath::BPF_DIR;
 
 use crate::agent::wait_until;
 
@@ -211,7 +211,7 @@ pub fn remove(name: &str) -> Result<()> {
     let in_container = Path::new(BPF_DIR).file_name().context("a folder in the BPF file system")?;
     let dir = bpf_dir(name);
     for dir in [dir.join(in_container), dir] {
-        proxy_agent::datapath::remove(&dir, &mut |_| {})?;
+        proxy_datapath::remove(&dir, &mut |_| {})?;
     }
     check(Command::new("ip").args(["netns", "del", name]).output(), &format!("delete namespace {name}")).map(drop)
 }

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
-use proxy_agent::datapath::test_run::{Field, SkBuff, test_run};
-use proxy_agent::datapath::{Datapath, Options, Sizes, verifier};
-use proxy_agent::object;
 use proxy_common::names::{self, ANCHOR, EGRESS, EMPTY, INGRESS};
+use proxy_datapath::object;
+use proxy_datapath::test_run::{Field, SkBuff, test_run};
+use proxy_datapath::{Datapath, Options, Sizes, verifier};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;

@@ -1,11 +1,11 @@
 //! What is counted for each service port: by the flows while they live, by the service when they are over.
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::datapath::{FamilyCounts, Totals};
 use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
 use proxy_common::service_counts::Passed;
+use proxy_datapath::{FamilyCounts, Totals};
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{Lab, labs};

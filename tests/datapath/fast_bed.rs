@@ -9,11 +9,11 @@ use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
-use proxy_agent::datapath::open;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::names::{EGRESS, INGRESS, IPV4, IPV6};
+use proxy_datapath::open;
 use testbed::agent::wait_until;
 use testbed::test_run::Verdict::{Pass, Redirect};
 

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use proxy_agent::datapath::Maps;
-use proxy_agent::diff::{Change, FamilyChange};
-use proxy_agent::tables::RangeKey;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::frontend::{
     Algorithm, Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey,
 };
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_core::tables::RangeKey;
+use proxy_datapath::Maps;
 
 use crate::lab::Lab;
 

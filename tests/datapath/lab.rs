@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::datapath::Maps;
-use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::INGRESS;
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_datapath::Maps;
 use testbed::netns::NetNs;
 use testbed::test_run::{Bench, Outcome, Verdict};
 use testbed::text::{DST_MAC, Names};

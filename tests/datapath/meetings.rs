@@ -1,14 +1,14 @@
 //! Flows that meet in one tuple, or outlive what they were opened for.
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::datapath::Maps;
-use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::device::Node;
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey,
 };
 use proxy_common::names::{EGRESS, INGRESS, LO};
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_datapath::Maps;
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::Lab;

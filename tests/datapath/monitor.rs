@@ -1,12 +1,12 @@
 //! What the programs tell of single packets, while somebody watches.
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::datapath::AnyRecord;
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::monitor::{Record, What};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
 use proxy_common::policy::Decision;
+use proxy_datapath::AnyRecord;
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::lab::{Lab, labs, labs_of};

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, MapData};
-use proxy_agent::datapath::open;
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
 use proxy_common::flow::{Flow, FlowKey, Kind};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{ANCHOR, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6};
+use proxy_datapath::open;
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::counts::counted;

@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 use nix::{libc, setsockopt_impl, sockopt_impl};
-use proxy_agent::datapath::Hooks;
+use proxy_datapath::Hooks;
 
 use crate::lab::{Lab, labs};
 

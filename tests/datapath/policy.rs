@@ -1,11 +1,11 @@
 //! Frontends of every kind: who may dial them, which set serves, whom the backend sees.
 
 use anyhow::{Context, Result};
-use proxy_agent::datapath::Maps;
-use proxy_agent::diff::Change;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
+use proxy_core::diff::Change;
+use proxy_datapath::Maps;
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::frontends::frontends;

@@ -8,10 +8,6 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
-use proxy_agent::datapath::{Datapath, Maps, Options, Sizes, open};
-use proxy_agent::diff::diff;
-use proxy_agent::object;
-use proxy_agent::tables::Tables;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::flow::{Flow, FlowKey};
@@ -21,6 +17,10 @@ use proxy_common::guest::Guest;
 use proxy_common::monitor::Monitored;
 use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
 use proxy_common::service_counts::ServiceCounts;
+use proxy_core::diff::diff;
+use proxy_core::tables::Tables;
+use proxy_datapath::object;
+use proxy_datapath::{Datapath, Maps, Options, Sizes, open};
 use testbed::test_run::Bench;
 
 /// Those that no test uses now, by what they were loaded for; the one that was used last comes last.

@@ -6,10 +6,10 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
-use proxy_agent::datapath::{Pressure, open};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{IPV4, IPV6};
+use proxy_datapath::{Pressure, open};
 
 use crate::reuse::{Reused, Setup};
 

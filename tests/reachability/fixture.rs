@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::net::rule::TABLE;
+use proxy_net::rule::TABLE;
 use testbed::agent::{Agent, Cluster, Service, wait_until};
 use testbed::echo::{Answer, Dial, Fault, Protocol, Servers, kernel_speaks_sctp, pattern};
 use testbed::kernel_tables;

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
-use proxy_agent::datapath::Options;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto as Number, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook as Table};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{ANCHOR, INGRESS, IPV4, IPV6, LO};
+use proxy_datapath::Options;
 use testbed::test_run::{Outcome, Verdict};
 
 use crate::reference::frame;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::unistd::Pid;
-use proxy_agent::tables::FamilyTables;
 use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::{FrontendKey, Set, SlotKey};
+use proxy_core::tables::FamilyTables;
 
 use super::Scale;
 use super::fixture::Fixture;

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::conntrack::Reconciled;
-use crate::events::Events;
-use crate::health::Health;
 use crate::liveness::Liveness;
 use crate::metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
 use proxy_core::desired::Desired;
 use proxy_core::input::{Input, Trigger, Update};
 use proxy_core::ip_family::IpFamily;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
 
 #[derive(Debug)]
 pub struct Reports {

@@ -8,9 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::addr::Proto;
 use tracing::{debug, warn};
 
-use crate::events::Events;
 use proxy_core::desired::Desired;
 use proxy_net::listeners::Listeners;
+use proxy_source::events::Events;
 
 #[derive(Debug, Default)]
 pub(super) struct Shadows {

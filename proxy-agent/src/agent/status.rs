@@ -7,12 +7,12 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
-use crate::health::{Problem, Problems};
 use crate::status::{
     DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
 };
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_net::{self as net, role::Role};
+use proxy_source::health::{Problem, Problems};
 
 impl Agent {
     pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {

@@ -7,9 +7,9 @@ use anyhow::Result;
 use proxy_common::counter::Event;
 use tokio::time::Instant;
 
-use crate::events::Events;
-use crate::health::Health;
 use proxy_datapath::Counters;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
 
 /// The name of this problem in [`Health`].
 const STRAYS: &str = "pods taken for outside clients";

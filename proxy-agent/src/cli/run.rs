@@ -13,13 +13,13 @@ use tracing::warn;
 use super::cleanup::{CleanupArgs, cleanup};
 use super::runtime::wait_for;
 use crate::config::{Configuration, RunArgs, logging};
-use crate::events::Events;
 use crate::privileges::{confine, demand};
 use crate::run::{prepare, run};
 use crate::settings::Settings;
 use crate::{conntrack, control};
 use proxy_datapath::object;
 use proxy_net::changes::Changes;
+use proxy_source::events::Events;
 
 /// Serves this node until stopped, or does what else `args` ask for. To be called while there is one thread.
 pub(super) fn start(args: &RunArgs) -> Result<()> {

@@ -60,10 +60,10 @@ impl Configuration {
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",
-        2..=3 => "info,proxy_agent::source=debug,kube_client=off,kube_runtime=error",
+        2..=3 => "info,proxy_source=debug,kube_client=off,kube_runtime=error",
         4..=5 => {
-            "info,proxy_agent=debug,proxy_datapath=debug,proxy_net=debug,kpx=debug,kube_client=warn,kube_runtime=warn"
+            "info,proxy_agent=debug,proxy_datapath=debug,proxy_net=debug,proxy_source=debug,kpx=debug,kube_client=warn,kube_runtime=warn"
         }
-        _ => "debug,proxy_agent=trace,proxy_datapath=trace,proxy_net=trace,kpx=trace",
+        _ => "debug,proxy_agent=trace,proxy_datapath=trace,proxy_net=trace,proxy_source=trace,kpx=trace",
     }
 }

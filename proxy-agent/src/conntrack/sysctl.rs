@@ -12,9 +12,9 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use tracing::{debug, info, warn};
 
-use crate::events::Events;
 use proxy_net::changes::Changes;
 use proxy_net::sysctl;
+use proxy_source::events::Events;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
 /// The number of buckets of the hash table. The kernel takes it only here, and for all namespaces.

@@ -7,13 +7,13 @@ use anyhow::Result;
 use ipnet::IpNet;
 
 use crate::choices;
-use crate::health::Health;
 use proxy_core::desired::Desired;
 use proxy_core::model::{Lead, Peer, Unreachable};
 use proxy_net::fib::RouteClass;
 use proxy_net::link::Link;
 use proxy_net::pod_route::{Hop, PodRoutes};
 use proxy_net::{Handle, fib};
+use proxy_source::health::Health;
 
 /// The routes of a host that is no node, and what they say of the cluster's addresses.
 pub(super) struct HostMode {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use tokio::time::{Instant, sleep_until};
 
-use crate::health::Health;
 use proxy_core::desired::Desired;
+use proxy_source::health::Health;
 
 /// The name of the Node object in [`Health`].
 const NODE_OBJECT: &str = "Node object";

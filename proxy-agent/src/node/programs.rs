@@ -9,8 +9,8 @@ use proxy_net::{Handle, anchor};
 use tracing::{info, warn};
 
 use super::devices::Devices;
-use crate::health::Health;
 use crate::metrics::Mended;
+use proxy_source::health::Health;
 
 /// The programs, and the devices that they are on.
 pub(super) struct DevicePrograms {

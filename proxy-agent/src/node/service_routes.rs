@@ -9,10 +9,10 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::addr::Proto;
 use tracing::info;
 
-use crate::health::Health;
 use proxy_net::Handle;
 use proxy_net::route::{self, Route, Routes};
 use proxy_net::rule::{self, Rule, Rules};
+use proxy_source::health::Health;
 
 /// The routes and rules, as the kernel holds them.
 pub(super) struct ServiceRoutes {

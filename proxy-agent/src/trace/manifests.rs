@@ -17,11 +17,8 @@ use super::programs::LO;
 use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::config::NodeArgs;
-use crate::events::Queue;
-use crate::health::Health;
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
-use crate::source::Source;
 use crate::view::{Names, frontend_names};
 use proxy_core::compact::Address;
 use proxy_core::desired::Desired;
@@ -29,6 +26,9 @@ use proxy_core::model::{self, Cause};
 use proxy_core::store::Store;
 use proxy_net::anchor::Anchor;
 use proxy_net::{self as net, anchor};
+use proxy_source::Source;
+use proxy_source::events::Queue;
+use proxy_source::health::Health;
 
 /// The objects of a folder, and what the node is by them.
 pub(super) struct Folder {

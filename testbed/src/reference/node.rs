@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use proxy_agent::datapath::{Maps, Options};
-use proxy_agent::desired::Desired;
-use proxy_agent::input::{Input, Update};
+use proxy_core::desired::Desired;
+use proxy_core::input::{Input, Update};
+use proxy_datapath::{Maps, Options};
 
 use crate::netns::NetNs;
 use crate::reference::cluster::Cluster;

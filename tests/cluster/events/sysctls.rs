@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use proxy_agent::conntrack::sysctl::apply;
-use proxy_agent::events::Events;
-use proxy_agent::net::changes::{Changes, Wanted};
 use proxy_agent::settings::Conntrack;
+use proxy_net::changes::{Changes, Wanted};
+use proxy_source::events::Events;
 use testbed::netns::NetNs;
 
 #[test]

@@ -4,9 +4,9 @@ use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
-use proxy_agent::datapath::verifier;
-use proxy_agent::object;
 use proxy_common::names::{EMPTY, IPV4, IPV6};
+use proxy_datapath::object;
+use proxy_datapath::verifier;
 use testbed::agent::wait_until;
 use testbed::lab::Family;
 
@@ -77,7 +77,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     kept.exchange(b"with others around")?;
     fixture.settles()?;
     for (_, hook, _) in HOOKS {
-        tc(node, &format!("filter del dev p1a {hook} prio {}", proxy_agent::net::filter::PRIORITY))?;
+        tc(node, &format!("filter del dev p1a {hook} prio {}", proxy_net::filter::PRIORITY))?;
     }
     wait_until(PROMPT, "ours are back", || Ok(mended(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?))?;
     for (_, hook, _) in HOOKS {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::net::anchor::{self, Anchor};
+use proxy_net::anchor::{self, Anchor};
 
 use crate::net::{handle, in_netns, ip, ip_json, sysctl};
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::time::{ClockId, clock_gettime};
-use proxy_agent::net::anchor;
-use proxy_agent::net::link::{Link, LinkKind};
-use proxy_agent::net::role::{Role, role};
-use proxy_agent::net::{LinkEvent, watch};
+use proxy_net::anchor;
+use proxy_net::link::{Link, LinkKind};
+use proxy_net::role::{Role, role};
+use proxy_net::{LinkEvent, watch};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 

@@ -12,7 +12,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
-use proxy_agent::net::{Handle, connect};
+use proxy_net::{Handle, connect};
 use serde_json::Value;
 use tokio::process::Command;
 

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::net::addr::default_route;
-use proxy_agent::net::anchor;
-use proxy_agent::net::route::{MAIN, Report, Route, Routes};
 use proxy_common::addr::{Addr4, Addr6};
+use proxy_net::addr::default_route;
+use proxy_net::anchor;
+use proxy_net::route::{MAIN, Report, Route, Routes};
 use serde_json::Value;
 
 use crate::net::{handle, in_netns, ip, ip_json};

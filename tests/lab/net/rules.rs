@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::net::route::{Report as RouteReport, Route, Routes};
-use proxy_agent::net::rule::{self, Report, Rule, Rules};
-use proxy_agent::net::{Handle, anchor};
 use proxy_common::addr::Proto;
+use proxy_net::route::{Report as RouteReport, Route, Routes};
+use proxy_net::rule::{self, Report, Rule, Rules};
+use proxy_net::{Handle, anchor};
 
 use crate::net::{handle, in_netns, ip, run};
 

@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
-use proxy_agent::datapath::Options;
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::frontend::FrontendKey;
+use proxy_datapath::Options;
 use testbed::test_run::Bench;
 
 #[test]

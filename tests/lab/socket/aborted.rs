@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
-use proxy_agent::net::sock_diag::{Handle, connect};
+use proxy_net::sock_diag::{Handle, connect};
 use socket2::SockRef;
 use testbed::netns::NetNs;
 

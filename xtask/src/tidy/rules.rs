@@ -1,7 +1,7 @@
 //! The rules, and who is exempt from which, why.
 
 use super::Violation;
-use super::source::{self, File, Mention, Tree};
+use super::source::{File, Mention, Tree};
 
 const FILE_LINES: usize = 400;
 const FUNCTION_LINES: usize = 70;
@@ -30,7 +30,7 @@ const UNSAFE: &[(&str, &str)] = &[
 
 /// Where a test may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
-    ("proxy-agent/src/source/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
+    ("proxy-source/src/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
     ("tests/cluster/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
     ("testbed/src/agent", "polls in `wait_until`, bounded by a deadline"),
     ("testbed/src/apiserver/http", "a fault: a list that comes late"),
@@ -96,21 +96,11 @@ fn check_file(file: &File) -> Vec<Violation> {
         violations.extend(find(file, &["#", "[", "map", "("]).map(|line| broken(file, line, "#[map(…)]", why)));
     }
     let mentions = file.paths();
-    violations.extend(client(file, &mentions));
     violations.extend(impure(file, &mentions));
     violations.extend(sleeps(file, &mentions));
     violations.extend(ignored_tests(file));
     violations.extend(long(file));
     violations
-}
-
-fn client(file: &File, mentions: &[Mention]) -> Vec<Violation> {
-    if file.is_in("proxy-agent/src/source") || source::TESTS.iter().any(|tests| file.is_in(tests)) {
-        return Vec::new();
-    }
-    let why = "only sources speak to the API, so that everything else runs without one";
-    let named = mentions.iter().filter(|mention| is_under(&mention.text, &["kube::Client", "kube::client"]));
-    named.map(|mention| broken(file, mention.line, &mention.text, why)).collect()
 }
 
 fn impure(file: &File, mentions: &[Mention]) -> Vec<Violation> {

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use proxy_agent::desired::Desired;
-use proxy_agent::source;
+use proxy_core::desired::Desired;
+use proxy_source;
 
 fuzz_target!(|text: &str| {
     let (inputs, problems) = source::of_text(text);

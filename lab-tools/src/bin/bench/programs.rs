@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lab_tools::programs::{self, Row as Against};
-use proxy_agent::datapath::{Maps, Options};
-use proxy_agent::diff::{Change, FamilyChange};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::device::Device;
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::{EGRESS, EMPTY, INGRESS};
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_datapath::{Maps, Options};
 use testbed::test_run::{Bench, Verdict};
 use testbed::text::Names;
 

@@ -19,7 +19,7 @@ use tracing::info;
 use super::Options;
 use super::outage::Outage;
 use super::place::Place;
-use crate::metrics::Requests;
+use crate::requests::Requests;
 
 /// The time for name resolution, TCP and TLS. When all nodes come back at once, the server may take long for TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub(super) struct Clients {
 
 impl Options {
     /// Checks that the options make a client.
-    pub(in crate::source) async fn check(&self) -> Result<()> {
+    pub(crate) async fn check(&self) -> Result<()> {
         let config = self.directed().await?;
         if config.auth_info.exec.is_some() {
             return Ok(());

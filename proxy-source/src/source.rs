@@ -4,14 +4,9 @@ use std::path::PathBuf;
 
 use tokio::sync::mpsc::Sender;
 
-use crate::events;
 use crate::health::Health;
+use crate::{events, kubernetes, manifests};
 use proxy_core::input::Input;
-
-pub mod kubernetes;
-mod manifests;
-
-pub use manifests::of_text;
 
 /// The source of objects.
 #[derive(Clone, Debug, PartialEq)]

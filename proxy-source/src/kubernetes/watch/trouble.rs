@@ -7,7 +7,7 @@ use tracing::debug;
 
 use super::failure::{End, Over};
 use crate::health::Health;
-use crate::metrics::Watches;
+use crate::watches::Watches;
 use proxy_core::input::ObjectName;
 
 /// The number of watches in a row that end at once from which on they are a problem.

@@ -24,7 +24,7 @@ use self::trouble::Trouble;
 use super::client::Clients;
 use super::outage::Outage;
 use crate::health::Health;
-use crate::metrics::Watches;
+use crate::watches::Watches;
 use proxy_core::compact::Kept;
 use proxy_core::input::{Input, ObjectName, Update};
 

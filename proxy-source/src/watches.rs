@@ -34,7 +34,7 @@ impl Watches {
         &OF_PROCESS
     }
 
-    pub(super) fn register(&self, registry: &mut Registry) {
+    pub fn register(&self, registry: &mut Registry) {
         let help = "Whether kpx learns of changes of objects of this kind at once: 1, or 0 while its watch is broken";
         registry.register("watch_up", help, self.up.clone());
         let help = "Lists and watches that failed or broke off, by kind of object";

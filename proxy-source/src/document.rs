@@ -9,7 +9,7 @@ use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
 
 /// One document of a file.
 #[derive(Debug)]
-pub(crate) struct Document {
+pub struct Document {
     /// Lines are counted from 1. This is the one before the document's first.
     before: u64,
     root: Spanned<Tree>,
@@ -17,9 +17,9 @@ pub(crate) struct Document {
 
 /// Why a text is no document.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable {
-    pub(crate) line: u64,
-    pub(crate) why: String,
+pub struct Unreadable {
+    pub line: u64,
+    pub why: String,
 }
 
 #[derive(Debug)]
@@ -30,11 +30,11 @@ enum Tree {
 }
 
 /// The documents of a file in their order. One that cannot be read does not hide those after it.
-pub(crate) fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
+pub fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
     documents_with(text, DuplicateKeyPolicy::Error)
 }
 
-pub(crate) fn documents_with(
+pub fn documents_with(
     text: &str,
     duplicates: DuplicateKeyPolicy,
 ) -> impl Iterator<Item = Result<Document, Unreadable>> {
@@ -98,12 +98,12 @@ impl Document {
         Ok(Self { before, root })
     }
 
-    pub(crate) fn value(&self) -> Value {
+    pub fn value(&self) -> Value {
         self.root.value.value()
     }
 
     /// The line of a field, such as `spec.ports[0].port`, or of the innermost field around it that is there.
-    pub(crate) fn line(&self, path: &str) -> u64 {
+    pub fn line(&self, path: &str) -> u64 {
         let (mut line, mut tree, mut rest) = (self.root.referenced.line(), &self.root.value, path);
         while let Some((at, child, below)) = tree.child(rest) {
             (line, tree, rest) = (at, child, below);
@@ -112,7 +112,7 @@ impl Document {
     }
 
     /// Fields that stand more than once in the same place, with the line of the last of each.
-    pub(crate) fn duplicates(&self) -> Vec<(String, u64)> {
+    pub fn duplicates(&self) -> Vec<(String, u64)> {
         let mut found = Vec::new();
         self.root.value.duplicates("", &mut found);
         found.into_iter().map(|(path, line)| (path, self.before + line)).collect()

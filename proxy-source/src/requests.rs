@@ -26,7 +26,7 @@ impl Requests {
         &OF_PROCESS
     }
 
-    pub(super) fn register(&self, registry: &mut Registry) {
+    pub fn register(&self, registry: &mut Registry) {
         let help = "Requests to the API server, by HTTP status code, method, and host";
         registry.register("rest_client_requests", help, self.0.clone());
     }
