@@ -1,7 +1,7 @@
-//! Services and EndpointSlices as they are kept: only what kpx reads of them, in as little memory as it takes. A cluster has
-//! hundreds of thousands of endpoints, and as the API has them each is half a kilobyte.
+//! Stores Services and EndpointSlices compactly: only the fields that kpx reads, in as little memory as possible. A
+//! cluster has hundreds of thousands of endpoints, and the API's types take half a kilobyte for each.
 //!
-//! What the API calls valid is not judged here: texts stay texts until the model reads them.
+//! This module does not validate: texts stay texts until the model reads them.
 
 mod flat;
 mod service;
@@ -21,20 +21,21 @@ use serde::de::DeserializeOwned;
 
 use crate::input::ObjectName;
 
-/// What is kept of a kind of object.
+/// A compact form of an object.
 pub trait Kept: Sized {
-    /// As the API has it.
+    /// The API's type of the object.
     type Object: Resource<DynamicType = ()> + Clone + DeserializeOwned;
 
     fn keep(object: Self::Object) -> Self;
 
     fn name(&self) -> ObjectName;
 
-    /// What the API server calls it, whatever becomes of its name.
+    /// Returns the API server's uid of the object, which survives every reuse of the name.
     fn uid(&self) -> &str;
 }
 
-/// There are few of them, but each is tens of kilobytes: images alone are most of it, and every heartbeat brings them again.
+/// A Node is kept without most of its status. A cluster has few Nodes, but each takes tens of kilobytes, mostly images,
+/// and every heartbeat sends them again.
 impl Kept for Node {
     type Object = Self;
 
@@ -45,7 +46,7 @@ impl Kept for Node {
             status.images = None;
             status.volumes_attached = None;
             status.volumes_in_use = None;
-            // Whether it is ready, but not when that was last looked at.
+            // The Ready condition stays, without the time of its last heartbeat.
             status
                 .conditions
                 .iter_mut()
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_node_is_kept_whether_it_is_ready_but_not_when_it_said_so() {
+    fn a_node_keeps_its_ready_condition_without_the_heartbeat_time() {
         let node = |heartbeat: &str| {
             serde_json::json!({
                 "metadata": { "name": "a", "annotations": { "note": "long" }, "managedFields": [{ "manager": "kubelet" }] },

@@ -1,5 +1,5 @@
-//! The desired state, kept up to date. One Service is the unit of recomputation, so that the cost of a change does not
-//! grow with the cluster.
+//! Keeps the desired state up to date. The unit of recomputation is a Service, so the cost of a change does not grow
+//! with the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,49 +24,51 @@ mod outside;
 use family::Family;
 use ledger::Ledger;
 
-/// The objects, what they mean, and what the maps should hold: always [`Tables::of`] the objects as of the last sync.
+/// The objects, their model, and the tables that the maps should hold: always [`Tables::of`] the objects at the last
+/// sync.
 #[derive(Debug)]
 pub struct Desired {
     options: ModelOptions,
     store: Store,
     node: NodeModel,
     service_cidrs: Vec<IpNet>,
-    /// Services whose model may be out of date.
+    /// The Services whose model may be out of date.
     dirty: BTreeSet<ObjectName>,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     tables: Tables,
     health_checks: BTreeMap<ObjectName, HealthCheck>,
     unreadable: Ledger<ObjectName>,
-    /// The ServiceCIDRs' part of what is unreadable; there are too few of them to tell them apart.
+    /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
     unreadable_cidrs: Ledger<()>,
-    /// Entered in a ledger since the last sync.
+    /// The entries added to a ledger since the last sync.
     news: Vec<Skipped>,
     pending: Pending,
     triggers: Vec<Trigger>,
-    /// Counts the syncs that changed what clients may dial.
+    /// The number of syncs that changed the frontends.
     revision: u64,
 }
 
-/// What has changed since the last sync.
+/// The number of changes since the last sync.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     pub services: usize,
     pub slices: usize,
 }
 
-/// One pass of the line.
+/// The result of one pass.
 #[derive(Clone, Debug, Default)]
 pub struct Sync {
-    /// In this order, and safe to stop after any one of them.
+    /// The changes in this order. A stop after any one of them is safe.
     pub changes: Vec<Change>,
-    /// What is skipped since this pass and was not before: to be logged once. [`Desired::skipped`] has all.
+    /// The objects that are skipped since this pass and were not before, to be logged once. [`Desired::skipped`]
+    /// returns all.
     pub skipped: Vec<Skipped>,
-    /// What made it necessary, in the order in which it came.
+    /// The changes of endpoints that made the pass necessary, in the order of their arrival.
     pub triggers: Vec<Trigger>,
 }
 
-/// How much is in force, for `status` and metrics.
+/// The size of the state in force, for `status` and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub v4: FamilyCounts,
@@ -75,17 +77,17 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FamilyCounts {
-    /// Services with a ClusterIP.
+    /// The number of Services with a ClusterIP.
     pub services: usize,
     pub service_ports: usize,
-    /// Without the rows that stand for a whole address.
+    /// The number of frontends, without the rows that stand for a whole address.
     pub frontends: usize,
-    /// Slots: a backend counts once for each set of a service port that it is in.
+    /// The number of slots: a backend counts once for each set of a service port that it is in.
     pub backends: usize,
 }
 
 impl Desired {
-    /// `node_name` as the API spells it; it decides which endpoints are local.
+    /// Creates an empty state. `node_name`, as the API spells it, decides which endpoints are local.
     pub fn new(node_name: impl Into<String>) -> Self {
         Self::with_options(node_name, ModelOptions::default())
     }
@@ -118,29 +120,29 @@ impl Desired {
                 self.pending.services += services.len();
                 self.dirty.extend(services);
                 if of_other_proxies {
-                    self.look_around();
+                    self.rebuild_node();
                 }
             }
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
                 self.triggers.extend(triggers);
                 if model::concerns_guard(services.iter()) {
-                    self.look_around();
+                    self.rebuild_node();
                 }
                 self.dirty.extend(services);
             }
-            Dirty::Surroundings => self.look_around(),
+            Dirty::Surroundings => self.rebuild_node(),
             Dirty::ServiceCidrs => {
                 let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
                 self.service_cidrs = cidrs;
                 self.unreadable_cidrs.replace((), skipped, &mut self.news);
-                self.look_around();
+                self.rebuild_node();
             }
         }
     }
 
-    /// Takes in what of the surroundings every Service may depend on.
-    fn look_around(&mut self) {
+    /// Updates the model of the node, which every Service may depend on.
+    fn rebuild_node(&mut self) {
         let node = NodeModel::of(&self.store, &self.options);
         if self.node != node {
             self.node = node;
@@ -148,12 +150,13 @@ impl Desired {
         }
     }
 
-    /// Whether every kind has been listed. Until then nothing is desired, since absent does not yet mean deleted.
+    /// Returns true if every kind has been listed. Until then the desired state is empty, because an absent object is
+    /// not yet a deleted one.
     pub fn is_complete(&self) -> bool {
         self.store.is_complete()
     }
 
-    /// Whether a sync may change anything.
+    /// Returns true if a sync may change anything.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -162,7 +165,8 @@ impl Desired {
         self.pending
     }
 
-    /// Reads the objects that were applied since the last sync: the first part of [`Self::sync`], for those who measure it.
+    /// Models the objects applied since the last sync. [`Self::sync`] does the same first; the separate call is for
+    /// measuring.
     pub fn read(&mut self) {
         if !self.is_complete() {
             return;
@@ -179,7 +183,7 @@ impl Desired {
         }
     }
 
-    /// Takes in what was applied since the last sync, and says what that changes in the tables.
+    /// Takes in the objects applied since the last sync, and returns the changes to the tables.
     pub fn sync(&mut self) -> Sync {
         if !self.is_complete() {
             return Sync::default();
@@ -193,7 +197,8 @@ impl Desired {
         Sync { changes, skipped: std::mem::take(&mut self.news), triggers: std::mem::take(&mut self.triggers) }
     }
 
-    /// Like [`Self::sync`], but what changes against what the maps really hold: at the start, and after a failed write.
+    /// Syncs as [`Self::sync`] does, but returns the changes to what the maps really hold: at the start, and after a
+    /// failed write.
     pub fn sync_from(&mut self, now: &Tables) -> Sync {
         let is_known = *now == self.tables;
         let Sync { changes, skipped, triggers } = self.sync();
@@ -204,29 +209,29 @@ impl Desired {
         Sync { changes, skipped, triggers }
     }
 
-    /// What the maps should hold, as of the last sync.
+    /// Returns the tables that the maps should hold since the last sync.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// Another one whenever a sync has changed what clients may dial: [`Self::service_addresses`] and all that follows from
-    /// frontends alone.
+    /// Returns a number that changes whenever a sync has changed the frontends: [`Self::service_addresses`], and all
+    /// else that follows from frontends alone.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The ClusterIPs in force, as of the last sync.
+    /// Returns the ClusterIPs in force since the last sync.
     pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
         addresses(&self.tables.v4).chain(addresses(&self.tables.v6)).collect()
     }
 
-    /// The frontends at external IPs and load balancer addresses that are in force, as of the last sync: address,
+    /// Returns the frontends in force at external IPs and load balancer addresses since the last sync: address,
     /// protocol, port.
     pub fn external_frontends(&self) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
         externals(&self.tables.v4).chain(externals(&self.tables.v6))
     }
 
-    /// Of those, which Service and which of its fields says so.
+    /// Returns the Service of such a frontend, and the field with its address.
     pub fn said_by(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
         let port = Port::new(port);
         let v4 = Addr4::from_ip(addr).and_then(|addr| self.v4.said_by(&FrontendKey::new(addr, port, proto)));
@@ -239,66 +244,67 @@ impl Desired {
         &self.store
     }
 
-    /// What of this node matters to Services.
+    /// Returns the part of this node's state that matters to Services.
     pub(crate) fn node(&self) -> &NodeModel {
         &self.node
     }
 
-    /// The Services whose health load balancers ask for, as of the last sync.
+    /// Returns the Services with a health check for load balancers, since the last sync.
     pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.health_checks
     }
 
-    /// The ranges from which ClusterIPs are taken, if the cluster says so; sorted.
+    /// Returns the ranges of ClusterIPs, sorted, if the cluster has ServiceCIDRs.
     pub fn service_cidrs(&self) -> &[IpNet] {
         &self.service_cidrs
     }
 
-    /// The ClusterIPs of Services that other proxies serve.
+    /// Returns the ClusterIPs of Services that other proxies serve.
     pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
         self.node.guard.of_other_proxies()
     }
 
-    /// This node's addresses as its object has them, those inside the cluster first.
+    /// Returns this node's addresses from its Node object, those inside the cluster first.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
         self.store.node().map(model::node_addresses).unwrap_or_default()
     }
 
-    /// Whether load balancers may send new traffic to this node, as kube-proxy has it: not if it is unknown, about to go,
-    /// or to be taken away by the cluster autoscaler.
+    /// Returns true if load balancers may send new traffic to this node, by kube-proxy's rule. A node is not eligible
+    /// if it is unknown, about to be deleted, or about to be removed by the cluster autoscaler.
     pub fn is_node_eligible(&self) -> bool {
         self.store.node().is_some_and(model::is_node_eligible)
     }
 
-    /// The ranges from which this node's pods have their addresses, if its object says so.
+    /// Returns the ranges of this node's pod addresses, if its Node object has them.
     pub fn pod_cidrs(&self) -> Vec<IpNet> {
         self.store.node().map(model::pod_cidrs).unwrap_or_default()
     }
 
-    /// Whether this node has an object, as far as anybody says.
+    /// Returns whether this node has a Node object, or None if the API server refuses Nodes.
     pub fn has_node(&self) -> Option<bool> {
         (!self.store.is_node_refused()).then(|| self.store.node().is_some())
     }
 
-    /// The Service that a refused endpoint was to serve: it is told, as nobody looks at its slices.
+    /// Returns the Service that a refused endpoint was to serve. The Event goes to the Service, because operators do
+    /// not look at its slices.
     pub fn service_refused(&self, skipped: &Skipped) -> Option<ObjectRef> {
         let is_endpoint = skipped.cause == Cause::Refused && skipped.object.kind == "EndpointSlice";
         let slice = self.store.slice(&skipped.object.name).filter(|_| is_endpoint)?;
         Some(ObjectRef { kind: "Service", name: slice.service.clone()? })
     }
 
-    /// See [`Store::uid`].
+    /// Returns the uid of an object: see [`Store::uid`].
     pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
         self.store.uid(object)
     }
 
-    /// All that is skipped, as of the last sync.
+    /// Returns all skipped objects since the last sync.
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
         let unreadable = self.unreadable.iter().chain(self.unreadable_cidrs.iter());
         unreadable.chain(self.v4.conflicts()).chain(self.v6.conflicts())
     }
 
-    /// All that is served, for those who want to look at it without holding up the loop.
+    /// Returns all served Services, for clients that read them outside the loop.
     pub fn snapshot(&self) -> Snapshot {
         let services = self.store.services().filter_map(|(name, object)| {
             let (v4, v6) = (self.v4.model(name).cloned(), self.v6.model(name).cloned());

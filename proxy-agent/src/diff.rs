@@ -1,4 +1,4 @@
-//! The map writes that turn one state into another.
+//! Computes the map writes that turn one state into another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,14 +14,15 @@ use crate::tables::{
     set_name,
 };
 
-/// One map write.
+/// A single map write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     V4(FamilyChange<Addr4>),
     V6(FamilyChange<Addr6>),
 }
 
-/// What counts is put after what it counts and before what leads to it, and taken away the other way round.
+/// A single map write of one family. A row is put after the rows that it refers to and before the rows that refer to
+/// it. Rows are deleted in the opposite order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FamilyChange<A: Addr> {
     PutSourceRange(RangeKey<A>),
@@ -42,9 +43,9 @@ pub enum FamilyChange<A: Addr> {
     DelEndpoint(EndpointKey<A>),
 }
 
-/// The writes that turn `now` into `want`, safe to stop after any one of them: whatever a client dials in between leads
-/// to backends of the old or the new state, and no one is let in who is not in either. Families know nothing of each
-/// other, so one follows the other.
+/// Returns the writes that turn `now` into `want`. A stop after any one of them is safe. An address that a client dials
+/// meanwhile leads to backends of the old or the new state. A client that neither state admits is not admitted
+/// meanwhile. Families do not depend on each other, so one follows the other.
 pub fn diff(now: &Tables, want: &Tables) -> Vec<Change> {
     let v4 = diff_family(&now.v4, &want.v4).into_iter().map(Change::V4);
     v4.chain(diff_family(&now.v6, &want.v6).into_iter().map(Change::V6)).collect()
@@ -75,17 +76,18 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
         changed(&now.frontends, &want.frontends).partition(|(key, frontend)| waits(now, key, frontend));
 
     let mut changes = Vec::new();
-    // Nothing leads away from it any more, and whoever gets into the source ranges was never meant to dial it.
+    // Deletions of frontends need no earlier write. Deletions precede the new source ranges, whose clients were never
+    // meant to dial these frontends.
     changes.extend(gone(&now.frontends, &want.frontends).map(del_frontend));
     changes.extend(new_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(changed(&now.endpoints, &want.endpoints).map(|(k, v)| FamilyChange::PutEndpoint(k, v)));
     changes.extend(changed(&now.slots, &want.slots).map(|(k, v)| FamilyChange::PutSlot(k, v)));
     changes.extend(changed(&now.maglev, &want.maglev).map(|(k, v)| FamilyChange::PutMaglev(k, v)));
     changes.extend(services.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
-    // Who was in them may not dial what comes from another service port.
+    // Clients in these ranges may not dial a frontend that comes from another service port.
     changes.extend(joined_ranges.into_iter().map(FamilyChange::DelSourceRange));
     changes.extend(frontends.into_iter().map(put_frontend));
-    // Nor may they dial what another service port has now.
+    // Clients in the new ranges may not dial a frontend that another service port has now.
     changes.extend(left_ranges.into_iter().map(FamilyChange::PutSourceRange));
     changes.extend(opened.into_iter().map(|(k, v)| FamilyChange::PutService(k, v)));
     changes.extend(gone(&now.services, &want.services).map(FamilyChange::DelService));
@@ -97,19 +99,19 @@ pub(crate) fn diff_family<A: Addr>(now: &FamilyTables<A>, want: &FamilyTables<A>
     changes
 }
 
-/// Whether a service port is about to let in everyone who had to be in its source ranges. The LoadBalancer frontends that
-/// it loses must be gone by then.
+/// Returns true if a service port is about to drop its source ranges. The LoadBalancer frontends that it loses must be
+/// gone by then.
 fn opens<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, want: &Service) -> bool {
     guards(now, key) && !want.has(Service::SOURCE_RANGES)
 }
 
-/// Whether clients of a service port's LoadBalancer frontends must be in its source ranges.
+/// Returns true if clients of a service port's LoadBalancer frontends must be in its source ranges.
 fn guards<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>) -> bool {
     now.services.get(key).is_some_and(|service| service.has(Service::SOURCE_RANGES))
 }
 
-/// Whether a new frontend has to wait until the source ranges are gone that its service port had before: those in them
-/// may not dial it.
+/// Returns true if a new frontend must wait until its service port's old source ranges are gone: clients in them may
+/// not dial it.
 fn waits<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, frontend: &Frontend<A>) -> bool {
     !now.frontends.contains_key(key) && frontend.kind == FrontendKind::LOAD_BALANCER && guards(now, &frontend.service)
 }
@@ -133,7 +135,7 @@ pub enum ServiceKey {
 }
 
 impl Change {
-    /// Whether it changes what clients may dial.
+    /// Returns true if the write changes a frontend.
     pub fn is_of_frontend(&self) -> bool {
         match self {
             Self::V4(change) => change.is_of_frontend(),
@@ -141,8 +143,8 @@ impl Change {
         }
     }
 
-    /// The service ports that this write is part of: one, or two if a frontend passes from one to the other. Once a
-    /// write of a service port has failed, or was left out, its others must be left out.
+    /// Returns the service ports that this write belongs to: one, or two if a frontend passes from one to the other.
+    /// After a write of a service port has failed or was left out, its other writes must be left out.
     pub fn services(&self) -> impl Iterator<Item = ServiceKey> {
         let (service, other) = match self {
             Self::V4(change) => (ServiceKey::V4(change.service()), change.left_service().map(ServiceKey::V4)),

@@ -1,4 +1,4 @@
-//! One thing that happened: the only way anything reaches the agent's loop.
+//! The inputs of the agent's loop: events reach it in no other way.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,28 +10,28 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use crate::compact::{EndpointSlice, Service, Shared};
 
-/// One thing that happened to an object that kpx watches.
+/// A single event of an object that kpx watches.
 ///
 /// Boxed where an object travels alone, so that a burst of inputs stays small.
 #[derive(Clone, Debug)]
 pub enum Input {
     Service(Update<Service>),
     EndpointSlice(Update<EndpointSlice>),
-    /// Of this node only.
+    /// An update of this node's object only.
     Node(Update<Node>),
     ServiceCidr(Update<ServiceCIDR>),
-    /// Where the source reaches the API server: all addresses.
+    /// The addresses at which the source reaches the API server, all of them.
     ApiServer(BTreeSet<SocketAddr>),
 }
 
-/// What a source says of one kind of object.
+/// A source's update about one kind of object.
 #[derive(Clone, Debug)]
 pub enum Update<K> {
-    /// All there are: what is not among them is gone. Every source starts with this, for every kind.
+    /// The full list: an object not on it is gone. Every source starts with a full list of every kind.
     All(Vec<K>),
-    /// The same, but of these that could not be read: what was last known of them stays.
+    /// The full list except for objects that could not be read, whose last known version stays.
     AllBut(Vec<K>, BTreeSet<ObjectName>),
-    /// Nobody says which there are, in place of the first list: the API server does not serve this kind, or not to us.
+    /// A refusal in place of the first list: the API server does not serve this kind, or not to kpx.
     Refused,
     /// A new object, or a new version of one.
     Put(Box<K>),
@@ -39,7 +39,7 @@ pub enum Update<K> {
 }
 
 impl<K> Update<K> {
-    /// The same of another form of the objects.
+    /// Converts the objects to another form.
     pub fn map<C>(self, form: impl Fn(K) -> C) -> Update<C> {
         let all = |objects: Vec<K>| objects.into_iter().map(&form).collect();
         match self {
@@ -64,7 +64,7 @@ impl From<Update<discovery::EndpointSlice>> for Input {
     }
 }
 
-/// How a namespaced object is called; cluster-wide objects have an empty namespace.
+/// The name of a namespaced object; cluster-wide objects have an empty namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
     pub namespace: Shared,

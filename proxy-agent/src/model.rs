@@ -1,5 +1,5 @@
-//! What the objects mean. All of kube-proxy's semantics live here, as a function of one Service, its slices and this
-//! node; each IP family stands alone.
+//! Models the meaning of the objects. All of kube-proxy's semantics live here, as a function of one Service, its slices
+//! and this node. Each IP family stands alone.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -39,7 +39,7 @@ pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub(crate) use read::{cidr, ip};
 
-/// What one Service offers, in each family in which it has a ClusterIP.
+/// The frontends and ports of one Service, in each family in which it has a ClusterIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceModel {
     pub v4: Option<FamilyModel<Addr4>>,
@@ -50,42 +50,42 @@ pub struct ServiceModel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyModel<A: Addr> {
     pub claim: Claim,
-    /// What clients may dial. Other Services may claim the same, so not all of them need to be in force.
+    /// The addresses that clients may dial. Other Services may claim the same frontend, so some may not be in force.
     pub frontends: Flat<FrontendKey<A>, Offer<A>>,
-    /// By their names, their ClusterIP frontends.
+    /// The ports, by their ClusterIP frontends.
     pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
-    /// Who may dial the LoadBalancer frontends; empty if everyone may.
+    /// The ranges of clients that may dial the LoadBalancer frontends; empty if every client may.
     pub source_ranges: BTreeSet<Range<A>>,
-    /// Addresses that are on this node and ready, over all ports.
+    /// The number of ready addresses on this node, over all ports.
     pub local_ready: usize,
-    /// Backends that are left out because this host, which is no node, does not reach them.
+    /// The backends left out in host mode because this host does not reach them.
     pub unreachable: Vec<Unreachable>,
 }
 
-/// A frontend that a Service would have.
+/// A frontend that a Service claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer<A: Addr> {
     pub frontend: Frontend<A>,
-    /// Where the Service says so, for reports.
+    /// The field of the Service with the address, for reports.
     pub field: Shared,
 }
 
-/// Who asks for a frontend. Of several the least, which is the oldest Service, holds it.
+/// A Service that claims a frontend. The least claim, which is the oldest Service's, holds the frontend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     created: Timestamp,
     pub service: ObjectName,
 }
 
-/// What load balancers are told that ask at `spec.healthCheckNodePort`.
+/// The answer to load balancers at `spec.healthCheckNodePort`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,
-    /// Addresses of ready endpoints on this node, of both families.
+    /// The number of addresses of ready endpoints on this node, of both families.
     pub local_endpoints: usize,
 }
 
-/// What both families of a Service are made from.
+/// The parts shared by both families of a Service.
 struct Parts<'a> {
     claim: Claim,
     service: &'a compact::Service,
@@ -126,7 +126,7 @@ impl ServiceModel {
         (Self { v4, v6, health_check }, skipped)
     }
 
-    /// As the store has it now; nothing if it has no such Service.
+    /// Models a Service as the store has it now. The model is empty if the store has no such Service.
     pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
         match store.service(name) {
             Some(service) => Self::new(name, service, store.slices_of(name).map(Arc::as_ref), node),
@@ -135,7 +135,7 @@ impl ServiceModel {
     }
 }
 
-/// Whether the Service has a ClusterIP that is ours to serve.
+/// Returns true if the Service has a ClusterIP that kpx must serve.
 fn is_proxied(service: &compact::Service) -> bool {
     let cluster_ip = service.cluster_ip.as_deref().unwrap_or_default();
     !service.is_of_other_proxy && !matches!(cluster_ip, "" | "None") && service.type_.as_deref() != Some("ExternalName")
@@ -182,7 +182,7 @@ impl<A: Addr> FamilyModel<A> {
 }
 
 impl Parts<'_> {
-    /// The endpoints of a port as this host reaches them, and those that it does not reach.
+    /// Returns the endpoints of a port as this host reaches them, and the endpoints out of reach.
     fn within_reach<'a, A: Addr>(
         &self,
         key: FrontendKey<A>,
@@ -192,7 +192,7 @@ impl Parts<'_> {
     ) -> (Joined<'a, A>, Vec<Unreachable>) {
         let Some(outside) = &self.node.outside else { return (endpoints, Vec::new()) };
         if self.policy.internal_local && !is_external {
-            return (Joined::none(), Vec::new()); // None is ever local, so there is nothing to wait for.
+            return (Joined::none(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
         }
         let external_local = self.policy.external_local;
         let (endpoints, left_out) = endpoints.around(Detour { outside, node_port, external_local });
@@ -207,7 +207,8 @@ impl Parts<'_> {
     }
 }
 
-/// The ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and `clusterIP` is its first.
+/// Returns the ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and `clusterIP` is its first
+/// element.
 fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> Option<A> {
     let primary = service.cluster_ip.as_deref()?;
     let families = &service.ip_families;
@@ -216,7 +217,7 @@ fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> O
         return if other_family { None } else { reader.take(format_args!("spec.clusterIP"), addr(primary)) };
     }
     let index = families.iter().position(|family| **family == *A::FAMILY)?;
-    // Only a manifest that never saw an API server leaves `clusterIPs` out.
+    // Only a manifest that never passed an API server leaves `clusterIPs` out.
     let text = service.cluster_ips.get(index).map(AsRef::as_ref).or((index == 0).then_some(primary))?;
     reader.take(format_args!("spec.clusterIPs[{index}]"), addr(text))
 }
@@ -236,7 +237,7 @@ impl<A: Addr> Offers<A> {
         Self([(key, Offer { frontend, field: "spec.clusterIP".into() })].into())
     }
 
-    /// All frontends of one port. Of an address that is listed twice the first listing counts.
+    /// Adds all frontends of one port. The first listing of an address counts.
     fn add_port(
         &mut self,
         reader: &mut Reader<'_>,
@@ -263,7 +264,7 @@ impl<A: Addr> Offers<A> {
         }
     }
 
-    /// Whether it is new.
+    /// Adds a frontend. Returns true if it is new.
     fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
         match self.0.entry(key) {
             Entry::Vacant(entry) => {
@@ -276,13 +277,13 @@ impl<A: Addr> Offers<A> {
 }
 
 impl Claim {
-    /// What has no age, because no API server ever saw it, is as young as can be.
+    /// Returns the Service's claim. A Service without an age, which never passed an API server, counts as the youngest.
     fn new(name: &ObjectName, service: &compact::Service) -> Self {
         Self { created: service.created.unwrap_or(Timestamp::MAX), service: name.clone() }
     }
 }
 
-/// The ranges from which ClusterIPs are taken, sorted.
+/// Returns the ranges of ClusterIPs, sorted.
 pub fn service_cidrs<'a>(objects: impl Iterator<Item = &'a ServiceCIDR>) -> (Vec<ipnet::IpNet>, Vec<Skipped>) {
     let (mut cidrs, mut skipped) = (Vec::new(), Vec::new());
     for object in objects {

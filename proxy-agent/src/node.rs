@@ -1,4 +1,5 @@
-//! This node: which devices carry programs, the anchor and the ways to it, and what the programs know of all that.
+//! Maintains this node: the devices that carry programs, the anchor, the service routes, and the programs' knowledge of
+//! the node.
 
 pub mod detect;
 mod devices;
@@ -38,7 +39,7 @@ pub use fast_path::FastPath;
 pub use mend::Mended;
 pub use options::{Masquerade, NodeOptions};
 
-/// This node's devices, anchor, and ways to it.
+/// The devices, the anchor and the service routes of this node.
 pub struct Node {
     options: NodeOptions,
     detection: Detection,
@@ -48,32 +49,32 @@ pub struct Node {
     links: BTreeMap<u32, Link>,
     anchor: Anchor,
     anchor_mtu: u32,
-    /// As of the last event.
+    /// Set if the anchor was up at the last event.
     anchor_up: bool,
     ways: Ways,
-    /// What the cluster wants of this node, as of the last sync.
+    /// The node state that the cluster desired at the last sync.
     followed: Followed,
-    /// What a predecessor had found out about this node: it stays in force until the first sync.
+    /// The node as a predecessor wrote it, in force until the first sync.
     inherited: Option<device::Node>,
-    /// The programs can tell local pods, as far as anybody can.
+    /// Set once the programs can detect local pods, as far as that is possible.
     detects: bool,
-    /// Some route has several next hops, as of the last list of devices.
+    /// Set if some route had several next hops at the last list of devices.
     has_many_ways: bool,
-    /// The Node object's, of which the programs know.
+    /// The Node object's podCIDRs, as written for the programs.
     pod_cidrs: Vec<IpNet>,
-    /// The ranges of ClusterIPs of which the programs know, and those ClusterIPs that other proxies serve; None until they
-    /// were told.
+    /// The ranges of ClusterIPs as written for the programs, and the ClusterIPs that other proxies serve. None until
+    /// they are written.
     service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
     /// The addresses in force.
     node_addrs: (Addr4, Addr6),
-    /// What [`Health`] was told of devices that could not be attached.
+    /// The names in [`Health`] of devices that could not be attached.
     failing: BTreeSet<String>,
-    /// This is no node.
+    /// The state of host mode.
     outside: Option<Outside>,
-    /// lo carries a program: on a host outside only if a backend is one of its own sockets.
+    /// Set if lo carries a program. In host mode lo needs one only if a backend is a socket of this host.
     hooks_lo: bool,
     fast_path: FastPathState,
-    /// What others have undone and is as it should be again, since it was last asked.
+    /// The repairs since the last query.
     mended: Mended,
 }
 
@@ -93,12 +94,12 @@ impl Node {
         if options.outside != Some(PodRoutes::Nodes) {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
-        // One that drained is in service again.
+        // A drained node is in service again.
         let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
         let fast_path = FastPathState::new(options.fast_path);
         let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let mut node = Self {
-            // Outside nobody's pods are told apart, nor is there a Node to learn from.
+            // Host mode does not detect pods, and has no Node object.
             detection: if options.outside.is_none() {
                 Detection::new(options.detector.clone())
             } else {
@@ -130,12 +131,12 @@ impl Node {
         Ok(node)
     }
 
-    /// Takes the programs off all devices. Without this they stay.
+    /// Takes the programs off all devices. Otherwise they stay.
     pub fn detach(self) {
         self.attachments.detach_all();
     }
 
-    /// Removes rules, routes and anchor, whichever process left them.
+    /// Removes rules, routes and anchor, including those of earlier processes.
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
         let pod_routes = pod_route::remove(handle).await.context("remove the routes to pods");
@@ -146,12 +147,12 @@ impl Node {
         &self.attachments
     }
 
-    /// Whether the devices have been listed. Until then none has programs but the anchor.
+    /// Returns true if the devices have been listed. Until then only the anchor has programs.
     pub fn knows_devices(&self) -> bool {
         !self.links.is_empty()
     }
 
-    /// The addresses in force, as far as there are any.
+    /// Returns the addresses in force, as far as there are any.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let (v4, v6) = self.node_addrs;
         let known = [(!v4.is_unspecified()).then(|| v4.ip()), (!v6.is_unspecified()).then(|| v6.ip())];
@@ -162,8 +163,8 @@ impl Node {
         &self.options
     }
 
-    /// Where something listens that is to be reached at the same addresses as node ports: the unspecified address
-    /// stands for all of its family.
+    /// Returns the addresses to listen on for a service that is reachable at the same addresses as node ports. The
+    /// unspecified address stands for all of its family.
     pub fn listen_addresses(&self) -> BTreeSet<IpAddr> {
         self.options.node_ports.listen_on(self.own_addresses(), &self.addresses(), sysctl::has_ipv6())
     }
@@ -172,10 +173,10 @@ impl Node {
         self.anchor
     }
 
-    /// Takes in what the kernel says of devices: a burst of it costs little more than a single change.
+    /// Takes in the kernel's events about devices: a burst costs little more than a single change.
     pub async fn on_links(&mut self, events: impl IntoIterator<Item = LinkEvent>, health: &Health) -> Result<()> {
         let (addrs_before, anchor_before) = (self.addrs_up(), self.anchor);
-        self.on_routes(); // With a device or an address the kernel drops routes, and says nothing.
+        self.on_routes(); // With a device or an address the kernel drops routes, without a message.
         let mut listed = false;
         for event in events {
             match event {
@@ -187,12 +188,13 @@ impl Node {
                 LinkEvent::Del(ifindex) => drop(self.links.remove(&ifindex)),
             }
         }
-        // The kernel drops routes with the address that they have as source, and says nothing.
+        // The kernel drops the routes that have a lost address as source, without a message.
         let lost = !addrs_before.is_subset(&self.addrs_up());
         if listed {
             self.has_many_ways = fib::has_many_ways(&self.handle).await.unwrap_or(true);
         }
-        // The programs know a device before it carries them. One part that fails must not keep the others from work.
+        // The programs' map has a device before the device has programs. A failing part must not keep the others from
+        // work.
         let written = self.write_devices();
         self.attach(health);
         let judged = if listed { self.judge_fast_path().await } else { Ok(()) };
@@ -202,7 +204,7 @@ impl Node {
         let updated = self.update_addresses().await;
         let fresh = *fitted.as_ref().unwrap_or(&false);
         let led = self.update_ways(listed || lost || fresh, health).await;
-        // What comes and goes with an address or with the anchor nobody took away.
+        // A change that follows an address or the anchor is not another program's.
         if let Ok(changed) = led
             && listed
             && (addrs_before, anchor_before) == (self.addrs_up(), self.anchor)
@@ -212,17 +214,17 @@ impl Node {
         written.and(judged).and(fitted.map(drop)).and(verified).and(updated).and(led.map(drop))
     }
 
-    /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
-    /// must begin anew.
+    /// Takes in the facts that must be known before the node serves. Returns false while they are missing, and an error
+    /// if the agent must restart.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        // Without devices nothing is beside, so that routes that lead to pods would go, and come back; and the node has no
-        // address, where it had one.
+        // Without devices no node is a neighbour, so routes that lead to pods would go and come back. The node would
+        // also lose the address that it had.
         if (self.is_outside() || self.inherited.is_some()) && !self.knows_devices() {
             return Ok(false);
         }
         self.detection.learn(&desired.pod_cidrs())?;
         if !self.detection.is_known() {
-            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode goes by them");
+            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode needs them");
             return Ok(false);
         }
         if !self.detects {
@@ -231,7 +233,7 @@ impl Node {
             match self.write_pods(desired).and_then(|()| self.write_node()) {
                 Ok(()) => health.end(LOCAL_PODS),
                 Err(error) => {
-                    self.detects = false; // So that the next sync tries again.
+                    self.detects = false; // The next sync tries again.
                     health.begin(LOCAL_PODS, format!("{error:#}"));
                 }
             }
@@ -244,22 +246,22 @@ impl Node {
         Ok(true)
     }
 
-    /// A Service that another proxy is to serve from now on is still ours, or nobody's: from the moment on in which its
-    /// frontends go, packets to it are to pass.
+    /// Stops dropping packets to Services that pass to another proxy. Until their frontends go, the Services are still
+    /// ours. From that moment on, packets to them must pass.
     fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
         let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };
         let all = &known | others;
-        // What fails here fails once more after the sync, and is told then.
+        // A failure here repeats after the sync, and is reported then.
         if self.maps.set_service_nets(&cidrs, &all).is_ok() {
             self.service_nets = Some((cidrs, all));
         }
     }
 
-    /// Takes in what the cluster's objects say, after a sync; `written` if all frontends are in the maps.
+    /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps.
     pub async fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> Result<()> {
         let followed = self.follow(desired, health).await;
-        // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
+        // The programs drop packets to these ranges without a frontend, so the ranges are written after the frontends.
         let told = if written { self.write_service_nets(desired) } else { Ok(()) };
         if let Some(outside) = &mut self.outside {
             outside.report(desired, health);
@@ -291,13 +293,13 @@ impl Node {
         result
     }
 
-    /// The addresses of devices that are up.
+    /// Returns the addresses of devices that are up.
     fn addrs_up(&self) -> BTreeSet<IpAddr> {
         let up = self.links.values().filter(|link| link.up);
         up.flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
     }
 
-    /// Gives every device the programs that its role asks for. What fails is tried again with the next event.
+    /// Gives every device the programs of its role. The next event tries again after a failure.
     fn attach(&mut self, health: &Health) {
         let mut carried = BTreeSet::from([self.anchor.ifindex]);
         let mut failing = BTreeSet::new();
@@ -350,14 +352,14 @@ impl Node {
         self.maps.set_addrs(&addrs)
     }
 
-    /// Those of all devices.
+    /// Returns the addresses of all devices.
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
     }
 
     async fn update_addresses(&mut self) -> Result<()> {
         if self.inherited.is_some() {
-            return Ok(()); // What the cluster says of this node is not known yet.
+            return Ok(()); // The cluster's view of this node is not known yet.
         }
         let addrs = (self.node_address::<Addr4>().await?, self.node_address::<Addr6>().await?);
         if addrs == self.node_addrs {
@@ -365,13 +367,13 @@ impl Node {
         }
         info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
         let before = std::mem::replace(&mut self.node_addrs, addrs);
-        self.write_node().and(self.write_addrs()).inspect_err(|_| self.node_addrs = before) // To be tried again.
+        self.write_node().and(self.write_addrs()).inspect_err(|_| self.node_addrs = before) // The next event tries again.
     }
 
     async fn node_address<A: Addr>(&self) -> Result<A> {
         let mut preferred = self.options.node_ips.clone();
         preferred.extend(self.followed.wanted().into_iter().flat_map(|wanted| &wanted.node_addresses));
-        // Which is a list of all routes, so only where nobody names an address.
+        // This lookup lists all routes, so it is left out where an address is named.
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
         Ok(addr::node_address(&self.links, &preferred, default_route).unwrap_or(A::UNSPECIFIED))
@@ -390,8 +392,8 @@ impl Node {
     }
 }
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
 
-/// What [`Health`] calls the detection of local pods.
+/// The name of the detection of local pods in [`Health`].
 const LOCAL_PODS: &str = "local pods";

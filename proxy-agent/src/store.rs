@@ -1,4 +1,4 @@
-//! The objects as last seen. Nothing is interpreted here.
+//! Stores the objects as last seen, without interpretation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,36 +13,37 @@ use crate::ip_family::IpFamily;
 use crate::metrics::Trigger;
 use crate::model::ObjectRef;
 
-/// The objects as last seen, and the name of the node that looks.
+/// The objects as last seen, and the name of the node that uses them.
 #[derive(Clone, Debug)]
 pub struct Store {
     node_name: String,
     services: Kind<Service>,
     slices: Kind<EndpointSlice>,
-    /// Which slices name a Service, whether or not it exists yet.
+    /// The slices that name a Service, whether or not the Service exists yet.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
     api_server: BTreeSet<SocketAddr>,
 }
 
-/// What an input makes out of date.
+/// The state that an input puts out of date.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Dirty {
-    /// These Services, whose objects changed. They need not exist. Whether another proxy serves one of them, or did.
+    /// The Services whose objects changed, and which need not exist. `of_other_proxies` is set if another proxy serves
+    /// one of them, or did.
     Services {
         services: BTreeSet<ObjectName>,
         of_other_proxies: bool,
     },
-    /// These Services, whose slices changed. They need not exist.
+    /// The Services whose slices changed, and which need not exist.
     Endpoints {
         services: BTreeSet<ObjectName>,
         slices: usize,
         triggers: Vec<Trigger>,
     },
     Nothing,
-    /// This node or the API server's place, on which every Service may depend.
+    /// The state of this node or the API server's addresses, on which every Service may depend.
     Surroundings,
     ServiceCidrs,
 }
@@ -87,7 +88,7 @@ impl Store {
         }
     }
 
-    /// A slice dirties the Service that it names; if its label changed, the one that it named before too.
+    /// Applies slices. A slice dirties the Service that it names; if its label changed, the earlier Service too.
     fn apply_slices(&mut self, update: Update<EndpointSlice>) -> Dirty {
         let (mut dirty, mut slices, mut triggers) = (BTreeSet::new(), 0, Vec::new());
         let slices_of = &mut self.slices_of;
@@ -115,7 +116,7 @@ impl Store {
         Dirty::Endpoints { services: dirty, slices, triggers }
     }
 
-    /// Whether every kind has been listed. Before that, absent does not mean deleted.
+    /// Returns true if every kind has been listed. Before that, absent does not mean deleted.
     pub fn is_complete(&self) -> bool {
         self.services.listed && self.slices.listed && self.nodes.listed && self.service_cidrs.listed
     }
@@ -124,22 +125,22 @@ impl Store {
         &self.node_name
     }
 
-    /// The object of this node, whatever others a source delivers.
+    /// Returns the object of this node, among all that a source delivers.
     pub fn node(&self) -> Option<&Node> {
         self.nodes.objects.get(&ObjectName::new("", &self.node_name)).map(Arc::as_ref)
     }
 
-    /// All that a source delivers.
+    /// Returns all Nodes that a source delivers.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.objects.values().map(Arc::as_ref)
     }
 
-    /// Whether nobody says if this node has an object.
+    /// Returns true if the API server refuses to tell whether this node has an object.
     pub fn is_node_refused(&self) -> bool {
         self.nodes.refused
     }
 
-    /// Where the source reaches the API server, if it has one.
+    /// Returns the addresses at which the source reaches the API server, if it has one.
     pub fn api_server(&self) -> &BTreeSet<SocketAddr> {
         &self.api_server
     }
@@ -152,7 +153,7 @@ impl Store {
         self.services.objects.iter()
     }
 
-    /// The slices that name `service`, by name.
+    /// Returns the slices that name `service`, by name.
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let names = self.slices_of.get(service).into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
@@ -166,7 +167,7 @@ impl Store {
         self.slices.objects.values().map(Arc::as_ref)
     }
 
-    /// What the API server calls an object, whatever becomes of its name.
+    /// Returns the API server's uid of the object, which survives every reuse of the name.
     pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
         let uid = match object.kind {
             "Service" => self.services.uid(&object.name),
@@ -182,7 +183,7 @@ impl Store {
     }
 }
 
-/// When the change of a slice came to pass. The annotation of one that was deleted tells of the change before.
+/// Returns the time of a slice's change. The annotation of a deleted slice tells of the change before.
 fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<Trigger> {
     let slice = new.or(old)?;
     let (service, family) = (slice.service.clone()?, IpFamily::from_name(&slice.address_type)?);
@@ -190,7 +191,7 @@ fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<T
     Some(Trigger { service, family, at: Some(new.triggered?) })
 }
 
-/// The objects of one kind; shared with those who look at them while the next input is taken in.
+/// The objects of one kind, shared with clients that read them while the next input is taken in.
 #[derive(Clone, Debug)]
 struct Kind<K> {
     objects: BTreeMap<ObjectName, Arc<K>>,
@@ -209,7 +210,7 @@ impl<K: Kept + PartialEq> Kind<K> {
         Some(self.objects.get(name)?.uid())
     }
 
-    /// Calls `changed(name, old, new)` for every object of which `update` really changes something.
+    /// Calls `changed(name, old, new)` for every object that `update` really changes.
     fn apply(&mut self, update: Update<K>, mut changed: impl FnMut(&ObjectName, Option<&K>, Option<&K>)) {
         match update {
             Update::All(objects) => self.apply(Update::AllBut(objects, BTreeSet::new()), changed),
@@ -253,7 +254,7 @@ impl<K: Kept + PartialEq> Kind<K> {
 
 #[cfg(test)]
 impl Store {
-    /// What a source says that starts now.
+    /// Returns the inputs of a source that starts now.
     pub(crate) fn lists(&self) -> [Input; 5] {
         fn all<K: Clone>(kind: &Kind<K>) -> Update<K> {
             Update::All(kind.objects.values().map(|object| K::clone(object)).collect())
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_dirties_what_it_changes() {
+    fn an_input_dirties_the_changed_services() {
         let mut store = Store::new("here");
         let web = || slice("web-1", "web").port("", "TCP", 80).ready("10.244.0.5");
         assert_eq!(dirty(&mut store, web()), ["default/web"], "a slice may come before its Service");
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_dirties_only_what_differs() {
+    fn a_list_dirties_only_the_differences() {
         let mut store = Store::new("here");
         let list = |objects: Vec<_>| Input::Service(Update::All(objects));
         let web = service("web").cluster_ip("10.96.0.1");

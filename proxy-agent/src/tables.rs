@@ -1,4 +1,4 @@
-//! What the maps should hold, as a function of the models.
+//! Builds the contents of the maps, as a function of the models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,16 +33,16 @@ pub struct FamilyTables<A: Addr> {
     pub source_ranges: BTreeSet<RangeKey<A>>,
 }
 
-/// Key of `SOURCE_RANGES` with the length of its prefix. The map's values say nothing.
+/// The key of `SOURCE_RANGES` with the length of its prefix. The map's values have no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RangeKey<A: Addr> {
     pub range: SourceRange<A>,
-    /// [`SourceRange::SERVICE_BITS`] and as many of the address as the range has.
+    /// The sum of [`SourceRange::SERVICE_BITS`] and the range's prefix length.
     pub bits: u32,
 }
 
 impl<A: Addr> RangeKey<A> {
-    /// `prefix` in bits of the address, whose other bits are 0.
+    /// Creates a key. `prefix` is in bits of the address, whose other bits are 0.
     pub fn new(service: FrontendKey<A>, addr: A, prefix: u8) -> Self {
         Self { range: SourceRange::new(service, addr), bits: SourceRange::<A>::SERVICE_BITS + u32::from(prefix) }
     }
@@ -62,12 +62,12 @@ impl<A: Addr> Default for FamilyTables<A> {
 }
 
 impl Tables {
-    /// Rows, by the names of the maps that hold them.
+    /// Returns the number of rows, by the names of the maps that hold them.
     pub fn sizes(&self) -> BTreeMap<&'static str, usize> {
         self.v4.sizes(&names::IPV4).into_iter().chain(self.v6.sizes(&names::IPV6)).collect()
     }
 
-    /// The desired state, from scratch. [`crate::desired::Desired`] keeps the same up to date at less cost.
+    /// Builds the desired state from scratch. [`crate::desired::Desired`] keeps the same up to date at less cost.
     pub fn of(store: &Store, options: &ModelOptions) -> Self {
         let node = NodeModel::of(store, options);
         let models: Vec<_> = store.services().map(|(name, _)| ServiceModel::of(store, name, &node).0).collect();
@@ -90,8 +90,8 @@ impl<A: Addr> FamilyTables<A> {
         ]
     }
 
-    /// A frontend that several models claim goes to the least claim. But before all others come the ClusterIPs, and no
-    /// other frontend is in force without its service port's.
+    /// Builds the tables of several models. A frontend that several models claim goes to the least claim. ClusterIPs
+    /// come before all other frontends. Another frontend is in force only with its service port's ClusterIP.
     pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>) -> Self {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
@@ -119,7 +119,7 @@ impl<A: Addr> FamilyTables<A> {
         tables
     }
 
-    /// Adds the rows of one frontend as `model` has them: its own and, where it names a service port, that one's.
+    /// Adds the rows of one frontend as `model` has them: its own, and those of the service port that it names.
     pub fn insert(&mut self, key: &FrontendKey<A>, model: &FamilyModel<A>) {
         self.frontends.extend(model.frontends.get(key).map(|offer| (*key, offer.frontend)));
         let Some(port) = model.ports.get(key) else { return };
@@ -133,7 +133,7 @@ impl<A: Addr> FamilyTables<A> {
         self.source_ranges.extend(model.source_ranges.iter().map(|(addr, prefix)| RangeKey::new(*key, *addr, *prefix)));
     }
 
-    /// The rows of these frontends and the service ports that they name, on their own.
+    /// Returns the rows of these frontends and of the service ports that they name.
     pub fn part<'a>(&self, keys: impl Iterator<Item = &'a FrontendKey<A>>) -> Self {
         let mut part = Self::default();
         for key in keys {

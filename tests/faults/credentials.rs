@@ -12,7 +12,7 @@ use crate::scene::{DEADLINE, RECOVERY, Run};
 const REREAD: Duration = Duration::from_secs(3);
 
 pub(crate) fn expire_and_are_refused(run: &Run) -> Result<()> {
-    ensure!(run.log().contains("the API server takes no events"), "events are forbidden, and nobody says so");
+    ensure!(run.log().contains("the API server refuses Events"), "events are forbidden, and nobody says so");
     partial_permissions(run)?;
     expired_server_certificate(run)?;
     refused_token(run)?;

@@ -29,7 +29,7 @@ fn what_cannot_be_taken_over_is_refused() -> Result<()> {
     MapData::from_pin(dir.join("v2/maps/GENERATION"))?.pin(&flows)?;
     refused(
         &bed,
-        "v2/maps/FLOWS4 is no map of this kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
+        "v2/maps/FLOWS4 is not a map of this kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
     )?;
     fs::remove_file(&flows)?;
     fs::rename(dir.join("v2/maps/KEPT"), &flows)?;

@@ -1,4 +1,4 @@
-//! What a scrape asks of the loop.
+//! Collects the values that a scrape asks of the loop.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ impl Agent {
     }
 }
 
-/// Of the internal policy and of the external one.
+/// Counts the services without local endpoints, for the internal policy and for the external one.
 fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
     [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
         let without = |service: &&Service| {

@@ -1,4 +1,4 @@
-//! What the loop says of itself: `kpx status`.
+//! Collects the loop's state for `kpx status`.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,8 @@ impl Agent {
         })
     }
 
-    /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
+    /// Returns the fill of each map without a walk through any. The fill comes from the tables for the maps that the
+    /// agent fills, and from the last sweep's count for the flows.
     pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {

@@ -1,8 +1,8 @@
-//! Maps of a few rows: a tree's smallest part has room for eleven.
+//! Stores maps of a few rows: the smallest node of a BTreeMap has room for eleven.
 
 use std::collections::BTreeMap;
 
-/// A map that is made once, in as little memory as its rows take. In the order of its keys.
+/// A map that is built once, sorted by key, in as little memory as its rows take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flat<K, V>(Box<[(K, V)]>);
 
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flat_map_has_what_the_tree_had() {
+    fn a_flat_map_has_the_rows_of_the_tree() {
         let tree: BTreeMap<_, _> = [(3, "c"), (1, "a"), (2, "b")].into();
         let flat = Flat::from(tree.clone());
         assert!(flat.iter().eq(&tree) && flat.keys().eq(tree.keys()) && flat.values().eq(tree.values()));

@@ -1,4 +1,4 @@
-//! What is kept of a Service.
+//! The compact form of a Service.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use k8s_openapi::api::core::v1 as core;
 use super::{Kept, Shared, shared, texts};
 use crate::input::ObjectName;
 
-/// Another proxy serves a Service with this label (any value).
+/// The label (with any value) that leaves a Service to another proxy.
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// The annotation that asks for another algorithm than the node's.
 pub(crate) const ALGORITHM: &str = "kpx.dev/lb-algorithm";
 
-/// By the names that the fields have in the API, where they are its. Lists that are empty or missing are one.
+/// A Service with the API's field names, where the API has the field. An empty list and a missing list are equal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
     pub name: ObjectName,
     pub uid: Box<str>,
     pub created: Option<Timestamp>,
-    /// Another proxy is to serve it: nothing but its ClusterIPs is kept.
+    /// Set if another proxy serves the Service: nothing but its ClusterIPs is kept.
     pub is_of_other_proxy: bool,
-    /// Which algorithm its annotation asks for.
+    /// The algorithm that the annotation asks for.
     pub algorithm: Option<Shared>,
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
@@ -32,11 +32,11 @@ pub struct Service {
     pub internal_traffic_policy: Option<Shared>,
     pub external_traffic_policy: Option<Shared>,
     pub session_affinity: Option<Shared>,
-    /// `sessionAffinityConfig.clientIP.timeoutSeconds`.
+    /// The value of `sessionAffinityConfig.clientIP.timeoutSeconds`.
     pub affinity_secs: Option<i32>,
     pub health_check_node_port: Option<i32>,
     pub load_balancer_source_ranges: Box<[Box<str>]>,
-    /// `status.loadBalancer.ingress`.
+    /// The list `status.loadBalancer.ingress`.
     pub ingress: Box<[Ingress]>,
 }
 
@@ -74,7 +74,7 @@ impl From<core::Service> for Service {
             cluster_ips: texts(spec.cluster_ips),
             ..kept
         };
-        // Of those only the addresses matter, which are to be left alone.
+        // Only the addresses of such Services matter: kpx leaves them alone.
         if kept.is_of_other_proxy {
             return kept;
         }

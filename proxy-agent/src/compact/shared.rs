@@ -1,4 +1,4 @@
-//! Texts of which there are few and which are named often: of namespaces, nodes, zones, ports.
+//! Interns texts that are few but named often: namespaces, nodes, zones, ports.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shared(Arc<str>);
 
-/// All that there are, and how many are kept until the next look for those that nobody names any more.
+/// The interned texts, and the number of texts at which unused ones are dropped.
 static TEXTS: LazyLock<Mutex<Texts>> = LazyLock::new(|| Mutex::new(Texts { all: HashSet::new(), most: FEW }));
 
 const FEW: usize = 1_024;

@@ -1,4 +1,4 @@
-//! What is kept of an EndpointSlice.
+//! The compact form of an EndpointSlice.
 
 use std::net::IpAddr;
 
@@ -11,20 +11,21 @@ use crate::input::ObjectName;
 
 /// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// An EndpointSlice with this label (any value) is not for proxies.
+/// The label (with any value) of an EndpointSlice that is not for proxies.
 const HEADLESS: &str = "service.kubernetes.io/headless";
-/// The annotation by which an EndpointSlice says when came to pass what it tells, in RFC 3339.
+/// The annotation with the time of the change that led to this EndpointSlice, in RFC 3339.
 const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// By the names that the fields have in the API, where they are its. Lists that are empty or missing are one.
+/// An EndpointSlice with the API's field names, where the API has the field. An empty list and a missing list are
+/// equal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointSlice {
     pub name: ObjectName,
     pub uid: Box<str>,
-    /// The Service that it names, which need not exist.
+    /// The Service that the slice names, which need not exist.
     pub service: Option<ObjectName>,
     pub is_headless: bool,
-    /// When came to pass what it tells, if it says so.
+    /// The time of the change that led to this slice, if the slice has one.
     pub triggered: Option<Timestamp>,
     pub address_type: Shared,
     pub ports: Box<[EndpointPort]>,
@@ -42,27 +43,27 @@ pub struct EndpointPort {
 pub struct Endpoint {
     /// The first of `addresses`: no other counts.
     pub address: Address,
-    /// Each condition has its own default.
+    /// The three conditions; each has its own default.
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
     pub node_name: Option<Shared>,
     pub zone: Option<Shared>,
     pub hints: Option<Box<Hints>>,
-    /// `targetRef`, if that is a Pod.
+    /// The `targetRef`, if it is a Pod.
     pub pod: Option<Pod>,
 }
 
-/// An address as it was written.
+/// An address as the object has it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Address {
     Ip(IpAddr),
-    /// As nobody writes an address that is one, though it may be.
+    /// A text that is no address in canonical form, though it may parse as one.
     Text(Box<str>),
     Missing,
 }
 
-/// For whom an endpoint is meant.
+/// The nodes and zones for which an endpoint is meant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hints {
     pub nodes: Box<[Shared]>,
@@ -155,7 +156,7 @@ impl Kept for EndpointSlice {
 mod tests {
     use super::*;
 
-    /// A hundred thousand of them are held.
+    /// The agent holds a hundred thousand endpoints.
     #[test]
     fn an_endpoint_is_small() {
         assert!(size_of::<Endpoint>() <= 112, "{} bytes", size_of::<Endpoint>());

@@ -1,4 +1,4 @@
-//! Connections that the kernel tracks, over netlink: those whose destination was translated are listed and deleted.
+//! Lists and deletes connections of the kernel whose destination was translated, over netlink.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use super::Tuple;
 use crate::net::answers::{self, kernel};
 
-/// Attributes of an entry that make it this one and no other (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
+/// The attributes that identify one entry (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 
@@ -23,15 +23,15 @@ const CTA_ZONE: u16 = 18;
 pub(super) struct Entry {
     pub(super) original: Tuple,
     pub(super) reply: Tuple,
-    /// By which the kernel finds it: the original tuple, the zone, the entry's number.
+    /// The entry's key for the kernel: the original tuple, the zone, the entry's number.
     name: Vec<ConntrackAttribute>,
 }
 
-/// Asks about the connections of this network namespace.
+/// A handle for queries about the connections of this network namespace.
 #[derive(Clone)]
 pub(super) struct Handle(ConnectionHandle<NetfilterMessage>);
 
-/// The future must be polled for requests to be answered.
+/// Opens the socket. Only while the connection's future is polled do requests get answers.
 pub(super) fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     // The end of a dump carries its error.
@@ -40,16 +40,16 @@ pub(super) fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
 }
 
 impl Handle {
-    /// Calls `take` with each entry of a family as the kernel lists it. What changes meanwhile may be missing.
+    /// Calls `take` with each entry of a family in the kernel's order. Entries that change meanwhile may be missing.
     pub(super) async fn list(&self, family: NetfilterProtoFamily, mut take: impl FnMut(Entry)) -> io::Result<()> {
-        // Older kernels than 5.14 send all the others, too.
+        // Kernels before 5.14 ignore this filter and send all entries.
         let translated = ConntrackAttribute::CtaStatus(Status::DstNat);
         let request = message(family, ConntrackMessage::Get(vec![translated]), NLM_F_REQUEST | NLM_F_DUMP);
         let answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
         answers::dumped(answers, |message| entry(message).into_iter().for_each(&mut take)).await
     }
 
-    /// Whether it was still there.
+    /// Deletes an entry. Returns false if it was gone.
     pub(super) async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
         let request = message(family, ConntrackMessage::Delete(entry.name.clone()), NLM_F_REQUEST | NLM_F_ACK);
         answers::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
@@ -63,7 +63,7 @@ fn message(family: NetfilterProtoFamily, message: ConntrackMessage, flags: u16) 
     message
 }
 
-/// None if it is not for UDP.
+/// Returns None unless the entry is for UDP.
 fn entry(message: NetfilterMessage) -> Option<Entry> {
     let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = message.inner else { return None };
     let tuples = |attribute: &ConntrackAttribute| match attribute {
@@ -83,7 +83,7 @@ fn entry(message: NetfilterMessage) -> Option<Entry> {
     Some(Entry { original, reply, name })
 }
 
-/// None if it is not UDP's.
+/// Returns None unless the tuple is of UDP.
 fn tuple(parts: &[Part]) -> Option<Tuple> {
     let (mut src, mut dst): (Option<IpAddr>, Option<IpAddr>) = (None, None);
     let (mut sport, mut dport, mut is_udp) = (None, None, false);

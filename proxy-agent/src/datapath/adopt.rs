@@ -1,5 +1,5 @@
-//! Taking over what a predecessor attached: its links and filters get our programs, each in one step, so that no packet
-//! meets none. Our programs look into the same maps.
+//! Takes over what a predecessor attached. Its links and filters get our programs, each in one step, so that no packet
+//! goes without a program. Both agents' programs use the same maps.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,7 +23,7 @@ use crate::net::filter::PRIORITY;
 const BOTH: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
 impl Attachments {
-    /// Takes over all that can be, and takes away the pins of devices that are gone.
+    /// Takes over every link and filter that can be taken over, and removes the pins of devices that are gone.
     pub(super) fn adopt(&mut self) -> Result<()> {
         let Some(stays) = &self.stays else { return Ok(()) };
         let links = stays.pins.links();
@@ -55,7 +55,7 @@ impl Attachments {
         unknown.iter().try_for_each(|pin| unpin(&links.join(pin), "its device is gone"))
     }
 
-    /// None if there is no such link any more.
+    /// Takes over a link. Returns None if the link is gone.
     fn adopt_link(&mut self, path: &Path, device: &str, attach_type: TcAttachType) -> Result<Option<Held>> {
         let link = PinnedLink::from_pin(path).map(FdLink::from).and_then(SchedClassifierLink::try_from);
         let program = program(&mut self.ebpf, program_at(device, attach_type))?;
@@ -66,16 +66,16 @@ impl Attachments {
                 let pinned = PinnedLink::from_pin(path).with_context(|| format!("open the pin {}", path.display()))?;
                 Ok(Some(Held::Pinned(pinned)))
             }
-            // It serves on, until there is what a start takes.
+            // The link serves on until the agent has the resources for a start.
             Err(error) if is_shortage(&error) => {
                 Err(error).with_context(|| format!("take over the link {}", path.display()))
             }
-            // The device that it was for had the same number.
+            // The link's device had the same number and is gone.
             Err(error) => unpin(path, &format!("{error:#}")).map(|()| None),
         }
     }
 
-    /// None if there is no filter at our place.
+    /// Takes over a filter. Returns None if there is no filter at our place.
     fn adopt_filter(&mut self, device: &str, attach_type: TcAttachType) -> Result<Option<Held>> {
         let program = program(&mut self.ebpf, program_at(device, attach_type))?;
         let Ok(filter) = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None) else {
@@ -97,7 +97,7 @@ impl Attached {
     }
 }
 
-/// Ours, at a hook of a device.
+/// Returns the name of our program at a hook of a device.
 pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static str {
     let hooks = match device {
         anchor::NAME => Hooks::Anchor,
@@ -107,7 +107,8 @@ pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static st
     if attach_type == TcAttachType::Ingress { names::INGRESS } else { hooks.at_egress() }
 }
 
-/// The kernel or this process has run out of something, or may not do it: that says nothing of the link.
+/// Returns true if the kernel or this process has run out of something, or lacks a permission. Such an error does not
+/// mean that the link is bad.
 fn is_shortage(error: &anyhow::Error) -> bool {
     const SHORTAGES: [Errno; 6] =
         [Errno::EPERM, Errno::EINTR, Errno::EAGAIN, Errno::ENOMEM, Errno::ENFILE, Errno::EMFILE];

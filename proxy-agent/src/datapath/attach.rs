@@ -1,4 +1,4 @@
-//! Attach the programs to devices, and detach them: TCX where the kernel takes it, clsact where it does not.
+//! Attaches the programs to devices, and detaches them: by TCX where the kernel supports it, by clsact elsewhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,16 +20,16 @@ use super::verify::same_device;
 use crate::net::changes::Changes;
 use crate::net::filter::{HANDLE, PRIORITY};
 
-/// At our place among a device's clsact filters.
+/// The handle of kpx's place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
 
-/// How programs hang on a device.
+/// The mechanism by which programs hang on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mechanism {
     /// TCX links, from Linux 6.6.
     Tcx,
-    /// cls_bpf filters of a clsact qdisc.
+    /// Filters of type cls_bpf on a clsact qdisc.
     Clsact,
 }
 
@@ -42,14 +42,14 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// What keeps programs and maps in the kernel while no agent runs.
+/// The mechanism that keeps programs and maps in the kernel while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeper {
-    /// Pins in a BPF file system of the host's.
+    /// Pins in a BPF file system of the host.
     Pins,
-    /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's container.
+    /// Filters of clsact, by which the next agent finds the maps. The pins go with this agent's container.
     Filters,
-    /// All ends with the agent, and a restart is a gap.
+    /// No mechanism: all ends with the agent, and a restart is a gap.
     Nothing,
 }
 
@@ -80,7 +80,7 @@ impl Attached {
         self.egress.is_some() && self.ingress.is_some() == (hooks == Hooks::Both)
     }
 
-    /// Ingress goes first: a flow must not be opened whose replies nobody translates.
+    /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.
     fn detach(&mut self) {
         for held in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
             held.detach();
@@ -88,13 +88,13 @@ impl Attached {
     }
 }
 
-/// One of our programs on a hook of a device.
+/// A program of kpx on a hook of a device.
 pub(super) enum Held {
-    /// A TCX link, which stays when this value goes.
+    /// A TCX link, which outlives this value.
     Pinned(PinnedLink),
-    /// A filter, which stays as well.
+    /// A filter, which outlives this value.
     Filter(ManuallyDrop<SchedClassifierLink>),
-    /// Detached with this value.
+    /// A link that is detached with this value.
     Own { _link: SchedClassifierLink },
 }
 
@@ -102,7 +102,7 @@ impl Held {
     fn detach(self) {
         match self {
             Self::Pinned(link) => {
-                // The last handle, unless the kernel is not done with the file yet.
+                // This was the last handle, unless the kernel still uses the file.
                 if let Err(error) = link.unpin() {
                     debug!(%error, "a link's pin was gone");
                 }
@@ -113,12 +113,12 @@ impl Held {
     }
 }
 
-/// Which of our programs a device carries.
+/// The choice of programs that a device carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hooks {
-    /// Ingress and egress.
+    /// Both ingress and egress.
     Both,
-    /// lo's own program, on its egress: a packet that arrives there has its way already.
+    /// The loopback program on the egress of lo. A packet that arrives at lo has been translated already.
     Loopback,
     /// The anchor's own program, on its egress.
     Anchor,
@@ -134,17 +134,17 @@ impl Hooks {
     }
 }
 
-/// All devices that carry our programs. Dropped, it leaves them there if they were to stay.
+/// The devices that carry our programs. A dropped value leaves the programs there if they are to stay.
 pub struct Attachments {
     pub(super) ebpf: Ebpf,
-    /// What to use; unset, each device is tried with both, first with the one that outlives the agent.
+    /// The mechanism to use. If unset, each device is tried with both, first with the one that outlives the agent.
     mechanism: Option<Mechanism>,
     pub(super) devices: BTreeMap<u32, Attached>,
     pub(super) stays: Option<Stays>,
     pub(super) sockets: Option<Sockets>,
 }
 
-/// What it takes for programs to stay on their devices when the agent ends.
+/// The pins and changes by which programs stay on their devices after the agent's end.
 pub struct Stays {
     pub pins: Pins,
     pub changes: Changes,
@@ -159,24 +159,24 @@ impl Attachments {
         &self.devices
     }
 
-    /// One of the loaded programs, to be run on packets of a test.
+    /// Returns one of the loaded programs, for a test to run on packets.
     pub fn program(&self, name: &str) -> Result<&SchedClassifier> {
         let program = self.ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
         program.try_into().with_context(|| format!("program {name}"))
     }
 
-    /// What the kernel knows of one of the loaded programs, of a device's or a socket's.
+    /// Returns the kernel's information about one of the loaded programs, of a device or of a socket.
     pub fn info(&self, name: &str) -> Result<ProgramInfo> {
         let program = self.ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
         program.info().with_context(|| format!("ask the kernel about program {name}"))
     }
 
-    /// What to use from now on: see [`super::Options::mechanism`].
+    /// Sets the mechanism for the future: see [`super::Options::mechanism`].
     pub fn set_mechanism(&mut self, mechanism: Mechanism) {
         self.mechanism = Some(mechanism);
     }
 
-    /// Attaches to a device what it does not carry yet.
+    /// Attaches the programs that a device lacks.
     pub fn attach(&mut self, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
         let mut carried = None;
         if let Some(attached) = self.devices.get_mut(&ifindex) {
@@ -191,14 +191,14 @@ impl Attachments {
             None => {
                 let [first, second] = self.preferred();
                 self.attach_by(first, ifindex, name, hooks).or_else(|error| {
-                    debug!(device = name, error = format!("{error:#}"), "not by {first}, trying {second}");
+                    debug!(device = name, error = format!("{error:#}"), "{first} failed, trying {second}");
                     self.attach_by(second, ifindex, name, hooks)
                 })
             }
         }
     }
 
-    /// A link lives as long as its pin, and a filter as long as its qdisc.
+    /// Returns the mechanisms in the order to try. A link lives as long as its pin, and a filter as long as its qdisc.
     fn preferred(&self) -> [Mechanism; 2] {
         match self.stays.as_ref().is_some_and(|stays| stays.pins.is_ours_alone()) {
             true => [Mechanism::Clsact, Mechanism::Tcx],
@@ -206,7 +206,7 @@ impl Attachments {
         }
     }
 
-    /// What keeps all this while no agent runs.
+    /// Returns what keeps the programs while no agent runs.
     pub fn keeper(&self) -> Keeper {
         let Some(Stays { pins, .. }) = &self.stays else { return Keeper::Nothing };
         let all_are_filters = || self.devices.values().all(|device| device.mechanism == Mechanism::Clsact);
@@ -217,7 +217,7 @@ impl Attachments {
         }
     }
 
-    /// Detaches from a device; from one that is gone, forgets it.
+    /// Detaches from a device. A device that is gone is only forgotten.
     pub fn detach(&mut self, ifindex: u32) -> Option<Attached> {
         let mut attached = self.devices.remove(&ifindex)?;
         attached.detach();
@@ -230,7 +230,7 @@ impl Attachments {
         self.devices.values_mut().for_each(Attached::detach);
     }
 
-    /// What another mechanism attached goes once this one has.
+    /// Attaches by one mechanism, and then detaches the programs that the other mechanism attached.
     fn attach_by(&mut self, mechanism: Mechanism, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
         let (mut attached, before) = match self.devices.remove(&ifindex) {
             Some(same) if same.mechanism == mechanism => (same, None),
@@ -245,7 +245,7 @@ impl Attachments {
         result
     }
 
-    /// Egress before ingress; if either fails there are neither.
+    /// Attaches egress before ingress. If either fails, neither stays.
     fn complete(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
         if attached.mechanism == Mechanism::Clsact {
             self.ensure_clsact(ifindex, &attached.name)?;
@@ -279,7 +279,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// A qdisc that is there already is as good; whether it has an egress, attaching there shows.
+    /// Adds a clsact qdisc. An existing qdisc serves as well; the attach step shows whether it has an egress hook.
     fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
         let changes = self.stays.as_ref().map(|stays| &stays.changes);
         let is_new = changes.map_or(Ok(false), |changes| changes.begin_qdisc(ifindex))?;
@@ -305,11 +305,11 @@ impl Attachments {
             return Ok(Held::Filter(ManuallyDrop::new(link)));
         }
         let links = pins.links();
-        // Somebody may have removed it with all that is in it.
+        // Another program may have removed the folder with its content.
         fs::create_dir_all(&links).with_context(|| format!("create {}", links.display()))?;
         let path = links.join(link_name(ifindex, attach_type));
         if path.exists() {
-            remove_pin(&path)?; // Of a device that is gone.
+            remove_pin(&path)?; // The pin is of a device that is gone.
         }
         let link = FdLink::try_from(link).context("a TCX link")?;
         let pinned = link.pin(&path).with_context(|| format!("pin the link of {program_name} on {device}"))?;
@@ -332,7 +332,7 @@ impl Attachments {
         };
         let id = match program.attach_with_options(device, attach_type, options) {
             Ok(id) => Ok(id),
-            // What a predecessor left that was killed: ours by its place, replaced in one step.
+            // A killed predecessor left this filter, which is ours by its place. The filter is replaced in one step.
             Err(_) if mechanism == Mechanism::Clsact => {
                 let left = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None);
                 left.map_err(|error| TcError::IoError(error).into()).and_then(|left| program.attach_to_link(left))
@@ -344,16 +344,16 @@ impl Attachments {
     }
 }
 
-/// Of a link among the pins.
+/// Returns the name of a link among the pins.
 pub(super) fn link_name(ifindex: u32, attach_type: TcAttachType) -> String {
     format!("{ifindex}-{}", if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" })
 }
 
-/// Takes off the filters of a predecessor that used clsact and was killed: after ours they would have their turn as
-/// well, with tables that nobody keeps. There are hardly ever any, so that there are none is no error.
+/// Removes the filters of a predecessor that used clsact and was killed. Otherwise they would run after ours, with
+/// tables that no agent updates. Missing filters are the rule and no error.
 pub(super) fn remove_filters(device: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
-        // Detached when dropped.
+        // A dropped filter is detached.
         drop(SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None));
     }
 }

@@ -1,5 +1,5 @@
-//! What passed for each service port, and how many flows each backend has: the flows' own counters, and what those that
-//! are over had counted.
+//! Counts the traffic of each service port, and the flows of each backend. A count adds up the flows' own counters and
+//! the counters of removed flows.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use proxy_common::service_counts::{Passed, ServiceCounts};
 use super::flows::{read, remove};
 use super::{Names, take};
 
-/// Of both families.
+/// The counts of both families.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     pub v4: FamilyCounts<Addr4>,
@@ -24,9 +24,9 @@ pub struct Counts {
 
 #[derive(Clone, Debug)]
 pub struct FamilyCounts<A: Addr> {
-    /// Since the programs were loaded. None of a number here ever goes back.
+    /// The totals since the programs were loaded. No number in them ever decreases.
     pub ports: BTreeMap<FrontendKey<A>, Totals>,
-    /// Flows that have not ended, of a service port to each backend.
+    /// The open flows from a service port to each backend.
     pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, u64>>,
 }
 
@@ -37,7 +37,7 @@ impl<A: Addr> Default for FamilyCounts<A> {
 }
 
 impl<A: Addr> FamilyCounts<A> {
-    /// Adds what an entry has counted.
+    /// Adds the counters of an entry.
     pub(super) fn add(&mut self, flow: &Flow<A>) {
         if flow.service.addr.is_unspecified() {
             return;
@@ -55,15 +55,15 @@ impl<A: Addr> FamilyCounts<A> {
     }
 }
 
-/// What passed for a service port.
+/// The traffic of one service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Flows.
+    /// The number of opened flows.
     pub opened: u64,
-    /// Packets that would have opened a flow.
+    /// The number of packets that would have opened a flow and were dropped.
     pub dropped: u64,
     pub rejected: u64,
-    /// Towards backends, and back to clients.
+    /// The traffic towards backends (`sent`) and back to clients (`returned`).
     pub sent: Passed,
     pub returned: Passed,
 }
@@ -89,31 +89,31 @@ impl From<ServiceCounts> for Totals {
     }
 }
 
-/// What a family's service ports have counted beside their flows.
+/// The counters of a family's service ports beside their flows.
 pub(super) struct Ledger<A: Names> {
-    /// What the programs count.
+    /// The counters that the programs keep.
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
-    /// Another handle, to know which service ports there are.
+    /// A second handle on the services, which tells which service ports exist.
     services: HashMap<MapData, FrontendKey<A>, Service>,
-    /// Of flows that were swept: sent, and returned.
+    /// The traffic of swept flows: sent, and returned.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
-    /// What was read last. A flow that a program closes meanwhile is not met at all.
+    /// The result of the last walk. A walk does not meet a flow that a program closes meanwhile.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
 
 impl<A: Names> Ledger<A> {
-    /// Before anybody has taken `SERVICES` out of `ebpf`.
+    /// Opens the maps. Call this before `SERVICES` is taken out of `ebpf`.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let services =
             ebpf.map(A::MAPS.services).with_context(|| format!("no map {} in the BPF object", A::MAPS.services))?;
-        let Map::HashMap(data) = services else { anyhow::bail!("{} is no hash map", A::MAPS.services) };
+        let Map::HashMap(data) = services else { anyhow::bail!("{} is not a hash map", A::MAPS.services) };
         let fd = data.fd().as_fd().try_clone_to_owned().with_context(|| format!("map {}", A::MAPS.services))?;
         let services = HashMap::try_from(Map::HashMap(MapData::from_fd(fd)?))?;
         let counts = take(ebpf, A::MAPS.service_counts)?;
         Ok(Self { counts, services, swept: BTreeMap::new(), last: BTreeMap::new() })
     }
 
-    /// Keeps what a flow had counted whose opener's entry was removed.
+    /// Keeps the counters of a flow whose opener's entry was removed.
     pub(super) fn close(&mut self, service: FrontendKey<A>, sent: Passed, returned: Passed) {
         if !service.addr.is_unspecified() {
             let (to_sent, to_returned) = self.swept.entry(service).or_default();
@@ -122,8 +122,8 @@ impl<A: Names> Ledger<A> {
         }
     }
 
-    /// What is counted beside the flows that are there: before they are added, so that one that a program closes meanwhile
-    /// is not counted twice.
+    /// Returns the counters kept beside the flows. Call this before the flows are added: otherwise a flow that a
+    /// program closes meanwhile would be counted twice.
     pub(super) fn begin(&self) -> Result<FamilyCounts<A>> {
         let mut found = FamilyCounts::default();
         for row in &self.counts {
@@ -138,7 +138,7 @@ impl<A: Names> Ledger<A> {
         Ok(found)
     }
 
-    /// No number goes back: what is exact is a table at rest.
+    /// Makes sure that no number decreases. Only a table at rest is counted exactly.
     pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {
@@ -148,8 +148,8 @@ impl<A: Names> Ledger<A> {
         self.last.clone_from(&found.ports);
     }
 
-    /// Adds what swept flows had counted to what the programs count, which outlives the agent. What a program adds in the
-    /// same instant is missing, as where two of them meet. Where there is no room it stays here.
+    /// Adds the counters of swept flows to the programs' counters, which outlive the agent. A count that a program adds
+    /// in the same instant is lost, as where two programs meet. Without room in the map, the counters stay here.
     pub(super) fn settle(&mut self) -> Result<()> {
         for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
             let mut counts = read(&self.counts, &service)?.unwrap_or(ServiceCounts::NOTHING);

@@ -1,5 +1,5 @@
-//! Leaving a node without cutting what is open: packets that open something are left to whoever serves next, and the
-//! programs follow what is open to its end. No agent runs meanwhile: it would keep the node in service.
+//! Takes a node out of service without cutting open flows. Packets that would open a flow are left to the next proxy,
+//! and the programs follow open flows to their end. No agent runs meanwhile: an agent would keep the node in service.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// `root` is the folder of pins. None if no kpx of this layout left its maps there.
+    /// Opens the maps pinned below the folder `root`. Returns None if no kpx of this layout left its maps there.
     pub fn open(root: &Path) -> Result<Option<Self>> {
         let maps = root.join(format!("v{LAYOUT}")).join("maps");
         if !maps.join(names::NODE).exists() {
@@ -35,7 +35,8 @@ impl Drain {
         Ok(Some(Self { node: pinned(&maps, names::NODE)?, v4: flows(&maps)?, v6: flows(&maps)? }))
     }
 
-    /// As [`Drain::open`], of maps that no pin holds. None if they are none of a whole kpx.
+    /// Opens the maps as [`Drain::open`] does, from maps without a pin. Returns None if they are not the maps of a
+    /// complete kpx.
     pub fn of(mut orphans: Vec<Orphan>) -> Result<Option<Self>> {
         let mut take = |name: &str| {
             let at = orphans.iter().position(|orphan| orphan.name == name)?;
@@ -48,13 +49,13 @@ impl Drain {
         Ok(Some(Self { node: node?.try_into()?, v4: v4?.try_into()?, v6: v6?.try_into()? }))
     }
 
-    /// From now on nothing is opened. Ends with the next agent.
+    /// Stops the opening of flows, until the next agent starts.
     pub fn begin(&mut self) -> Result<()> {
         let node = self.node.get(&0, 0).context("read NODE")?;
         self.node.set(0, node.with(Node::DRAINING), 0).context("write NODE")
     }
 
-    /// How many flows are open, of both families.
+    /// Returns the number of open flows of both families.
     pub fn open_flows(&self) -> Result<usize> {
         let now_secs = boot_secs()?;
         Ok(open(&self.v4, now_secs)? + open(&self.v6, now_secs)?)

@@ -1,7 +1,8 @@
-//! The flow table, as the agent sees it: counted, and swept of flows that are over. What it counts for each backend is
-//! the truth to which the programs' own counts are brought back.
+//! Counts and sweeps the flow table for the agent. The agent's count for each backend is exact, and the programs' own
+//! counts are corrected to it.
 //!
-//! Both take one walk through the table, in batches: little memory for a table of any size, and no more than half of a CPU.
+//! Both take one walk through the table, in batches: little memory for a table of any size, and no more than half of a
+//! CPU.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,17 +24,17 @@ use super::counts::{Counts, FamilyCounts, Ledger};
 use super::pressure::Pressure;
 use super::{Names, take};
 
-/// Entries that are read at once: what takes a fraction of a millisecond.
+/// The number of entries in one read, which takes a fraction of a millisecond.
 const BATCH: usize = 1_024;
 
-/// An entry whose flow's opener is missing is left alone for this long: the programs make it before the opener.
+/// The idle time after which an entry without its opener is removed. The programs make the entry before the opener.
 const ORPHAN_SECS: u32 = 30;
 
-/// What was counted is not counted again within this time: to look through a large table takes a while.
+/// The time within which a count is reused, because a walk through a large table takes a while.
 const COUNT_PERIOD: Duration = Duration::from_millis(500);
 
-/// The flow tables of both families, and what is counted for services. Handles of the same tables; one at a time sweeps or
-/// counts.
+/// The flow tables of both families, and the counters of services. Clones are handles on the same tables; one handle at
+/// a time sweeps or counts.
 #[derive(Clone)]
 pub struct FlowMaps(Arc<Mutex<Families>>);
 
@@ -45,39 +46,39 @@ struct Families {
 
 struct Family<A: Names> {
     flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
-    /// Through the same table.
+    /// A walk through the same table.
     walk: Walk<FlowKey<A>, Flow<A>>,
     max_entries: u32,
     pressure: Pressure,
-    /// Open flows of a backend, which the key names as if it were a frontend.
+    /// The number of open flows of a backend. The key names the backend as if it were a frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     ledger: Ledger<A>,
 }
 
-/// What a sweep found and did.
+/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Swept {
-    /// Entries of flows that remain: two or four each.
+    /// The remaining entries: two or four for each flow.
     pub entries: usize,
-    /// Flows that remain.
+    /// The remaining flows.
     pub flows: usize,
-    /// Those of them that make room for others.
+    /// The remaining half-open flows, which make room for others.
     pub half_open: usize,
-    /// Flows that were over, and removed.
+    /// The expired flows that the sweep removed.
     pub expired: usize,
-    /// Entries without a flow, removed.
+    /// The entries without a flow that the sweep removed.
     pub orphans: usize,
-    /// How full the table is with flows that make no room.
+    /// The fill of the table with flows that make no room for others.
     pub pressure: Pressure,
 }
 
-/// What a walk found.
+/// The result of a walk.
 struct Found<A: Names> {
     swept: Swept,
-    /// Entries of flows that make no room.
+    /// The entries of flows that make no room for others.
     lasting: usize,
     counts: FamilyCounts<A>,
-    /// Flows of each backend that count for it.
+    /// The flows of each backend that count for it.
     open: BTreeMap<FrontendKey<A>, u32>,
 }
 
@@ -87,29 +88,29 @@ impl FlowMaps {
         Ok(Self(Arc::new(Mutex::new(families))))
     }
 
-    /// Removes flows that have been silent for longer than their state allows, and says of each backend how many it has.
+    /// Removes flows whose idle time exceeds their state's limit, and corrects each backend's count of flows.
     pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
         self.sweep_at(boot_secs()?)
     }
 
-    /// As if it were so many seconds after the host's start.
+    /// Sweeps as if `now_secs` seconds had passed since the host's start.
     pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
         let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Families { v4, v6, counted } = &mut *families;
         let (swept4, counts4) = v4.sweep(now_secs)?;
         let (swept6, counts6) = v6.sweep(now_secs)?;
-        // Of what was removed not all was met.
+        // The walk did not meet every entry that was removed.
         let is_whole = [&swept4, &swept6].iter().all(|swept| swept.expired == 0 && swept.orphans == 0);
         *counted = is_whole.then(|| (Instant::now(), Arc::new(Counts { v4: counts4, v6: counts6 })));
         Ok(BTreeMap::from([(Addr4::FAMILY, swept4), (Addr6::FAMILY, swept6)]))
     }
 
-    /// What passed for the services up to now. Takes its time: not for the loop.
+    /// Returns the services' traffic up to now. The count takes time: do not call it in the loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(Duration::ZERO)
     }
 
-    /// What passed for the services up to now, or up to a moment ago if that has been counted already.
+    /// Returns the services' traffic up to now, or up to a moment ago if it was counted then.
     pub fn recent_counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(COUNT_PERIOD)
     }
@@ -155,7 +156,7 @@ impl<A: Names> Family<A> {
         Ok(counts)
     }
 
-    /// A table that turns out to be nearly full is swept again at once, of flows that may stay where there is room.
+    /// Sweeps the table. A table that turns out to be nearly full is swept again at once, with shorter timeouts.
     fn sweep(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
         let (swept, counts) = self.sweep_once(now_secs)?;
         let before = std::mem::replace(&mut self.pressure, swept.pressure);
@@ -179,7 +180,8 @@ impl<A: Names> Family<A> {
         Ok((swept, counts))
     }
 
-    /// Between batches it rests for as long as one has taken, unless there is no time for that.
+    /// Walks through the table. Between two batches the walk rests for as long as the last batch took, except in an
+    /// emergency.
     fn walk(&mut self, now_secs: u32) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
         let mut found = Found { swept: Swept::default(), lasting: 0, counts, open: BTreeMap::new() };
@@ -201,9 +203,8 @@ impl<A: Names> Family<A> {
         self.connections.iter().collect::<Result<_, _>>().with_context(|| format!("read {}", A::MAPS.connections))
     }
 
-    /// Takes the error out of the counts: the difference between what had been `counted` and what was `open` when the
-    /// sweep began. The sweep takes its time and the programs count along, so that to write what was open would lose the
-    /// flows that were opened meanwhile.
+    /// Takes the error out of the counts: the difference between the old count `counted` and the walk's count `open`.
+    /// Writing `open` itself would lose the flows that programs opened during the sweep.
     fn correct_connections(
         &mut self,
         counted: &BTreeMap<FrontendKey<A>, u32>,
@@ -224,7 +225,7 @@ impl<A: Names> Family<A> {
     }
 }
 
-/// The programs' clock: seconds since boot, sleep included.
+/// Returns the time of the programs' clock: seconds since boot, sleep included.
 pub(super) fn boot_secs() -> Result<u32> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the boot clock")?;
     u32::try_from(now.tv_sec()).context("the boot clock is past 2^32 s")
@@ -255,7 +256,7 @@ impl<A: Names> Found<A> {
                 self.remains(&key, &flow);
             }
         } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
-            // Or it was removed with its flow, since it was read.
+            // The entry may also have been removed with its flow since it was read.
             if remove(map, &key)? {
                 self.swept.orphans += 1;
                 if flow.kind == Kind::UNDNAT {
@@ -286,19 +287,20 @@ pub(super) fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, pressure: Pre
     opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto())
 }
 
-/// As the programs do it: a flow no longer counts once both sides have closed it, or one has reset it.
+/// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when both sides have
+/// closed it, or when one has reset it.
 fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
     opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
 }
 
 fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
-    // The opener may have been opened anew since, towards another backend or from another port.
+    // The opener may have been replaced since, with another backend or from another port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
 }
 
-/// Removes a flow's entries in the order in which they were made: the opener's last, for as long as it stands the
-/// programs take the flow for whole. True if that one was still there.
+/// Removes a flow's entries in the order of their creation, the opener's last: while the opener's entry stands, the
+/// programs take the flow for complete. Returns true if the opener's entry was still there.
 fn remove_flow<A: Names>(
     map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     key: &FlowKey<A>,
@@ -319,7 +321,7 @@ pub(super) fn read<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, key: &K) -> Res
     }
 }
 
-/// False if it was gone.
+/// Removes a row. Returns false if it was gone.
 pub(super) fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<bool> {
     match map.remove(key) {
         Ok(()) => Ok(true),

@@ -1,4 +1,4 @@
-//! What was loaded, by the kernel's own numbers: for those who look at a running datapath from outside.
+//! Lists the loaded maps and programs by the kernel's ids, for clients that look at a running datapath.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 /// The maps and programs of one datapath.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Ids, by name.
+    /// The maps' ids, by name.
     pub maps: BTreeMap<String, u32>,
-    /// Entries for which there is room, by name.
+    /// The maps' room in entries, by name.
     pub max_entries: BTreeMap<String, u32>,
-    /// By name.
+    /// The programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
 }
 
@@ -23,12 +23,12 @@ pub struct Loaded {
 #[serde(rename_all = "camelCase")]
 pub struct LoadedProgram {
     pub id: u32,
-    /// The kernel's hash of its instructions, as `bpftool prog` shows it: equal for equal programs.
+    /// The kernel's hash of the instructions, as `bpftool prog` shows it: equal for equal programs.
     pub tag: String,
 }
 
 impl Loaded {
-    /// Before anybody has taken a map out of `ebpf`, and after the programs `names` were loaded.
+    /// Reads the ids. Call this before a map is taken out of `ebpf`, and after the programs `names` were loaded.
     pub(super) fn of(ebpf: &Ebpf, names: &[&str]) -> Result<Self> {
         let (mut maps, mut max_entries) = (BTreeMap::new(), BTreeMap::new());
         for (name, data) in ebpf.maps().filter_map(|(name, map)| Some((name, data(map)?))) {
@@ -51,14 +51,14 @@ impl LoadedProgram {
     }
 }
 
-/// Opens a map of a datapath that runs, by the ids that it tells of its maps. The map's type is checked.
+/// Opens a map of a running datapath by the ids that the datapath reports. The map's type is checked.
 pub fn open<M: TryFrom<Map, Error = MapError>>(ids: &BTreeMap<String, u32>, name: &str) -> Result<M> {
     let id = *ids.get(name).with_context(|| format!("the running kpx has no map {name}"))?;
     let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}, which takes CAP_SYS_ADMIN"))?;
     Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
 }
 
-/// None for a map of a type that the datapath does not have.
+/// Returns None for a map of a type that the datapath does not have.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)

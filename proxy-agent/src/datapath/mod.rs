@@ -1,4 +1,4 @@
-//! The kernel side of a node: programs loaded, maps taken, devices attached.
+//! The kernel side of a node: loads programs, takes maps, attaches to devices.
 
 mod adopt;
 mod attach;
@@ -50,9 +50,9 @@ pub use sockets::{Cgroup, SocketOptions, StaleSockets};
 pub use tables::{KernelTables, Maps};
 pub use verify::Missing;
 
-/// The programs, loaded, and their maps.
+/// The loaded programs, and their maps.
 pub struct Datapath {
-    /// The maps that the agent's tables are written to.
+    /// The maps that hold the agent's tables.
     pub tables: KernelTables,
     pub flows: FlowMaps,
     pub node: NodeMaps,
@@ -60,26 +60,27 @@ pub struct Datapath {
     pub monitor: Monitor,
     pub attachments: Attachments,
     pub loaded: Loaded,
-    /// Where sockets of UDP are led.
+    /// The task that aborts stale UDP sockets, where UDP sockets are translated.
     pub stale_sockets: Option<StaleSockets>,
 }
 
-/// The programs that a datapath has.
+/// The programs of every datapath.
 const PROGRAMS: [&str; 4] = [names::INGRESS, names::EGRESS, names::ANCHOR, names::LO];
 
-/// How to load the programs; unset means the default.
+/// The options of a load; an unset option means the default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// How to attach; by default each device is tried with TCX first.
+    /// The mechanism to attach with; by default each device is tried with TCX first.
     pub mechanism: Option<Mechanism>,
     pub sizes: Sizes,
-    /// Lead sockets that dial services to backends; unset, they send packets to the services.
+    /// The options of socket translation. If unset, sockets send packets to the services.
     pub sockets: Option<SocketOptions>,
-    /// Load what it takes to deliver packets past the stack, which [`NodeMaps::set_node`] then switches on and off.
+    /// Set to load the programs that redirect packets past the stack. [`NodeMaps::set_node`] then switches them on and
+    /// off.
     pub fast_path: bool,
-    /// Keep the hooks' notes where BPF_PROG_TEST_RUN shows them: for tests of more than one hook.
+    /// Set to keep the hooks' packet marks where BPF_PROG_TEST_RUN shows them, for tests of more than one hook.
     pub notes_in_mark: bool,
-    /// How many packets each CPU may answer in a second, instead of what the object says; for tests.
+    /// The number of packets that each CPU may answer in a second, in place of the object's value; for tests.
     pub answers_per_sec: Option<u32>,
 }
 
@@ -89,8 +90,8 @@ impl Datapath {
         Self::new(load(object, options, &[])?, options, None)
     }
 
-    /// Loads the programs of `object` over the maps of a predecessor, as far as there are any, and puts them where its
-    /// programs are. All that stays when the result goes.
+    /// Loads the programs of `object` over the maps of a predecessor, if there are any, and replaces its programs. Maps
+    /// and programs outlive the result.
     pub fn take_over(object: &[u8], options: Options, stays: Stays) -> Result<Self> {
         let mut places = stays.pins.plan(object, &options.room())?;
         sockets::remove_unused(&stays.pins, options.sockets)?;
@@ -101,10 +102,10 @@ impl Datapath {
         resize.copy()?;
         let mut this = Self::new(ebpf, options, Some(stays))?;
         this.attachments.adopt()?;
-        // What passed since then.
+        // Packets have changed entries since the first copy.
         resize.copy()?;
         resize.finish()?;
-        // A predecessor may have ended between an endpoint's removal and this.
+        // A predecessor may have ended between an endpoint's removal and this step.
         this.tables.begin_generation()?;
         Ok(this)
     }
@@ -116,7 +117,7 @@ impl Datapath {
         Ok(Self {
             stale_sockets: stale_sockets.transpose()?,
             loaded: Loaded::of(&ebpf, &options.programs())?,
-            // Before the tables are taken, which it looks into.
+            // The flow maps look into the tables' maps, which must not be taken yet.
             flows: FlowMaps::new(&mut ebpf)?,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
             node: NodeMaps::new(&mut ebpf)?,
@@ -128,21 +129,21 @@ impl Datapath {
 }
 
 impl Options {
-    /// What is loaded.
+    /// Returns the names of the loaded programs.
     fn programs(&self) -> Vec<&'static str> {
         PROGRAMS.into_iter().chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
     }
 
-    /// By map, where not what the object says.
+    /// Returns the room of each map that differs from the object's value.
     fn room(&self) -> BTreeMap<&'static str, Room> {
         let mut room = self.sizes.room();
-        // What nobody looks into takes no room.
+        // A map that no program uses takes no room.
         room.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, Room::exactly(1))));
         room
     }
 }
 
-/// With the maps of `places` pinned there.
+/// Loads the object, with the maps of `places` pinned there.
 fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
     raise_memlock();
     let mut loader = verifier::loader();
@@ -178,8 +179,8 @@ fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
-/// Before Linux 5.11 maps and programs count as locked memory, of which a process may have little by default. Later ones
-/// do not ask, so a failure is none: what is too little, the kernel says when it makes a map.
+/// Raises the limit on locked memory. Before Linux 5.11 maps and programs count as locked memory, and the default limit
+/// is low. Later kernels do not check, so a failure is ignored: the kernel reports too low a limit when it makes a map.
 fn raise_memlock() {
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         debug!(%error, "the limit on locked memory stays");
@@ -191,13 +192,13 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier
     program.try_into().with_context(|| format!("program {name}"))
 }
 
-/// Takes a map out of the object; its type is checked against the kernel's.
+/// Takes a map out of the object and checks its type against the kernel's.
 fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(ebpf: &mut Ebpf, name: &str) -> Result<M> {
     let map = ebpf.take_map(name).with_context(|| format!("no map {name} in the BPF object"))?;
     M::try_from(map).with_context(|| format!("map {name}"))
 }
 
-/// Hands what the programs log of single packets to the agent's own log.
+/// Hands the programs' log lines about single packets to the agent's own log.
 #[cfg(feature = "log")]
 fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
     let logger = aya_log::EbpfLogger::init(ebpf).context("the BPF object was built without its feature `log`")?;
@@ -211,7 +212,7 @@ fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
     Ok(())
 }
 
-/// What the programs have counted since they were loaded.
+/// The counters of the programs since they were loaded.
 pub struct Counters(PerCpuArray<MapData, u64>);
 
 impl Counters {
@@ -237,7 +238,7 @@ impl Counters {
     }
 }
 
-/// The names of a family's maps.
+/// A family with the names of its maps.
 pub(crate) trait Names: Addr + aya::Pod {
     const MAPS: FamilyMaps;
 }

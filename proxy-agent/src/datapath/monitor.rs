@@ -1,4 +1,4 @@
-//! What the programs tell of single packets, while somebody watches.
+//! Reads the programs' records of single packets while a client watches.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -12,7 +12,7 @@ use proxy_common::pod::from_bytes;
 
 use super::take;
 
-/// The records of the programs, and the switch that makes them write some. Readable when there are records.
+/// The records of the programs, and the switch that makes the programs write them. Readable when there are records.
 pub struct Monitor {
     ring: RingBuf<MapData>,
     watched: Array<MapData, u32>,
@@ -32,7 +32,7 @@ impl Monitor {
         Ok(Self { ring, watched, monitored: take(ebpf, names::MONITORED)? })
     }
 
-    /// Lets the programs write records, or no more. What nobody has read is gone.
+    /// Switches the records on or off. Unread records are dropped.
     pub fn watch(&mut self, on: bool) -> Result<()> {
         let per_second = if on { WATCHED_PER_SECOND } else { 0 };
         self.watched.set(0, per_second, 0).with_context(|| format!("write {}", names::WATCHED))?;
@@ -40,7 +40,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// The next record, if there is one.
+    /// Returns the next record, if there is one.
     pub fn record(&mut self) -> Option<AnyRecord> {
         loop {
             let item = self.ring.next()?;
@@ -53,7 +53,7 @@ impl Monitor {
         }
     }
 
-    /// Packets since the programs were loaded of which there is no record, because there were too many.
+    /// Returns the number of packets without a record since the programs were loaded: there were too many packets.
     pub fn lost(&self) -> Result<u64> {
         let monitored = self.monitored.get(&0, 0).with_context(|| format!("read {}", names::MONITORED))?;
         Ok(monitored.iter().map(|cpu| cpu.lost).sum())

@@ -1,4 +1,4 @@
-//! What the programs know of this node.
+//! Writes the maps that tell the programs about this node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ impl NodeMaps {
         Ok(Self { node, devices, v4: Family::new(ebpf)?, v6: Family::new(ebpf)? })
     }
 
-    /// What a predecessor said of this node; None if there was none, or it did not get that far.
+    /// Returns the predecessor's node, or None if there was none or it did not write one.
     pub fn node(&self) -> Result<Option<Node>> {
         let node = self.node.get(&0, 0).with_context(|| format!("read {}", names::NODE))?;
         Ok(Some(node).filter(|node| node.addr4 != Addr4::UNSPECIFIED || node.addr6 != Addr6::UNSPECIFIED))
@@ -57,8 +57,8 @@ impl NodeMaps {
         replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
     }
 
-    /// Makes the kernel's list of where pods have their addresses equal to these: those that detection goes by, and the
-    /// Node object's podCIDRs.
+    /// Makes the kernel's list of pod networks equal to the two given ones: the networks that detection goes by, and
+    /// the Node object's podCIDRs.
     pub fn set_pods(&mut self, detected: &[IpNet], node_cidrs: &[IpNet]) -> Result<()> {
         let flags = |net: &IpNet| {
             let is_in = |nets: &[IpNet]| nets.iter().any(|other| other.contains(net));
@@ -70,13 +70,14 @@ impl NodeMaps {
         replace_nets(&mut self.v6.pods, &want, names::IPV6.pods)
     }
 
-    /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on what is in one of them and no
-    /// frontend is dropped.
+    /// Makes the kernel's list of the ranges of ClusterIPs equal to `want`. From then on the programs drop packets to
+    /// an address in a range that is no frontend.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
         self.set_service_nets(want, &BTreeSet::new())
     }
 
-    /// The same, but for the ClusterIPs of Services that other proxies serve: what is sent there is left alone.
+    /// Sets the ranges, except for the ClusterIPs of Services that other proxies serve. The programs leave packets to
+    /// those alone.
     pub fn set_service_nets(&mut self, cidrs: &[IpNet], of_other_proxies: &BTreeSet<IpAddr>) -> Result<()> {
         let ranges = cidrs.iter().map(|net| (*net, service_net::RANGE));
         let others = of_other_proxies.iter().map(|addr| (IpNet::from(*addr), service_net::OF_OTHER_PROXY));
@@ -100,7 +101,7 @@ fn of_family<A: Addr>(addrs: &BTreeMap<IpAddr, OwnAddr>) -> BTreeMap<A, OwnAddr>
     addrs.iter().filter_map(|(addr, own)| Some((A::from_ip(*addr)?, *own))).collect()
 }
 
-/// Writes what differs: puts first, so that nothing known is missing for a moment.
+/// Writes the differences, puts first: no known row is missing for a moment.
 fn replace<K, V>(map: &mut HashMap<MapData, K, V>, want: &BTreeMap<K, V>, name: &str) -> Result<()>
 where
     K: Pod + Ord,
@@ -116,8 +117,8 @@ where
     Ok(())
 }
 
-/// As [`replace`], of a map of networks; those of the other family do not concern it. The longest prefix is put first, and
-/// taken away last, as it is what a wider one does not hold for.
+/// Writes the differences as [`replace`] does, for a map of networks. Networks of the other family are ignored. The
+/// longest prefix is put first and deleted last, because it is an exception to the wider ones.
 fn replace_nets<A: Names>(map: &mut LpmTrie<MapData, A, u32>, want: &BTreeMap<IpNet, u32>, name: &str) -> Result<()> {
     let rows = map.iter().collect::<Result<Vec<(Key<A>, u32)>, MapError>>().with_context(|| format!("read {name}"))?;
     let now: BTreeMap<(u32, A), u32> =

@@ -1,10 +1,10 @@
-//! What outlives the agent, in a folder of a BPF file system: packets find their way while no agent runs, and the next
-//! one takes over what it finds. Below the folder, for each layout of the maps:
+//! Keeps maps and links in a folder of a BPF file system beyond the agent's end. Packets find their way while no agent
+//! runs, and the next agent takes over what it finds. The folder has this content for each layout of the maps:
 //!
 //! ```text
 //!   v2/netns                        -> net:[…], the network namespace that all this serves
 //!   v2/maps/<name>
-//!   v2/maps/<name>-<max entries>    a map that is about to take the place of <name>: see `resize`
+//!   v2/maps/<name>-<max entries>    a map that is about to replace <name>: see `resize`
 //!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
 //!   v2/links/socket-<call>          of the cgroup's root
 //! ```
@@ -35,16 +35,16 @@ use crate::net;
 pub use orphans::{Orphan, ensure_no_hidden_links, find, may_open_by_id, serves};
 pub(super) use resize::Resize;
 
-/// Where pins are, unless the operator says otherwise.
+/// The folder of pins, unless the operator names another.
 pub const BPF_DIR: &str = "/sys/fs/bpf/kpx";
 
-/// Where BPF file systems are mounted.
+/// The mount point of BPF file systems.
 const MOUNT_POINT: &str = "/sys/fs/bpf";
 
-/// Beside maps and links.
+/// The name of the file with the network namespace, beside maps and links.
 const NETNS: &str = "netns";
 
-/// The folder of pins, ours alone for as long as this lives.
+/// The folder of pins, locked by this process while the value lives.
 #[derive(Debug)]
 pub struct Pins {
     dir: PathBuf,
@@ -54,8 +54,8 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Opens the folder, or makes it. An error if another kpx uses it, or if what is in it cannot be taken over.
-    /// `is_ours_alone` as [`ensure_bpf_fs`] says.
+    /// Opens the folder, or makes it. Returns an error if another kpx uses the folder, or if its content cannot be
+    /// taken over. `is_ours_alone` is the result of [`ensure_bpf_fs`].
     pub fn open(root: &Path, is_ours_alone: bool) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
         trust(root)?;
@@ -63,7 +63,7 @@ impl Pins {
         let this = Self { _lock: lock(root)?, dir, is_ours_alone, may_open_by_id: may_open_by_id() };
         let foreign = names(root)?.into_iter().find(|name| Some(name.as_ref()) != this.dir.file_name());
         if let Some(name) = foreign {
-            ensure!(is_layout(&name), "{}/{name} is nothing of kpx's: give kpx a --bpf-dir of its own", root.display());
+            ensure!(is_layout(&name), "{}/{name} is not kpx's: give kpx a --bpf-dir of its own", root.display());
             bail!(
                 "{}/{name} is of another version of kpx, and this one takes over v{LAYOUT} only: start that version \
                  again, or end what it left by `kpx cleanup --bpf-dir {}`",
@@ -71,7 +71,7 @@ impl Pins {
                 root.display()
             );
         }
-        // Who can open the folder can lock it. Not before it is known to be ours.
+        // A process that can open the folder can lock it. The folder is closed only after it is known to be ours.
         let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
         closed.with_context(|| format!("close {} to others", root.display()))?;
         for dir in [this.maps(), this.links()] {
@@ -80,12 +80,14 @@ impl Pins {
         this.check_netns().map(|()| this)
     }
 
-    /// Nobody else sees the folder, and it goes with this process: in a container that was not given the host's.
+    /// Returns true if no other process sees the folder and it goes with this process: in a container without the
+    /// host's BPF file system.
     pub fn is_ours_alone(&self) -> bool {
         self.is_ours_alone
     }
 
-    /// As of when it was opened: privileges are given up later. So the next start may, which is started as this one.
+    /// Returns true if this process could open objects by id when it opened the folder: privileges are given up later.
+    /// The next start has the same privileges, because it is started in the same way.
     pub fn may_open_by_id(&self) -> bool {
         self.may_open_by_id
     }
@@ -98,7 +100,7 @@ impl Pins {
         self.dir.join("maps")
     }
 
-    /// Interface indexes mean nothing in another network namespace.
+    /// Checks the network namespace: interface indexes mean nothing in another one.
     fn check_netns(&self) -> Result<()> {
         let ours = net::namespace()?;
         let path = self.dir.join(NETNS);
@@ -117,8 +119,8 @@ impl Pins {
         Ok(())
     }
 
-    /// Where each map of an object that outlives the agent is to be opened or made. An error if one that is there cannot
-    /// be one of ours. `room` is what the agent asks for, in place of what the object says.
+    /// Plans where each map of an object that outlives the agent is opened or made. Returns an error if an existing map
+    /// cannot be one of ours. `room` overrides the object's sizes.
     pub(super) fn plan(&self, object: &[u8], room: &BTreeMap<&str, Room>) -> Result<Vec<Place>> {
         let place = |want: Definition| {
             let room = room.get(want.name.as_str()).copied();
@@ -138,7 +140,7 @@ impl Pins {
             let is = Definition::of_pin(&want.name, &found)?;
             ensure!(
                 is.fits(want),
-                "{} is no map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
+                "{} is not a map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
                 found.display()
             );
             there.push((is.max_entries, found));
@@ -155,18 +157,18 @@ impl Pins {
     }
 }
 
-/// Where a map is pinned.
+/// The path at which a map is pinned.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) name: String,
     path: PathBuf,
-    /// Where it is now, or is to be made.
+    /// The path at which the map is now, or is to be made.
     pub(super) target: PathBuf,
-    /// Maps of another size whose entries it takes over.
+    /// The maps of another size whose entries it takes over.
     sources: Vec<PathBuf>,
 }
 
-/// What makes a map the one that programs were built for.
+/// The properties of a map that programs were built for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Definition {
     name: String,
@@ -186,7 +188,7 @@ impl Definition {
     fn of_map(name: &str, info: &MapInfo) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
-            map_type: info.map_type().context("ask for its type")? as u32,
+            map_type: info.map_type().context("read its type")? as u32,
             key_size: info.key_size(),
             value_size: info.value_size(),
             flags: info.map_flags(),
@@ -194,7 +196,7 @@ impl Definition {
         })
     }
 
-    /// All but the room is the same.
+    /// Returns true if all but the size is equal.
     fn fits(&self, want: &Self) -> bool {
         Self { max_entries: want.max_entries, ..self.clone() } == *want
     }
@@ -207,7 +209,7 @@ impl std::fmt::Display for Definition {
     }
 }
 
-/// The maps of an object that outlive the agent, by name.
+/// Returns the maps of an object that outlive the agent, by name.
 pub(super) fn definitions(object: &[u8]) -> Result<Vec<Definition>> {
     let object = Object::parse(object).context("read the BPF object")?;
     let of_programs = object.maps.iter().filter(|(_, map)| {
@@ -228,8 +230,8 @@ pub(super) fn definitions(object: &[u8]) -> Result<Vec<Definition>> {
     Ok(found)
 }
 
-/// Removes the pins of every layout: links first, so that no program is left with half of its maps. Says each that was
-/// removed, also if the next one fails. What is still used lives on until it no longer is.
+/// Removes the pins of every layout: links first, so that no program is left with half of its maps. Reports each
+/// removed pin, even if the next removal fails. Kernel objects in use live on until their last user ends.
 pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
     if !root.exists() {
         return Ok(());
@@ -238,7 +240,7 @@ pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
     let (layouts, others): (Vec<_>, Vec<_>) = names(root)?.into_iter().partition(|name| is_layout(name));
     for layout in layouts {
         let dir = root.join(&layout);
-        // Ingress before egress: a flow must not be opened whose replies nobody translates.
+        // Ingress goes before egress: a flow must not be opened whose replies no program translates.
         let mut links = names(&dir.join("links"))?;
         links.sort_by_key(|name| !name.ends_with("ingress"));
         for link in links {
@@ -263,7 +265,7 @@ pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
     }
 }
 
-/// Whatever else is there is not ours to remove.
+/// Returns true for the folder of a layout. Other content is not ours to remove.
 fn is_layout(name: &str) -> bool {
     name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
 }
@@ -272,7 +274,8 @@ pub(super) fn remove_pin(path: &Path) -> Result<()> {
     fs::remove_file(path).with_context(|| format!("remove the pin {}", path.display()))
 }
 
-/// Keeps every other kpx from a folder of pins for as long as the result lives. None if there is no such folder.
+/// Locks a folder of pins against every other kpx for as long as the result lives. Returns None if there is no such
+/// folder.
 pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
     if !root.exists() {
         return Ok(None);
@@ -281,13 +284,14 @@ pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
     lock(root).map(Some)
 }
 
-/// An error unless nobody else can have put anything into this folder. Where a BPF file system was mounted without a mode, anybody
-/// may have made it, with links to other places in it; and the operator may have named another one.
+/// Returns an error unless only this user can have put anything into the folder. If a BPF file system was mounted
+/// without a mode, any user may have made the folder, with links to other places in it. The operator may also have
+/// named another folder.
 fn trust(root: &Path) -> Result<()> {
     let metadata = fs::symlink_metadata(root).with_context(|| format!("look at {}", root.display()))?;
     ensure!(
         metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0,
-        "{} is no folder into which this user alone may write",
+        "{} is not a folder that only this user may write",
         root.display()
     );
     ensure!(is_on_bpf_fs(root)?, "{} is not in a BPF file system", root.display());
@@ -300,16 +304,16 @@ fn lock(root: &Path) -> Result<Flock<File>> {
     lock.with_context(|| format!("another kpx is using {}", root.display()))
 }
 
-/// An error if what is in a folder of pins serves another network namespace: what else belongs to it is there.
+/// Returns an error if a folder of pins serves another network namespace, where its other objects are.
 pub fn check_netns(root: &Path) -> Result<()> {
     let ours = net::namespace()?;
     for layout in names(root)? {
         let dir = root.join(layout);
-        // There is none in half a start.
+        // An interrupted start leaves no such link.
         let Ok(theirs) = fs::read_link(dir.join(NETNS)) else { continue };
         ensure!(
             ours == theirs,
-            "{} serves another network namespace, {}: clean up there, or say --force if there is no such any more",
+            "{} serves another network namespace, {}: clean up there, or use --force if that namespace is gone",
             dir.display(),
             theirs.display()
         );
@@ -317,7 +321,7 @@ pub fn check_netns(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is in a folder, in order. Nothing if there is none.
+/// Returns the names in a folder, sorted, or nothing if there is no folder.
 pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -331,8 +335,9 @@ pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Mounts a BPF file system where they are mounted, if nobody has, which takes CAP_SYS_ADMIN. True if it did and nobody
-/// else sees it. To be called before capabilities are given up: who lacks one that process 1 has may not ask for that.
+/// Mounts a BPF file system at the usual place if there is none, which takes CAP_SYS_ADMIN. Returns true if it did and
+/// no other process sees the mount. Call this before capabilities are given up: a process without all capabilities of
+/// process 1 may not read its namespaces.
 pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
     if is_on_bpf_fs(root)? {
         return Ok(false);
@@ -342,7 +347,7 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
         "{} is not in a BPF file system: mount one there, or name a folder below {MOUNT_POINT}",
         root.display()
     );
-    // Two that mount at once would hide each other's.
+    // Without the lock, two processes that mount at once would hide each other's file system.
     let place = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
     let _lock = Flock::lock(place, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
@@ -352,14 +357,14 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("bpf"), MOUNT_POINT, Some("bpf"), flags, Some("mode=0700")).with_context(|| {
-        format!("no BPF file system is mounted at {MOUNT_POINT}, nor may this kpx mount one: `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}`")
+        format!("no BPF file system is mounted at {MOUNT_POINT}, and this kpx may not mount one: `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}`")
     })?;
     Ok(!is_in_namespaces_of_the_host())
 }
 
-/// False in a container, as far as can be told.
+/// Returns false in a container, as far as this process can tell.
 fn is_in_namespaces_of_the_host() -> bool {
-    /// linux/proc_ns.h: PROC_PID_INIT_INO.
+    /// The inode number of the initial PID namespace, PROC_PID_INIT_INO of linux/proc_ns.h.
     const INITIAL_PID_NS: &str = "pid:[4026531836]";
     let of = |process: &str, kind: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
     let is_first = of("self", "pid").is_some_and(|ns| ns == Path::new(INITIAL_PID_NS));

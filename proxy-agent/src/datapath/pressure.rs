@@ -1,16 +1,16 @@
-//! How full a flow table is, and how long flows may be silent then.
+//! Decides how long flows may be idle, by the fill of the flow table.
 
 use proxy_common::addr::Proto;
 use proxy_common::flow::State;
 
-/// How full a flow table is with flows that make no room for others.
+/// The fill of a flow table with flows that make no room for others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum Pressure {
     #[default]
     None,
-    /// Four fifths: flows may be silent for half as long.
+    /// Four fifths: flows may be idle for half as long.
     High,
-    /// 19 in 20: for a quarter as long, and who is over is looked for without rest.
+    /// A fill of 19 in 20: flows may be idle for a quarter as long, and sweeps follow each other without rest.
     Emergency,
 }
 
@@ -26,7 +26,7 @@ impl Pressure {
         }
     }
 
-    /// How long a flow may be silent in this state before it is forgotten.
+    /// Returns the time that a flow may be idle in this state before it is forgotten.
     pub(super) fn timeout_secs(self, state: State, proto: Proto) -> u32 {
         let timeout_secs = state.timeout_secs(proto);
         match self {

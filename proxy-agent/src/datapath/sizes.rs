@@ -1,4 +1,4 @@
-//! How much room maps have, in entries, and what becomes of those that have none.
+//! Decides the maps' sizes in entries, and names the flag to raise when a map is full.
 
 use std::collections::BTreeMap;
 
@@ -9,55 +9,57 @@ use proxy_common::flow::Flow;
 use proxy_common::names;
 use tracing::debug;
 
-/// Room in each family's maps, as the operator has it. None: as the machine's memory has it, where that is known, else as
-/// the object says.
+/// The room in each family's maps, as the operator sets it. None means a size by the machine's memory where that is
+/// known, else the object's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Flows, of which each takes two entries or four.
+    /// The number of flows; each takes two entries or four.
     pub flows: Option<u32>,
-    /// What clients may dial, service ports, and what is kept of these.
+    /// The number of frontends and service ports, and of the rows kept for these.
     pub services: Option<u32>,
-    /// Backends: one counts once for each set of each service port that it is in.
+    /// The number of backends. A backend counts once for each set of each service port that it is in.
     pub endpoints: Option<u32>,
-    /// Of this machine, in bytes.
+    /// The memory of this machine, in bytes.
     pub memory: Option<u64>,
 }
 
-/// How many entries a map is to have.
+/// The number of entries that a map is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) entries: u32,
-    /// Nobody said so, and a map that is there and has more keeps it: no entry is lost because memory was taken away.
+    /// Set if the operator gave no size. Then an existing map that has more entries keeps them: no entry is lost
+    /// because memory was taken away.
     pub(super) or_more: bool,
 }
 
-/// The flags that say so.
+/// The flags that set these sizes.
 const SERVICES: &str = "--service-table-size";
 const ENDPOINTS: &str = "--endpoint-table-size";
 
-/// How the room in tables grows with the machine.
+/// The growth of tables with the machine's memory.
 struct Growth {
-    /// An entry for so much memory.
+    /// The bytes of memory for one entry.
     bytes: u64,
     min: u64,
     max: u64,
 }
 
-/// Flow tables take their memory when they are made, so of a small machine only a part: half a percent in each family.
+/// Flow tables take their memory when they are made, so they get only a part of a small machine: half a percent in each
+/// family.
 const FLOWS: Growth = Growth { bytes: 64 << 10, min: 1 << 17, max: 1 << 20 };
-/// Of these tables the hashes are made beforehand, and of one the rows: a quarter of a percent in each family.
+/// The kernel allocates these tables' hashes beforehand, and one table's rows: a quarter of a percent in each family.
 const OF_SERVICES: Growth = Growth { bytes: 64 << 10, min: 1 << 16, max: 1 << 18 };
-/// Only the hashes are made beforehand: a tenth of a percent in each family.
+/// The kernel allocates only the hashes beforehand: a tenth of a percent in each family.
 const OF_ENDPOINTS: Growth = Growth { bytes: 32 << 10, min: 1 << 18, max: 1 << 20 };
 
 impl Sizes {
-    /// As suits this machine, where nobody says how large.
+    /// Sizes the tables by this machine's memory where the operator gave no size.
     pub fn of_this_machine(self) -> Self {
-        let memory = Meminfo::current().inspect_err(|error| debug!(%error, "the machine's memory is not known"));
+        let memory = Meminfo::current().inspect_err(|error| debug!(%error, "cannot read the machine's memory"));
         Self { memory: memory.ok().map(|memory| memory.mem_total), ..self }
     }
 
-    /// By map, where not what the object says.
+    /// Returns the room of each map that differs from the object's value.
     pub(super) fn room(self) -> BTreeMap<&'static str, Room> {
         let room = |said: Option<u32>, growth: &Growth| {
             let derived = || Some(Room { entries: growth.entries(self.memory?), or_more: true });
@@ -85,7 +87,7 @@ impl Room {
         Self { entries, or_more: false }
     }
 
-    /// Beside maps that are there with so many entries.
+    /// Returns the entries of a map beside existing maps with the given numbers of entries.
     pub(super) fn beside(self, there: impl Iterator<Item = u32>) -> u32 {
         let largest = there.max().filter(|_| self.or_more);
         largest.unwrap_or(0).max(self.entries)
@@ -93,15 +95,16 @@ impl Room {
 }
 
 impl Growth {
-    /// `memory` in bytes.
+    /// Returns the number of entries for `memory` bytes.
     fn entries(&self, memory: u64) -> u32 {
         let entries = (memory / self.bytes).clamp(self.min, self.max);
-        // A power of two, as the kernel makes its table of buckets.
+        // The kernel rounds its table of buckets to a power of two.
         1 << entries.ilog2()
     }
 }
 
-/// The error of a write to a map of the agent's tables. One without room is for the operator to mend, so it says how.
+/// Returns the error of a write to one of the agent's tables. The operator can enlarge a full map, so that error names
+/// the flag.
 pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     if !is_full(&error) {
         return anyhow::Error::from(error).context(format!("write {name}"));
@@ -111,7 +114,7 @@ pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("{name} is full: start kpx with a larger {flag}"))
 }
 
-/// Hashes and tries each have their own word for it.
+/// Returns true if the map is full. Hashes and tries have different error numbers for that.
 pub(super) fn is_full(error: &MapError) -> bool {
     const E2BIG: i32 = 7;
     const ENOSPC: i32 = 28;
@@ -125,7 +128,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn tables_grow_with_the_machine_and_end_somewhere() {
+    fn tables_grow_with_the_machine_up_to_a_limit() {
         let sizes = |growth: Growth| {
             let memory = [GIB / 2, 4 * GIB, 8 * GIB, 16 * GIB, 31 * GIB, 64 * GIB, 1024 * GIB];
             memory.map(|memory| growth.entries(memory).ilog2())
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts_for_the_maps_of_both_families() {
+    fn a_given_size_counts_for_the_maps_of_both_families() {
         let sizes = Sizes { flows: Some(4_096), services: Some(100), ..Sizes::default() };
         let room = sizes.room();
         let entries = ["FLOWS4", "NURSERY6", "SERVICES6", "CURSORS4"].map(|name| room[name]);
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_said_stays_larger_than_it_would_be_made() {
+    fn only_a_derived_size_lets_a_larger_map_stay() {
         let room = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.room();
         let beside = |name: &str, there: &[u32]| room[name].beside(there.iter().copied());
         assert_eq!(["FLOWS4", "NURSERY4"].map(|name| beside(name, &[])), [1 << 18, 1 << 16]);

@@ -1,4 +1,4 @@
-//! Sockets that dial services: the programs of the cgroup hooks attached, kept, taken away (`--socket-lb`).
+//! Attaches, keeps and removes the cgroup programs that translate sockets which dial services (`--socket-lb`).
 
 mod cgroup;
 mod stale;
@@ -25,16 +25,16 @@ use crate::status::SocketsStatus;
 pub use cgroup::Cgroup;
 pub use stale::StaleSockets;
 
-/// Whose sockets are led to backends, and how. What is unset is not.
+/// The sockets that the programs translate. An unset option excludes its sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Of all network namespaces, instead of this one alone.
+    /// Set for the sockets of all network namespaces, instead of this one alone.
     pub everywhere: bool,
-    /// Those of UDP as well as those of TCP.
+    /// Set for UDP sockets as well as TCP sockets.
     pub udp: bool,
 }
 
-/// What the programs are told when they are loaded.
+/// The globals of the programs, set at load.
 pub(super) struct Told {
     netns: u64,
     flags: u32,
@@ -44,7 +44,7 @@ impl Told {
     pub(super) fn of(options: SocketOptions) -> Result<Self> {
         let SocketOptions { everywhere, udp } = options;
         let netns = netns_cookie::netns_cookie().context(
-            "ask for this network namespace's number, which --socket-lb needs to tell the host's sockets: \
+            "read this network namespace's number, by which --socket-lb recognizes the host's sockets: \
              kernels before Linux 5.14 do not have it",
         )?;
         let refuses = is_supported(BpfHelper::BPF_FUNC_set_retval)?;
@@ -66,7 +66,8 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
         .with_context(|| format!("ask whether the kernel has {helper:?} for sockets"))
 }
 
-/// The programs that are asked for. Those that show what was dialled come first: nothing must be led of which nobody knows.
+/// Returns the names of the requested programs. The programs that show the dialled address come first: a translated
+/// socket must always find one.
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS.into_iter().chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
     let (leading, showing): (Vec<_>, Vec<_>) = all.partition(|name| name.contains("connect") || name.contains("send"));
@@ -85,7 +86,7 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr>
     program.try_into().with_context(|| format!("program {name}"))
 }
 
-/// The maps of which these programs have no use: without room, and without pins.
+/// Returns the maps that these programs do not use: without room, and without pins.
 pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
     let families = [names::IPV4, names::IPV6];
     let (tcp, udp) = (families.map(|maps| maps.tcp_sockets), families.map(|maps| maps.udp_sockets));
@@ -96,17 +97,18 @@ pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
     }
 }
 
-/// The programs that are attached.
+/// The attached programs.
 pub(super) struct Sockets {
     cgroup: Cgroup,
     options: SocketOptions,
-    /// By program.
+    /// The links, by program.
     links: BTreeMap<&'static str, PinnedLink>,
 }
 
 impl Attachments {
-    /// Attaches the programs that were loaded to a cgroup, and lets go of those of a predecessor. Each comes before its
-    /// predecessor goes, so that no call meets none: whom the first has led to a backend the second leaves alone.
+    /// Attaches the loaded programs to a cgroup, and removes a predecessor's. Each program is attached before its
+    /// predecessor is removed, so no call goes without a program. A socket that the first program has translated is
+    /// left alone by the second.
     pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
         let names = programs(options);
         self.sockets = Some(Sockets { cgroup, options, links: BTreeMap::new() });
@@ -126,7 +128,7 @@ impl Attachments {
         Some(SocketsStatus { scope: scope.to_owned(), udp: options.udp, cgroup: cgroup.to_string() })
     }
 
-    /// Attaches anew what somebody has taken off, and says how much that was.
+    /// Reattaches programs that were removed from outside, and returns their number.
     pub(crate) fn mend_sockets(&mut self) -> Result<u64> {
         let (Some(Sockets { links, .. }), Some(Stays { pins, .. })) = (&self.sockets, &self.stays) else {
             return Ok(0);
@@ -140,13 +142,13 @@ impl Attachments {
             }
         }
         for name in &missing {
-            warn!(program = name, "the program was taken off its cgroup, attaching anew");
+            warn!(program = name, "the program was removed from its cgroup, reattaching");
             self.attach_socket(name)?;
         }
         Ok(missing.len() as u64)
     }
 
-    /// What is led already stays so: its connections know their backends.
+    /// Detaches the programs. Connected sockets stay as they are: their connections know their backends.
     pub(super) fn detach_sockets(&mut self) {
         for (_, link) in self.sockets.take().into_iter().flat_map(|sockets| sockets.links) {
             if let Err(error) = link.unpin() {
@@ -166,10 +168,10 @@ impl Attachments {
         fs::create_dir_all(pins.links()).with_context(|| format!("create {}", pins.links().display()))?;
         let (path, next) = (pins.links().join(pin_name(name)), pins.links().join(format!("{}-next", pin_name(name))));
         if next.exists() {
-            remove_pin(&next)?; // Of one that was killed in the middle of this.
+            remove_pin(&next)?; // A predecessor was killed at this point.
         }
         link.pin(&next).with_context(|| format!("pin the link of {name}"))?;
-        // With the pin that it takes the place of goes the predecessor's link.
+        // The predecessor's link goes with the pin that this rename replaces.
         fs::rename(&next, &path).with_context(|| format!("rename {}", next.display()))?;
         let pinned = PinnedLink::from_pin(&path).with_context(|| format!("open the pin {}", path.display()))?;
         links.insert(name, pinned);
@@ -177,7 +179,8 @@ impl Attachments {
     }
 }
 
-/// Up to Linux 7.2 that is what a link always means, and the kernel takes no word for it (EINVAL); later it has to be said.
+/// Attaches beside other programs. Up to Linux 7.2 a link always means that, and the kernel refuses the flag (EINVAL).
+/// Later kernels require the flag.
 fn attach_beside_others(program: &mut CgroupSockAddr, cgroup: &Cgroup) -> Result<CgroupSockAddrLinkId, ProgramError> {
     match program.attach(cgroup, CgroupAttachMode::AllowMultiple) {
         Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EINVAL) => {
@@ -189,10 +192,10 @@ fn attach_beside_others(program: &mut CgroupSockAddr, cgroup: &Cgroup) -> Result
 
 const EINVAL: i32 = 22;
 
-const NOT_PINNED: &str = "programs on sockets are pinned, and there is no place for that";
+const NOT_PINNED: &str = "programs on sockets need pins, and there is no folder for them";
 
-/// Takes away what a predecessor that was told to had for sockets, and these options have not. (Links of single programs go
-/// when those that stay are attached.)
+/// Removes a predecessor's links and maps for sockets that these options do not use. (Links of single programs go when
+/// the remaining programs are attached.)
 pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Result<()> {
     if options.is_none() {
         remove_links(pins, |_| false)?;
@@ -202,7 +205,7 @@ pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Resu
     maps.iter().filter(is_unused).try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
 }
 
-/// Connecting programs go first: see [`programs`].
+/// Removes links. The connecting programs go first: see [`programs`].
 fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
     let links: Vec<PathBuf> = pins::names(&pins.links())?
         .iter()
@@ -210,25 +213,25 @@ fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
         .map(|pin| pins.links().join(pin))
         .collect();
     links.iter().try_for_each(|pin| {
-        info!(pin = %pin.display(), "sockets are served no longer: removed a link");
+        info!(pin = %pin.display(), "sockets are no longer translated: removed a link");
         remove_pin(pin)
     })
 }
 
-/// Among the pinned links.
+/// Returns the name of a program's pin among the pinned links.
 fn pin_name(program: &str) -> String {
     format!("{PREFIX}{}", program.trim_start_matches("kpx_"))
 }
 
-/// Is this the pin of a link to a cgroup?
+/// Returns true for the pin of a link to a cgroup.
 pub(super) fn is_pin(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
 const PREFIX: &str = "socket-";
 
-/// The programs of links to cgroups that this process holds. One that was detached, or whose cgroup is gone, has no id of
-/// a cgroup.
+/// Returns the programs of the links to cgroups that this process holds. A detached link, or one whose cgroup is gone,
+/// has no cgroup id.
 fn attached() -> Result<BTreeSet<u32>> {
     let links = open_links()?;
     let held = links.iter().filter(|fields| fields.get("link_type").is_some_and(|kind| kind == "cgroup"));

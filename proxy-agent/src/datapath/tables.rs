@@ -1,4 +1,4 @@
-//! The maps that say where packets go, read and written.
+//! Reads and writes the maps that say where packets go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use table::{Table, deleted};
 
 mod table;
 
-/// Where tables live: the kernel's maps, or a test's.
+/// A store of tables: the kernel's maps, or a test's.
 pub trait Maps {
     fn read(&self) -> Result<Tables>;
     fn apply(&mut self, change: &Change) -> Result<()>;
 
-    /// Makes changes in their order, up to one that is refused. How many were made, and why no more.
+    /// Makes changes in their order, up to a refused one. Returns the number of changes made, and the error.
     fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
         for (made, change) in changes.iter().enumerate() {
             if let Err(error) = self.apply(change) {
@@ -42,9 +42,9 @@ pub trait Maps {
 pub struct KernelTables {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
-    /// How often endpoints have been deleted: flows that chose an older generation's must look again.
+    /// The number of deletions of endpoints: flows of an older generation must check their backend again.
     generation: Array<MapData, u32>,
-    /// Told of every new generation.
+    /// The signal of every new generation.
     endpoints_removed: Arc<Notify>,
 }
 
@@ -69,8 +69,8 @@ impl Maps for KernelTables {
         if removes_endpoint(change) { self.begin_generation() } else { Ok(()) }
     }
 
-    /// Changes of one kind that follow each other are made at once. Where such a batch stops, the change at which it did is
-    /// made alone: it may be refused for good, and says why; or it may be as wanted, as a row that is gone already.
+    /// Makes changes in batches of one kind. If a batch stops, the next change is made alone: that call reports a
+    /// lasting error, or succeeds because the row is already as wanted.
     fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
         let mut made = 0;
         while let Some(change) = changes.get(made) {
@@ -95,7 +95,8 @@ fn removes_endpoint(change: &Change) -> bool {
 }
 
 impl KernelTables {
-    /// How many of the first of `changes` were made, which are all of one kind; none if it takes another way.
+    /// Makes the first of `changes` that are all of one kind in a batch. Returns their number, or zero if they cannot
+    /// be batched.
     fn apply_batch(&mut self, changes: &[Change]) -> usize {
         match changes {
             [Change::V4(_), Change::V4(_), ..] => {
@@ -114,7 +115,7 @@ impl KernelTables {
         }
     }
 
-    /// Flows have to look whether their backends still serve.
+    /// Makes flows check whether their backends still serve.
     pub(super) fn begin_generation(&mut self) -> Result<()> {
         let generation = self.generation.get(&0, 0).with_context(|| format!("read {}", names::GENERATION))?;
         let next = generation.wrapping_add(1);
@@ -179,7 +180,7 @@ impl<A: Names> Family<A> {
         }
     }
 
-    /// How many of the first of `changes` were made, which are all of one kind.
+    /// Makes the first of `changes` that are all of one kind. Returns their number.
     fn apply_batch<'a>(&mut self, changes: impl Iterator<Item = &'a FamilyChange<A>>) -> usize {
         let mut changes = changes.peekable();
         match changes.peek() {
@@ -219,7 +220,7 @@ impl<A: Names> Family<A> {
                     _ => None,
                 }))
             }
-            // Few, large, or of a map that takes no batches before Linux 5.13.
+            // Such changes are few, large, or of a map that takes no batches before Linux 5.13.
             _ => 0,
         }
     }

@@ -1,4 +1,4 @@
-//! Loading programs past the verifier, whatever signals arrive meanwhile.
+//! Loads programs past the verifier, even while signals arrive.
 
 use std::iter;
 
@@ -6,22 +6,22 @@ use aya::programs::ProgramError;
 use aya::{EbpfLoader, VerifierLogLevel};
 use nix::libc::EAGAIN;
 
-/// Of libbpf too (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
+/// The number of attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
 const ATTEMPTS: usize = 5;
 
-/// A loader for programs as long as kpx's.
+/// Returns a loader for programs as long as kpx's.
 #[must_use]
 pub fn loader<'a>() -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
-    // What was refused is tried again with a log. With every step in it that log grows to megabytes, of which an operator
-    // reads the last line, and a program that only a signal had stopped takes several times as long; STATS has that line. (All
-    // steps are what `cargo xtask verify` shows.)
+    // aya loads a refused program again with a log. A log of every step grows to megabytes, although an operator reads
+    // only its last line. Such a log would also make a program that only a signal had stopped take several times as
+    // long. STATS logs that last line only. (`cargo xtask verify` shows all steps.)
     loader.verifier_log_level(VerifierLogLevel::STATS);
     loader
 }
 
-/// Calls a program's `load`, and again where a signal interrupted it: the verifier gives up with EAGAIN as soon as one is
-/// pending (`do_check` in kernel/bpf/verifier.c).
+/// Calls a program's `load`, and repeats the call if a signal interrupted it. The verifier gives up with EAGAIN as soon
+/// as a signal is pending (`do_check` in kernel/bpf/verifier.c).
 pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
     let mut attempts = iter::repeat_with(&mut program).take(ATTEMPTS);
     let mut result = attempts.next().expect("there are several");
@@ -43,7 +43,8 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of a program that the kernel refuses so, one errno after the other, and how often it was tried.
+    /// Loads a program that the kernel refuses with one errno after the other. Returns the last errno and the number of
+    /// attempts.
     fn refused(errnos: &[i32]) -> (Option<i32>, usize) {
         let mut tried = 0;
         let result = load(|| {
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_no_refusal() {
+    fn a_signal_does_not_refuse_a_program() {
         assert_eq!(refused(&[]), (None, 1));
         assert_eq!(refused(&[EAGAIN, EAGAIN]), (None, 3));
         assert_eq!(refused(&[EAGAIN, EINVAL]), (Some(EINVAL), 2));

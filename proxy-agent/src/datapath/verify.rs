@@ -1,5 +1,5 @@
-//! Whether devices still carry what was put onto them: anybody may delete a qdisc or a filter, detach a link, or remove
-//! its pin.
+//! Checks whether devices still carry their programs. Any privileged process may delete a qdisc or a filter, detach a
+//! link, or remove its pin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,25 +14,26 @@ use crate::net::Handle;
 use crate::net::changes::Changes;
 use crate::net::filter::{self, Filter, Hook};
 
-/// What the kernel shows of the files that this process has open (proc(5)); of links, where they hang.
+/// The kernel's description of this process's open files (proc(5)), which tells where links hang.
 const FILES: &str = "/proc/self/fdinfo";
 
-/// A device that does not carry a program that it was given.
+/// A device that lacks a program that it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
     pub ifindex: u32,
     pub hook: Hook,
 }
 
-/// By name.
+/// The fields of a file, by name.
 type Fields = BTreeMap<String, String>;
 
 /// A TCX link: interface index, hook, program id.
 type TcxLink = (u32, Hook, u32);
 
 impl Attachments {
-    /// Asks the kernel which of our programs somebody has taken off. Two requests for each device with clsact, and for all
-    /// with TCX a look at our own files, which takes no privilege (to ask about a device takes `CAP_SYS_ADMIN`).
+    /// Asks the kernel which of our programs were removed. Each device with clsact takes two requests. For all TCX
+    /// devices one look at this process's own files is enough, which takes no privilege (a question about a device
+    /// takes `CAP_SYS_ADMIN`).
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<Missing>> {
         let programs = BTreeMap::from([
             (Hook::Ingress, vec![names::INGRESS]),
@@ -64,12 +65,12 @@ impl Attachments {
         Ok(missing)
     }
 
-    /// Where changes of this host are noted, if they outlive the agent.
+    /// Returns the record of changes to this host, if the changes outlive the agent.
     pub fn changes(&self) -> Option<&Changes> {
         self.stays.as_ref().map(|stays| &stays.changes)
     }
 
-    /// If links are pinned at all.
+    /// Returns true if the hook's link is pinned, or if links are not pinned at all.
     fn is_pinned(&self, ifindex: u32, hook: Hook) -> bool {
         let attach_type = match hook {
             Hook::Ingress => TcAttachType::Ingress,
@@ -81,7 +82,7 @@ impl Attachments {
 }
 
 impl Attached {
-    /// It was given a program at this hook.
+    /// Returns true if the device was given a program at this hook.
     fn has(&self, hook: Hook) -> bool {
         match hook {
             Hook::Ingress => self.ingress.is_some(),
@@ -90,25 +91,26 @@ impl Attached {
     }
 }
 
-/// A name may pass to another device while we attach by it.
+/// Checks that the name still belongs to the device: the name may pass to another device while kpx attaches by name.
 pub(super) fn same_device(name: &str, ifindex: u32) -> Result<()> {
     let found = if_nametoindex(name).with_context(|| format!("find device {name}"))?;
     ensure!(found == ifindex, "device {ifindex} is not called {name} any more");
     Ok(())
 }
 
-/// Where this process's TCX links hang. One that was detached, or whose device is gone, has the interface index 0.
+/// Returns the places of this process's TCX links. A detached link, or one whose device is gone, has the interface
+/// index 0.
 fn tcx_links() -> Result<BTreeSet<TcxLink>> {
     Ok(open_links()?.iter().filter_map(tcx_link).collect())
 }
 
-/// What the kernel shows of the BPF links that this process has open.
+/// Returns the kernel's description of the BPF links that this process has open.
 pub(super) fn open_links() -> Result<Vec<Fields>> {
     let files = fs::read_dir(FILES).with_context(|| format!("read {FILES}"))?;
     let mut links = Vec::new();
     for file in files {
         let path = file.with_context(|| format!("read {FILES}"))?.path();
-        // It may have been closed since.
+        // The file may have been closed since.
         let Ok(text) = fs::read_to_string(path) else { continue };
         links.extend(Some(fields(&text)).filter(|fields| fields.contains_key("link_type")));
     }
@@ -124,7 +126,7 @@ fn tcx_link(fields: &Fields) -> Option<TcxLink> {
     if fields.get("link_type")? != "tcx" {
         return None;
     }
-    // As `46 (ingress)`, in other words on other kernels: BPF_TCX_INGRESS and BPF_TCX_EGRESS of linux/bpf.h.
+    // The text is `46 (ingress)`, with other words on other kernels: BPF_TCX_INGRESS and BPF_TCX_EGRESS of linux/bpf.h.
     let hook = match fields.get("attach_type")?.split(' ').next()? {
         "46" => Hook::Ingress,
         "47" => Hook::Egress,
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_told_from_other_files() {
+    fn links_are_distinguished_from_other_files() {
         let tcx = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t1057\nlink_type:\ttcx\nlink_id:\t12\nprog_tag:\tb0d59a\n\
                    prog_id:\t340\nifindex:\t7\nattach_type:\t46 (ingress)\n";
         assert_eq!(tcx_link(&fields(tcx)), Some((7, Hook::Ingress, 340)));

@@ -1,4 +1,4 @@
-//! The models of one family, and which of them holds a frontend that several claim.
+//! The models of one family, and the decision which of them holds a frontend that several claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::tables::FamilyTables;
 #[derive(Debug)]
 pub(super) struct Family<A: Addr> {
     pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
-    /// In their order: the first claim holds the frontend, and there is hardly ever a second.
+    /// The claims in their order: the first one holds the frontend, and a second one is rare.
     claims: BTreeMap<FrontendKey<A>, Vec<Claim>>,
-    /// Frontends whose rows may be out of date.
+    /// The frontends whose rows may be out of date.
     touched: BTreeSet<FrontendKey<A>>,
     conflicts: Ledger<FrontendKey<A>>,
 }
@@ -62,7 +62,7 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Brings `tables` up to date with the models, and says how.
+    /// Brings `tables` up to date with the models, and returns the changes.
     pub(super) fn settle(&mut self, tables: &mut FamilyTables<A>, news: &mut Vec<Skipped>) -> Vec<FamilyChange<A>> {
         let touched = std::mem::take(&mut self.touched);
         let touched = self.affected_by(&touched);
@@ -80,8 +80,9 @@ impl<A: Addr> Family<A> {
         changes
     }
 
-    /// With these frontends all that depend on them: the others at a ClusterIP, which give way to it, and those of all who
-    /// claim one, as they may gain or lose a service port with it.
+    /// Returns these frontends with all that depend on them. The other frontends at a ClusterIP depend on it because
+    /// they give way to it. The other frontends of each claimant depend on it because the claimant may gain or lose a
+    /// service port with it.
     fn affected_by(&self, touched: &BTreeSet<FrontendKey<A>>) -> BTreeSet<FrontendKey<A>> {
         let addresses = touched.iter().filter(|key| **key == FrontendKey::address(key.addr));
         let at = |address: &FrontendKey<A>| {
@@ -95,18 +96,18 @@ impl<A: Addr> Family<A> {
         touched.iter().chain(addresses.flat_map(at)).chain(offered).copied().collect()
     }
 
-    /// The model whose rows are in force.
+    /// Returns the model whose rows are in force.
     fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
         self.claimants(key).find(|model| self.obstacle(key, model).is_none())
     }
 
-    /// The oldest first.
+    /// Returns the models that claim the frontend, the oldest first.
     fn claimants(&self, key: &FrontendKey<A>) -> impl Iterator<Item = &FamilyModel<A>> {
         let claims = self.claims.get(key).into_iter().flatten();
         claims.filter_map(|claim| self.models.get(&claim.service).map(Arc::as_ref))
     }
 
-    /// Why a model may not have a frontend that it offers, whoever else claims it.
+    /// Returns the reason why a model may not have a frontend that it offers, regardless of other claims.
     fn obstacle(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
         let frontend = model.frontends.get(key)?.frontend;
         if !frontend.kind.is_external() {
@@ -119,7 +120,8 @@ impl<A: Addr> Family<A> {
         Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))
     }
 
-    /// The claims to this frontend that are not in force. Services may share an address, so long as their ports differ.
+    /// Returns the claims to this frontend that are not in force. Services may share an address, so long as their ports
+    /// differ.
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
         let holder = self.holder(key).map(|holder| &holder.claim);
         let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
@@ -133,7 +135,7 @@ impl<A: Addr> Family<A> {
         lost.filter_map(conflict).collect()
     }
 
-    /// The Service that holds a frontend, and the field of it that says so.
+    /// Returns the Service that holds a frontend, and its field with the address.
     pub(super) fn said_by(&self, key: &FrontendKey<A>) -> Option<(&ObjectName, &str)> {
         let model = self.holder(key)?;
         Some((&model.claim.service, &model.frontends.get(key)?.field))
@@ -143,7 +145,7 @@ impl<A: Addr> Family<A> {
         self.models.get(service)
     }
 
-    /// By the frontends that are in conflict.
+    /// Returns the conflicts, by frontend.
     pub(super) fn conflicts_by_frontend(&self) -> BTreeMap<FrontendKey<A>, Vec<Skipped>> {
         self.conflicts.all().clone()
     }

@@ -1,4 +1,4 @@
-//! What is skipped at present, kept so that each of it is reported once.
+//! A record of the skipped objects, which reports each only once.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ impl<K> Default for Ledger<K> {
 }
 
 impl<K: Ord> Ledger<K> {
-    /// Enters what is skipped of `key` now, and adds to `news` what was not before.
+    /// Replaces the skipped objects of `key`, and adds the new ones to `news`.
     pub(super) fn replace(&mut self, key: K, skipped: Vec<Skipped>, news: &mut Vec<Skipped>) {
         let before = self.0.remove(&key).unwrap_or_default();
         news.extend(skipped.iter().filter(|skipped| !before.contains(skipped)).cloned());

@@ -1,4 +1,4 @@
-//! What a host that is no node has to know beside the objects: where its routes lead.
+//! Adds the routes of a host in host mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use crate::model::{Lead, Outside, Unreachable, endpoint_addresses};
 use crate::status::UnreachableStatus;
 
 impl Desired {
-    /// What is known of a cluster of which this host is no node.
+    /// Returns the view of the cluster in host mode.
     pub fn outside(&self) -> Option<&Outside> {
         self.node.outside.as_ref()
     }
 
-    /// All addresses on whose routes the state depends.
+    /// Returns all addresses whose routes the state depends on.
     pub fn addresses_to_reach(&self) -> BTreeSet<IpAddr> {
         let nodes = self.outside().into_iter().flat_map(Outside::node_addresses);
         self.store.slices().flat_map(endpoint_addresses).chain(nodes).collect()
     }
 
-    /// Those of them of whose routes nothing is known.
+    /// Returns the addresses among them without a known route.
     pub fn addresses_to_ask_for(&self) -> BTreeSet<IpAddr> {
         let Some(outside) = self.outside() else { return BTreeSet::new() };
         let slices = self.dirty.iter().flat_map(|name| self.store.slices_of(name));
@@ -31,7 +31,7 @@ impl Desired {
         addresses.filter(|ip| outside.lead(ip).is_none()).collect()
     }
 
-    /// Takes in where the routes lead: more than was known, or `all` that is known from now on.
+    /// Takes in the routes' classes. The new ones extend the known ones, or replace them if `all` is set.
     pub fn learn_leads(&mut self, leads: BTreeMap<IpAddr, Lead>, all: bool) {
         let (Some(reach), Some(outside)) = (&mut self.options.reach, &mut self.node.outside) else { return };
         let changed = outside.learn(reach, leads, all);
@@ -45,13 +45,13 @@ impl Desired {
         }
     }
 
-    /// Whether a backend is a socket of this host's own.
+    /// Returns true if a backend is a socket of this host.
     pub fn has_own_backend(&self) -> bool {
         let leads = self.options.reach.iter().flat_map(|reach| reach.leads.values());
         leads.into_iter().any(|lead| *lead == Lead::Own)
     }
 
-    /// The backends that are left out because this host does not reach them, as of the last sync, by Service.
+    /// Returns the backends left out since the last sync because this host does not reach them, by Service.
     pub fn unreachable(&self) -> BTreeMap<&ObjectName, Vec<&Unreachable>> {
         let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (service, unreachable) in self.v4.unreachable().chain(self.v6.unreachable()) {
@@ -60,7 +60,7 @@ impl Desired {
         all
     }
 
-    /// The same, for the status.
+    /// Returns the same backends in the form of the status.
     pub fn unreachable_status(&self) -> Vec<UnreachableStatus> {
         let by_service = self.unreachable().into_iter();
         let all = by_service.flat_map(|(service, all)| all.into_iter().map(move |one| (service, one)));
@@ -73,7 +73,7 @@ impl Desired {
         status.collect()
     }
 
-    /// The Services of which no backend is reached, though there are some: with their number.
+    /// Returns the Services that have backends but none within reach, with those backends.
     pub fn cut_off(&self) -> BTreeMap<&ObjectName, Vec<&Unreachable>> {
         let mut all = self.unreachable();
         all.retain(|service, _| !self.v4.is_served(service) && !self.v6.is_served(service));
@@ -86,7 +86,7 @@ impl<A: Addr> Family<A> {
         self.models.iter().flat_map(|(service, model)| model.unreachable.iter().map(move |one| (service, one)))
     }
 
-    /// Whether any port of a Service has a backend.
+    /// Returns true if any port of a Service has a backend.
     fn is_served(&self, service: &ObjectName) -> bool {
         self.models.get(service).is_some_and(|model| model.ports.values().any(|port| !port.cluster.is_empty()))
     }

@@ -20,7 +20,7 @@ fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
 }
 
 #[test]
-fn nothing_is_desired_before_everything_is_listed() {
+fn the_desired_state_is_empty_before_everything_is_listed() {
     let mut desired = Desired::new("here");
     let leftover = Tables::of(
         &{
@@ -38,7 +38,7 @@ fn nothing_is_desired_before_everything_is_listed() {
         assert_eq!(desired.sync_from(&leftover).changes, []);
         assert_eq!(desired.tables(), &Tables::default());
         desired.apply(input);
-        // The first list is empty, so what came before it is gone; this comes after.
+        // The first list is empty and deletes earlier objects; this one comes later.
         desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     }
     assert!(desired.is_complete());
@@ -90,11 +90,11 @@ fn a_service_may_come_after_its_slices_and_come_back() {
     desired.apply(web().deleted());
     desired.sync();
     assert_eq!(desired.tables(), &Tables::default());
-    // Its endpoints were never gone.
+    // The endpoints were never gone.
     desired.apply(web().created(5).into());
     desired.sync();
     assert_eq!(desired.tables(), &with_service);
-    // Deleted and created between two syncs, with another address.
+    // The Service was deleted and created between two syncs, with another address.
     desired.apply(web().deleted());
     desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     expect![[r#"
@@ -108,7 +108,7 @@ fn a_service_may_come_after_its_slices_and_come_back() {
         del slot 10.96.0.1:80/tcp cluster[0]
     "#]]
     .assert_eq(&text(&desired.sync()));
-    // What it is not any more takes it away; so does a label that gives it to another proxy.
+    // A change to a type without a ClusterIP removes the Service, and so does a label that gives it to another proxy.
     for gone in [service("web").type_("ExternalName"), web().label("service.kubernetes.io/service-proxy-name")] {
         desired.apply(gone.into());
         desired.sync();
@@ -134,7 +134,7 @@ fn a_frontend_passes_to_the_next_service_in_line() {
         skipped Service default/young spec.ports[0]: 10.96.0.1:80/tcp is held by Service default/old
     "#]]
     .assert_eq(&text(&desired.sync()));
-    // Told once, though it goes on.
+    // The conflict is reported once, though it goes on.
     desired.apply(slice("young-1", "young").tcp(80).ready("10.244.0.3").into());
     assert_eq!(text(&desired.sync()), "");
     assert_eq!(desired.skipped().count(), 1);
@@ -147,7 +147,7 @@ fn a_frontend_passes_to_the_next_service_in_line() {
 }
 
 #[test]
-fn an_address_is_there_as_long_as_any_service_has_it() {
+fn an_address_stays_while_any_service_has_it() {
     let mut desired = desired([
         service("a").cluster_ip("10.96.0.1").tcp(80).into(),
         service("b").cluster_ip("10.96.0.1").tcp(81).into(),
@@ -206,9 +206,9 @@ fn service_cidrs_are_those_of_all_objects() {
     assert_eq!(desired.skipped().count(), 0);
 }
 
-/// Its frontends are that proxy's, and so are its addresses: no Service of ours may have them.
+/// The frontends and addresses of such a Service belong to that proxy: no Service of ours may have them.
 #[test]
-fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
+fn another_proxys_services_contribute_only_their_cluster_ips() {
     let other = || service("other").cluster_ip("010.96.0.009").cluster_ip("fd00:96::9").type_("LoadBalancer").tcp(80);
     let labelled = || other().external_ip("192.0.2.9").label("service.kubernetes.io/service-proxy-name");
     let web = service("web").cluster_ip("10.96.0.1").tcp(80).external_ip("10.96.0.9").external_ip("192.0.2.9");
@@ -217,16 +217,20 @@ fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
     desired.sync();
     let without = desired.tables().clone();
     desired.apply(labelled().into());
-    assert_eq!(known(&desired), ["10.96.0.9", "fd00:96::9"], "before a sync, for those who are to spare it");
+    assert_eq!(
+        known(&desired),
+        ["10.96.0.9", "fd00:96::9"],
+        "known before a sync, since packets to them must pass then"
+    );
     let is_kept = |service: &crate::compact::Service| service.ports.is_empty() && service.external_ips.is_empty();
-    assert!(is_kept(&labelled().object()), "what is not needed is kept");
+    assert!(is_kept(&labelled().object()), "an unneeded field is kept");
     expect![[r#"
         del frontend 10.96.0.9:80/tcp
         skipped Service default/web spec.externalIPs[0]: 10.96.0.9 is the ClusterIP of another proxy's Service
     "#]]
     .assert_eq(&text(&desired.sync()));
     assert_eq!(desired.counts().v4.services, 1);
-    // The label goes, and comes back.
+    // The label is removed and added again.
     desired.apply(other().into());
     assert!(known(&desired).is_empty());
     desired.sync();
@@ -234,7 +238,7 @@ fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
     desired.apply(labelled().into());
     desired.sync();
     assert_eq!(known(&desired).len(), 2);
-    // And so does the Service.
+    // The Service is deleted.
     desired.apply(labelled().deleted());
     desired.sync();
     assert!(known(&desired).is_empty());
@@ -246,7 +250,7 @@ fn of_another_proxys_services_the_cluster_ips_are_known_and_nothing_else() {
 }
 
 #[test]
-fn counts_are_of_what_is_in_force() {
+fn counts_cover_the_state_in_force() {
     let mut desired = desired([
         service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80).tcp(81).into(),
         service("none").cluster_ip("10.96.0.2").tcp(80).into(),

@@ -27,9 +27,9 @@ proptest! {
         }
     }
 
-    /// The agent leaves out what belongs to a service port of which a write has failed.
+    /// The agent leaves out the writes of a service port after one of them has failed.
     #[test]
-    fn refused_writes_leave_it_safe(
+    fn refused_writes_leave_the_tables_safe(
         (old, new) in random::old_and_new(),
         refusals in vec(weighted(0.15), 64),
     ) {
@@ -43,7 +43,7 @@ proptest! {
     #[test]
     fn a_diff_is_minimal((old, new) in random::old_and_new()) {
         prop_assert_eq!(diff(&new, &new), vec![]);
-        // Every change is needed: none writes what is there, and none touches a row twice.
+        // Every change is needed: no change writes what is there, and no row is written twice.
         let mut now = old.clone();
         let mut rows = BTreeSet::new();
         for change in diff(&old, &new) {
@@ -83,7 +83,7 @@ fn tables<const N: usize>(objects: [(ServiceBuilder, SliceBuilder); N]) -> Table
     Tables::of(&store, &ModelOptions::default())
 }
 
-/// Two services grow, shrink, come and go.
+/// The tables of Services that grow, shrink, come and go.
 fn before_and_after() -> (Tables, Tables) {
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80);
     let web_1 = || slice("web-1", "web").tcp(80);
@@ -118,7 +118,7 @@ fn puts_lead_up_to_a_frontend_and_deletions_away_from_it() {
     .assert_eq(&changes);
 }
 
-/// A state that no kpx would write is only another state to leave.
+/// A state that kpx would never write is one more state to leave.
 #[test]
 fn leftovers_are_removed() {
     let (before, after) = before_and_after();
@@ -135,7 +135,7 @@ fn leftovers_are_removed() {
 
 /// A Service gets another load balancer address and other source ranges at once.
 #[test]
-fn nobody_is_let_in_while_address_and_source_ranges_change() {
+fn a_change_of_address_and_source_ranges_admits_no_other_client() {
     let web = |vip, range| {
         let web = service("web").cluster_ip("10.96.0.1").tcp(80).type_("LoadBalancer").vip(vip).source_range(range);
         tables([(web, slice("web-1", "web").tcp(80).ready("10.244.0.1"))])

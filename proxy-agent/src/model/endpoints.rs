@@ -1,4 +1,4 @@
-//! Which endpoints a service port may send to: EndpointSlices joined, duplicates settled, sets selected.
+//! Selects the endpoints that a service port may send to: joins EndpointSlices, settles duplicates, selects sets.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -15,14 +15,14 @@ mod detour;
 
 pub(super) use detour::Detour;
 
-/// One EndpointSlice as far as it could be read.
+/// The readable part of one EndpointSlice.
 pub(crate) struct Slice<'a, A: Addr> {
     ports: Vec<SlicePort<'a>>,
     endpoints: Vec<Endpoint<'a, A>>,
 }
 
 struct SlicePort<'a> {
-    /// Empty is a name too: it matches the unnamed port of a Service.
+    /// The port's name. An empty name matches the unnamed port of a Service.
     name: &'a str,
     proto: Proto,
     number: Port,
@@ -30,20 +30,20 @@ struct SlicePort<'a> {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Endpoint<'a, A: Addr> {
-    /// As the slice lists it.
+    /// The endpoint as the slice lists it.
     pub(crate) object: &'a compact::Endpoint,
     addr: A,
     pub(crate) ready: bool,
     pub(crate) serving: bool,
     pub(crate) terminating: bool,
-    /// On this node.
+    /// Set if the endpoint is on this node.
     pub(crate) local: bool,
     for_node: Hint,
     for_zone: Hint,
     way: Way<A>,
 }
 
-/// For whom an endpoint is meant, among nodes or among zones.
+/// The hint of an endpoint, about nodes or about zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hint {
     None,
@@ -51,10 +51,10 @@ enum Hint {
     Here,
 }
 
-/// The endpoints of one service port by where they listen.
+/// The endpoints of one service port, by address and port.
 pub(crate) struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<'a, A>>);
 
-/// Which sets a service port's frontends choose from.
+/// The sets that a service port's frontends choose from.
 #[derive(Clone, Copy)]
 pub(super) struct Uses {
     pub(super) cluster: bool,
@@ -65,12 +65,12 @@ pub(super) struct Uses {
 pub(super) struct Sets<A: Addr> {
     pub(super) cluster: Vec<Backend<A>>,
     pub(super) local: Vec<Backend<A>>,
-    /// There are usable endpoints somewhere, though perhaps in no set that is used.
+    /// Set if any endpoint is usable, perhaps in no set that is used.
     pub(super) has_endpoints: bool,
 }
 
 impl<'a, A: Addr> Slice<'a, A> {
-    /// `None` if the slice is of another family, or of none (`FQDN`).
+    /// Reads a slice. Returns `None` if the slice is of another family, or of none (`FQDN`).
     pub(crate) fn new(slice: &'a EndpointSlice, node: &NodeModel, skipped: &mut Vec<Skipped>) -> Option<Self> {
         if *slice.address_type != *A::FAMILY {
             return None;
@@ -118,27 +118,29 @@ impl<'a, A: Addr> Endpoint<'a, A> {
         })
     }
 
-    /// Serving while it terminates: the last resort.
+    /// Returns true for an endpoint that serves while it terminates: the last resort.
     fn is_fallback(&self) -> bool {
         self.serving && self.terminating && !self.ready
     }
 
-    /// Of two records of one listener the greater is believed: an address that was given to a new pod while the old
-    /// one still terminates belongs to the new one. The rest makes the choice independent of the slices' order.
+    /// Ranks two records of one listener: the greater one counts. An address that was given to a new pod while the old
+    /// one still terminates belongs to the new pod. The remaining criteria make the choice independent of the slices'
+    /// order.
     fn rank(&self) -> impl Ord + use<'a, A> {
         (!self.terminating, self.ready, self.serving, self.local, self.for_node, self.for_zone)
     }
 }
 
 impl Hint {
-    /// An unknown name of one's own, or none, is that of no hint.
+    /// Returns the hint for these names. Without a known name of this node or zone, no hint is for it.
     fn of<'a>(names: impl Iterator<Item = &'a Shared>, own: Option<&str>) -> Self {
         let own = own.filter(|own| !own.is_empty());
         names.map(|name| if Some(&**name) == own { Self::Here } else { Self::Elsewhere }).max().unwrap_or(Self::None)
     }
 }
 
-/// Joins by port name and protocol. Each slice may give the name another number: pods can disagree on a named port.
+/// Joins endpoints by port name and protocol. Each slice may give the name another number: pods can disagree on a named
+/// port.
 pub(crate) fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -> Joined<'a, A> {
     let mut joined = BTreeMap::new();
     for slice in slices {
@@ -160,7 +162,7 @@ pub(crate) fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: P
 }
 
 impl<A: Addr> Joined<'_, A> {
-    /// Each set falls back to terminating endpoints on its own.
+    /// Selects the sets. Each set falls back to terminating endpoints on its own.
     pub(super) fn select(&self, uses: Uses) -> Sets<A> {
         let cluster = if uses.cluster { self.usable(self.topology()) } else { Vec::new() };
         let local = if uses.local { self.usable(|endpoint| endpoint.local) } else { Vec::new() };
@@ -168,8 +170,8 @@ impl<A: Addr> Joined<'_, A> {
         Sets { cluster, local, has_endpoints }
     }
 
-    /// Which ready endpoints are near enough to make do with them. Hints count only if all ready endpoints have them and
-    /// leave one for this node; those that name nodes count before those that name zones. With nothing ready everything
+    /// Returns a filter for the ready endpoints near enough. Hints count only if all ready endpoints have them and at
+    /// least one is for this node. Hints for nodes come before hints for zones. Without ready endpoints, every endpoint
     /// is near enough.
     fn topology(&self) -> fn(&Endpoint<'_, A>) -> bool {
         let ready = || self.0.values().filter(|endpoint| endpoint.ready);
@@ -185,24 +187,25 @@ impl<A: Addr> Joined<'_, A> {
         }
     }
 
-    /// The ready ones among those that are `wanted`, or if none is, those that still serve while they terminate.
+    /// Returns the ready endpoints among the `wanted` ones. If none is ready, returns those that still serve while they
+    /// terminate.
     fn usable(&self, wanted: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
         let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.ready);
         if ready.is_empty() { self.backends(|endpoint| wanted(endpoint) && endpoint.is_fallback()) } else { ready }
     }
 
-    /// All that may serve, in whichever set or in none, and whether they are on this node.
+    /// Returns all endpoints that may serve, in any set or in none, and whether they are on this node.
     pub(super) fn serving(&self) -> impl Iterator<Item = (SockAddr<A>, bool)> {
         let serving = self.0.iter().filter(|(_, endpoint)| endpoint.ready || endpoint.is_fallback());
         serving.map(|(at, endpoint)| (*at, endpoint.local))
     }
 
-    /// All that are listed, whether they may serve or not.
+    /// Returns all listed endpoints, including those that may not serve.
     pub(crate) fn listed(&self) -> impl Iterator<Item = (SockAddr<A>, &Endpoint<'_, A>)> {
         self.0.iter().map(|(at, endpoint)| (*at, *endpoint))
     }
 
-    /// Addresses, as several ports of one pod are one to a load balancer.
+    /// Returns the addresses of ready local endpoints: several ports of one pod are one endpoint to a load balancer.
     pub(super) fn local_ready(&self) -> impl Iterator<Item = A> {
         self.0.values().filter(|endpoint| endpoint.local && endpoint.ready).map(|endpoint| endpoint.addr)
     }
@@ -222,7 +225,7 @@ mod tests {
     use crate::builders::slice;
 
     #[test]
-    fn of_two_records_the_same_counts_in_either_order() {
+    fn the_order_of_two_records_does_not_matter() {
         let node = NodeModel { name: "here".to_owned(), ..Default::default() };
         let records = (0..16_u8).map(|bits| {
             let has = |bit: u8| bits & 1 << bit != 0;

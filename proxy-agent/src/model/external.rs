@@ -1,4 +1,4 @@
-//! The addresses beside the ClusterIP at which a Service is dialled, and who may dial them.
+//! Reads the addresses beside the ClusterIP at which a Service is dialled, and the clients that may dial them.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +15,12 @@ use crate::compact::Service;
 pub(super) struct External<A: Addr> {
     pub(super) addr: A,
     pub(super) kind: FrontendKind,
-    /// Where the Service says so.
+    /// The field of the Service with the address.
     pub(super) field: String,
 }
 
-/// Those of the family. What is both comes first as a load balancer's, whose rules are the stricter ones.
+/// Returns the external addresses of the family. An address that is also a load balancer's counts as the load
+/// balancer's, whose rules are stricter.
 pub(super) fn externals<A: Addr>(
     reader: &mut Reader<'_>,
     service: &Service,
@@ -37,7 +38,7 @@ pub(super) fn externals<A: Addr>(
         }
     };
     for (index, ingress) in service.ingress.iter().enumerate() {
-        // In mode `Proxy` the load balancer wants to see all traffic, also that from inside.
+        // In mode `Proxy` the load balancer must see all traffic, including traffic from inside the cluster.
         let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
         if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
             read(FrontendKind::LOAD_BALANCER, format!("status.loadBalancer.ingress[{index}].ip"), text);
@@ -49,7 +50,7 @@ pub(super) fn externals<A: Addr>(
     externals
 }
 
-/// `None` if it is an address of the other family.
+/// Returns `None` for an address of the other family.
 fn of_family<A: Addr>(text: &str) -> Option<Result<A, String>> {
     let other = ip(text).is_ok_and(|ip| A::from_ip(ip).is_none());
     (!other).then(|| addr(text))
@@ -58,7 +59,7 @@ fn of_family<A: Addr>(text: &str) -> Option<Result<A, String>> {
 /// A range of addresses, and the length of its prefix in bits.
 pub type Range<A> = (A, u8);
 
-/// From where the Service's load balancer addresses may be dialled; empty if from everywhere.
+/// Returns the ranges from which the Service's load balancer addresses may be dialled; empty if from everywhere.
 pub(super) fn source_ranges<A: Addr>(
     reader: &mut Reader<'_>,
     service: &Service,
@@ -66,7 +67,7 @@ pub(super) fn source_ranges<A: Addr>(
     node: &NodeModel,
 ) -> BTreeSet<Range<A>> {
     let texts = service.load_balancer_source_ranges.iter().enumerate();
-    // The API server lets blanks pass.
+    // The API server accepts blanks here.
     let nets = texts.filter_map(|(index, text)| {
         reader.take(format_args!("spec.loadBalancerSourceRanges[{index}]"), cidr(text.trim()))
     });
@@ -78,7 +79,7 @@ pub(super) fn source_ranges<A: Addr>(
     }
     let mut ranges: BTreeSet<Range<A>> =
         nets.iter().filter_map(|net| Some((A::from_ip(net.addr())?, net.prefix_len()))).collect();
-    // The node may speak to an address that it carries itself, and then that is its source.
+    // The node may dial an address that it carries itself, and then that address is the source.
     if nets.iter().any(|net| node.primary.iter().any(|ip| net.contains(ip))) {
         let bits = (size_of::<A>() * 8).try_into().unwrap_or(u8::MAX);
         ranges.extend(vips.into_iter().map(|vip| (vip, bits)));

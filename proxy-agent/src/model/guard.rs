@@ -1,5 +1,5 @@
-//! What no Service may take from others by naming it as its own (CVE-2020-8554): whoever may write a Service may write any
-//! address into it.
+//! Guards addresses that no Service may take by naming them as its own (CVE-2020-8554). A user with the right to write
+//! a Service may write any address into it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,22 +15,22 @@ use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::store::Store;
 
-/// What of the surroundings is to be left alone.
+/// The addresses and ranges that Services may not take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Guard {
-    /// Where the API server is reached: as this agent does it, and as the cluster says.
+    /// The sockets at which the API server is reached, by this agent and by the cluster's own record.
     api_servers: BTreeSet<SocketAddr>,
-    /// This node's addresses, at which node ports are served.
+    /// The node's addresses, at which node ports are served.
     own: BTreeSet<IpAddr>,
-    /// From where ExternalIPs may be; None: from anywhere.
+    /// The ranges of permitted ExternalIPs; None: any.
     external_ip_cidrs: Option<Vec<IpNet>>,
-    /// The ranges from which ClusterIPs are taken, as far as the operator or the cluster says.
+    /// The ranges of ClusterIPs, as far as the operator or the cluster has named them.
     service_cidrs: Vec<IpNet>,
     /// The ClusterIPs of Services that other proxies serve.
     of_other_proxies: BTreeSet<IpAddr>,
 }
 
-/// The Service of whose endpoints the API server keeps its own addresses.
+/// The Service `default/kubernetes`, whose endpoints the API server maintains itself.
 const KUBERNETES: (&str, &str) = ("default", "kubernetes");
 
 impl Guard {
@@ -55,8 +55,8 @@ impl Guard {
         &self.of_other_proxies
     }
 
-    /// Whether a Service may send to an address. One that is a ClusterIP would be dialled once more on its way, past what
-    /// NetworkPolicy says of the Service behind it.
+    /// Checks whether a Service may send to an address. A ClusterIP would be dialled once more on its way, past the
+    /// NetworkPolicy for the Service behind it.
     pub(super) fn admit_endpoint(&self, ip: IpAddr) -> Result<(), String> {
         if let Some(cidr) = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
             return Err(format!("{ip} is in {cidr}, from which ClusterIPs are taken: no endpoint is there"));
@@ -67,7 +67,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Whether a Service may be dialled at an external address at all. The error says why not.
+    /// Checks whether a Service may be dialled at an external address at all. The error names the reason.
     pub(super) fn admit_address<A: Addr>(&self, addr: A, kind: FrontendKind) -> Result<(), String> {
         let ip = addr.ip();
         if let Some(what) = not_on_a_network(ip) {
@@ -83,7 +83,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Whether it may be dialled there at this port.
+    /// Checks whether a Service may be dialled at this address and port.
     pub(super) fn admit_port<A: Addr>(&self, addr: A, port: Port, proto: Proto) -> Result<(), String> {
         let at = SocketAddr::new(addr.ip(), port.get());
         if proto == Proto::TCP && self.api_servers.contains(&at) {
@@ -92,7 +92,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Whether this node may take a port of its own addresses.
+    /// Checks whether a Service may take this port of the node's own addresses.
     pub(super) fn admit_node_port(&self, port: Port, proto: Proto) -> Result<(), String> {
         let taken = |at: &&SocketAddr| at.port() == port.get() && self.own.contains(&at.ip());
         match self.api_servers.iter().find(taken) {
@@ -102,13 +102,14 @@ impl Guard {
     }
 }
 
-/// Whether an input about these Services changes what is guarded.
+/// Returns true if an input about these Services changes the guarded addresses.
 pub(crate) fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
     services.any(|service| (&*service.namespace, &*service.name) == KUBERNETES)
 }
 
-/// What an address means on every host by itself. The API server refuses the same in `spec.externalIPs`, and lets them
-/// pass in `status.loadBalancer`. Link-local ones are among them for what clouds have there: credentials of the node.
+/// Names an address with a fixed meaning on every host. The API server refuses such addresses in `spec.externalIPs`,
+/// and lets them pass in `status.loadBalancer`. Link-local ones are among them because clouds serve the node's
+/// credentials there.
 fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -121,7 +122,7 @@ fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// None if it is ours, or has none.
+/// Returns the ClusterIPs of a Service that another proxy serves.
 fn of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
     let is_other = service.is_of_other_proxy && service.type_.as_deref() != Some("ExternalName");
     let texts = service.cluster_ip.iter().chain(&service.cluster_ips).filter(move |_| is_other);

@@ -1,13 +1,13 @@
-//! Consistent hashing: the tables that lead a client to the same backend on every node (Eisenbud et al., "Maglev", NSDI
-//! 2016, section 3.4).
+//! Builds consistent hashing tables, which lead a client to the same backend on every node (Eisenbud et al., "Maglev",
+//! NSDI 2016, section 3.4).
 
 use std::net::IpAddr;
 
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{Backend, MAGLEV_PLACES, Maglev};
 
-/// Divides the places evenly among the backends, which must be in the same order on every node. A backend more or less
-/// costs the others hardly any of the places that they had. `None` if there are no backends, or more than places.
+/// Divides the places evenly among the backends, which must be in the same order on every node. An added or removed
+/// backend costs the others only few of their places. Returns `None` if there are no backends, or more than places.
 pub(super) fn populate<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     if backends.is_empty() || backends.len() > MAGLEV_PLACES {
         return None;
@@ -22,10 +22,11 @@ pub(super) fn populate<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
     Some(Maglev::new(slots))
 }
 
-/// No slot has this index: there are fewer of them than places.
+/// The mark of a free place. No slot has this index: there are fewer slots than places.
 const FREE: u16 = u16::MAX;
 
-/// The order in which a backend wants the places: in steps of `skip`, which comes by all of them as their number is prime.
+/// The order in which a backend wants the places: in steps of `skip`. The steps reach all places because their number
+/// is prime.
 struct Preference {
     next: usize,
     skip: usize,
@@ -42,7 +43,7 @@ impl Preference {
 impl Iterator for Preference {
     type Item = usize;
 
-    /// Endless.
+    /// Returns the next place. The iterator is endless.
     fn next(&mut self) -> Option<usize> {
         let place = self.next;
         self.next = (place + self.skip) % MAGLEV_PLACES;
@@ -50,8 +51,8 @@ impl Iterator for Preference {
     }
 }
 
-/// FNV-1a of the address's bytes and the port's, and the last steps of MurmurHash3 to spread it. Part of what nodes must
-/// agree on: it may never change.
+/// Hashes an address and a port: FNV-1a over the bytes, and then the last steps of MurmurHash3 to spread the bits.
+/// Nodes must agree on the result, so this function may never change.
 fn hash(addr: IpAddr, port: u16) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = match addr {
@@ -78,7 +79,7 @@ mod tests {
         (0..count).map(|index| Backend::new(addr(index).into(), Port::new(8080), 0)).collect()
     }
 
-    /// Who has each place.
+    /// Returns the owner of each place.
     fn owners<A: Addr>(backends: &[Backend<A>]) -> Vec<Backend<A>> {
         populate(backends).unwrap().slots.iter().map(|slot| backends[usize::from(*slot)]).collect()
     }
@@ -97,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn no_backends_or_too_many_have_no_table() {
+    fn too_few_or_too_many_backends_have_no_table() {
         assert_eq!(populate(&backends(0)), None);
         assert_eq!(populate(&backends(4_094)), None);
     }
 
-    /// Beside the places of the backend itself, which must change hands, only a few do.
+    /// Beside the backend's own places, which must change hands, only a few others do.
     #[test]
-    fn a_backend_more_or_less_disturbs_few_others() {
+    fn an_added_or_removed_backend_moves_few_places() {
         for count in [2, 3, 10, 40, 100] {
             let with = backends(count);
             for gone in [0, with.len() / 2, with.len() - 1] {
@@ -126,15 +127,15 @@ mod tests {
         assert_eq!(hash(six.addr.ip(), six.port.get()), 0x6fe6_78fe_2317_1d5d);
     }
 
-    /// What is this node's own has no part in it.
+    /// A table does not depend on which backends are local to this node.
     #[test]
-    fn a_table_does_not_know_which_backends_are_local() {
+    fn a_table_does_not_depend_on_local_backends() {
         let local: Vec<_> = backends(5).iter().map(|b| Backend::new(b.addr, b.port, Backend::<Addr4>::LOCAL)).collect();
         assert_eq!(populate(&local), populate(&backends(5)));
     }
 
     #[test]
-    fn the_largest_table_is_made_in_no_time() {
+    fn the_largest_table_is_built_within_a_second() {
         let backends = backends(4_093);
         let start = Instant::now();
         assert!(populate(&backends).is_some());

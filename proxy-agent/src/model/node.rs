@@ -1,4 +1,4 @@
-//! What of this node matters to Services.
+//! Reads the node's properties that matter to Services.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,22 +12,23 @@ use super::outside::{Outside, Reach};
 use super::read::{cidr, ip};
 use crate::store::Store;
 
-/// The cluster autoscaler is about to take away a node with this taint (any value, any effect).
+/// The taint (any value, any effect) of a node that the cluster autoscaler is about to remove.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// What the operator says, rather than the cluster.
+/// The operator's settings for the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// Of Services that ask for none.
+    /// The algorithm of Services that ask for none.
     pub algorithm: Algorithm,
-    /// The first of a family is the node's primary address, whatever its object says.
+    /// The node's addresses by the operator. The first of a family is the primary address, in place of the Node
+    /// object's.
     pub node_ips: Vec<IpAddr>,
-    /// From where ExternalIPs may be; None: from anywhere.
+    /// The ranges of permitted ExternalIPs; None: any.
     pub external_ip_cidrs: Option<Vec<IpNet>>,
-    /// From where ClusterIPs are; none: from where the cluster's ServiceCIDRs say.
+    /// The ranges of ClusterIPs; if empty, the cluster's ServiceCIDRs count.
     pub service_cidrs: Vec<IpNet>,
-    /// Of a host that is no node, its routes. To a node everything is within reach.
+    /// The routes of a host in host mode. A node reaches every backend.
     pub reach: Option<Arc<Reach>>,
 }
 
@@ -35,11 +36,11 @@ pub struct ModelOptions {
 pub struct NodeModel {
     pub name: String,
     pub zone: Option<String>,
-    /// One of each family in which the node has any.
+    /// The primary addresses: one of each family in which the node has any.
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
     pub guard: Guard,
-    /// This is no node.
+    /// The view of the cluster in host mode.
     pub outside: Option<Outside>,
 }
 
@@ -61,24 +62,24 @@ impl NodeModel {
     }
 }
 
-/// The node's addresses: those inside the cluster first, and each kind in the node's order.
+/// Returns the node's addresses: those inside the cluster first, and each kind in the object's order.
 pub fn node_addresses(node: &Node) -> Vec<IpAddr> {
     let addresses = || node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let of_type = |type_| addresses().filter(move |address| address.type_ == type_);
     of_type("InternalIP").chain(of_type("ExternalIP")).filter_map(|address| ip(&address.address).ok()).collect()
 }
 
-/// Whether load balancers may send new traffic to the node: not to one that is about to go.
+/// Returns true if load balancers may send new traffic to the node, which is not about to be removed.
 pub fn is_node_eligible(node: &Node) -> bool {
     let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     node.metadata.deletion_timestamp.is_none() && taints.all(|taint| taint.key != TO_BE_DELETED)
 }
 
-/// The ranges from which the node's pods have their addresses, in the node's order.
+/// Returns the ranges of the node's pod addresses, in the object's order.
 pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let cidrs = spec.pod_cidrs.as_deref().unwrap_or_default();
-    // `podCIDR` is the first of `podCIDRs`; only an old object has it alone.
+    // The field `podCIDR` is the first of `podCIDRs`; only an old object has it alone.
     let single = spec.pod_cidr.as_slice();
     let texts = if cidrs.is_empty() { single } else { cidrs };
     texts.iter().filter_map(|text| cidr(text).ok()).collect()
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_is_about_to_go_is_not_eligible() {
+    fn a_node_about_to_be_removed_is_not_eligible() {
         let tainted = |keys: &[&str]| {
             let taint =
                 |key: &&str| Taint { key: (*key).to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };

@@ -1,4 +1,4 @@
-//! A host that is no node: which backends it reaches, and how. All that is known of its routes is an input.
+//! Models a host in host mode: which backends it reaches, and how. The host's routes are an input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,45 +14,45 @@ use crate::compact::{Endpoint, EndpointSlice};
 use crate::settings::PodRoutes;
 use crate::store::Store;
 
-/// What the host's routes say of the addresses that somebody asked for.
+/// The host's routes to the addresses that the agent asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// The default route leads to pods, says the operator.
+    /// Set by the operator if the default route leads to pods.
     pub default_leads_to_pods: bool,
     pub leads: BTreeMap<IpAddr, Lead>,
 }
 
 impl Reach {
-    /// Before anything was asked.
+    /// Returns the state before any route is known.
     pub fn unknown(pod_routes: PodRoutes) -> Self {
         Self { default_leads_to_pods: pod_routes == PodRoutes::Default, leads: BTreeMap::new() }
     }
 }
 
-/// What the host's routes say of one address.
+/// The class of the host's route to one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lead {
-    /// It is the host's own.
+    /// The address is the host's own.
     Own,
-    /// Its neighbours are the host's, through this device (interface index).
+    /// The address is a neighbour of the host, through this device (interface index).
     OnLink(u32),
-    /// There is a route to its network.
+    /// The network of the address has a route.
     Routed,
-    /// Only a route to everything.
+    /// The default route is the only one.
     Default,
-    /// None, in the kernel's words.
+    /// No route, with the kernel's words.
     Nowhere(String),
 }
 
-/// How an endpoint is reached.
+/// The way to reach an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way<A> {
     Direct,
-    /// By a port of its node, if the Service has one: its address, if it takes node ports.
+    /// A port of its node, if the Service has one: the node's address, if the node takes node ports.
     Around(Option<A>, Obstacle),
 }
 
-/// Why an endpoint's own address is of no use.
+/// The reason why an endpoint's own address cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
     NoRoute,
@@ -62,7 +62,7 @@ pub enum Obstacle {
 /// A backend that takes no packets from this host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreachable {
-    /// Number and protocol of the service port.
+    /// The number of the service port; `proto` is its protocol.
     pub port: u16,
     pub proto: Proto,
     pub backend: SocketAddr,
@@ -84,7 +84,7 @@ impl fmt::Display for Unreachable {
     }
 }
 
-/// What such a host knows of the cluster beside its Services.
+/// The host's view of the cluster beside its Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
     reach: Arc<Reach>,
@@ -94,7 +94,7 @@ pub struct Outside {
 /// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Those inside the cluster first.
+    /// The addresses, those inside the cluster first.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<IpNet>,
     pub ready: bool,
@@ -105,7 +105,7 @@ impl Outside {
         Self { reach, nodes: peers(store) }
     }
 
-    /// All nodes of the cluster, by name.
+    /// Returns all nodes of the cluster, by name.
     pub fn nodes(&self) -> &BTreeMap<String, Peer> {
         &self.nodes
     }
@@ -114,15 +114,16 @@ impl Outside {
         self.nodes.values().flat_map(|peer| peer.addresses.iter().copied())
     }
 
-    /// Where the routes lead, if that is known of an address.
+    /// Returns the class of the route to an address, if it is known.
     pub fn lead(&self, addr: &IpAddr) -> Option<&Lead> {
         self.reach.leads.get(addr)
     }
 
-    /// Takes in where the routes lead: more than was known, or `all` that is known from now on. Of which addresses that
-    /// is news. Among `all` also those that were not known: to ask for them may have failed before a sync.
+    /// Takes in classes of routes, which extend the known ones, or replace them if `all` is set. Returns the addresses
+    /// with a change. With `all`, addresses that were unknown count as changed: their query may have failed before a
+    /// sync.
     pub fn learn(&mut self, reach: &mut Arc<Reach>, leads: BTreeMap<IpAddr, Lead>, all: bool) -> BTreeSet<IpAddr> {
-        // So that it is the other's alone, and need not be copied.
+        // Without this reference the other one is unique, and its value need not be copied.
         self.reach = Arc::default();
         let known = &mut Arc::make_mut(reach).leads;
         let before = if all { std::mem::take(known) } else { BTreeMap::new() };
@@ -136,7 +137,7 @@ impl Outside {
         changed
     }
 
-    /// The node addresses at which a node port may be dialled: of each ready node one.
+    /// Returns the node addresses at which a node port may be dialled: one of each ready node.
     pub(super) fn ready_nodes<A: Addr>(&self) -> impl Iterator<Item = A> {
         self.nodes.values().filter_map(|peer| self.entrance(peer))
     }
@@ -154,7 +155,8 @@ impl Outside {
         Way::Around(node.and_then(|peer| self.entrance(peer)), obstacle)
     }
 
-    /// What the world's routers know nothing of: they know nodes, and whatever else is no pod.
+    /// Returns true for the address of a pod, which routers outside the cluster do not know. Such routers know nodes,
+    /// and every address that is no pod's.
     fn is_pod(&self, ip: IpAddr, endpoint: &Endpoint) -> bool {
         let mut peers = self.nodes.values();
         (endpoint.pod.is_some()
@@ -163,7 +165,7 @@ impl Outside {
             && !self.nodes.values().any(|peer| peer.addresses.contains(&ip))
     }
 
-    /// Where a node takes node ports: its first address to which any route leads.
+    /// Returns the address at which a node takes node ports: its first address with a route.
     fn entrance<A: Addr>(&self, peer: &Peer) -> Option<A> {
         let leads_there = |ip: &IpAddr| !matches!(self.reach.leads.get(ip), None | Some(Lead::Nowhere(_)));
         let addrs = peer.addresses.iter().filter(|ip| peer.ready && leads_there(ip));
@@ -179,14 +181,14 @@ fn peers(store: &Store) -> BTreeMap<String, Peer> {
     store.nodes().map(peer).collect()
 }
 
-/// A node of which nobody says anything (one in a manifest) is taken for ready.
+/// Returns true for a ready node. A node without a condition (one in a manifest) counts as ready.
 fn is_ready(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
     node.metadata.deletion_timestamp.is_none() && ready.next().is_none_or(|condition| condition.status == "True")
 }
 
-/// The addresses of a slice's endpoints, as far as they count.
+/// Returns the addresses of a slice's endpoints, as far as they count.
 pub fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
     slice.endpoints.iter().filter_map(|endpoint| super::read::ip_of(&endpoint.address).ok()).collect()
 }

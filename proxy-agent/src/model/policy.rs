@@ -1,4 +1,4 @@
-//! What a Service says of all its ports alike.
+//! Reads the settings that a Service makes for all its ports.
 
 use proxy_common::addr::{Port, Proto};
 use proxy_common::frontend::{Algorithm, Service};
@@ -9,20 +9,20 @@ use super::port::Terms;
 use super::read::{Reader, port_number};
 use crate::compact::{self, ALGORITHM};
 
-/// Of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1): three hours, and at most a day.
+/// The default of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1) is three hours, and its limit a day.
 const AFFINITY_SECS: u32 = 10_800;
 const AFFINITY_SECS_MAX: u32 = 86_400;
 
 pub(super) struct Policy {
-    /// `internalTrafficPolicy: Local`.
+    /// Set by `internalTrafficPolicy: Local`.
     pub(super) internal_local: bool,
-    /// `externalTrafficPolicy: Local`, where it counts.
+    /// Set by `externalTrafficPolicy: Local`, where the Service has external frontends.
     pub(super) external_local: bool,
-    /// Whether the type has node ports.
+    /// Set if the Service's type has node ports.
     node_ports: bool,
     affinity_secs: u32,
     algorithm: Algorithm,
-    /// `healthCheckNodePort`, if load balancers are to ask there.
+    /// The `healthCheckNodePort`, if load balancers are to ask there.
     pub(super) health_check_port: Option<u16>,
 }
 
@@ -42,8 +42,8 @@ impl Policy {
         }
     }
 
-    /// What is asked of a port. `external` if it has a frontend beside the ClusterIP, `guarded` if the Service's load
-    /// balancer addresses have source ranges.
+    /// Returns the terms of a port. `external` is set if the port has a frontend beside the ClusterIP. `guarded` is set
+    /// if the Service's load balancer addresses have source ranges.
     pub(super) fn terms(&self, proto: Proto, external: bool, guarded: bool) -> Terms {
         let flag = |set, flag| if set { flag } else { 0 };
         let flags = flag(self.internal_local, Service::INTERNAL_LOCAL)
@@ -52,7 +52,7 @@ impl Policy {
         Terms {
             service: Service::new(0, 0, flags).with_algorithm(self.algorithm).with_affinity(self.affinity_secs),
             uses: Uses {
-                // Under the external policy, too: for clients that are inside already.
+                // The external policy needs this set too, for clients inside the cluster.
                 cluster: !self.internal_local || external,
                 local: self.internal_local || self.external_local && external,
             },
@@ -98,12 +98,12 @@ fn algorithm(name: &str) -> Result<Algorithm, String> {
         .ok_or_else(|| format!("{name:?} is none of {}", ALGORITHMS.map(|(name, _)| name).join(", ")))
 }
 
-/// As in [`ALGORITHMS`].
+/// Returns the name of an algorithm, as in [`ALGORITHMS`].
 pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
     ALGORITHMS.iter().find(|(_, known)| *known == algorithm).map_or("unknown", |(name, _)| name)
 }
 
-/// By the names that `lbAlgorithm` and the annotation have for them.
+/// The algorithms by their names in `lbAlgorithm` and in the annotation.
 pub const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("random", Algorithm::RANDOM),
     ("maglev", Algorithm::MAGLEV),

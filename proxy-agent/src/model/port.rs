@@ -1,4 +1,4 @@
-//! One port of a Service: where its packets go.
+//! Models one port of a Service: the backends of its packets.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use super::read::Reader;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort<A: Addr> {
     pub service: Service,
-    /// The backends of each set, by address and port, at most as many as `service` can count; empty if no frontend
+    /// The backends of each set, by address and port, at most as many as `service` can count. Empty if no frontend
     /// chooses from the set.
     pub cluster: Vec<Backend<A>>,
     pub local: Vec<Backend<A>>,
-    /// Of the sets that are not empty, if the algorithm is this.
+    /// The Maglev tables of the sets that are not empty, under that algorithm.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
-    /// All that serve, if it matters after a flow has begun.
+    /// The serving endpoints, if they matter after a flow has begun.
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
 }
 
-/// What a Service asks of one of its ports.
+/// The terms that a Service sets for one of its ports.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
-    /// Without its backends.
+    /// The service without its backends.
     pub(super) service: Service,
     pub(super) uses: Uses,
-    /// Whether the endpoints are asked for again after a flow has begun.
+    /// Set if the endpoints are looked up again after a flow has begun.
     pub(super) remembers: bool,
 }
 
-/// As many slots as a `Service` can count.
+/// The number of slots that a `Service` can count.
 pub(super) const SLOTS_MAX: usize = u16::MAX as usize;
 
 impl<A: Addr> ServicePort<A> {
@@ -62,7 +62,7 @@ impl<A: Addr> ServicePort<A> {
             let table = |set| Some((set, Arc::new(maglev::populate(port.backends(set))?)));
             port.maglev = Set::ALL.into_iter().filter_map(table).collect();
         }
-        // Most ports keep what they are made with for long.
+        // Most ports keep these lists for a long time.
         port.cluster.shrink_to_fit();
         port.local.shrink_to_fit();
         if remembers {

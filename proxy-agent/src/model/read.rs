@@ -1,4 +1,4 @@
-//! Reads single fields. What cannot be read is skipped with a reason, and costs nothing but itself.
+//! Reads single fields. An unreadable field is skipped with a reason, and costs nothing but itself.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,24 +9,24 @@ use proxy_common::addr::{Addr, Port, Proto};
 use crate::compact::Address;
 use crate::input::ObjectName;
 
-/// A part of an object that has no effect, and why.
+/// A part of an object that has no effect, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skipped {
     pub object: ObjectRef,
-    /// Path in the object: `spec.ports[1].port`.
+    /// The path in the object: `spec.ports[1].port`.
     pub field: String,
     pub why: String,
     pub cause: Cause,
 }
 
-/// What kind of reason there is.
+/// The kind of reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// It cannot be read, or means nothing.
+    /// The field cannot be read, or has no meaning.
     Invalid,
-    /// Another object has what it asks for.
+    /// Another object holds the value.
     Conflict,
-    /// No Service may have what it asks for.
+    /// No Service may have the value.
     Refused,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// Remembers what is skipped of one object.
+/// A reader of one object, which records the skipped fields.
 pub(super) struct Reader<'a> {
     kind: &'static str,
     name: &'a ObjectName,
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         self.push(field, why.into(), Cause::Invalid);
     }
 
-    /// Whether it may be had.
+    /// Records a refusal. Returns true if the field is admitted.
     pub(super) fn admit(&mut self, field: fmt::Arguments<'_>, admitted: Result<(), String>) -> bool {
         admitted.map_err(|why| self.push(field, why, Cause::Refused)).is_ok()
     }
@@ -75,13 +75,13 @@ impl<'a> Reader<'a> {
         self.skipped.push(Skipped { object, field: field.to_string(), why, cause });
     }
 
-    /// The value, if it could be read.
+    /// Returns the value, if it could be read.
     pub(super) fn take<T>(&mut self, field: fmt::Arguments<'_>, read: Result<T, String>) -> Option<T> {
         read.map_err(|why| self.skip(field, why)).ok()
     }
 }
 
-/// As lenient as Kubernetes had to stay: leading zeros are decimal, and an IPv4-mapped address is IPv4.
+/// Reads an IP address as leniently as Kubernetes: leading zeros are decimal, and an IPv4-mapped address is IPv4.
 pub(crate) fn ip(text: &str) -> Result<IpAddr, String> {
     let strict = text.parse::<IpAddr>().ok();
     let ip =
@@ -100,13 +100,13 @@ fn zero_padded(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// An address of one family that a packet can carry.
+/// Reads an address of one family that a packet can carry.
 pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
     let addr = A::from_ip(ip(text)?).ok_or_else(|| format!("{text:?} is no {} address", A::FAMILY))?;
     if addr.is_unspecified() { Err(format!("{text:?} is no address to send to")) } else { Ok(addr) }
 }
 
-/// The same of what an endpoint says.
+/// Reads an endpoint's address in the same way.
 pub(super) fn addr_of<A: Addr>(address: &Address) -> Result<A, String> {
     match address {
         Address::Ip(ip) => match A::from_ip(ip.to_canonical()) {
@@ -142,7 +142,7 @@ pub(super) fn protocol(name: Option<&str>) -> Result<Proto, String> {
     }
 }
 
-/// Of all addresses in it the first one counts.
+/// Reads a network. An address inside the network stands for the network.
 pub(crate) fn cidr(text: &str) -> Result<IpNet, String> {
     let lenient = || {
         let (addr, bits) = text.split_once('/')?;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_read_as_leniently() {
+    fn networks_are_read_leniently() {
         for (text, net) in [("10.0.0.1/8", "10.0.0.0/8"), ("010.000.0.0/08", "10.0.0.0/8"), ("fd00::1/64", "fd00::/64")]
         {
             assert_eq!(cidr(text).map(|net| net.to_string()).as_deref(), Ok(net), "{text}");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_the_family_asked_for_and_are_specified() {
+    fn addresses_have_the_requested_family_and_are_specified() {
         assert!(addr::<Addr4>("10.96.0.1").is_ok());
         assert!(addr::<Addr6>("fd00::1").is_ok());
         assert_eq!(addr::<Addr4>("fd00::1"), Err(r#""fd00::1" is no IPv4 address"#.to_owned()));

@@ -11,7 +11,7 @@ mod guard;
 mod outside;
 mod selection;
 
-/// The tables that a node called `here` gets from these objects, and below them what was skipped.
+/// Compares the tables of a node called `here` for these objects, followed by the skipped fields.
 fn check<const N: usize>(objects: [Input; N], expected: Expect) {
     let mut desired = Desired::new("here");
     for input in listed().into_iter().chain(objects) {
@@ -125,7 +125,7 @@ fn families_stand_alone() {
 }
 
 #[test]
-fn without_ip_families_the_cluster_ip_says_its_family() {
+fn the_cluster_ip_determines_the_family_without_ip_families() {
     let bare = |name, ip: &str| service(name).tcp(80).edit(|spec| spec.cluster_ip = Some(ip.to_owned()));
     check(
         [
@@ -151,7 +151,7 @@ fn without_ip_families_the_cluster_ip_says_its_family() {
 }
 
 #[test]
-fn some_services_are_not_for_us() {
+fn services_without_a_cluster_ip_of_ours_are_left_out() {
     let headless = |name| service(name).tcp(80).edit(|spec| spec.cluster_ip = Some("None".to_owned()));
     check(
         [
@@ -162,7 +162,7 @@ fn some_services_are_not_for_us() {
             service("external").cluster_ip("10.96.0.1").type_("ExternalName").tcp(80).into(),
             service("proxied").cluster_ip("10.96.0.2").label("service.kubernetes.io/service-proxy-name").tcp(80).into(),
             service("node-port").cluster_ip("10.96.0.3").type_("NodePort").tcp(80).into(),
-            // Its ClusterIP is ours, but no slice is: it rejects.
+            // The ClusterIP is ours to serve, but the slice is not: the Service rejects.
             service("labelled").cluster_ip("10.96.0.4").label("service.kubernetes.io/headless").tcp(80).into(),
             slice("labelled-1", "labelled")
                 .label("service.kubernetes.io/headless", "")
@@ -180,7 +180,7 @@ fn some_services_are_not_for_us() {
 }
 
 #[test]
-fn what_cannot_be_read_costs_only_itself() {
+fn an_unreadable_field_costs_only_itself() {
     check(
         [
             service("bad-ip").cluster_ip("10.96.0.300").cluster_ip("fd00:96::1").tcp(80).into(),
@@ -237,7 +237,7 @@ fn what_cannot_be_read_costs_only_itself() {
 }
 
 #[test]
-fn of_services_with_the_same_cluster_ip_the_oldest_holds_the_port() {
+fn the_oldest_service_with_a_cluster_ip_holds_the_port() {
     let claim = |name, created: i64| service(name).cluster_ip("10.96.0.1").tcp(80).created(created);
     check(
         [

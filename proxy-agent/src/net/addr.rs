@@ -1,4 +1,4 @@
-//! Which of its addresses the node speaks with.
+//! Chooses the address that the node speaks with.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,11 +13,11 @@ use super::link::Link;
 use super::role::{Role, role};
 use super::{Handle, dump, sysctl};
 
-/// The node's primary address of a family.
+/// Returns the node's primary address of a family.
 ///
-/// `preferred` are the addresses that the cluster or the operator names: the first that a device has, else the first.
-/// If they name none of this family, it is the address of the device that `default_route` points to, else of the
-/// first device that is no pod's.
+/// `preferred` are the addresses that the cluster or the operator names. Of these the first that a device has counts,
+/// else the first. If none is of this family, the address of the default route's device counts, else that of the first
+/// device that is no pod's.
 pub fn node_address<A: Addr>(
     links: &BTreeMap<u32, Link>,
     preferred: &[IpAddr],
@@ -33,14 +33,14 @@ pub fn node_address<A: Addr>(
     on_default_route.or_else(|| devices.filter_map(device_address).next())
 }
 
-/// The address with which the host speaks through a device: of several the one with the widest network, for those that
-/// move between nodes (keepalived, kube-vip) are single addresses as a rule, and then the lowest.
+/// Returns the address with which the host speaks through a device: the one with the widest network, and of these the
+/// lowest. Addresses that move between nodes (keepalived, kube-vip) are single addresses as a rule.
 pub fn device_address<A: Addr>(link: &Link) -> Option<A> {
     let addrs = link.addrs.iter().filter_map(|net| Some((net.prefix_len(), A::from_ip(net.addr())?)));
     addrs.min().map(|(_, addr)| addr)
 }
 
-/// The interface index that the main table's default route of a family leads to, by the lowest metric.
+/// Returns the interface index of the main table's default route of a family, by the lowest metric.
 pub async fn default_route<A: Addr>(handle: &Handle) -> anyhow::Result<Option<u32>> {
     let family = if A::UNSPECIFIED.ip().is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     if family == AddressFamily::Inet6 && !sysctl::has_ipv6() {
@@ -86,11 +86,11 @@ mod tests {
     use super::super::role::Behind;
     use super::*;
 
-    /// Name, preferred addresses, device of the default route, node's IPv4 and IPv6 address.
+    /// A case: name, preferred addresses, device of the default route, node's IPv4 and IPv6 address.
     type Case<'a> = (&'a str, &'a [&'a str], Option<u32>, [&'a str; 2]);
 
     #[test]
-    fn node_address_of_each_family() {
+    fn a_node_has_an_address_of_each_family() {
         let cases: [Case<'_>; 8] = [
             ("the preferred one that a device has", &["192.0.2.9", "10.1.0.1"], None, ["10.1.0.1", "fd00::1"]),
             ("lo is a device, too", &["10.99.0.1"], None, ["10.99.0.1", "fd00::1"]),

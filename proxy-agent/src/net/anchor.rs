@@ -1,5 +1,5 @@
-//! The anchor: a veth pair of our own, so that packets of this host's sockets to services pass a program of ours
-//! before they take any route (README D2).
+//! Maintains the anchor, kpx's own veth pair. Packets of this host's sockets to services meet a program there before
+//! they take any route (README D2).
 
 use std::collections::BTreeMap;
 
@@ -14,24 +14,25 @@ use super::link::{self, Link, LinkKind};
 use super::role::{Role, role};
 use super::{Handle, sysctl};
 
-/// The end that carries the service routes.
+/// The name of the end that carries the service routes.
 pub const NAME: &str = "kpx0";
-/// The other end. Nothing may ever come out of it.
+/// The name of the other end. No packet may ever come out of it.
 pub const PEER: &str = "kpx1";
 
-/// Locally administered, "kpx". They need not differ between hosts, since no packet leaves with them. Given and not
-/// left to the kernel, because udev replaces addresses that the kernel chose, a moment later.
+/// The locally administered addresses, "kpx". Every host may have the same addresses, since no packet leaves with them.
+/// kpx sets them explicitly: udev replaces an address that the kernel chose, a moment later.
 const MAC: [u8; 6] = *b"\x02kpx\x00\x00";
 const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
 
-/// Smallest MTU that IPv6 works with (RFC 8200 section 5).
+/// The smallest MTU that IPv6 works with (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
 const DEFAULT_MTU: u32 = 1500;
 
-/// Packets from local addresses that come in through lo: what the host sends to backends that are sockets of its own.
+/// The switch that admits packets from local addresses through lo: the host's packets to backends that are its own
+/// sockets.
 const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
-/// The anchor's alias, followed by what [`ACCEPT_LOCAL`] was before us: so it lives exactly as long as the anchor,
-/// however often the agent starts, and anybody can read it.
+/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. So the value lives exactly as long as the
+/// anchor, over every restart of the agent, and any user can read it.
 const ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.accept_local was ";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,19 +41,19 @@ pub struct Anchor {
     pub mac: [u8; 6],
 }
 
-/// The MTU that fits every way out of the node; pods are not ways out.
+/// Returns the MTU that fits every way out of the node; pods are not ways out.
 pub fn anchor_mtu(links: &BTreeMap<u32, Link>) -> u32 {
     let ways_out = links.values().filter(|link| link.up && role(link, links) == Role::Device { pod: false });
     ways_out.map(|link| link.mtu).min().unwrap_or(DEFAULT_MTU).max(MIN_MTU)
 }
 
-/// Whether both ends are there and up.
+/// Returns true if both ends exist and are up.
 pub fn is_up(links: &BTreeMap<u32, Link>) -> bool {
     let ends = links.values().filter(|link| link.up && (link.name == NAME || link.name == PEER));
     ends.count() == 2
 }
 
-/// Makes the pair, or makes the present one as it should be. `mtu` in bytes.
+/// Makes the pair, or corrects the present one. `mtu` is in bytes.
 pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Anchor> {
     let pair = match find(handle).await? {
         Some(pair) => pair,
@@ -70,7 +71,7 @@ pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Anchor> {
     Ok(Anchor { ifindex: pair.near, mac: pair.mac })
 }
 
-/// Deletes the pair, and with it the routes through it. Nothing happens if there is none.
+/// Deletes the pair, and with it the routes through it. Does nothing if there is none.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     let Some(pair) = find(handle).await? else { return Ok(()) };
     if let Some(accept_local) = &pair.accept_local {
@@ -79,17 +80,17 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     handle.link().del(pair.near).execute().await.with_context(|| format!("delete {NAME}"))
 }
 
-/// The MTU of the pair in bytes, if it is there.
+/// Returns the MTU of the pair in bytes, if the pair exists.
 pub async fn present_mtu(handle: &Handle) -> anyhow::Result<Option<u32>> {
     Ok(find(handle).await?.map(|pair| pair.mtu))
 }
 
-/// Whether the pair is there.
+/// Returns true if the pair exists.
 pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
 }
 
-/// Whether the pair is there and both its ends are up.
+/// Returns true if the pair exists and both its ends are up.
 pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some_and(|pair| pair.up))
 }
@@ -97,16 +98,16 @@ pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
 struct Pair {
     near: u32,
     far: u32,
-    /// Of the near end.
+    /// The MAC address of the near end.
     mac: [u8; 6],
     mtu: u32,
-    /// Both ends are.
+    /// Set if both ends are up.
     up: bool,
-    /// What [`ACCEPT_LOCAL`] was before the pair; None until that is written down.
+    /// The value of [`ACCEPT_LOCAL`] before the pair; None until it is in the alias.
     accept_local: Option<String>,
 }
 
-/// The present pair. An error if something else has its name.
+/// Returns the present pair. Returns an error if another device has its name.
 async fn find(handle: &Handle) -> anyhow::Result<Option<Pair>> {
     let Some(message) = get(handle, NAME).await? else { return Ok(None) };
     let near = Link::from_message(&message).with_context(|| format!("{NAME} is not described as a device"))?;
@@ -142,14 +143,16 @@ async fn get(handle: &Handle, name: &str) -> anyhow::Result<Option<LinkMessage>>
     link::get(handle, which).await.with_context(|| format!("look for device {name}"))
 }
 
-/// Neither ARP nor IPv6 link-local addresses: the pair is silent, and every packet in it is one that a route sent.
+/// Configures an end without ARP and without IPv6 link-local addresses: the pair is silent, and every packet in it was
+/// sent there by a route.
 async fn configure(handle: &Handle, index: u32, mtu: u32) -> anyhow::Result<()> {
     let mut link = LinkUnspec::new_with_index(index).mtu(mtu).arp(false);
     if sysctl::has_ipv6() {
         let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
         link = link.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]));
     }
-    // Up in a request of its own: in one, the kernel would bring it up before it looks at the address mode.
+    // The device goes up in a second request: in one request, the kernel would bring it up before it reads the address
+    // mode.
     set(handle, link).await?;
     set(handle, LinkUnspec::new_with_index(index).up()).await
 }
@@ -158,15 +161,15 @@ async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::R
     Ok(handle.link().set(link.build()).execute().await?)
 }
 
-/// How many were not as they should be.
+/// Sets the sysctls. Returns the number that had another value.
 pub fn set_sysctls() -> anyhow::Result<u64> {
     let near4 = |key| (format!("ipv4/conf/{NAME}/{key}"), "1");
     let mut wanted = vec![
         (ACCEPT_LOCAL.to_owned(), "1"),
         near4("forwarding"),
-        // rp_filter takes the mark of what is injected into account: see `rule::Rule::Back`.
+        // With this value rp_filter respects the mark of injected packets: see `rule::Rule::Back`.
         near4("src_valid_mark"),
-        // What comes out of the far end has no program to meet: without forwarding it cannot go round in circles.
+        // No program meets the packets from the far end: without forwarding they cannot go round in circles.
         (format!("ipv4/conf/{PEER}/forwarding"), "0"),
     ];
     if sysctl::has_ipv6() {
@@ -183,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mtu_is_that_of_the_narrowest_way_out() {
+    fn the_narrowest_way_out_sets_the_mtu() {
         let eth = link(1, LinkKind::Physical, 9000);
         let vxlan = link(2, LinkKind::Overlay, 1450);
         let pod = Link { peer_netns: true, ..link(3, LinkKind::Veth, 1400) };

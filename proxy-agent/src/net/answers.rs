@@ -1,4 +1,4 @@
-//! What the kernel answers over netlink, whatever was asked for.
+//! Reads the kernel's answers to any netlink request.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use futures::{Stream, StreamExt};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::sys::SocketAddr;
 
-/// Whom requests go to.
+/// Returns the address of the kernel, which receives requests.
 pub(crate) fn kernel() -> SocketAddr {
     SocketAddr::new(0, 0)
 }
@@ -28,7 +28,7 @@ pub(crate) async fn dumped<T>(
     Err(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Waits until something is deleted. False if it was gone.
+/// Waits for a deletion. Returns false if the object was gone.
 pub(crate) async fn deleted<T>(mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin) -> io::Result<bool> {
     while let Some(answer) = answers.next().await {
         if let NetlinkPayload::Error(error) = answer.payload

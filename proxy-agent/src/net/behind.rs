@@ -1,4 +1,4 @@
-//! Asks the kernel what routes say of the devices that only routes tell to be pods'.
+//! Asks the kernel for the routes that show which devices are pods'.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -15,19 +15,20 @@ use super::role::Behind;
 use super::route::ip;
 use super::{Handle, dump, sysctl};
 
-/// So many devices are asked about one by one, and the kernel leaves all other routes out; of more, all are listed once.
+/// The largest number of devices that are asked about one by one: then the kernel leaves all other routes out. For more
+/// devices, all routes are listed once.
 const FEW: usize = 8;
 
-/// A route, as far as it says what is behind its devices.
+/// The part of a route that tells what is behind its devices.
 #[derive(Debug, PartialEq, Eq)]
 struct Way {
-    /// Interface indexes: several ways may lead to one network.
+    /// The interface indexes: several next hops may lead to one network.
     devices: Vec<u32>,
     to: IpNet,
     gateway: bool,
 }
 
-/// Brings what routes say of these devices up to date, in whatever table they are.
+/// Updates what is behind these devices, by the routes of all tables.
 pub(super) async fn look(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
@@ -86,7 +87,7 @@ async fn ways(handle: &Handle, request: RouteMessage, devices: &BTreeSet<u32>) -
         _ => None,
     });
     match ways.await {
-        // A device that is gone meanwhile, or a namespace without any route.
+        // The device is gone meanwhile, or the namespace has no route at all.
         Err(error) if error.raw_os_error() == Some(nix::libc::ENODEV) || error.kind() == io::ErrorKind::NotFound => {
             Ok(Vec::new())
         }
@@ -94,18 +95,18 @@ async fn ways(handle: &Handle, request: RouteMessage, devices: &BTreeSet<u32>) -
     }
 }
 
-/// The devices of which a notification says that a route through them came or went; None if it may be any.
+/// Returns the devices whose routes a notification concerns; None if it may be any device.
 pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec<u32>> {
     let route = match &message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route)) => {
             route
         }
-        NetlinkPayload::Overrun(_) => return None, // What was lost may have been anything.
+        NetlinkPayload::Overrun(_) => return None, // The lost messages may concern any device.
         _ => return Some(Vec::new()),
     };
     let way = way(route);
-    // The kernel does not say through which device the one led that is replaced. Pods' routes are to single addresses, and
-    // routing daemons, which replace by the thousand, seldom have any.
+    // The kernel does not tell the device of a replaced route. Pods' routes are to single addresses. Routing daemons
+    // replace routes by the thousand, but seldom to single addresses.
     let replaces = message.header.flags & NLM_F_REPLACE != 0;
     if replaces && way.as_ref().is_none_or(|way| way.to.prefix_len() == way.to.max_prefix_len()) {
         return None;
@@ -113,7 +114,7 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec
     Some(way.map(|way| way.devices).unwrap_or_default())
 }
 
-/// None if packets go nowhere by it.
+/// Reads a route. Returns None if packets do not leave by it.
 fn way(route: &RouteMessage) -> Option<Way> {
     let header = &route.header;
     let mut to: IpAddr = match header.address_family {
@@ -146,11 +147,11 @@ mod tests {
     use super::super::route::{address, family};
     use super::*;
 
-    /// Name, network, the rest of the route; its devices, and whether a gateway is there.
+    /// A case: name, network, the rest of the route; its devices, and whether a gateway is there.
     type Case<'a> = (&'a str, &'a str, Vec<RouteAttribute>, Vec<u32>, bool);
 
     #[test]
-    fn a_route_says_where_it_leads_and_through_which_devices() {
+    fn a_route_names_its_network_and_devices() {
         let dev = || RouteAttribute::Oif(7);
         let via = |gateway: &str| RouteAttribute::Gateway(address(gateway.parse().unwrap()));
         let hop = |index| {

@@ -1,5 +1,5 @@
-//! What was changed of this host that neither vanishes with a device of ours nor shows whose it is: written down before
-//! it is done, in the run directory, so that whoever comes later can change it back.
+//! Records changes to this host that neither vanish with a device of kpx nor show their owner. A change is written to a
+//! file in the run directory before it is made, so that a later kpx can revert it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ports, sysctl};
 
-/// The list, in a file.
+/// A list of changes, in a file.
 #[derive(Clone, Debug)]
 pub struct Changes {
     path: PathBuf,
@@ -20,13 +20,13 @@ pub struct Changes {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct List {
-    /// A list of before a reboot says nothing.
+    /// The id of the boot. A list from an earlier boot has no meaning.
     boot_id: String,
-    /// By path below `/proc/sys/net`.
+    /// The sysctls, by path below `/proc/sys/net`.
     sysctls: BTreeMap<String, Sysctl>,
-    /// Source ports that were not reserved before, as the kernel writes them.
+    /// The source ports that were not reserved before, in the kernel's format.
     reserved_ports: String,
-    /// Interface indexes of the devices that got a clsact qdisc.
+    /// The interface indexes of the devices that got a clsact qdisc.
     qdiscs: BTreeSet<u32>,
 }
 
@@ -36,14 +36,14 @@ struct Sysctl {
     set: String,
 }
 
-/// Kernel parameters as another program wants them: values by path below `/proc/sys/net`.
+/// The kernel parameters that another program wants: values by path below `/proc/sys/net`.
 pub type Wanted = BTreeMap<&'static str, String>;
 
-/// What became of a thing of ours.
+/// The result of reverting one change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undone {
     Removed(String),
-    /// And why.
+    /// The change, with the reason to keep it.
     Stays(String),
 }
 
@@ -59,7 +59,7 @@ impl Changes {
             return Ok(());
         }
         let earlier = self.read()?.sysctls.remove(key);
-        // What it was before the first of us.
+        // The recorded value is older than the first change by any kpx.
         let before = earlier.as_ref().map_or(now, |earlier| earlier.before.clone());
         self.note_sysctl(key, Some(Sysctl { before, set: value.to_owned() }))?;
         let written = sysctl::write(key, value);
@@ -76,7 +76,8 @@ impl Changes {
         })
     }
 
-    /// Has the kernel give no sockets the source ports that the programs draw. False if they were reserved already.
+    /// Keeps the kernel from giving sockets the source ports that the programs draw. Returns false if the ports were
+    /// reserved already.
     pub fn reserve_ports(&self) -> Result<bool> {
         let missing = ports::missing()?;
         if missing.is_empty() {
@@ -88,7 +89,7 @@ impl Changes {
         ports::reserve(&missing).map(|()| true)
     }
 
-    /// To be called before a device gets a clsact qdisc. False if that was called before.
+    /// Records a qdisc. Call this before a device gets a clsact qdisc. Returns false if the device is recorded already.
     pub fn begin_qdisc(&self, ifindex: u32) -> Result<bool> {
         let mut is_new = false;
         if !self.read()?.qdiscs.contains(&ifindex) {
@@ -97,14 +98,14 @@ impl Changes {
         Ok(is_new)
     }
 
-    /// It had one.
+    /// Forgets a device that had a qdisc before.
     pub fn forget_qdisc(&self, ifindex: u32) -> Result<()> {
         self.update(|list| {
             list.qdiscs.remove(&ifindex);
         })
     }
 
-    /// Forgets those of devices that are gone.
+    /// Forgets the qdiscs of devices that are gone.
     pub fn keep_qdiscs(&self, is_there: impl Fn(u32) -> bool) -> Result<()> {
         let gone: Vec<u32> = self.read()?.qdiscs.into_iter().filter(|ifindex| !is_there(*ifindex)).collect();
         if gone.is_empty() {
@@ -113,13 +114,13 @@ impl Changes {
         self.update(|list| list.qdiscs.retain(|ifindex| !gone.contains(ifindex)))
     }
 
-    /// The devices that got a clsact qdisc.
+    /// Returns the devices that got a clsact qdisc.
     pub fn qdiscs(&self) -> Result<BTreeSet<u32>> {
         Ok(self.read()?.qdiscs)
     }
 
-    /// Changes parameters back that have their value from here still, and forgets everything. Says each. What another program of
-    /// this host wants to be so stays: `wanted` has its values by key.
+    /// Reverts the parameters that still have the value set here, and empties the list. Reports each. A value that
+    /// another program of this host wants stays: `wanted` has its values by key.
     pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undone)) -> Result<()> {
         let list = self.read()?;
         for (key, Sysctl { before, set }) in &list.sysctls {
@@ -156,7 +157,7 @@ impl Changes {
         Ok(if list.boot_id == boot_id { list } else { List { boot_id, ..List::default() } })
     }
 
-    /// In one step: a crash leaves the old list or the new one.
+    /// Replaces the file in one step: a crash leaves the old list or the new one.
     fn update(&self, change: impl FnOnce(&mut List)) -> Result<()> {
         let mut list = self.read()?;
         change(&mut list);

@@ -1,4 +1,4 @@
-//! Where the kernel would send a packet: its own answer, with the route that it goes by.
+//! Asks the kernel where it would send a packet, with the route that it uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,12 +14,13 @@ use super::route::{address, family, ip};
 use super::{Handle, dump};
 use crate::model::Lead;
 
-/// A route for a wider network than this leads everywhere: the default route, and the halves in which VPNs put it.
-/// Nobody gives pods more than the widest private networks, 10.0.0.0/8 and fc00::/7.
+/// The prefix length below which a route leads everywhere: the default route, and the two halves that VPNs put in its
+/// place. The widest networks for pods are the private ones, 10.0.0.0/8 and fc00::/7.
 const WIDEST4: u8 = 8;
 const WIDEST6: u8 = 7;
 
-/// Where packets to these addresses go. What goes into the anchor, whose interface index is given, goes nowhere.
+/// Returns the routes of these addresses. An address routed into the anchor (`anchor` is its interface index) leads
+/// nowhere.
 pub async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> anyhow::Result<BTreeMap<IpAddr, Lead>> {
     let mut leads = BTreeMap::new();
     for addr in addrs {
@@ -29,12 +30,12 @@ pub async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> an
     Ok(leads)
 }
 
-/// Whether a route to a network is one to everything.
+/// Returns true if a route to such a network leads everywhere.
 pub(crate) fn is_default(ipv4: bool, prefix_len: u8) -> bool {
     prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
 }
 
-/// Whether some IPv4 route of the main table has several next hops, of which a packet takes one.
+/// Returns true if some IPv4 route of the main table has several next hops. A packet takes one of them.
 pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
@@ -69,7 +70,7 @@ fn question(addr: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(addr);
     message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
-    // The route that matches, not what it comes to.
+    // The flag asks for the matching route, not for its result.
     message.header.flags = RouteFlags::FibMatch;
     message.attributes.push(RouteAttribute::Destination(address(addr)));
     message
@@ -101,7 +102,7 @@ fn parse(route: &RouteMessage, anchor: u32) -> Lead {
     }
 }
 
-/// The network of a route by which packets go somewhere, unless that is everything.
+/// Returns the network of a route by which packets leave, unless the route leads everywhere.
 pub(super) fn specific(route: &RouteMessage) -> Option<ipnet::IpNet> {
     let header = &route.header;
     let to = route.attributes.iter().find_map(|attribute| match attribute {
@@ -121,7 +122,7 @@ mod tests {
     const ANCHOR: u32 = 9;
 
     #[test]
-    fn what_a_route_says_of_an_address() {
+    fn a_route_classifies_an_address() {
         let via = || vec![RouteAttribute::Oif(2), RouteAttribute::Gateway(address("192.0.2.1".parse().unwrap()))];
         let dev = |index| vec![RouteAttribute::Oif(index)];
         let cases: [(&str, RouteMessage, Lead); 10] = [
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_specific() {
+    fn a_specific_route_names_its_network() {
         for (net, kind, is_specific) in [
             ("10.0.0.0/8", RouteType::Unicast, true),
             ("fc00::/7", RouteType::Unicast, true),

@@ -1,4 +1,4 @@
-//! The filters of devices' clsact qdiscs: ours, that a dead kpx left, and others'.
+//! Lists and removes filters of devices' clsact qdiscs: kpx's own, those of a dead kpx, and foreign ones.
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
@@ -11,26 +11,27 @@ use proxy_common::layout::LAYOUT;
 
 use super::{Handle, dump};
 
-/// Our place among a device's filters: "KP".
+/// The priority of kpx's place among a device's filters: "KP".
 pub const PRIORITY: u16 = 0x4b50;
-/// The minor number of our filters' handle. A filter outlives its agent, and tells the next one the layout of the maps so.
+/// The minor number of our filters' handle. A filter outlives its agent, and so tells the next agent the layout of the
+/// maps.
 pub const HANDLE: u16 = {
     assert!(LAYOUT > 0 && LAYOUT <= u16::MAX as u32, "a handle's number");
     LAYOUT as u16
 };
 
 const CLSACT: &str = "clsact";
-/// Of its handle (linux/pkt_sched.h).
+/// The major number of its handle (linux/pkt_sched.h).
 const CLSACT_MAJOR: u16 = 0xffff;
 
-/// One filter.
+/// A filter of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub hook: Hook,
     pub priority: u16,
-    /// Of its BPF program; else its kind.
+    /// The name of its BPF program, or else the filter's kind.
     pub name: String,
-    /// The kernel's number of that program.
+    /// The kernel's id of that program.
     pub program: Option<u32>,
     message: TcMessage,
 }
@@ -64,13 +65,14 @@ impl Filter {
         self.priority == PRIORITY
     }
 
-    /// The layout of its program's maps, as its place says.
+    /// Returns the layout of the program's maps, from the filter's handle.
     pub fn layout(&self) -> u16 {
         self.message.header.handle.minor
     }
 }
 
-/// Ours on all devices of this network namespace, with the devices' names. What vanishes meanwhile has none.
+/// Returns our filters on all devices of this network namespace, with the devices' names. A device that vanishes
+/// meanwhile is left out.
 pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
     let mut ours = Vec::new();
     for device in if_nameindex().context("list the devices")?.iter() {
@@ -88,7 +90,7 @@ pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
     Ok(ours)
 }
 
-/// Those of a device, in the order in which packets meet them.
+/// Returns the filters of a device, in the order in which packets meet them.
 pub async fn list(handle: &Handle, ifindex: u32) -> Result<Vec<Filter>> {
     let mut filters = Vec::new();
     for hook in Hook::ALL {
@@ -107,7 +109,7 @@ fn of_device(ifindex: u32) -> Result<TcMessage> {
     Ok(TcMessage::with_index(i32::try_from(ifindex).context("an interface index")?))
 }
 
-/// None if it stands for a whole priority, which the kernel lists beside its filters.
+/// Reads a filter. Returns None for the entry of a whole priority, which the kernel lists beside its filters.
 fn filter(hook: Hook, message: TcMessage) -> Option<Filter> {
     let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
     let (mut kind, mut program, mut id) = (None, None, None);
@@ -139,7 +141,7 @@ fn program_id(option: &TcOption) -> Option<u32> {
     }
 }
 
-/// Takes a filter off its device.
+/// Removes a filter from its device.
 pub async fn remove(handle: &Handle, filter: &Filter) -> Result<()> {
     let mut message = TcMessage::default();
     message.header = filter.message.header.clone();
@@ -153,7 +155,7 @@ pub async fn remove(handle: &Handle, filter: &Filter) -> Result<()> {
     }
 }
 
-/// Takes off a device's clsact qdisc, if it has one. False if it has none.
+/// Removes a device's clsact qdisc. Returns false if the device has none.
 pub async fn remove_qdisc(handle: &Handle, ifindex: u32) -> Result<bool> {
     let request = of_device(ifindex)?;
     let index = request.header.index;

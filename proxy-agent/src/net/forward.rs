@@ -1,5 +1,5 @@
-//! What judges packets on their way through this node: netfilter's rules between the hooks of kpx. Packets of open
-//! connections pass none of them with `--fast-path`.
+//! Lists the netfilter rules that forwarded packets meet between the hooks of kpx. Packets of open connections skip
+//! them with `--fast-path`.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -15,13 +15,13 @@ use rtnetlink::proto::new_connection;
 use rtnetlink::sys::SocketAddr;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-/// kube-proxy's own table in mode nftables: without Services that it serves, nothing meets its rules.
+/// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
 const KUBE_PROXY: &str = "kube-proxy";
-/// Addresses are what these change; they are asked of a connection's first packet only.
+/// The kind of chain that changes addresses; only a connection's first packet passes it.
 const NAT: &str = "nat";
 
-/// Tables of the iptables that is not made of nftables, by family. Whether they have rules tells who may open raw sockets
-/// only, and an agent may not: a table that nobody uses is not there.
+/// The tables of legacy iptables, by family. Only a process that may open raw sockets can read whether they have rules,
+/// and an agent may not. An unused table does not exist, so a table's presence counts.
 const LEGACY: [(&str, &str); 2] =
     [("iptables", "/proc/net/ip_tables_names"), ("ip6tables", "/proc/net/ip6_tables_names")];
 
@@ -31,14 +31,14 @@ struct Chain {
     family: &'static str,
     table: String,
     name: String,
-    /// As nft says it: `filter`, `nat`, `route`.
+    /// The kind as nft prints it: `filter`, `nat`, `route`.
     kind: String,
     hook: Option<HookNumber>,
     rules: u32,
     drops: bool,
 }
 
-/// What may refuse or change packets that are forwarded, a line for each.
+/// Returns the chains and tables that may refuse or change forwarded packets, one line each.
 pub async fn rules() -> Result<Vec<String>> {
     let chains = chains().await.context("list the chains of nftables")?;
     let mut found: Vec<_> = chains.iter().filter_map(Chain::judges).collect();
@@ -53,11 +53,11 @@ pub async fn rules() -> Result<Vec<String>> {
 }
 
 impl Chain {
-    /// None if it is of no matter to what is forwarded.
+    /// Describes the chain. Returns None if the chain does not concern forwarded packets.
     fn judges(&self) -> Option<String> {
         let Self { family, table, name, kind, hook, rules, drops } = self;
         let is_passed = match hook {
-            // Of a device. Their numbers are others: what is LOCAL_IN elsewhere is its egress.
+            // Hooks of a device have other numbers: LOCAL_IN elsewhere is the device's egress.
             Some(_) if *family == "netdev" => true,
             Some(HookNumber::Inet(hook)) => match hook {
                 InetHookNumber::PreRouting | InetHookNumber::Forward | InetHookNumber::PostRouting => true,
@@ -73,7 +73,7 @@ impl Chain {
         Some(format!("chain {name} of table {family} {table} {what}"))
     }
 
-    /// None for one that only other chains call, or of another protocol.
+    /// Returns None for a chain that only other chains call, or of another protocol.
     fn from_message(message: NetfilterMessage) -> Option<Self> {
         let family = match message.header.family {
             NetfilterProtoFamily::Inet => "inet",
@@ -92,7 +92,7 @@ impl Chain {
                 ChainAttribute::Table(table) => chain.table = table,
                 ChainAttribute::Name(name) => chain.name = name,
                 ChainAttribute::Type(kind) => chain.kind = kind,
-                ChainAttribute::Use(uses) => chain.rules = uses, // Nobody else may refer to a chain that a hook calls.
+                ChainAttribute::Use(uses) => chain.rules = uses, // A base chain has no other users than its rules.
                 ChainAttribute::Policy(verdict) => chain.drops = verdict == 0,
                 ChainAttribute::Hook(hook) => {
                     chain.hook = hook.iter().find_map(|part| match part {
@@ -112,7 +112,7 @@ fn legacy(tool: &str, tables: &str) -> Vec<String> {
     judge.map(|table| format!("table {table} of {tool}-legacy")).collect()
 }
 
-/// A kernel without nftables has none.
+/// Returns the chains; a kernel without nftables has none.
 async fn chains() -> io::Result<Vec<Chain>> {
     let (mut connection, handle, _) = new_connection::<NetfilterMessage>(NETLINK_NETFILTER)?;
     connection.set_forward_done(true);
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_forwarded_packets_meet_judges_them() {
+    fn only_chains_on_the_forward_path_count() {
         let chain = |hook: InetHookNumber, rules, drops| Chain {
             family: "ip",
             table: "filter".to_owned(),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn iptables_tables_but_for_addresses_judge() {
+    fn iptables_tables_other_than_nat_count() {
         assert_eq!(legacy("iptables", "nat\nfilter\n"), ["table filter of iptables-legacy"]);
         assert_eq!(legacy("ip6tables", ""), [""; 0]);
     }

@@ -1,4 +1,4 @@
-//! A network device as the kernel describes it.
+//! Reads a network device from the kernel's description.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,42 +20,42 @@ use super::role::Behind;
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// None if the device has none, or one of another length than Ethernet's.
+    /// The MAC address. None if the device has none, or one of another length than Ethernet's.
     pub mac: Option<[u8; 6]>,
-    /// Bytes, without the link header.
+    /// The MTU in bytes, without the link header.
     pub mtu: u32,
     pub kind: LinkKind,
-    /// Its packets start with an Ethernet header (`ARPHRD_ETHER`).
+    /// Set if packets start with an Ethernet header (`ARPHRD_ETHER`).
     pub ethernet: bool,
-    /// Interface index of the bridge, bond, ... that it is enslaved to.
+    /// The interface index of the bridge, bond, ... that the device is enslaved to.
     pub master: Option<u32>,
-    /// The device it is tied to (a veth's other end, a VLAN's parent) lies in another network namespace.
+    /// Set if the linked device (a veth's other end, a VLAN's parent) is in another network namespace.
     pub peer_netns: bool,
-    /// What leaves waits in a queue, or is shaped (any queueing discipline but `noqueue`).
+    /// Set if outgoing packets wait in a queue, or are shaped (any queueing discipline but `noqueue`).
     pub queues: bool,
-    /// Administratively up (`IFF_UP`), with or without carrier.
+    /// Set if the device is administratively up (`IFF_UP`), with or without carrier.
     pub up: bool,
-    /// Those of global scope that may be used: neither under duplicate address detection nor found to be duplicates.
+    /// The usable addresses of global scope: neither under duplicate address detection nor found to be duplicates.
     pub addrs: BTreeSet<IpNet>,
-    /// As far as they decide what it is to kpx, see [`Link::is_told_by_routes`].
+    /// The hosts behind the device, as far as they decide its role: see [`Link::is_told_by_routes`].
     pub behind: Behind,
 }
 
-/// What is behind a device, as far as it matters here.
+/// The kind of a device, as far as kpx distinguishes kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkKind {
     Loopback,
-    /// A network card, or what a hypervisor shows as one.
+    /// A network card, or a hypervisor's imitation of one.
     Physical,
     Veth,
-    /// A pair as veth is, made for containers.
+    /// A pair like veth, made for containers.
     Netkit,
-    /// Also a device of Open vSwitch.
+    /// A bridge, or a device of Open vSwitch.
     Bridge,
-    /// Also the team driver's.
+    /// A bond, or a device of the team driver.
     Bond,
     Vlan,
-    /// VXLAN and GENEVE.
+    /// A VXLAN or GENEVE device.
     Overlay,
     Dummy,
     Ifb,
@@ -64,8 +64,8 @@ pub enum LinkKind {
 }
 
 impl Link {
-    /// Without addresses: they come in messages of their own. None if the message is not about a device as such but,
-    /// for instance, about its being a port of a bridge.
+    /// Reads a device without addresses, which have their own messages. Returns None if the message is about another
+    /// aspect, such as the device's role as a port of a bridge.
     pub(super) fn from_message(message: &LinkMessage) -> Option<Self> {
         if message.header.interface_family != AddressFamily::Unspec {
             return None;
@@ -104,17 +104,18 @@ impl Link {
         Some(link).filter(|link| !link.name.is_empty())
     }
 
-    /// One end of a pair whose other end is in another namespace.
+    /// Returns true for one end of a pair whose other end is in another namespace.
     pub fn leads_elsewhere(&self) -> bool {
         matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
     }
 
-    /// Only routes say whether a pod is at its other end, or a router.
+    /// Returns true if only routes tell whether a pod or a router is at the other end.
     pub fn is_told_by_routes(&self) -> bool {
         self.leads_elsewhere() && !self.addrs.is_empty()
     }
 
-    /// One end of a pair whose other end is in another namespace, and nothing is done to packets on their way there.
+    /// Returns true for one end of a veth pair whose other end is in another namespace, if nothing delays or changes
+    /// packets on the way.
     pub fn is_plain_pair(&self) -> bool {
         self.kind == LinkKind::Veth && self.peer_netns && !self.queues
     }
@@ -141,7 +142,7 @@ fn kind(info: &LinkInfo) -> Option<LinkKind> {
     })
 }
 
-/// The device and the address of global scope that a message is about, and whether that address may be used.
+/// Returns the device and the address of global scope in a message, and whether the address may be used.
 pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
     if message.header.scope != AddressScope::Universe {
         return None;
@@ -163,14 +164,14 @@ pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
     Some((message.header.index, IpNet::new(addr, message.header.prefix_len).ok()?, usable))
 }
 
-/// The request for all devices, without their statistics.
+/// Returns the request for all devices, without their statistics.
 pub(super) fn get_all() -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// The kernel's message about one device; None if there is no such device.
+/// Returns the kernel's message about one device, or None if there is no such device.
 pub(super) async fn get(handle: &Handle, mut which: LinkMessage) -> anyhow::Result<Option<LinkMessage>> {
     which.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(which));

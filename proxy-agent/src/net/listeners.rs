@@ -1,4 +1,4 @@
-//! Where processes of this host wait for packets.
+//! Finds the sockets of this host that wait for packets.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -7,12 +7,13 @@ use anyhow::{Context, Result};
 use procfs::net::{TcpState, tcp, tcp6, udp, udp6};
 use proxy_common::addr::Proto;
 
-/// The host's sockets that take what comes from anybody.
+/// The host's sockets that accept packets from any peer.
 #[derive(Debug, Default)]
 pub struct Listeners(BTreeSet<(Proto, SocketAddr)>);
 
 impl Listeners {
-    /// Those of this process's network namespace. SCTP's are not told.
+    /// Reads the sockets of this process's network namespace, without SCTP sockets, which the kernel does not list
+    /// here.
     pub fn read() -> Result<Self> {
         let tcp = tcp().context("list the host's TCP sockets")?;
         let udp = udp().context("list the host's UDP sockets")?;
@@ -20,14 +21,14 @@ impl Listeners {
         let (tcp6, udp6) = (tcp6().unwrap_or_default(), udp6().unwrap_or_default());
         let (tcp, udp) = (tcp.into_iter().chain(tcp6), udp.into_iter().chain(udp6));
         let tcp = tcp.filter(|one| one.state == TcpState::Listen);
-        // One that is connected takes from its peer alone.
+        // A connected socket accepts packets from its peer alone.
         let udp = udp.filter(|one| one.remote_address.port() == 0);
         let tcp = tcp.map(|one| (Proto::TCP, one.local_address));
         Ok(Self(tcp.chain(udp.map(|one| (Proto::UDP, one.local_address))).collect()))
     }
 
-    /// Whether one of them takes what is sent to an address of the host. What listens at `[::]` takes IPv4 as well, unless
-    /// it has said otherwise, which does not show.
+    /// Returns true if one of the sockets accepts packets to an address of the host. A socket at `[::]` accepts IPv4 as
+    /// well, unless it has an option against that, which is not visible.
     pub fn take(&self, addr: IpAddr, proto: Proto, port: u16) -> bool {
         let unspecified: [IpAddr; 2] = [[0_u8; 4].into(), [0_u8; 16].into()];
         let any = unspecified.into_iter().filter(|any| any.is_ipv6() || addr.is_ipv4());
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_waits_is_found_and_a_connection_is_not() {
+    fn a_listening_socket_is_found_and_a_connection_is_not() {
         let (tcp, any) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("[::]:0").unwrap());
         let udp = UdpSocket::bind("0.0.0.0:0").unwrap();
         let connected = UdpSocket::bind("127.0.0.1:0").unwrap();

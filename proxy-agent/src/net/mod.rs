@@ -1,5 +1,4 @@
-//! What the agent learns from and tells the kernel by netlink and `/proc/sys/net`: devices, the anchor, its
-//! routes and rules.
+//! Talks to the kernel by netlink and `/proc/sys/net`: about devices, the anchor, its routes and rules.
 
 pub mod addr;
 pub mod anchor;
@@ -34,13 +33,13 @@ pub use rtnetlink::Handle;
 pub use route_watch::watch_routes;
 pub use watch::{LinkEvent, watch};
 
-/// How often a dump is repeated when the kernel says that something changed meanwhile.
+/// The number of attempts at a dump that changes interrupt.
 const DUMP_TRIES: u32 = 5;
 
-/// A netlink socket in the network namespace of this thread. The future is its driver: it must be polled for requests
-/// to be answered, and ends only when the socket fails or every handle is gone.
+/// Opens a netlink socket in the network namespace of this thread. The future is its driver. Only while it is polled do
+/// requests get answers, and it ends only when the socket fails or every handle is gone.
 ///
-/// The kernel checks requests strictly, so the filters in them are honoured and not ignored.
+/// The kernel checks requests strictly, so it applies their filters instead of ignoring them.
 pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Handle)> {
     let (mut connection, handle, _) = rtnetlink::new_connection_with_strict_check().context("open a netlink socket")?;
     // The end of a dump carries its error and whether it is consistent.
@@ -48,15 +47,15 @@ pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Han
     Ok((connection, handle))
 }
 
-/// What the kernel calls the network namespace of this thread: `net:[4026531840]`.
+/// Returns the kernel's name of the network namespace of this thread: `net:[4026531840]`.
 pub fn namespace() -> anyhow::Result<PathBuf> {
     fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")
 }
 
-/// All that the kernel answers to a dump, as far as `pick` wants it.
+/// Returns the kernel's answers to a dump that `pick` selects.
 ///
-/// A dump that was disturbed by changes may lack entries that nobody touched, so it is repeated. On a node that changes
-/// all the time the last one counts: what changed is announced by events, and everybody here dumps again anyway.
+/// Changes during a dump may hide entries that did not change, so the dump is repeated. On a node that changes all the
+/// time the last attempt counts: events announce the changes, and every caller repeats its dump later anyway.
 async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
@@ -72,7 +71,7 @@ async fn dump<T>(
     Ok(items)
 }
 
-/// Whether the dump is consistent.
+/// Dumps once. Returns true if the dump is consistent.
 async fn dump_once<T>(
     handle: &Handle,
     request: &RouteNetlinkMessage,

@@ -1,4 +1,5 @@
-//! Routes to pods through their nodes, for a host that has the nodes as neighbours and nobody else's routes to the pods.
+//! Maintains routes to pods through their nodes, for a host that has the nodes as neighbours but no other routes to the
+//! pods.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,18 +15,18 @@ use tracing::info;
 use super::route::{MAIN, PROTOCOL, address, family, ip};
 use super::{Handle, dump, fib, sysctl};
 
-/// Behind whatever others may have for the same network (`RTA_PRIORITY`).
+/// The metric (`RTA_PRIORITY`) of our routes, behind other programs' routes to the same network.
 const METRIC: u32 = 4_096;
 
-/// Where packets to a node's pods go.
+/// The next hop of packets to a node's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hop {
     pub gateway: IpAddr,
-    /// Interface index.
+    /// The interface index.
     pub device: u32,
 }
 
-/// Our routes to pods. Known by our protocol number, and by a gateway.
+/// The routes of kpx to pods, recognized by our protocol number and by a gateway.
 pub struct PodRoutes {
     handle: Handle,
 }
@@ -35,8 +36,9 @@ impl PodRoutes {
         Self { handle }
     }
 
-    /// Makes our routes what the kernel lacks of `want`: where somebody else has a route to the network, or to one around
-    /// it, there is no need for ours. What the kernel refuses is told, and tried again at the next call.
+    /// Makes our routes equal to the part of `want` that the kernel lacks. Another program's route to the network, or
+    /// to one around it, makes ours unnecessary. Routes that the kernel refuses are returned, and tried again at the
+    /// next call.
     pub async fn reconcile(&self, want: &BTreeMap<IpNet, Hop>) -> anyhow::Result<Vec<String>> {
         let (now, others) = read(&self.handle).await?;
         let covered = |net: &IpNet| others.iter().any(|other| other.contains(net));
@@ -60,12 +62,12 @@ impl PodRoutes {
     }
 }
 
-/// How many there are, whoever left them.
+/// Returns the number of our routes, including those of earlier agents.
 pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
     Ok(read(handle).await?.0.len())
 }
 
-/// Removes them, whoever left them.
+/// Removes our routes, including those of earlier agents.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     let (ours, _) = read(handle).await?;
     for net in ours.into_keys() {
@@ -76,7 +78,7 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
 
 async fn delete(handle: &Handle, net: IpNet) -> anyhow::Result<()> {
     match handle.route().del(message(net, None)).execute().await {
-        // Gone already.
+        // The route is gone already.
         Err(Error::NetlinkError(error)) if error.raw_code() == -nix::libc::ESRCH => Ok(()),
         result => result.with_context(|| format!("delete the route to {net}")),
     }?;
@@ -99,7 +101,7 @@ fn message(net: IpNet, hop: Option<Hop>) -> RouteMessage {
     message
 }
 
-/// Our routes to pods, and the networks to which others have routes, of the main table.
+/// Reads our routes to pods, and the networks of other programs' routes, from the main table.
 async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNet>)> {
     let (mut ours, mut others) = (BTreeMap::new(), Vec::new());
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -128,7 +130,8 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNe
     Ok((ours, others))
 }
 
-/// A network, and where it lies if the route is ours. Nothing of our routes to services, which have no gateway.
+/// Reads a network, and its next hop if the route is ours. Returns None for our routes to services, which have no
+/// gateway.
 fn parse(route: &RouteMessage) -> Option<(IpNet, Option<Hop>)> {
     let net = fib::specific(route)?;
     let (mut gateway, mut device) = (None, None);
@@ -150,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn a_sent_route_is_read_back() {
         for (net, gateway) in [("10.244.1.0/24", "192.0.2.1"), ("fd00:244:1::/64", "fd00::1")] {
             let net: IpNet = net.parse().unwrap();
             let hop = Hop { gateway: gateway.parse().unwrap(), device: 7 };
@@ -159,7 +162,7 @@ mod tests {
             assert_eq!(parse(&message(net, None)), None, "to services");
             let mut foreign = ours;
             foreign.header.protocol = RouteProtocol::Static;
-            assert_eq!(parse(&foreign), Some((net, None)), "somebody else's");
+            assert_eq!(parse(&foreign), Some((net, None)), "another program's");
         }
     }
 }

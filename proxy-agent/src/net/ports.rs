@@ -8,12 +8,12 @@ use proxy_common::flow::SOURCE_PORT_FIRST;
 
 use super::sysctl;
 
-/// What the kernel gives to sockets that do not say, for both families...
+/// The range of ports for sockets without a chosen port, for both families.
 const RANGE: &str = "ipv4/ip_local_port_range";
-/// ...except for these.
+/// The ports excepted from that range.
 const RESERVED: &str = "ipv4/ip_local_reserved_ports";
 
-/// What the kernel would give of our ports.
+/// Returns the ports of our range that the kernel could give to sockets.
 pub(super) fn missing() -> Result<BTreeSet<u16>> {
     let range = sysctl::read(RANGE)?.unwrap_or_default();
     let Some(last) = range.split_whitespace().nth(1).and_then(|last| last.parse::<u16>().ok()) else {
@@ -27,7 +27,7 @@ pub(super) fn reserve(ports: &BTreeSet<u16>) -> Result<()> {
     sysctl::write(RESERVED, &text(&reserved()?.union(ports).copied().collect()))
 }
 
-/// Gives back what was reserved here, whatever others have reserved since.
+/// Releases the ports that were reserved here, and keeps later reservations of other programs.
 pub(super) fn release(ports: &BTreeSet<u16>) -> Result<()> {
     sysctl::write(RESERVED, &text(&reserved()?.difference(ports).copied().collect()))
 }
@@ -37,7 +37,7 @@ fn reserved() -> Result<BTreeSet<u16>> {
     parse(&ranges).with_context(|| format!("read sysctl net/{RESERVED}: {ranges}"))
 }
 
-/// As `8080,30000-30010`.
+/// Reads ports in the form `8080,30000-30010`.
 pub(super) fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
     let mut ports = BTreeSet::new();
     for range in ranges.split(',').filter(|range| !range.is_empty()) {
@@ -47,7 +47,7 @@ pub(super) fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// As the kernel writes it: an empty line for none.
+/// Formats ports as the kernel does: an empty line for none.
 pub(super) fn text(ports: &BTreeSet<u16>) -> String {
     let mut text = String::new();
     let mut ports = ports.iter().copied().peekable();
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_and_written_as_the_kernel_does() {
+    fn ranges_keep_the_kernels_format() {
         for ranges in ["", "8080", "8080,30000-30010", "1-3,5-6,65535", "0-65535"] {
             assert_eq!(text(&parse(ranges).unwrap()), ranges);
         }

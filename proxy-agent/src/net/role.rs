@@ -1,4 +1,4 @@
-//! What a device is to kpx: whether programs go onto it, and which.
+//! Decides the role of a device: whether programs are attached to it, and which.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -13,37 +13,37 @@ pub enum Role {
     Loopback,
     /// The near end of our own pair, into which the service routes lead.
     Anchor,
-    /// Packets enter and leave the node here, or a pod.
+    /// A device through which packets enter and leave the node, or a pod.
     Device {
-        /// The far end is a pod.
+        /// Set if the far end is a pod.
         pod: bool,
     },
-    /// Nothing goes onto it, and why.
+    /// A device without programs, and the reason.
     Ignored(&'static str),
 }
 
-/// What routes say of the far end of a pair that leads into another namespace. In the order in which one outdoes another:
-/// where anyone may be is no pod, whatever hosts are there too.
+/// The hosts at the far end of a pair that leads into another namespace, by its routes. A later variant outweighs an
+/// earlier one: a place open to any host is not a pod, even with single hosts there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Behind {
     /// No route leads there.
     #[default]
     Nothing,
-    /// Only routes to single addresses, which this host does not have.
+    /// Routes to single addresses only, none of them this host's.
     Hosts,
     /// A network.
     Network(IpNet),
-    /// A router, to whom packets go on their way elsewhere.
+    /// A router, to which packets go on their way elsewhere.
     Router,
 }
 
 impl Behind {
-    /// What one route says that leads `to` a network; `own` are the addresses of this host.
+    /// Returns the evidence of one route that leads `to` a network; `own` are the addresses of this host.
     pub fn of(to: IpNet, gateway: bool, own: &HashSet<IpAddr>) -> Self {
         let is_single = to.prefix_len() == to.max_prefix_len();
         match to.addr() {
             _ if gateway => Self::Router,
-            // What every device of IPv6 has, or what the two ends agree on.
+            // Every IPv6 device has such a route, or the two ends agree on it.
             IpAddr::V4(addr) if addr.is_link_local() || addr.is_multicast() => Self::Nothing,
             IpAddr::V6(addr) if addr.is_unicast_link_local() || addr.is_multicast() => Self::Nothing,
             // The kernel routes a single address of IPv6 to its own device.
@@ -54,7 +54,7 @@ impl Behind {
     }
 }
 
-/// `links` are all devices, by interface index: what a device is depends on what it is enslaved to.
+/// Returns a device's role. `links` are all devices, by interface index: the role depends on the master.
 pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
     let to_netns = link.leads_elsewhere();
     let master = link.master.and_then(|master| links.get(&master)).map(|master| master.kind);
@@ -71,14 +71,14 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
-        // CNI plugins give it no address, or the gateway's and a route to the pod. With anything else behind it, it is rather
-        // a link to a router in a namespace, from where anyone may come.
+        // CNI plugins give a pod's device no address, or the gateway's and a route to the pod. With anything else
+        // behind it, the device is rather a link to a router in a namespace, from where any client may come.
         _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.behind == Behind::Hosts) },
     }
 }
 
-/// Why what comes in through a pair that leads into another namespace counts as no pod's, unless routes say plainly that
-/// a router is there.
+/// Explains why packets through a pair into another namespace do not count as a pod's. Returns None if routes show
+/// plainly that a router is there.
 pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
         return None;
@@ -91,7 +91,7 @@ pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     Some(format!("{} has {has}, so it counts as a router's", link.name))
 }
 
-/// What makes pods of clients that no device tells to be.
+/// The flags that make pods of clients that no device identifies as pods.
 pub const TELL_PODS: &str = "--cluster-cidr or --detect-local-mode";
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ mod tests {
     use LinkKind::*;
 
     #[test]
-    fn roles() {
+    fn each_device_has_its_role() {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         let cases = [
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_tell_whose_a_pair_with_an_address_is() {
+    fn routes_decide_the_role_of_a_pair_with_an_address() {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         let cases = [
@@ -199,13 +199,13 @@ mod tests {
             ("one of each family", behind(&["10.244.1.2/32", "fd00::2/128"]), pod),
             ("one of IPv6 alone", behind(&["fd00::2/128"]), pod),
             ("to several addresses of a pod", behind(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
-            ("with what every device has", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
+            ("with the routes of every device", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
             ("with a network between the ends alone", behind(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
             ("while it is down", Link { up: false, ..behind(&["10.244.1.2/32"]) }, pod),
             ("in a VRF", Link { master: Some(VRF), ..behind(&["10.244.1.2/32"]) }, pod),
             ("netkit with an address and a route", Link { kind: Netkit, ..behind(&["10.244.1.2/32"]) }, pod),
             ("to its own address alone", behind(&["10.244.1.1/32"]), device),
-            ("to what is link-local alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
+            ("to link-local addresses alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
             ("with a network", behind(&["10.9.0.0/24"]), device),
             ("with a network and a host", behind(&["10.244.1.2/32", "10.9.0.0/24"]), device),
             ("with a network of the other family", behind(&["10.244.1.2/32", "fd00::/64"]), device),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_told_where_pods_may_be_meant() {
+    fn the_reason_is_given_where_pods_may_be_meant() {
         let cases: [(&[&str], Option<&str>); 4] = [
             (&[], Some("v0 has an address, but no route to a pod through it, so it counts as a router's")),
             (
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(why_no_pod(&away(link("v0", Veth)), &BTreeMap::new()), None);
     }
 
-    /// Into another namespace, with an address, and with these routes.
+    /// Builds a device into another namespace, with an address, and with these routes.
     fn behind(routes: &[&str]) -> Link {
         told(Link { addrs: ["10.244.1.1/32".parse().unwrap()].into(), ..away(link("v0", Veth)) }, routes)
     }

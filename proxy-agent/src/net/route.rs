@@ -1,4 +1,4 @@
-//! The service routes: what this host sends to services goes through the anchor.
+//! Maintains the service routes, which lead this host's packets to services through the anchor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,11 +14,11 @@ use tracing::debug;
 
 use super::{Handle, dump, sysctl};
 
-/// The protocol number (`RTA_PROTOCOL`) by which our routes are known: "K", which neither the kernel's `rtnetlink.h`
-/// nor iproute2's `rt_protos` gives to anybody. `ip route show proto 75` lists them.
+/// The protocol number (`RTA_PROTOCOL`) of our routes: "K", which neither the kernel's `rtnetlink.h` nor iproute2's
+/// `rt_protos` assigns. `ip route show proto 75` lists them.
 pub const PROTOCOL: u8 = b'K';
 
-/// The table that everybody asks.
+/// The table that every lookup asks.
 pub const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,33 +28,33 @@ pub struct Route {
     pub src: Option<IpAddr>,
 }
 
-/// What one pass did. The kernel may refuse a route and take all others.
+/// The result of one pass. The kernel may refuse a route and take all others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub added: usize,
     pub replaced: usize,
     pub deleted: usize,
-    /// Tried again at every pass. Why, in the kernel's words.
+    /// The refused routes, with the kernel's reason. Every pass tries them again.
     pub refused: Vec<(Route, String)>,
 }
 
-/// Our routes through the anchor, in one table.
+/// The routes of kpx through the anchor, in one table.
 pub struct Routes {
     handle: Handle,
     table: u32,
     anchor: u32,
-    /// What the kernel holds, as far as we know: it drops routes without our doing, so see [`Routes::verify`].
+    /// The routes in the kernel, as far as known. The kernel drops routes by itself: see [`Routes::verify`].
     now: BTreeMap<IpNet, Option<IpAddr>>,
 }
 
 impl Routes {
-    /// `anchor` is the anchor's interface index. If the anchor is made anew, so must this be.
+    /// Reads our routes. `anchor` is the anchor's interface index. A new anchor needs a new value.
     pub async fn open(handle: Handle, table: u32, anchor: u32) -> anyhow::Result<Self> {
         let now = read(&handle, table, anchor).await?;
         Ok(Self { handle, table, anchor, now })
     }
 
-    /// Makes our routes equal to `want`, and leaves those of others alone, even where they are in the way. Asks the
+    /// Makes our routes equal to `want`, and leaves other programs' routes alone, even conflicting ones. Asks the
     /// kernel nothing, so the cost is that of the difference.
     pub async fn reconcile(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         let mut report = Report::default();
@@ -73,15 +73,16 @@ impl Routes {
         Ok(report)
     }
 
-    /// As [`Routes::reconcile`], but looks first what the kernel really holds. To be called now and then, since anybody
-    /// may delete routes, and when the node lost an address: the kernel drops the IPv4 routes that have it as source.
+    /// Reads the kernel's routes, and then does the same as [`Routes::reconcile`]. Call this periodically, because any
+    /// program may delete routes. Also call it when the node lost an address: the kernel drops IPv4 routes with that
+    /// source.
     pub async fn verify(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         self.now = read(&self.handle, self.table, self.anchor).await?;
         self.reconcile(want).await
     }
 
-    /// Whether the kernel took it. It replaces in one step; without `replace` it refuses where there already is a
-    /// route, which is somebody else's then.
+    /// Puts a route. Returns true if the kernel took it. With `replace` the kernel replaces in one step. Without it the
+    /// kernel refuses where there already is a route, which is then another program's.
     async fn put(&mut self, dst: IpNet, route: Route, replace: bool, refused: &mut Refused) -> anyhow::Result<bool> {
         let request = self.handle.route().add(message(dst, route.src, self.table, self.anchor));
         let request = if replace { request.replace() } else { request };
@@ -96,7 +97,7 @@ impl Routes {
     async fn del(&mut self, dst: IpNet, refused: &mut Refused) -> anyhow::Result<bool> {
         let request = self.handle.route().del(message(dst, None, self.table, self.anchor));
         let result = match request.execute().await {
-            // Gone already.
+            // The route is gone already.
             Err(Error::NetlinkError(error)) if error.raw_code() == -nix::libc::ESRCH => Ok(()),
             result => result,
         };
@@ -111,14 +112,14 @@ impl Routes {
 
 type Refused = Vec<(Route, String)>;
 
-/// What the kernel refuses is reported; an error is only that it cannot be asked.
+/// Records a refusal. Returns an error only if the kernel cannot be asked.
 fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyhow::Result<bool> {
     match result {
         Ok(()) => Ok(true),
         Err(Error::NetlinkError(error)) => {
             let hint = match (-error.raw_code(), route.src) {
                 (nix::libc::EINVAL, Some(src)) => format!("; no device has {src}?"),
-                (nix::libc::EEXIST, _) => "; somebody else has a route there".to_owned(),
+                (nix::libc::EEXIST, _) => "; another program has a route there".to_owned(),
                 _ => String::new(),
             };
             refused.push((route, format!("{error}{hint}")));
@@ -174,7 +175,7 @@ async fn read(handle: &Handle, table: u32, anchor: u32) -> anyhow::Result<BTreeM
     Ok(now)
 }
 
-/// Destination and source, if the route is one of ours.
+/// Returns the destination and source of a route, if it is ours.
 fn parse(route: &RouteMessage, table: u32, anchor: u32) -> Option<(IpNet, Option<IpAddr>)> {
     let header = &route.header;
     let ours = header.protocol == RouteProtocol::Other(PROTOCOL)
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn a_sent_route_is_read_back() {
         for (dst, src) in [("10.96.0.0/12", Some("192.0.2.1")), ("fd00:10:96::/108", None), ("0.0.0.0/0", None)] {
             let dst: IpNet = dst.parse().unwrap();
             let src = src.map(|src: &str| src.parse().unwrap());
@@ -222,7 +223,7 @@ mod tests {
             }
             let mut foreign = message(dst, src, MAIN, 7);
             foreign.header.protocol = RouteProtocol::Static;
-            assert_eq!(parse(&foreign, MAIN, 7), None, "somebody else's");
+            assert_eq!(parse(&foreign, MAIN, 7), None, "another program's");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tells when routes or rules of this network namespace change, whoever changes them but us.
+//! Reports changes of routes or rules in this network namespace, except for kpx's own.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tokio::time::{Instant, sleep};
 
 use super::route::PROTOCOL;
 
-/// At most one report in this time: routing daemons change routes by the thousand.
+/// The shortest time between two reports: routing daemons change routes by the thousand.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Messages that are worked through at once.
+/// The number of messages handled at once.
 const BATCH: usize = 1_024;
 
-/// Reports changes until nobody listens any more.
+/// Reports changes until the receiver is gone.
 pub async fn watch_routes(changes: mpsc::Sender<()>) -> anyhow::Result<()> {
     let groups =
         [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route, MulticastGroup::Ipv4Rule, MulticastGroup::Ipv6Rule];
@@ -42,7 +42,7 @@ async fn follow(
     loop {
         tokio::select! {
             () = changes.closed() => return Ok(()),
-            // At any time: nothing bounds the queue in which they wait.
+            // Messages are read at any time, because no limit bounds the queue in which they wait.
             batch = messages.next() => {
                 news |= batch.context("the netlink socket for changes of routes closed")?.iter().any(is_news);
             }
@@ -57,7 +57,7 @@ async fn follow(
     }
 }
 
-/// What was lost may have been anything.
+/// Returns true for a change to report. Lost messages may have been any change.
 fn is_news(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(message) => match message {

@@ -1,12 +1,13 @@
-//! The host's way to external frontends: rules that lead what its own sockets send to a frontend, and nothing else, to a
-//! table of ours.
+//! Maintains the host's way to external frontends. The rules lead the host's own packets to a frontend, and no others,
+//! to a table of kpx.
 //!
-//! A route to the frontend's address would take too much: the address may be another machine's real one, and all but
-//! the frontend's own port must still go there.
+//! A route to the frontend's address would take too much. The address may be another machine's real one, and packets to
+//! ports other than the frontend's must still go there.
 //!
-//! Replies are injected into the anchor, with the frontend as source. IPv4's rp_filter asks for the way back to it and
-//! knows no ports then, since all our rules are of the host's own packets (`rule_requires_fldissect` in the kernel's
-//! fib_rules.h). It knows the packet's mark, though, if the device says so: see [`Rule::Back`].
+//! Replies are injected into the anchor, with the frontend as source. IPv4's rp_filter looks up the way back to that
+//! source. The lookup has no ports, since all our rules concern the host's own packets (`rule_requires_fldissect` in
+//! the kernel's fib_rules.h). The lookup has the packet's mark, if the device is configured for that: see
+//! [`Rule::Back`].
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,22 +26,24 @@ use tracing::debug;
 
 use super::{Handle, dump, route, sysctl};
 
-/// The table to which the rules lead: "kpx" as a number, which is nobody else's. `ip route show table 7041144` lists it.
+/// The table to which the rules lead: "kpx" as a number, which no other program uses. `ip route show table 7041144`
+/// lists it.
 pub const TABLE: u32 = u32::from_be_bytes(*b"\0kpx");
 
-/// Where the rules stand among those of others: behind the local table (0), so that the host's own addresses stay its
-/// own, and before all that is less exact. `ip rule show pref 75` lists them.
+/// The preference of the rules: behind the local table (0), so that the host's own addresses stay its own, and before
+/// all less exact rules. `ip rule show pref 75` lists them.
 pub const PREFERENCE: u32 = b'K' as u32;
 
-/// More would be felt: the kernel goes through its rules one by one for each packet that it routes.
+/// The largest number of rules. More would be felt: the kernel goes through its rules one by one for each packet that
+/// it routes.
 pub const MAX: usize = 256;
 
-/// What takes the way that [`TABLE`] says.
+/// The packets that take the routes of [`TABLE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// Packets of the host's own sockets to this address and port.
     To(IpAddr, Proto, u16),
-    /// The way back of IPv4 packets that are injected into the anchor, as rp_filter looks for it.
+    /// The way back of IPv4 packets that are injected into the anchor, as rp_filter looks it up.
     Back,
 }
 
@@ -53,24 +56,24 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What one pass did. The kernel may refuse a rule and take all others.
+/// The result of one pass. The kernel may refuse a rule and take all others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub added: usize,
     pub deleted: usize,
-    /// Tried again at every pass. Why, in the kernel's words.
+    /// The refused rules, with the kernel's reason. Every pass tries them again.
     pub refused: Vec<(Rule, String)>,
 }
 
-/// Our rules, of both families.
+/// The rules of kpx, of both families.
 pub struct Rules {
     handle: Handle,
-    /// What the kernel holds, as far as we know: anybody may delete rules, so see [`Rules::verify`].
+    /// The rules in the kernel, as far as known. Any program may delete rules: see [`Rules::verify`].
     now: BTreeSet<Rule>,
 }
 
 impl Rules {
-    /// Takes over what a dead predecessor left.
+    /// Takes over the rules of a dead predecessor.
     pub async fn open(handle: Handle) -> anyhow::Result<Self> {
         let now = read(&handle).await?;
         Ok(Self { handle, now })
@@ -81,7 +84,7 @@ impl Rules {
         let mut report = Report::default();
         for rule in self.now.difference(want).copied().collect::<Vec<_>>() {
             let result = self.handle.rule().del(message(&rule)).execute().await;
-            // Gone already is as wanted.
+            // A missing rule is as wanted.
             if taken(result, nix::libc::ENOENT, rule, &mut report.refused)? {
                 self.now.remove(&rule);
                 report.deleted += 1;
@@ -100,19 +103,19 @@ impl Rules {
         Ok(report)
     }
 
-    /// As [`Rules::reconcile`], but looks first what the kernel really holds.
+    /// Reads the kernel's rules, and then does the same as [`Rules::reconcile`].
     pub async fn verify(&mut self, want: &BTreeSet<Rule>) -> anyhow::Result<Report> {
         self.now = read(&self.handle).await?;
         self.reconcile(want).await
     }
 }
 
-/// How many rules are ours, whoever of us made them.
+/// Returns the number of our rules, including those of earlier agents.
 pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
     Ok(ours(handle).await?.len())
 }
 
-/// Deletes our rules, whoever of us made them. Nothing happens if there are none.
+/// Deletes our rules, including those of earlier agents. Does nothing if there are none.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     for message in ours(handle).await? {
         match handle.rule().del(message).execute().await {
@@ -123,8 +126,8 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the kernel holds now what it should: it did it, or says by `done` that there was nothing to do. What it
-/// refuses is reported; an error is only that it cannot be asked.
+/// Returns true if the kernel's state is as wanted: the request succeeded, or the error `done` says that it was so
+/// already. Records a refusal. Returns an error only if the kernel cannot be asked.
 fn taken(result: Result<(), Error>, done: i32, rule: Rule, refused: &mut Vec<(Rule, String)>) -> anyhow::Result<bool> {
     match result {
         Ok(()) => Ok(true),
@@ -137,7 +140,7 @@ fn taken(result: Result<(), Error>, done: i32, rule: Rule, refused: &mut Vec<(Ru
     }
 }
 
-/// Those that are as this version makes them. Of ours, but of another shape, are deleted.
+/// Reads the rules of this version's form. Our rules of another form are deleted.
 async fn read(handle: &Handle) -> anyhow::Result<BTreeSet<Rule>> {
     let mut now = BTreeSet::new();
     for message in ours(handle).await? {
@@ -149,7 +152,7 @@ async fn read(handle: &Handle) -> anyhow::Result<BTreeSet<Rule>> {
     Ok(now)
 }
 
-/// All rules with our protocol and preference.
+/// Returns all rules with our protocol and preference.
 async fn ours(handle: &Handle) -> anyhow::Result<Vec<RuleMessage>> {
     let mut ours = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -180,7 +183,7 @@ fn message(rule: &Rule) -> RuleMessage {
         RuleAttribute::Protocol(RouteProtocol::Other(route::PROTOCOL)),
         RuleAttribute::Priority(PREFERENCE),
         RuleAttribute::Table(TABLE),
-        // What the kernel takes for the way in of a packet that starts here.
+        // The kernel's input device for a packet that starts here.
         RuleAttribute::Iifname("lo".to_owned()),
     ];
     match *rule {
@@ -203,7 +206,7 @@ fn message(rule: &Rule) -> RuleMessage {
     message
 }
 
-/// The rule of which this is the message; None if it is another's, or made otherwise than [`message`] makes it.
+/// Returns the rule of a message, or None for another program's rule or one of another form than [`message`] makes.
 fn parse(message: &RuleMessage) -> Option<Rule> {
     let (mut addr, mut proto, mut port) = (None, None, None);
     for attribute in &message.attributes {
@@ -216,7 +219,7 @@ fn parse(message: &RuleMessage) -> Option<Rule> {
     }
     let rule = addr.map_or(Some(Rule::Back), |addr| Some(Rule::To(addr, proto?, port?)))?;
     let as_made = self::message(&rule);
-    // The kernel adds what it keeps of every rule.
+    // The kernel adds attributes that every rule has.
     let complete = as_made.attributes.iter().all(|attribute| message.attributes.contains(attribute));
     let (made, read) = (&as_made.header, &message.header);
     let alike = (made.family, made.dst_len, made.src_len, made.tos, made.action)
@@ -229,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn a_sent_rule_is_read_back() {
         let to = |addr: &str, proto| Rule::To(addr.parse().unwrap(), proto, 80);
         for rule in [to("203.0.113.7", Proto::TCP), to("2001:db8::7", Proto::UDP), Rule::Back] {
             assert!(is_ours(&message(&rule)));

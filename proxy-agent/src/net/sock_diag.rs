@@ -1,4 +1,4 @@
-//! The connected UDP sockets of this network namespace, listed and aborted over netlink (linux/sock_diag.h,
+//! Lists and aborts the connected UDP sockets of this network namespace over netlink (linux/sock_diag.h,
 //! linux/inet_diag.h).
 
 use std::io;
@@ -13,7 +13,7 @@ use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::answers::{self, kernel};
 
-/// Types of messages.
+/// The types of messages.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 
@@ -21,10 +21,10 @@ const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_UDP: u8 = 17;
-/// What the kernel calls a connected UDP socket's state as well, as a bit.
+/// The state of a connected UDP socket, in the kernel's numbering, as a bit.
 const ESTABLISHED: u32 = 1 << 1;
 
-/// Of `struct inet_diag_sockid`, and where it begins in `struct inet_diag_msg`, behind four single bytes.
+/// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, behind four single bytes.
 const ID_LEN: usize = 48;
 const ID_AT: usize = 4;
 
@@ -32,17 +32,17 @@ const ID_AT: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpSocket {
     family: u8,
-    /// `struct inet_diag_sockid`: by which the kernel finds it.
+    /// The `struct inet_diag_sockid`, by which the kernel finds the socket.
     id: [u8; ID_LEN],
 }
 
 impl UdpSocket {
-    /// As `SO_COOKIE` tells it.
+    /// Returns the value of `SO_COOKIE`.
     pub fn cookie(&self) -> u64 {
         u64::from(self.word(40)) | u64::from(self.word(44)) << 32
     }
 
-    /// An IPv4 address that is mapped into IPv6 is an IPv4 address.
+    /// Returns the peer. An IPv4 address mapped into IPv6 becomes an IPv4 address.
     pub fn peer(&self) -> SocketAddr {
         let port = u16::from_be_bytes([self.id[2], self.id[3]]);
         let bytes: [u8; 16] = std::array::from_fn(|nth| self.id[20 + nth]);
@@ -54,23 +54,23 @@ impl UdpSocket {
         SocketAddr::new(ip, port)
     }
 
-    /// Of this machine's order.
+    /// Reads a word in this machine's byte order.
     fn word(&self, at: usize) -> u32 {
         u32::from_ne_bytes([self.id[at], self.id[at + 1], self.id[at + 2], self.id[at + 3]])
     }
 
-    /// None if it is cut short.
+    /// Reads a socket. Returns None if the message is too short.
     fn read(message: &[u8]) -> Option<Self> {
         let id = message.get(ID_AT..ID_AT + ID_LEN)?;
         Some(Self { family: *message.first()?, id: id.try_into().ok()? })
     }
 }
 
-/// Asks about the sockets of this network namespace.
+/// A handle for queries about the sockets of this network namespace.
 #[derive(Clone)]
 pub struct Handle(ConnectionHandle<Message>);
 
-/// The future must be polled for requests to be answered.
+/// Opens the socket. Only while the connection's future is polled do requests get answers.
 pub fn connect() -> io::Result<(Connection<Message>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_SOCK_DIAG)?;
     // The end of a dump carries its error.
@@ -79,7 +79,7 @@ pub fn connect() -> io::Result<(Connection<Message>, Handle)> {
 }
 
 impl Handle {
-    /// All there are. What changes meanwhile may be missing.
+    /// Returns all sockets. Sockets that change meanwhile may be missing.
     pub async fn list(&self) -> io::Result<Vec<UdpSocket>> {
         let mut sockets = Vec::new();
         for family in FAMILIES {
@@ -90,14 +90,15 @@ impl Handle {
         Ok(sockets)
     }
 
-    /// Whoever waits at the socket, or uses it next, gets ECONNABORTED. False if it was gone.
+    /// Aborts a socket. A process that waits at the socket, or uses it next, gets ECONNABORTED. Returns false if the
+    /// socket was gone.
     pub async fn abort(&self, socket: &UdpSocket) -> io::Result<bool> {
         let request = request(SOCK_DESTROY, NLM_F_ACK, socket.family, &socket.id);
         answers::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
     }
 }
 
-/// With `struct inet_diag_req_v2` in it.
+/// Builds a request with a `struct inet_diag_req_v2`.
 fn request(kind: u16, flags: u16, family: u8, id: &[u8; ID_LEN]) -> NetlinkMessage<Message> {
     let head = [family, IPPROTO_UDP, 0, 0];
     let bytes = [&head[..], &ESTABLISHED.to_ne_bytes(), id].concat();
@@ -108,7 +109,7 @@ fn request(kind: u16, flags: u16, family: u8, id: &[u8; ID_LEN]) -> NetlinkMessa
     message
 }
 
-/// What a message carries.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     kind: u16,

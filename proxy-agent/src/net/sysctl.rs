@@ -1,4 +1,4 @@
-//! Kernel parameters of this thread's network namespace.
+//! Reads and sets kernel parameters of this thread's network namespace.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -7,12 +7,13 @@ use std::{fs, io};
 use anyhow::Context;
 use tracing::info;
 
-/// Whether this kernel speaks IPv6 at all.
+/// Returns true if this kernel has IPv6.
 pub fn has_ipv6() -> bool {
     path("ipv6").exists()
 }
 
-/// `key` is a path below `net`, as `ipv4/conf/lo/accept_local`. None where the kernel does not know it.
+/// Reads a parameter. `key` is a path below `net`, such as `ipv4/conf/lo/accept_local`. Returns None if the kernel does
+/// not have it.
 pub fn read(key: &str) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path(key)) {
         Ok(value) => Ok(Some(value.trim().to_owned())),
@@ -21,16 +22,16 @@ pub fn read(key: &str) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Writes only what is different, so that a host with read-only sysctls works once they are right.
+/// Writes only a different value: a host with read-only sysctls works once they are right.
 pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     set(key, value).map(drop)
 }
 
-/// As [`write`]; false if there was nothing to do.
+/// Does the same as [`write`]. Returns false if the value was right already.
 pub fn set(key: &str, value: &str) -> anyhow::Result<bool> {
     let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
     if old != value {
-        // The end of the line stands for an empty value, too.
+        // The newline lets the kernel accept an empty value.
         fs::write(path(key), format!("{value}\n"))
             .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
         info!(key, old, value, "sysctl set");
@@ -38,8 +39,8 @@ pub fn set(key: &str, value: &str) -> anyhow::Result<bool> {
     Ok(old != value)
 }
 
-/// Container runtimes make /proc/sys read-only, and mount nothing else into it; so a pod has the host's beside it. Either
-/// shows the parameters of the reader's network namespace.
+/// Returns a parameter's path. Container runtimes make /proc/sys read-only, and mount nothing else into it, so a pod
+/// has the host's beside it. Either shows the parameters of the reader's network namespace.
 fn path(key: &str) -> PathBuf {
     static ROOT: LazyLock<&Path> = LazyLock::new(|| {
         let [own, hosts] = ["/proc/sys/net", "/host/proc/sys/net"].map(Path::new);

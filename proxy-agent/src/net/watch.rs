@@ -1,4 +1,4 @@
-//! The devices of this network namespace, from the first list on.
+//! Reports the devices of this network namespace, from the first list on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,43 +19,43 @@ use super::behind;
 use super::link::{self, Link, LinkKind};
 use super::{Handle, connect, dump};
 
-/// Shortest time between lists of everything.
+/// The shortest time between two full lists.
 const MIN_PERIOD: Duration = Duration::from_secs(1);
 
-/// Bytes of events that may wait in the kernel; it takes what `net.core.rmem_max` allows.
+/// The bytes of events that may wait in the kernel, which takes no more than `net.core.rmem_max`.
 const RECEIVE_BUFFER: u32 = 4 << 20;
 
-/// Shortest time between looks at what routes say. A pod does not start to run before its plugin has ended, which takes
-/// about as long.
+/// The shortest time between two lookups of routes. A pod does not start before its plugin has ended, which takes about
+/// as long.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Messages that are worked through before anything is reported.
+/// The number of messages handled before a report.
 const BATCH: usize = 256;
 
 type Links = BTreeMap<u32, Link>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// All there are: what is not among them is gone. Comes first, whenever events were lost, and once in a period.
+    /// The full list: a device not on it is gone. A full list comes first, after lost events, and once in a period.
     All(Vec<Link>),
-    /// A new device, or one that is not as it was.
+    /// A new device, or one that has changed.
     Put(Box<Link>),
-    /// By interface index.
+    /// The interface index of a removed device.
     Del(u32),
 }
 
-/// Reports the devices of this thread's network namespace until nobody listens any more. An event is sent as soon as
-/// the kernel tells; several changes of one device that come in one go are one event. Once in every `period` all are
-/// listed anew: the receiver then also looks whether what it did to them is still there.
+/// Reports the devices of this thread's network namespace until the receiver is gone. An event follows the kernel's
+/// message at once; several changes of one device in one batch are one event. Every `period` all devices are listed
+/// again: the receiver then also checks whether its own changes to them are still in place.
 pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow::Result<()> {
     let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
-    // Two sockets, so that answers do not compete with events for room. Events come first: what changes during the
-    // first list is not missed.
+    // With two sockets, answers do not compete with events for room. Events are subscribed first: changes during the
+    // first list are not missed.
     let (mut event_socket, _, messages) =
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of devices")?;
     event_socket.socket_mut().socket_mut().set_rx_buf_sz(RECEIVE_BUFFER).context("enlarge the event socket")?;
     let (request_socket, handle) = connect()?;
-    // A third one, so that a routing daemon's thousands cost no event of a device.
+    // With a third socket, a routing daemon's thousands of messages do not displace events of devices.
     let (route_socket, _, routes) =
         rtnetlink::new_multicast_connection(&[MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route])
             .context("subscribe to changes of routes")?;
@@ -87,7 +87,7 @@ async fn follow(
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for events closed")?;
                 if batch.iter().any(|message| matches!(message.payload, NetlinkPayload::Overrun(_))) {
-                    warn!("more changes of devices than the socket can hold: listing all");
+                    warn!("the socket cannot hold all changes of devices: listing all");
                     list(handle, &mut links).await?
                 } else {
                     changes(handle, &mut links, batch).await?
@@ -111,7 +111,8 @@ async fn follow(
     }
 }
 
-/// Devices first: an address whose device is not listed yet comes again as an event, behind the device's own.
+/// Lists devices before addresses: an address whose device is not listed yet comes again as an event, behind the
+/// device's own.
 async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEvent>> {
     links.clear();
     for message in dump(handle, link::get_all(), Some).await.context("list devices")? {
@@ -126,7 +127,7 @@ async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEven
     Ok(vec![LinkEvent::All(links.values().cloned().collect())])
 }
 
-/// What a batch of messages changes.
+/// Returns the events of a batch of messages.
 async fn changes(
     handle: &Handle,
     links: &mut Links,
@@ -151,19 +152,19 @@ async fn changes(
             touched.extend(apply(links, RouteNetlinkMessage::NewLink(message)));
         }
     }
-    // With a device that went down, or an address, the kernel drops routes and says nothing.
+    // When a device or an address goes, the kernel drops its routes without a message.
     behind::look(handle, links, touched.iter().copied()).await?;
     Ok(touched.into_iter().filter_map(|index| difference(index, before.get(&index), links.get(&index))).collect())
 }
 
-/// What routes say otherwise than before of devices through which some have changed.
+/// Returns the events for devices whose routes have changed, if the routes' evidence differs.
 async fn rerouted(handle: &Handle, links: &mut Links, stale: BTreeSet<u32>) -> anyhow::Result<Vec<LinkEvent>> {
     let before: Links = stale.iter().filter_map(|index| Some((*index, links.get(index)?.clone()))).collect();
     behind::look(handle, links, stale).await?;
     Ok(before.iter().filter_map(|(index, before)| difference(*index, Some(before), links.get(index))).collect())
 }
 
-/// The devices that routes tell to be pods' or not, and of which these messages say that routes have changed.
+/// Returns the devices that routes identify as pods' or not, and whose routes have changed by these messages.
 fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTreeSet<u32> {
     let told = links.values().filter(|link| link.is_told_by_routes()).map(|link| link.index);
     let mut named = BTreeSet::new();
@@ -184,7 +185,7 @@ fn difference(index: u32, before: Option<&Link>, now: Option<&Link>) -> Option<L
     }
 }
 
-/// The index of the device that a message is about.
+/// Applies a message. Returns the index of its device if the device has changed.
 fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
     match message {
         RouteNetlinkMessage::NewLink(message) => {
@@ -214,8 +215,8 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
     }
 }
 
-/// The veth that stays behind when its other end moves to another network namespace: the kernel announces the move,
-/// but not what becomes of the end that stays until its carrier changes, which is when packets already flow.
+/// Returns the veth that stays behind when its other end moves to another network namespace. The kernel announces the
+/// move, but not the change of the remaining end until its carrier changes. By then packets already flow.
 fn bereft_peer(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::DelLink(message) = message else { return None };
     let moved = message.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::NewNetnsId(_)));
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_that_stays_is_looked_at() {
+    fn the_remaining_end_of_a_pair_is_looked_up() {
         let gone = |kind, moved: bool| {
             let mut message = device(7, "vethpod");
             message.attributes.extend([LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]), LinkAttribute::Link(6)]);
@@ -304,7 +305,7 @@ mod tests {
         message.header.index = index;
         message.header.prefix_len = net.prefix_len();
         message.header.scope = AddressScope::Universe;
-        // As on a point-to-point device: IFA_ADDRESS is not ours if there is an IFA_LOCAL.
+        // IFA_ADDRESS belongs to the far end if there is an IFA_LOCAL, as on a point-to-point device.
         if net.addr().is_ipv4() {
             message.attributes.push(AddressAttribute::Address("192.0.2.1".parse().unwrap()));
             message.attributes.push(AddressAttribute::Local(net.addr()));

@@ -1,4 +1,4 @@
-//! What the programs are told of a device.
+//! Describes devices for the programs.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::net::link::{Link, LinkKind};
 use crate::net::{addr, sysctl};
 
 impl Node {
-    /// Tells the programs where pods have their addresses.
+    /// Writes the ranges of pods' addresses for the programs.
     pub(super) fn write_pods(&mut self, desired: &Desired) -> Result<()> {
         let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
         self.maps.set_pods(&self.detection.nets(), &pod_cidrs)?;
@@ -20,7 +20,7 @@ impl Node {
         Ok(())
     }
 
-    /// Tells the programs whether there are bridges, where that has changed.
+    /// Writes for the programs whether there are bridges, if that has changed.
     pub(super) fn note_stacked(&mut self) -> Result<()> {
         let flags = flags(&self.links);
         match self.maps.node()? {
@@ -30,23 +30,24 @@ impl Node {
     }
 }
 
-/// What all devices together make of the node, as a flag of [`device::Node`].
+/// Returns the flag of [`device::Node`] that results from all devices together.
 pub(super) fn flags(links: &BTreeMap<u32, Link>) -> u32 {
     let is_stacked = links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
     if is_stacked { device::Node::STACKED } else { 0 }
 }
 
-/// A macvlan or ipvlan lies on another device, whose hooks see its packets, too. Other kinds count as well.
+/// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks see its packets as
+/// well. Some other kinds of device count too.
 fn may_be_macvlan(link: &Link) -> bool {
     link.kind == LinkKind::Other && link.ethernet && !link.peer_netns
 }
 
-/// The row of `DEVICES` for a link. `links` are all devices, by interface index.
+/// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
 ///
-/// `has_many_ways`: some route has several next hops, of which a look-up names one.
+/// `has_many_ways` is set if some route has several next hops: a lookup names only one of them.
 pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_many_ways: bool) -> Device {
     let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
-    // The host's IP layer is behind the bridge, with the bridge's parameters.
+    // The host's IP layer is behind the bridge, and uses the bridge's parameters.
     let routed = bridge.unwrap_or(link);
     let flags = [
         (pod, Device::POD),
@@ -63,16 +64,18 @@ pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected:
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// The master of all ports of Open vSwitch, in its kernel module's words. Hosts have their addresses on ports of other names.
+/// The master of all ports of Open vSwitch, by its kernel module's name. Hosts have their addresses on ports of other
+/// names.
 const OPEN_VSWITCH: &str = "ovs-system";
 
-/// Does a packet pass no other hook of this host before it arrives at such a device? A bridge, a VLAN, an overlay or a
-/// macvlan has others below it.
+/// Returns true if a packet passes no other hook of this host before it arrives at such a device. A bridge, a VLAN, an
+/// overlay or a macvlan has other devices below it.
 fn is_edge(kind: LinkKind) -> bool {
     matches!(kind, LinkKind::Physical | LinkKind::Veth | LinkKind::Netkit)
 }
 
-/// Does the kernel drop what it would answer through another device (RFC 3704 §2.2)? It takes the larger of two parameters.
+/// Returns true if the kernel drops packets whose replies it would send through another device (RFC 3704 §2.2). The
+/// kernel uses the larger of two parameters.
 fn is_strict(name: &str) -> bool {
     let of = |name: &str| {
         let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter")).ok().flatten();

@@ -1,4 +1,4 @@
-//! Whether packets of open connections skip the node's stack (`--fast-path`), and what speaks against it.
+//! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains why not.
 
 use std::fmt;
 
@@ -13,23 +13,24 @@ use crate::net::{forward, sysctl};
 pub enum FastPath {
     #[default]
     Off,
-    /// As long as netfilter has no rules for what is forwarded.
+    /// On while netfilter has no rules for forwarded packets.
     Auto,
     On,
 }
 
-/// What was asked for, and what was found.
+/// The operator's choice, and the state of this node.
 #[derive(Clone, Debug)]
 pub(super) struct FastPathState {
     asked: FastPath,
-    /// Rules that packets would skip; None before anybody has looked.
+    /// The rules that packets would skip; None before the first check.
     rules: Option<Vec<String>>,
-    /// Why conntrack cannot be told that packets skip it. It would call invalid what it still sees of them.
+    /// The reason why conntrack cannot be configured for skipped packets: conntrack would call later packets of such
+    /// connections invalid.
     obstacle: Option<String>,
 }
 
-/// Conntrack does not see what passes fast. So it must not take a packet that it does see for one out of window, nor expect
-/// acknowledgements.
+/// The parameters that make conntrack tolerate packets on the fast path, which it does not see. Conntrack must not take
+/// a packet that it does see for one out of window, nor expect acknowledgements.
 const LIBERAL: [&str; 2] = ["netfilter/nf_conntrack_tcp_be_liberal", "netfilter/nf_conntrack_tcp_ignore_invalid_rst"];
 const UNACKNOWLEDGED: &str = "netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
@@ -39,7 +40,7 @@ impl FastPathState {
         Self { asked, rules: None, obstacle: None }
     }
 
-    /// As a flag of the programs' [`device::Node`].
+    /// Returns the flag of the programs' [`device::Node`].
     pub(super) fn flag(&self) -> u32 {
         if self.is_on() { device::Node::FAST_PATH } else { 0 }
     }
@@ -71,18 +72,18 @@ impl fmt::Display for FastPathState {
 }
 
 impl Node {
-    /// Of this node: `off`, `on`, or what was found.
+    /// Describes the fast path of this node: `off`, `on`, or the reason for its state.
     pub fn fast_path(&self) -> String {
         self.fast_path.to_string()
     }
 
-    /// Looks what netfilter has for packets that are forwarded, and switches accordingly. Where that cannot be told, there
-    /// may be anything.
+    /// Checks netfilter's rules for forwarded packets, and switches the fast path accordingly. A failed check counts as
+    /// rules.
     pub(super) async fn judge_fast_path(&mut self) -> Result<()> {
         if self.fast_path.asked == FastPath::Off {
             return Ok(());
         }
-        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("nobody knows which rules: {error:#}")]);
+        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
         let before = self.fast_path.clone();
         self.fast_path.rules = Some(rules.clone());
         self.fast_path.obstacle = None;
@@ -102,7 +103,7 @@ impl Node {
                 (true, false) => {
                     warn!(
                         rules,
-                        "packets of open connections skip the stack, and these rules: they see connections open and end, no more"
+                        "packets of open connections skip the stack, and these rules, which see connections only open and end"
                     );
                 }
                 (false, _) => {
@@ -113,7 +114,7 @@ impl Node {
         if before.flag() == self.fast_path.flag() {
             return Ok(());
         }
-        self.write_node().inspect_err(|_| self.fast_path = before) // So that the next look tries again.
+        self.write_node().inspect_err(|_| self.fast_path = before) // The next check tries again.
     }
 
     fn relax_conntrack(&self) -> Result<()> {
@@ -126,7 +127,7 @@ impl Node {
         }
     }
 
-    /// Where nothing is tracked there is nothing to set.
+    /// Sets a parameter, unless the kernel tracks no connections.
     fn set_if_there(&self, key: &str, value: &str) -> Result<()> {
         match (sysctl::read(key)?, self.attachments.changes()) {
             (None, _) => Ok(()),
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_is_on_where_no_rules_were_found() {
+    fn auto_is_on_without_rules() {
         let rules = |rules: &[&str]| Some(rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>());
         let cases = [
             (FastPath::Off, rules(&[]), false, "off"),

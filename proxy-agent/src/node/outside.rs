@@ -1,4 +1,4 @@
-//! A host that is no node: finds out which of the cluster's addresses it reaches, and makes routes where it may.
+//! Serves host mode: finds out which of the cluster's addresses this host reaches, and makes routes where it may.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +17,13 @@ use crate::settings;
 
 pub(super) struct Outside {
     handle: Handle,
-    /// Only if we may make any.
+    /// The routes of kpx to pods, if it may make any.
     pod_routes: Option<PodRoutes>,
     /// The nodes for which the routes were made.
     peers: BTreeMap<String, Peer>,
-    /// Routes may have changed since they were asked.
+    /// Set if routes may have changed since the last lookup.
     stale: bool,
-    /// What [`Health`] was told of Services.
+    /// The Services reported to [`Health`].
     reported: BTreeSet<String>,
 }
 
@@ -33,12 +33,12 @@ impl Outside {
         Self { handle, pod_routes, peers: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
     }
 
-    /// The next [`Outside::scout`] has to ask for everything again.
+    /// Makes the next [`Outside::scout`] look up every route again.
     pub(super) fn routes_changed(&mut self) {
         self.stale = true;
     }
 
-    /// Tells `desired` where this host's routes lead, with those that it makes. `anchor` is the anchor's interface index.
+    /// Looks up this host's routes for `desired`, after it has made its own. `anchor` is the anchor's interface index.
     pub(super) async fn scout(
         &mut self,
         desired: &mut Desired,
@@ -48,7 +48,7 @@ impl Outside {
     ) -> Result<()> {
         let Some(outside) = desired.outside() else { return Ok(()) };
         let all = self.stale || *outside.nodes() != self.peers;
-        // So that a failure below lets the next attempt begin anew.
+        // After a failure below, the next attempt starts from the beginning.
         self.stale = true;
         if all {
             self.peers = outside.nodes().clone();
@@ -74,7 +74,7 @@ impl Outside {
         Ok(())
     }
 
-    /// Names the Services of which nothing is reached.
+    /// Reports the Services without a backend within reach.
     pub(super) fn report(&mut self, desired: &Desired, health: &Health) {
         let mut cut_off = BTreeSet::new();
         for (service, unreachable) in desired.cut_off() {
@@ -88,17 +88,17 @@ impl Outside {
 }
 
 impl Node {
-    /// Whether this is no node.
+    /// Returns true in host mode.
     pub fn is_outside(&self) -> bool {
         self.outside.is_some()
     }
 
-    /// Takes in that routes have changed, whoever did it.
+    /// Notes that routes have changed, by any program.
     pub fn on_routes(&mut self) {
         self.outside.iter_mut().for_each(Outside::routes_changed);
     }
 
-    /// Finds out what this host reaches, if it is no node.
+    /// Finds out which backends this host reaches, in host mode.
     pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
         let Some(outside) = self.outside.as_mut().filter(|_| !self.links.is_empty()) else { return Ok(()) };
         outside.scout(desired, &self.links, self.anchor.ifindex, health).await?;
@@ -114,13 +114,13 @@ impl Node {
         self.links.get(&ifindex).map(|link| self.role_of(link))
     }
 
-    /// Of a device behind which pods may be meant, see [`role::why_no_pod`].
+    /// Explains why a device with pods behind it may not count as a pod's: see [`role::why_no_pod`].
     pub fn why_no_pod(&self, ifindex: u32) -> Option<String> {
         let link = self.links.get(&ifindex).filter(|_| !self.is_outside())?;
         role::why_no_pod(link, &self.links)
     }
 
-    /// Outside of the cluster nobody's pods are told from other clients.
+    /// Returns a device's role. In host mode pods are clients like others.
     pub(super) fn role_of(&self, link: &Link) -> Role {
         match role(link, &self.links) {
             Role::Device { pod: true } if self.outside.is_some() => {
@@ -135,7 +135,7 @@ impl Node {
     }
 }
 
-/// What [`Health`] calls routes that the kernel does not take.
+/// The name in [`Health`] of routes that the kernel refuses.
 const POD_ROUTES: &str = "pod routes";
 
 fn why(unreachable: &[&Unreachable]) -> String {
@@ -144,7 +144,8 @@ fn why(unreachable: &[&Unreachable]) -> String {
     format!("this host reaches none of {} backends{first}", backends.len())
 }
 
-/// Through which neighbours pods are reached. Of two nodes that claim the same network the first by name counts.
+/// Returns the neighbours through which pods are reached. If two nodes claim the same network, the first by name
+/// counts.
 fn hops(
     peers: &BTreeMap<String, Peer>,
     leads: &BTreeMap<std::net::IpAddr, Lead>,
@@ -152,12 +153,12 @@ fn hops(
 ) -> BTreeMap<IpNet, Hop> {
     let mut hops = BTreeMap::new();
     for peer in peers.values() {
-        // A Node may claim what it likes: whatever else this host sends must not go there.
+        // A Node may claim any network. This host's other traffic must not go there.
         let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
         for net in peer.pod_cidrs.iter().filter(is_narrow) {
             let neighbour = peer.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
                 let Some(&Lead::OnLink(device)) = leads.get(ip) else { return None };
-                // Behind a tunnel there are no neighbours, only what its other end lets through.
+                // A tunnel has no neighbours behind it, only the packets that its other end admits.
                 links.get(&device).filter(|link| link.ethernet).map(|_| Hop { gateway: *ip, device })
             });
             if let Some(hop) = neighbour {

@@ -1,5 +1,5 @@
-//! The ways on which the host's own packets to services come to the anchor: routes to ClusterIPs, rules to external
-//! frontends.
+//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs,
+//! rules for external frontends.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ use crate::net::rule::{self, Rule, Rules};
 use crate::net::{Handle, sysctl};
 
 impl Node {
-    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
+    /// Updates the service routes and rules. With `verify`, reads the kernel's state first.
     pub(super) async fn update_ways(&mut self, verify: bool, health: &Health) -> Result<Changed> {
-        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
-        // predecessor left leads to services that will be there again.
+        // Before the first sync nothing must lead to the anchor, because nothing is behind it. A predecessor's routes
+        // stay: they lead to services that will be there again.
         let Some(wanted) = self.followed.wanted() else { return Ok(Changed::default()) };
-        // Nor before the devices have their programs: what a pod sends would come to the anchor untranslated.
+        // Before the devices have their programs, a pod's packets would come to the anchor untranslated.
         if !self.knows_devices() {
             return Ok(Changed::default());
         }
@@ -38,41 +38,41 @@ impl Node {
     }
 }
 
-/// What the kernel holds of them.
+/// The routes and rules in the kernel.
 pub(super) struct Ways {
     routes: Routes,
-    /// Where the rules lead. One that leads to an empty table is passed over.
+    /// The default routes in the rules' table. The kernel skips a rule that leads to an empty table.
     defaults: Routes,
     rules: Rules,
 }
 
-/// What it should hold.
+/// The routes and rules that the kernel should hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Want {
-    /// One for each range of ClusterIPs that is known, and one for each ClusterIP outside of them.
+    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of the ranges.
     routes: BTreeSet<Route>,
     /// A default route for each family that has rules.
     defaults: BTreeSet<Route>,
-    /// One for each external frontend whose address is not the host's own: to those its packets go by lo. And with them
-    /// the one of the way back.
+    /// The rules: one for each external frontend whose address is not the host's own, since packets to own addresses go
+    /// by lo. The rule of the way back goes with them.
     rules: BTreeSet<Rule>,
-    /// External frontends for which there is no room.
+    /// The number of external frontends without room for a rule.
     left_out: usize,
 }
 
-/// How many of them the kernel was told to change.
+/// The number of changes to routes and rules in the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     pub(super) routes: u64,
     pub(super) rules: u64,
 }
 
-/// What decides about ways, of the cluster and of this node.
+/// The properties of the cluster and of this node that decide about service routes and rules.
 pub(super) struct Surroundings<'a> {
     pub(super) service_cidrs: &'a [IpNet],
-    /// ClusterIPs in force.
+    /// The ClusterIPs in force.
     pub(super) service_addresses: &'a BTreeSet<IpAddr>,
-    /// ExternalIPs and LoadBalancer addresses in force, with their ports.
+    /// The ExternalIPs and LoadBalancer addresses in force, with their ports.
     pub(super) external_frontends: &'a BTreeSet<(IpAddr, Proto, u16)>,
     /// The addresses of the node's devices.
     pub(super) own: &'a BTreeSet<IpAddr>,
@@ -82,14 +82,14 @@ pub(super) struct Surroundings<'a> {
 }
 
 impl Ways {
-    /// `anchor` is the anchor's interface index. If the anchor is made anew, so must this be.
+    /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a new value.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
         let routes = Routes::open(handle.clone(), route::MAIN, anchor).await?;
         let defaults = Routes::open(handle.clone(), rule::TABLE, anchor).await?;
         Ok(Self { routes, defaults, rules: Rules::open(handle.clone()).await? })
     }
 
-    /// Makes them what they should be. `verify` asks the kernel first what there is.
+    /// Makes routes and rules equal to `want`. With `verify`, reads the kernel's state first.
     pub(super) async fn update(&mut self, want: &Want, verify: bool, health: &Health) -> Result<Changed> {
         let (routes, defaults, rules) = if verify {
             let routes = self.routes.verify(&want.routes).await?;
@@ -130,7 +130,7 @@ impl Want {
 }
 
 impl Surroundings<'_> {
-    /// The node's address, if a device has it: with another the kernel would refuse the route.
+    /// Returns the node's address, if a device has it: the kernel would refuse a route with another source.
     fn source(&self, dst: &IpNet) -> Option<IpAddr> {
         let mut addrs = self.primary.iter().filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
         addrs.find(|addr| self.own.contains(addr)).copied()
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_once_and_single_addresses_outside_of_them() {
+    fn routes_cover_ranges_and_single_addresses_outside() {
         let node = Node {
             service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
             service_addresses: addrs(&["10.96.0.10", "10.97.0.10", "fd00:10::a", "fd00:11::a"]),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_for_what_is_not_our_own_and_a_default_route_behind_them() {
+    fn rules_cover_foreign_frontends_with_a_default_route() {
         let frontends = |texts: &[&str]| texts.iter().map(|addr| (addr.parse().unwrap(), Proto::TCP, 80)).collect();
         let external_frontends = frontends(&["198.51.100.7", "192.0.2.9", "2001:db8::7"]);
         let node = Node { external_frontends, ..Node::default() };
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_a_number_of_rules() {
+    fn the_number_of_rules_is_limited() {
         for (frontends, left_out) in [(256, 0), (300, 44)] {
             let addr = "198.51.100.7".parse().unwrap();
             let external_frontends = (1..=frontends).map(|port| (addr, Proto::UDP, port)).collect();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     impl Default for Node {
-        /// The IPv6 address that it is said to have is on no device.
+        /// Returns a node whose IPv6 address is on no device.
         fn default() -> Self {
             Self {
                 service_cidrs: Vec::new(),

@@ -1,4 +1,4 @@
-//! Objects from an API server.
+//! Reads objects from an API server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,21 +29,21 @@ mod place;
 mod recorder;
 mod watch;
 
-/// How the API server is reached. Without a kubeconfig: the service account of the pod that kpx runs in,
-/// else what `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
+/// The options for reaching the API server. Without a kubeconfig kpx uses the service account of its pod, or else the
+/// files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub kubeconfig: Option<PathBuf>,
-    /// A context of the kubeconfig other than its current one.
+    /// The context of the kubeconfig, other than its current one.
     pub context: Option<String>,
-    /// URL of the API server, over what the configuration says.
+    /// The URL of the API server, in place of the configuration's.
     pub master: Option<String>,
-    /// None: as many requests as come.
+    /// The limit on requests; None: unlimited.
     pub rate: Option<Rate>,
 }
 
 impl Options {
-    /// Those that may be read, if they exist.
+    /// Returns the kubeconfigs that may be read, if they exist.
     pub fn kubeconfigs(&self) -> Vec<PathBuf> {
         let named = std::env::var_os("KUBECONFIG").map(|paths| std::env::split_paths(&paths).collect());
         let usual = || std::env::home_dir().into_iter().map(|home| home.join(".kube/config")).collect();
@@ -51,17 +51,17 @@ impl Options {
     }
 }
 
-/// How many requests may be made, as client-go counts them: a bucket of tokens.
+/// The rate of requests, limited as in client-go: by a bucket of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Requests that may come at once.
+    /// The number of requests that may come at once.
     burst: usize,
-    /// After which there may be one more.
+    /// The time after which one more request may come.
     every: Duration,
 }
 
 impl Rate {
-    /// `qps` requests a second, of which `burst` may come at once; none for less than nothing. Zero means the default,
+    /// Allows `qps` requests a second, and `burst` at once. Returns None for negative numbers. Zero means the default,
     /// as everywhere in Kubernetes.
     pub fn new(qps: f32, burst: i32) -> Option<Self> {
         let qps = if qps == 0.0 { 5.0 } else { qps };
@@ -85,12 +85,12 @@ pub(super) async fn run(
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name);
     let outage = Outage::new();
-    // What cannot be read at the start is a mistake of whoever started us.
+    // An unreadable file at the start is the operator's mistake.
     let mut files = options.files();
     let (mut clients, mut place) = options.clients(&outage).await?;
     loop {
         let until = clients.limited.valid_until().as_ref().copied();
-        // Before any Service, so that none takes it.
+        // The address comes before any Service, so that no Service takes it.
         place.tell(inputs).await;
         tokio::select! {
             () = inputs.closed() => return Ok(()),
@@ -111,12 +111,12 @@ pub(super) async fn run(
     }
 }
 
-/// Between attempts to read credentials that could be read before.
+/// The time between attempts to read credentials that were readable before.
 const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
 
 impl Options {
-    /// Clients with the credentials as they are now. They were good once, so this goes on until they are again: the
-    /// last state stays in force meanwhile.
+    /// Makes clients with the current credentials. The credentials were valid once, so the attempts go on until they
+    /// are again. The last state stays in force meanwhile.
     async fn clients_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> (Clients, Place) {
         loop {
             *files = self.files();
@@ -137,7 +137,7 @@ impl Options {
 
 const CREDENTIALS: &str = "credentials";
 
-/// All that is watched. Outlives clients, so that new credentials cost no new lists.
+/// The watches, which outlive clients: new credentials cost no new lists.
 struct Watches {
     services: Watch<Service>,
     slices: Watch<EndpointSlice>,
@@ -146,7 +146,8 @@ struct Watches {
 }
 
 impl Watches {
-    /// The selectors are kube-proxy's, but that ClusterIPs have to be known which are another proxy's to serve.
+    /// Creates the watches with kube-proxy's selectors, except that Services of other proxies are included, for their
+    /// ClusterIPs.
     fn new(node_name: Option<&str>) -> Self {
         let services = Watch::new(Input::Service).fields("spec.clusterIP!=None");
         let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
@@ -172,6 +173,6 @@ impl Watches {
 async fn passed(until: Option<Timestamp>) {
     let Some(until) = until else { return std::future::pending().await };
     let left = Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();
-    // A credential that is already over would otherwise be renewed in a tight loop.
+    // Without a minimum, an expired credential would be renewed in a tight loop.
     tokio::time::sleep(left.max(Duration::from_secs(10))).await;
 }

@@ -1,7 +1,7 @@
-//! Objects from a folder of YAML and JSON files, for kpx without an API server.
+//! Reads objects from a folder of YAML and JSON files, for kpx without an API server.
 //!
-//! A document that cannot be read costs only itself: what its file said before stays in force. A folder that cannot
-//! be read costs nothing but news.
+//! An unreadable document costs only itself: the last version in its file stays in force. With an unreadable folder
+//! everything stays in force, without updates.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,12 +25,12 @@ mod folder;
 mod object;
 mod validate;
 
-/// The objects in force; in the order in which new ones are sent.
+/// The objects in force, in the order in which new ones are sent.
 type Objects = BTreeMap<Key, Arc<Object>>;
 
-/// An error if the folder cannot be read.
+/// Checks that the folder can be read.
 pub(super) fn check(path: &Path) -> anyhow::Result<()> {
-    // Without a watch on it, which would start a thread.
+    // This check takes no watch on the folder, which would start a thread.
     fs::read_dir(path).map(drop).with_context(|| format!("read folder {}", path.display()))
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn run(
     }
 }
 
-/// The objects of a single file, and what is wrong with it. What [`run`] makes of a folder in which nothing else is.
+/// Returns the objects of a single file, and its problems, as [`run`] reads a folder with nothing else in it.
 pub fn of_text(text: &str) -> (Vec<Input>, BTreeMap<String, String>) {
     let name = OsString::from("text.yaml");
     let file = File::parse(&name.to_string_lossy(), text, &File::default());
@@ -78,18 +78,18 @@ pub fn of_text(text: &str) -> (Vec<Input>, BTreeMap<String, String>) {
     (all(&objects), problems)
 }
 
-/// What was read of the folder.
+/// The content read from the folder.
 #[derive(Debug, Default)]
 struct Manifests {
     path: PathBuf,
-    /// Without it all Nodes count.
+    /// The name of the node whose object counts; without it all Nodes count.
     node_name: Option<String>,
     listing: Listing,
     files: BTreeMap<OsString, File>,
 }
 
 impl Manifests {
-    /// Reads the files that are not as they were.
+    /// Reads the files that have changed.
     fn read(&mut self, listing: Listing) {
         self.files.retain(|name, _| listing.contains_key(name));
         for (name, stamp) in &listing {
@@ -108,7 +108,7 @@ impl Manifests {
         self.listing = listing;
     }
 
-    /// The objects in force, and what is wrong where.
+    /// Returns the objects in force, and the problems by place.
     fn state(&self) -> (Objects, BTreeMap<String, String>) {
         let mut placed: BTreeMap<&Key, (String, &Placed)> = BTreeMap::new();
         let mut problems = BTreeMap::new();
@@ -127,7 +127,7 @@ impl Manifests {
                 }
             }
         }
-        // What was moved to another file is not kept in the old one.
+        // An object that was moved to another file is not kept in the old one.
         for (name, file) in &self.files {
             for object in &file.kept {
                 placed.entry(&object.key).or_insert_with(|| (place(name, Some(object.line)), object));
@@ -141,7 +141,7 @@ impl Manifests {
     }
 }
 
-/// `web.yaml:14`
+/// Formats a place: `web.yaml:14`
 fn place(name: &OsStr, line: Option<u64>) -> String {
     let name = name.to_string_lossy();
     line.map_or_else(|| name.to_string(), |line| format!("{name}:{line}"))
@@ -154,7 +154,7 @@ fn note(problems: &mut BTreeMap<String, String>, place: String, why: String) {
     }
 }
 
-/// Publishes all there is, and ends what was `reported` and is no more.
+/// Publishes all problems, and ends those of `reported` that are gone.
 fn report(health: &Health, reported: &BTreeSet<String>, problems: BTreeMap<String, String>) -> BTreeSet<String> {
     for place in reported.iter().filter(|place| !problems.contains_key(*place)) {
         health.end(place);
@@ -183,7 +183,8 @@ fn all(objects: &Objects) -> Vec<Input> {
     ]
 }
 
-/// What is new or different comes before what is gone: a Service that moves to other EndpointSlices never lacks both.
+/// Returns the changes, with new and different objects before deleted ones: a Service that moves to other
+/// EndpointSlices never lacks both.
 fn changes(old: &Objects, new: &Objects) -> Vec<Input> {
     let put = new.iter().filter(|(key, object)| old.get(key) != Some(object)).map(|(_, object)| put(object));
     let del = old.keys().rev().filter(|key| !new.contains_key(key)).map(del);

@@ -1,4 +1,4 @@
-//! Where objects come from: an API server's watches, or a folder of manifests.
+//! Reads objects from a source: an API server's watches, or a folder of manifests.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ mod manifests;
 
 pub use manifests::of_text;
 
-/// Where objects come from.
+/// The source of objects.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     Kubernetes(kubernetes::Options),
@@ -22,7 +22,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The files and folders of an operator's that are read again and again.
+    /// Returns the operator's files and folders that are read again and again.
     pub fn paths(&self) -> Vec<PathBuf> {
         match self {
             Self::Kubernetes(options) => options.paths(),
@@ -30,8 +30,8 @@ impl Source {
         }
     }
 
-    /// An error if what leads to the objects cannot be read or used. Nothing is asked of the API server, and no plugin is
-    /// run for credentials.
+    /// Checks that the files on the way to the objects can be read and used. The check asks the API server nothing, and
+    /// runs no credential plugin.
     pub async fn check(&self) -> anyhow::Result<()> {
         match self {
             Self::Kubernetes(options) => options.check().await,
@@ -42,8 +42,8 @@ impl Source {
     /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is `Update::All`, or
     /// `Update::Refused`.
     ///
-    /// `node_name` selects the Node that is sent; without it all are. `events` go where the objects come from, if that is an API server. An
-    /// error is one that waiting does not cure; all others are in `health` while the source keeps trying.
+    /// `node_name` selects the Node that is sent; without it all are. `events` are sent to the source if it is an API
+    /// server. An error is one that waiting does not cure; all others are in `health` while the source keeps trying.
     pub async fn run(
         self,
         node_name: Option<String>,

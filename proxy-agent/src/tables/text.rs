@@ -1,4 +1,4 @@
-//! How the maps' contents read as text.
+//! Formats the maps' contents as text.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +17,7 @@ impl fmt::Display for Tables {
     }
 }
 
-/// One paragraph for each frontend or service port. Every row is shown, also one that should not be there.
+/// Writes one paragraph for each frontend or service port. Every row is shown, including rows that should not be there.
 impl<A: Addr> fmt::Display for FamilyTables<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = self.frontends.keys().chain(self.services.keys()).chain(self.slots.keys().map(|key| &key.service));
@@ -50,15 +50,15 @@ impl<A: Addr> fmt::Display for FamilyTables<A> {
     }
 }
 
-/// A frontend's kind, and the service port to which it leads if that is not itself.
+/// The text of a frontend: its kind, and the service port to which it leads if that is not itself.
 pub(crate) struct FrontendText<'a, A: Addr>(pub(crate) &'a FrontendKey<A>, pub(crate) &'a Frontend<A>);
 pub(crate) struct ServiceText<'a>(pub(crate) &'a Service);
 pub(crate) struct BackendText<'a, A: Addr>(pub(crate) &'a Backend<A>);
-/// What an endpoint is in.
+/// The text of an endpoint: the sets that it is in.
 pub(crate) struct EndpointText<'a>(pub(crate) &'a Endpoint);
-/// How many places the slots have, and a checksum of who has which.
+/// The text of a table: the number of slots with places, and a checksum of the places' owners.
 pub(crate) struct MaglevText<'a>(pub(crate) &'a Maglev);
-/// Without its service port.
+/// The text of a range, without its service port.
 pub(crate) struct RangeText<'a, A: Addr>(pub(crate) &'a RangeKey<A>);
 
 pub(crate) fn set_name(set: Set) -> &'static str {
@@ -126,7 +126,7 @@ impl fmt::Display for MaglevText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(maglev) = self;
         let slots = maglev.slots.iter().collect::<BTreeSet<_>>().len();
-        // FNV-1a.
+        // The checksum is FNV-1a.
         let fold = |sum: u32, slot: &u16| (sum ^ u32::from(*slot)).wrapping_mul(0x0100_0193);
         let sum = maglev.slots.iter().fold(0x811c_9dc5, fold);
         write!(f, "{slots} slots {sum:08x}")

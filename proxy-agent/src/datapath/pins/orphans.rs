@@ -1,5 +1,5 @@
-//! Maps that no pin holds. A filter of clsact holds its program, and the program its maps: where pins went with a
-//! container, the next start finds the maps by way of the filters, and pins them again.
+//! Finds maps without a pin. A filter of clsact holds its program, and the program its maps. If the pins went with a
+//! container, the next start finds the maps through the filters, and pins them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,35 +22,35 @@ use crate::datapath::adopt::program_at;
 use crate::net::anchor;
 use crate::net::filter::{Filter, HANDLE, Hook};
 
-/// The kernel keeps so many bytes of a name.
+/// The number of bytes of a name that the kernel keeps.
 const NAME_BYTES: usize = 15;
 
-/// A map that programs of ours look into.
+/// A map that our programs use.
 pub struct Orphan {
     pub name: String,
     max_entries: u32,
     pub map: MapData,
 }
 
-/// Whether this process may open programs and maps by their numbers, which takes CAP_SYS_ADMIN.
+/// Returns true if this process may open programs and maps by their ids, which takes CAP_SYS_ADMIN.
 pub fn may_open_by_id() -> bool {
     !matches!(loaded_programs().next(), Some(Err(_)))
 }
 
-/// The maps of the programs that `filters` hold, each filter with its device's name. After a resize that did not come to
-/// its end there are two of a name; of two alike, the younger program's.
+/// Returns the maps of the programs that `filters` hold, each filter with its device's name. An interrupted resize
+/// leaves two maps of a name. Of two maps with the same name and size, the younger program's counts.
 ///
-/// A filter is ours by its priority and its handle, on a device of this network namespace, where only CAP_NET_ADMIN puts
-/// any. Its program must have the name, type and loader that ours has at that hook, and the maps those of `object`.
+/// A filter is ours by its priority and its handle, on a device of this network namespace, where adding a filter takes
+/// CAP_NET_ADMIN. Its program must have the name, type and loader of ours at that hook, and its maps those of `object`.
 pub fn find(object: &[u8], filters: &[(String, Filter)]) -> Result<Vec<Orphan>> {
     maps_of(object, &programs(filters)?)
 }
 
-/// Whether the programs at the anchor have tables with Services in them, and open connections, with or without an agent.
+/// Returns true if the anchor's programs have Services in their tables and still open flows, with or without an agent.
 pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
     let at_anchor: Vec<_> = filters.iter().filter(|(device, _)| device == anchor::NAME).cloned().collect();
     let mut programs = programs(&at_anchor)?;
-    // A kernel without TCX has none there, and neither has a device that is not there.
+    // A kernel without TCX has no links there, and neither has a missing device.
     let (_, linked) = SchedClassifier::query_tcx(anchor::NAME, TcAttachType::Egress).unwrap_or_default();
     programs.extend(linked.into_iter().filter(|program| is_ours(program, names::ANCHOR)));
     let (mut opens, mut has_services) = (false, false);
@@ -85,7 +85,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
             let is = Definition::of_map(&want.name, &info).with_context(|| format!("map {id}"))?;
             ensure!(
                 is.fits(want),
-                "map {id} of the programs on this node is no {name} of this kpx: {is} instead of {want}. Start the \
+                "map {id} of the programs on this node is not the {name} of this kpx: {is} instead of {want}. Start the \
                  version that made it, or end what it left by `kpx cleanup`, with all flows"
             );
             let max_entries = is.max_entries;
@@ -95,9 +95,9 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
     Ok(found.into_values().collect())
 }
 
-/// From the eldest to the youngest.
+/// Returns the programs from the eldest to the youngest.
 fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
-    ensure!(filters.is_empty() || may_open_by_id(), "to look for the maps of programs by number takes CAP_SYS_ADMIN");
+    ensure!(filters.is_empty() || may_open_by_id(), "finding the maps of programs by id takes CAP_SYS_ADMIN");
     let mut wanted = BTreeMap::new();
     for (device, filter) in filters {
         ensure!(
@@ -113,17 +113,17 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
         };
         match filter.program.filter(|_| filter.name == program_at(device, attach_type)) {
             Some(id) => drop(wanted.insert(id, filter.name.as_str())),
-            None => warn!(device, filter = filter.name, "nothing of kpx's has kpx's place among the filters"),
+            None => warn!(device, filter = filter.name, "a foreign filter has kpx's place"),
         }
     }
     let mut programs = Vec::new();
-    // A program that vanishes meanwhile is none of those that filters hold.
+    // A program that vanishes meanwhile is not held by a filter.
     for program in loaded_programs().flatten() {
         let Some(name) = wanted.get(&program.id()) else { continue };
         if is_ours(&program, name) {
             programs.push(program);
         } else {
-            warn!(program = program.id(), name, "a program with the name of one of kpx's is none of kpx's");
+            warn!(program = program.id(), name, "a foreign program has the name of a kpx program");
         }
     }
     programs.sort_by_key(ProgramInfo::id);
@@ -140,12 +140,12 @@ fn kernel_name(name: &str) -> &str {
     &name[..name.len().min(NAME_BYTES)]
 }
 
-/// An error if a kpx whose pins this one does not see has TCX links here: both would translate.
+/// Returns an error if a kpx whose pins are out of sight has TCX links here: both would translate.
 pub fn ensure_no_hidden_links() -> Result<()> {
     for device in if_nameindex().context("list the devices")?.iter() {
         let name = device.name().to_string_lossy();
         for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
-            // A kernel without TCX has none there.
+            // A kernel without TCX has no links there.
             let (_, programs) = SchedClassifier::query_tcx(&name, attach_type).unwrap_or_default();
             let ours = programs.iter().find(|program| program.name_as_str() == Some(program_at(&name, attach_type)));
             ensure!(
@@ -159,7 +159,7 @@ pub fn ensure_no_hidden_links() -> Result<()> {
 }
 
 impl Pins {
-    /// Pins the maps of the programs that `filters` hold, in one step; no map is pinned yet.
+    /// Pins the maps of the programs that `filters` hold, in one step. No map may be pinned yet.
     pub fn recover(&self, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
         if filters.is_empty() {
             return Ok(());
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_the_maps_apart() {
+    fn kernel_names_distinguish_the_maps() {
         let maps = include_str!("../../../../proxy-common/src/layout/v2-maps.txt");
         let names: Vec<_> = maps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         let short: BTreeSet<_> = names.iter().map(|name| kernel_name(name)).collect();

@@ -1,5 +1,6 @@
-//! Maps that are to have another size: new ones take over the entries of the old, while packets go by the old, and once
-//! more what changed until all programs had the new. Wherever a crash falls, both are there for the next start.
+//! Replaces maps by maps of another size. The new maps take over the entries of the old while packets still use the
+//! old. After all programs have the new maps, the later changes are copied once more. After a crash at any point the
+//! next start finds both.
 
 use std::fs;
 use std::path::Path;
@@ -24,10 +25,10 @@ use super::{Place, remove_pin};
 use crate::datapath::Names;
 use crate::datapath::sizes::is_full;
 
-/// bpf(2): only if there is none.
+/// The flag of bpf(2) that creates a row only if there is none.
 const NO_EXIST: u64 = 1;
 
-/// The maps of a load that take over from others.
+/// The maps of a load that take over entries from others.
 pub(in crate::datapath) struct Resize(Vec<Place>);
 
 impl Resize {
@@ -35,7 +36,7 @@ impl Resize {
         Self(places.into_iter().filter(|place| !place.sources.is_empty() || place.target != place.path).collect())
     }
 
-    /// To be called when the new maps are there, and again when all programs have them.
+    /// Copies the entries. Call this when the new maps exist, and again when all programs use them.
     pub(in crate::datapath) fn copy(&self) -> Result<()> {
         for place in &self.0 {
             for source in &place.sources {
@@ -65,23 +66,23 @@ impl Resize {
     }
 }
 
-/// A map, and the one that takes over its entries.
+/// A map, and the map that takes over its entries.
 struct Pair<'a> {
     from: &'a Path,
     to: &'a Path,
 }
 
-/// How many entries found no room.
+/// Copies a map. Returns the number of entries that found no room.
 fn copy(name: &str, pair: &Pair<'_>) -> Result<usize> {
     if name == names::DEVICES {
         return entries::<u32, Device>(pair, keep);
     }
     let copied = family::<Addr4>(name, pair).or_else(|| family::<Addr6>(name, pair));
-    // None: an array of a fixed size, or a table that fills by itself.
+    // None means an array of a fixed size, or a table that fills by itself.
     copied.unwrap_or(Ok(0))
 }
 
-/// None if the map is not of this family.
+/// Copies a map of this family. Returns None if the map is not of this family.
 fn family<A: Names>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
     let maps = A::MAPS;
     Some(match name {
@@ -103,12 +104,12 @@ fn family<A: Names>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
     })
 }
 
-/// What is there already stays.
+/// Keeps the entry that is there already.
 fn keep<V>(_old: &V, _new: &V) -> bool {
     false
 }
 
-/// The old programs have seen more of a flow since it was copied than the new ones.
+/// Returns true if the old programs have seen more of a flow since its copy than the new programs.
 fn more_passed<A: Names>(old: &Flow<A>, new: &Flow<A>) -> bool {
     old != new && old.passed.packets >= new.passed.packets && old.last_secs >= new.last_secs
 }
@@ -117,7 +118,7 @@ fn entries<K: Pod + Ord, V: Pod>(pair: &Pair<'_>, is_newer: impl Fn(&V, &V) -> b
     let from: HashMap<_, K, V> = open(pair.from)?;
     let mut to: HashMap<_, K, V> = open(pair.to)?;
     let mut left_out = 0;
-    // Once each: programs delete meanwhile, and then the kernel starts over.
+    // The keys are read first: programs delete meanwhile, and then the kernel's iteration starts over.
     let keys = from.keys().collect::<Result<std::collections::BTreeSet<K>, _>>()?;
     for key in keys {
         let Some(old) = crate::datapath::flows::read(&from, &key)? else { continue };
@@ -142,13 +143,13 @@ fn networks<K: Pod>(pair: &Pair<'_>) -> Result<usize> {
     Ok(left_out)
 }
 
-/// False if there was no room.
+/// Returns false if there was no room.
 fn is_put(result: Result<(), MapError>) -> Result<bool> {
     const EEXIST: i32 = 17;
     match result {
         Err(error) if is_full(&error) => Ok(false),
         Err(MapError::SyscallError(error)) => match error.io_error.raw_os_error() {
-            // A program was faster.
+            // A program has written the entry first.
             Some(EEXIST) => Ok(true),
             _ => Err(error.into()),
         },

@@ -1,4 +1,5 @@
-//! The cgroup below which sockets are served: the root of the hierarchy of version 2, of which every process is.
+//! Finds the cgroup below which sockets are translated: the root of the version 2 hierarchy, which every process
+//! belongs to.
 
 use std::fmt;
 use std::fs::File;
@@ -11,10 +12,10 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use tracing::{info, warn};
 
-/// Where the hierarchy is mounted: alone, and beside those of version 1.
+/// The usual mount points of the hierarchy: alone, and beside version 1.
 const USUAL: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// Every cgroup has this file but the root.
+/// The file that every cgroup has except the root.
 const NOT_ROOT: &str = "cgroup.type";
 
 /// A folder of the hierarchy, held open.
@@ -25,8 +26,9 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The one that the operator names, or the root: where it is mounted, or else by a mount of our own, which nobody else
-    /// sees. To be called before capabilities are given up: mounting takes CAP_SYS_ADMIN.
+    /// Opens the cgroup that the operator names, or else the root at its mount point. If the root is not mounted,
+    /// mounts it where no other process sees it. Call this before capabilities are given up: mounting takes
+    /// CAP_SYS_ADMIN.
     pub fn open(given: Option<&Path>) -> Result<Self> {
         if let Some(path) = given {
             let this = Self::at(path)?;
@@ -39,7 +41,7 @@ impl Cgroup {
         let this = match usual {
             Some(Ok(this)) if this.is_root() => return Ok(this),
             _ => Self::mount().context(
-                "no root of cgroup2 is mounted where it usually is, nor may this kpx mount one: into a container mount the \
+                "the root of cgroup2 is not mounted at its usual place, and this kpx may not mount it: into a container mount the \
                  host's, and name it by --cgroup-root",
             )?,
         };
@@ -49,7 +51,7 @@ impl Cgroup {
                  cgroup2 file system into the container, and name it by --cgroup-root"
             );
         }
-        warn!("cgroup2 is not mounted where it usually is: kpx has mounted it for itself");
+        warn!("cgroup2 is not mounted at its usual place: kpx has mounted it for itself");
         Ok(this)
     }
 
@@ -57,11 +59,11 @@ impl Cgroup {
         let dir = File::open(path).with_context(|| format!("open {}", path.display()))?;
         let kind = fstatfs(&dir).with_context(|| format!("ask for the file system of {}", path.display()))?;
         let is_cgroup2 = kind.filesystem_type() == CGROUP2_SUPER_MAGIC;
-        ensure!(is_cgroup2, "{} is no cgroup of version 2", path.display());
+        ensure!(is_cgroup2, "{} is not a cgroup of version 2", path.display());
         Ok(Self { dir: dir.into(), name: path.display().to_string() })
     }
 
-    /// Without a place in the tree of folders: it goes with the last that has it open.
+    /// Mounts the hierarchy without a place in the file tree. The mount ends with its last open descriptor.
     fn mount() -> Result<Self> {
         let fs = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC).context("open cgroup2")?;
         fsconfig_create(&fs).context("make a cgroup2 file system")?;

@@ -1,5 +1,6 @@
-//! Connected UDP sockets whose backend serves no longer: they would go on sending to it, as no packet of theirs comes by
-//! that could be led elsewhere. Aborted, they are connected anew by whoever uses them, to a backend that serves.
+//! Aborts connected UDP sockets whose backend serves no longer. Such a socket would go on sending to the backend,
+//! because none of its packets passes a program that could translate them. The client of an aborted socket connects it
+//! again, to a backend that serves.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -21,16 +22,16 @@ use tracing::{info, warn};
 use crate::datapath::Names;
 use crate::net::sock_diag;
 
-/// So much of what is removed at once is looked for at once.
+/// The time over which removals are gathered for one walk.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Rows that are read at once.
+/// The number of rows in one read.
 const BATCH: usize = 1_024;
 
 /// A socket, by its cookie, and its backend.
 type Peer = (u64, SocketAddr);
 
-/// Looks for them whenever endpoints are removed.
+/// The walks that look for such sockets whenever endpoints are removed.
 pub struct StaleSockets {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
@@ -43,12 +44,12 @@ struct Family<A: Names> {
 }
 
 impl StaleSockets {
-    /// Before anybody has taken the maps out of `ebpf`. `removed` tells of removals.
+    /// Opens the maps. Call this before they are taken out of `ebpf`. `removed` signals removals.
     pub(in crate::datapath) fn new(ebpf: &Ebpf, removed: Arc<Notify>) -> Result<Self> {
         Ok(Self { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, removed })
     }
 
-    /// Never ends but by an error. What could not be aborted is tried again with the next removal.
+    /// Runs until an error. A socket that could not be aborted is tried again with the next removal.
     pub async fn abort(mut self) -> Result<()> {
         loop {
             self.removed.notified().await;
@@ -66,7 +67,7 @@ impl StaleSockets {
             };
             match aborted {
                 Ok(0) => {}
-                Ok(aborted) => info!(aborted, "UDP sockets whose backends are gone"),
+                Ok(aborted) => info!(aborted, "aborted UDP sockets whose backends are gone"),
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "UDP sockets may still send to backends that are gone")
                 }
@@ -94,7 +95,8 @@ impl<A: Names> Family<A> {
         Ok(Self { sockets, endpoints })
     }
 
-    /// Sockets that were led to backends that serve no longer. They may be closed by now, or connected elsewhere.
+    /// Returns the sockets that were translated to backends that serve no longer. Such a socket may be closed by now,
+    /// or connected elsewhere.
     fn find(&mut self) -> Result<BTreeSet<Peer>> {
         let Self { sockets, endpoints } = self;
         let mut found = BTreeSet::new();
@@ -121,7 +123,7 @@ impl<A: Names> Family<A> {
     }
 }
 
-/// Those of this network namespace that are connected to those backends, and how many they were.
+/// Aborts the sockets of this network namespace that are connected to those backends. Returns their number.
 async fn abort(stale: &BTreeSet<Peer>) -> Result<usize> {
     if stale.is_empty() {
         return Ok(0);

@@ -1,4 +1,4 @@
-//! A hash map of the agent's tables, row by row and many rows at once.
+//! Accesses a hash map of the agent's tables, row by row and many rows at once.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,19 @@ use tracing::debug;
 use crate::datapath::sizes::refused;
 use crate::datapath::take;
 
-/// To gather fewer rows takes longer than to write each by itself.
+/// The number of rows below which single writes are faster than a batch.
 const FEW: usize = 8;
-/// So many rows are gathered at most: after one that stops a batch they are gathered anew.
+/// The largest number of rows in a batch. After a batch that stops, the rest is gathered again.
 const MANY: usize = 1_024;
-/// Bytes that are read at once.
+/// The number of bytes in one read.
 const READ: usize = 64 << 10;
 
 pub(super) struct Table<K, V> {
     name: &'static str,
     map: HashMap<MapData, K, V>,
-    /// The same map.
+    /// A second handle on the same map.
     rows: Rows<K, V>,
-    /// The kernel takes no batches for it, or not from us.
+    /// Set if the kernel takes no batches for this map or from this process.
     one_by_one: bool,
 }
 
@@ -52,7 +52,8 @@ impl<K: Pod + Ord, V: Pod> Table<K, V> {
         deleted(self.map.remove(key), self.name)
     }
 
-    /// How many rows were written: none, or the first of them, before one that cannot be.
+    /// Writes rows. Returns the number of the first rows written: all, or those before a refused row, or zero without a
+    /// batch.
     pub(super) fn put_all(&mut self, rows: impl Iterator<Item = (K, V)>) -> usize {
         if self.one_by_one {
             return 0;
@@ -65,7 +66,8 @@ impl<K: Pod + Ord, V: Pod> Table<K, V> {
         self.done(keys.len(), result)
     }
 
-    /// How many rows were deleted: none, or the first of them, before one that is not there.
+    /// Deletes rows. Returns the number of the first rows deleted: all, or those before a missing row, or zero without
+    /// a batch.
     pub(super) fn delete_all(&mut self, keys: impl Iterator<Item = K>) -> usize {
         if self.one_by_one {
             return 0;
@@ -86,21 +88,21 @@ impl<K: Pod + Ord, V: Pod> Table<K, V> {
     }
 }
 
-/// What the kernel says of batches, rather than of a row.
+/// Returns true for an error that concerns batches rather than a row.
 fn is_refusal(error: &std::io::Error) -> bool {
     const EPERM: i32 = 1;
     const EACCES: i32 = 13;
     const EINVAL: i32 = 22;
     const ENOSYS: i32 = 38;
     const EOPNOTSUPP: i32 = 95;
-    /// The kernel's own.
+    /// The kernel's internal error number.
     const ENOTSUPP: i32 = 524;
     matches!(error.raw_os_error(), Some(EPERM | EACCES | EINVAL | ENOSYS | EOPNOTSUPP | ENOTSUPP))
 }
 
 pub(super) fn deleted(result: Result<(), MapError>, name: &str) -> Result<()> {
     match result {
-        // Gone already is as wanted.
+        // A missing row is as wanted.
         Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         result => result.with_context(|| format!("delete from {name}")),
     }

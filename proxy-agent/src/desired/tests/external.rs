@@ -1,4 +1,4 @@
-//! Which Service has a frontend that others want too, as they come and go.
+//! Tests which Service holds a frontend that several claim, as Services come and go.
 
 use std::net::IpAddr;
 
@@ -63,9 +63,9 @@ fn an_external_frontend_belongs_to_the_oldest_service() {
     );
 }
 
-/// Where nobody is older, names decide: on every node alike, and whichever came first.
+/// Among Services of one age names decide: on every node alike, in any order of arrival.
 #[test]
-fn of_services_of_one_age_the_first_by_name_has_it() {
+fn the_first_by_name_wins_among_services_of_one_age() {
     let of = |name: &str, last| web(name, last).type_("LoadBalancer").created(7).node_port(30_080).vip("192.0.2.1");
     let holders = |order: [&str; 3]| {
         let all = [("b/a", 1), ("a/z", 2), ("a/y", 3)];
@@ -88,7 +88,7 @@ fn of_services_of_one_age_the_first_by_name_has_it() {
     }
 }
 
-/// A ClusterIP is not to be had for less, however old the other Service is.
+/// A ClusterIP goes before other kinds of frontend, however old the other Service is.
 #[test]
 fn an_external_frontend_gives_way_to_a_cluster_ip() {
     let mut desired = desired([]);
@@ -102,7 +102,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
         put frontend 10.96.0.9:80/tcp external-ip of 10.96.0.1:80/tcp
     "#]],
     );
-    // Also where the ClusterIP has another port.
+    // The rule also holds for a ClusterIP with another port.
     let young = || service("young").cluster_ip("10.96.0.9").port("", "TCP", 81);
     expect_sync(
         &mut desired,
@@ -127,7 +127,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
     );
 }
 
-/// Else it would lead to the other Service's backends.
+/// Otherwise the frontend would lead to the other Service's backends.
 #[test]
 fn an_external_frontend_goes_with_its_service_port() {
     let mut desired = desired([]);
@@ -163,9 +163,9 @@ fn an_external_frontend_goes_with_its_service_port() {
     );
 }
 
-/// What loses its own service port does not keep others from the frontend.
+/// A Service that loses its own service port does not keep others from the frontend.
 #[test]
-fn a_claim_that_is_good_for_nothing_holds_nothing() {
+fn a_claim_without_a_service_port_holds_no_frontend() {
     let mut desired = desired([
         web("oldest", 1).into(),
         web("old", 1).created(2).external_ip("192.0.2.1").into(),
@@ -191,7 +191,7 @@ fn a_claim_that_is_good_for_nothing_holds_nothing() {
 }
 
 #[test]
-fn labels_take_a_service_and_its_slices_away_and_back() {
+fn labels_remove_a_service_and_its_slices_and_bring_them_back() {
     let labelled = |on: bool, built: ServiceBuilder| {
         if on { built.label("service.kubernetes.io/service-proxy-name") } else { built }
     };
@@ -220,7 +220,7 @@ fn labels_take_a_service_and_its_slices_away_and_back() {
 }
 
 #[test]
-fn only_addresses_that_are_no_node_ports_are_external() {
+fn external_frontends_exclude_node_ports() {
     let mut desired = desired([
         web("web", 1).type_("LoadBalancer").node_port(30_080).external_ip("192.0.2.1").vip("203.0.113.1").into(),
         web("other", 2).cluster_ip("fd00:96::2").external_ip("2001:db8::1").external_ip("10.96.0.1").into(),

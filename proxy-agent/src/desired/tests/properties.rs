@@ -1,4 +1,4 @@
-//! What holds for every history of a cluster.
+//! Tests properties of every history of a cluster.
 
 use proptest::bool::weighted;
 use proptest::collection::vec;
@@ -11,7 +11,7 @@ use crate::model::Skipped;
 use crate::random;
 use crate::tables::Tables;
 
-/// Maps that refuse writes when told to, some of which they carry out all the same.
+/// Maps that refuse writes on demand, but carry out some of the refused ones.
 struct FaultyMaps {
     tables: Tables,
     refusals: Box<dyn Iterator<Item = (bool, bool)>>,
@@ -34,7 +34,7 @@ impl FaultyMaps {
 
 proptest! {
     #[test]
-    fn what_is_kept_up_to_date_is_what_is_made_from_scratch(batches in vec(random::inputs(0..6), 1..12)) {
+    fn incremental_tables_equal_tables_from_scratch(batches in vec(random::inputs(0..6), 1..12)) {
         let mut desired = desired([]);
         let mut now = Tables::default();
         for input in batches {
@@ -61,7 +61,7 @@ proptest! {
         orders[0].sort_by_key(|(_, at, _)| *at);
         orders[1].sort_by_key(|(_, _, at)| *at);
         let [first, mut second] = orders.map(|events| events.into_iter().map(|(input, ..)| input).collect::<Vec<_>>());
-        // Only the order within the history of one object means anything: make it that of the first.
+        // Only the order within the history of one object has a meaning: give both the first one's order.
         for place in 0..second.len() {
             let object = random::object(&second[place]);
             let version = second[..place].iter().filter(|input| random::object(input) == object).count();
@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(first.tables(), second.tables());
         prop_assert_eq!(first.skipped().collect::<Vec<_>>(), second.skipped().collect::<Vec<_>>());
         prop_assert_eq!(first.counts(), second.counts());
-        // And a source that lists only what is left says the same.
+        // A source that lists only the remaining objects leads to the same tables.
         let mut listed = Desired::new("here");
         for input in first.store.lists() {
             listed.apply(input);
@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_reported_adds_up_to_what_is_skipped(batches in vec(random::inputs(0..6), 1..12)) {
+    fn reports_add_up_to_the_skipped_objects(batches in vec(random::inputs(0..6), 1..12)) {
         let mut desired = desired([]);
         let mut before = Vec::new();
         for input in batches {
@@ -102,7 +102,7 @@ proptest! {
             let mut reported = desired.sync().skipped;
             let now: Vec<_> = desired.skipped().cloned().collect();
             let mut news: Vec<_> = now.iter().filter(|skipped| !before.contains(*skipped)).cloned().collect();
-            // A slice that passes to another Service is reported to that one too.
+            // A slice that passes to another Service is reported again.
             let is_passed_on = |skipped: &Skipped| skipped.object.kind == "EndpointSlice" && before.contains(skipped);
             prop_assert!(reported.iter().all(|skipped| now.contains(skipped)));
             reported.retain(|skipped| !is_passed_on(skipped));
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn maps_that_refuse_one_write_in_four_get_there(
+    fn maps_that_refuse_one_write_in_four_converge(
         (leftover, _) in random::old_and_new(),
         batches in vec(random::inputs(0..6), 1..12),
         refusals in vec((weighted(0.25), any::<bool>()), 64),

@@ -1,4 +1,4 @@
-//! Which orders of the kinds of change are safe.
+//! Tests which orders of the kinds of change are safe.
 
 use super::{tables, walk};
 use crate::builders::{ServiceBuilder, SliceBuilder, service, slice};
@@ -40,24 +40,24 @@ const ORDER: [Kind; 13] = [
     DelEndpoint,
 ];
 
-/// Of each pair the first must come first, and nothing else must.
+/// The pairs whose first kind must come first. No other order is needed.
 #[rustfmt::skip]
 const NEEDED: [(Kind, Kind); 25] = [
-    // What is asked for, before what asks for it.
+    // A row comes before the row that refers to it.
     (PutSourceRange, PutService), (PutEndpoint, PutSlot), (PutEndpoint, PutService), (PutSlot, PutMaglev),
     (PutSlot, PutService), (PutMaglev, PutService), (PutService, PutFrontend),
-    // And away after it.
+    // A row goes after the row that refers to it.
     (PutFrontend, DelService), (DelFrontend, DelService),
     (PutService, DelMaglev), (OpenService, DelMaglev), (DelService, DelMaglev),
     (PutService, DelSlot), (OpenService, DelSlot), (DelService, DelSlot), (PutMaglev, DelSlot),
     (OpenService, DelSourceRange), (DelFrontend, DelSourceRange), (PutSourceRange, DelSourceRange),
-    // Nobody is let in by a frontend that is about to go.
+    // No client is admitted by a frontend that is about to go.
     (PutFrontend, OpenService), (DelFrontend, OpenService),
     // An endpoint is the last to go.
     (PutSlot, DelEndpoint), (PutService, DelEndpoint), (OpenService, DelEndpoint), (DelService, DelEndpoint),
 ];
 
-/// Each kind moved before each that comes before it: the check refuses exactly the orders that let a reader down.
+/// Moves each kind before each earlier one: the check refuses exactly the orders that fail a reader.
 #[test]
 fn other_orders_are_not_safe() {
     let (before, after) = before_and_after();
@@ -98,7 +98,7 @@ fn kind(change: &Change, old: &Tables) -> Kind {
     }
 }
 
-/// Services that each change in one way.
+/// The tables of Services that each change in one way.
 fn before_and_after() -> (Tables, Tables) {
     let plain = |last: u8| service(&format!("s{last}")).cluster_ip(&format!("10.96.0.{last}"));
     let tcp = |last: u8| plain(last).tcp(80);
@@ -126,22 +126,22 @@ fn before_and_after() -> (Tables, Tables) {
     let after = [
         // Shrinks.
         (tcp(1), backends(1, &[1, 3])),
-        // 2 is gone with all that it has, 3 is new.
+        // Service 2 is gone with all its rows, Service 3 is new.
         (guarded(udp(3).algorithm("maglev"), 3, wide), backends(3, &[1, 2])),
-        // Another algorithm.
+        // Changes its algorithm.
         (tcp(4), backends(4, &[1, 2, 3])),
-        // Other backends.
+        // Changes its backends.
         (udp(5), backends(5, &[1, 3])),
-        // Other source ranges.
+        // Changes its source ranges.
         (guarded(tcp(6), 6, narrow), backends(6, &[1])),
-        // Nothing of what it had, but backends.
+        // Keeps nothing but backends.
         (udp(7), backends(7, &[2])),
-        // Its load balancer address passes to another.
+        // Loses its load balancer address to another Service.
         (tcp(8), backends(8, &[1])),
         (guarded(tcp(9), 8, wide), backends(9, &[1])),
-        // Fewer, and the table says so.
+        // Loses backends, and its Maglev table changes.
         (tcp(10).affinity(None).algorithm("maglev"), backends(10, &[2])),
-        // Open to everyone.
+        // Becomes open to every client.
         (tcp(11).type_("LoadBalancer").vip("203.0.113.11"), backends(11, &[1])),
     ];
     (tables(before), tables(after))

@@ -1,4 +1,4 @@
-//! What must hold after every single write.
+//! Checks what must hold after every single write.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,15 @@ use proxy_common::policy::{self, Origin};
 use crate::diff::Change;
 use crate::tables::{FamilyTables, RangeKey, Tables};
 
-/// Applies `changes` one by one; says what is wrong after the first that leaves the tables unsafe or at the end.
+/// Applies `changes` one by one. Returns an error for the first that leaves the tables unsafe, or for a wrong end
+/// state.
 pub(super) fn walk(old: &Tables, new: &Tables, changes: Vec<Change>) -> Result<(), String> {
     let now = walk_with(old, new, changes, |_| true)?;
     if now == *new { Ok(()) } else { Err(format!("ends in\n{now}")) }
 }
 
-/// Like [`walk`], but applies only what is `accepted`, and nothing more of what [`Change::services`] ties to what is not.
+/// Applies changes like [`walk`], but only `accepted` ones. Later changes that [`Change::services`] ties to a refused
+/// one are left out.
 pub(super) fn walk_with(
     old: &Tables,
     new: &Tables,
@@ -46,7 +48,7 @@ struct Moment<'a, A: Addr> {
 }
 
 impl<A: Addr> Moment<'_, A> {
-    /// Whether a client that dials at this very moment gets what the old or the new state promises.
+    /// Checks that a client that dials at this moment gets what the old or the new state promises.
     fn check(&self) -> Result<(), String> {
         for key in self.old.frontends.keys().filter(|key| self.new.frontends.contains_key(key)) {
             if !self.now.frontends.contains_key(key) {
@@ -71,11 +73,11 @@ impl<A: Addr> Moment<'_, A> {
         self.check_endpoints()
     }
 
-    /// Every place that a client may be led to has a backend of the old or the new state.
+    /// Checks that every slot of a set has a backend of the old or the new state.
     fn check_set(&self, name: &FrontendKey<A>, service: &Service, set: Set) -> Result<(), String> {
         for index in 0..service.count(set) {
             let backend = self.check_slot(SlotKey::new(*name, set, index))?;
-            // Else no client of it would be known again.
+            // Without the endpoint row, no client of the backend would be recognized again.
             let endpoint = EndpointKey::new(*name, SockAddr::new(backend.addr, backend.port));
             let remembers = |service: &Service| name.proto == Proto::UDP || service.affinity_secs > 0;
             let always = remembers(service) && self.new.services.get(name).is_some_and(remembers);
@@ -120,8 +122,8 @@ impl<A: Addr> Moment<'_, A> {
         Ok(())
     }
 
-    /// Nobody dials a load balancer who could not before and will not be able to, nor is anybody refused who could and
-    /// will.
+    /// Checks the source ranges of a load balancer. A client that neither state admits is not admitted, and a client
+    /// that both admit is not refused.
     fn check_source_ranges(&self, name: &FrontendKey<A>, service: &Service) -> Result<(), String> {
         let states = || [self.old, self.new].into_iter();
         let guarded = |state: &&FamilyTables<A>| {
@@ -142,7 +144,7 @@ impl<A: Addr> Moment<'_, A> {
         }
     }
 
-    /// Nobody is let in at a load balancer's address who may dial it in neither state.
+    /// Checks that no client reaches a load balancer's address that neither state lets it dial.
     fn check_clients(&self, key: &FrontendKey<A>) -> Result<(), String> {
         let clients = self.now.source_ranges.iter().map(|range| range.range.addr);
         let mut clients = clients.filter(|client| {
@@ -151,7 +153,7 @@ impl<A: Addr> Moment<'_, A> {
         clients.next().map_or(Ok(()), |client| Err(format!("{key:?} lets {:?} in", client.ip())))
     }
 
-    /// Who finds an endpoint gone must find what is there instead.
+    /// Checks that a client whose endpoint is gone finds its replacement.
     fn check_endpoints(&self) -> Result<(), String> {
         for key in self.old.endpoints.keys().filter(|key| !self.now.endpoints.contains_key(key)) {
             let name = &key.service;

@@ -1,4 +1,4 @@
-//! What takes the place of endpoints that a host outside the cluster cannot reach: their nodes, by the node port.
+//! Replaces endpoints that a host outside the cluster cannot reach by their nodes' node ports.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,12 +8,12 @@ use proxy_common::addr::{Addr, Port, SockAddr};
 use super::{Endpoint, Joined};
 use crate::model::outside::{Obstacle, Outside, Way};
 
-/// How a service port is reached around its endpoints.
+/// The way to reach a service port around its endpoints.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct Detour<'a> {
     pub(in crate::model) outside: &'a Outside,
     pub(in crate::model) node_port: Option<Port>,
-    /// A node passes on only to its own endpoints.
+    /// Set if a node forwards only to its own endpoints.
     pub(in crate::model) external_local: bool,
 }
 
@@ -22,8 +22,8 @@ impl<'a, A: Addr> Joined<'a, A> {
         Self(BTreeMap::new())
     }
 
-    /// With every endpoint that is not reached replaced by its node's port, or where that is not possible by any ready
-    /// node's that passes on to all endpoints. And those for which nothing can be done, if they would serve.
+    /// Replaces every unreachable endpoint by its node's port. Where that is impossible, any ready node stands in,
+    /// provided that nodes forward to all endpoints. Also returns the serving endpoints without a replacement.
     pub(in crate::model) fn around(self, detour: Detour<'_>) -> (Self, Vec<(SockAddr<A>, Obstacle)>) {
         let Detour { outside, node_port, external_local } = detour;
         let mut joined = Self::none();
@@ -45,7 +45,7 @@ impl<'a, A: Addr> Joined<'a, A> {
         (joined, serving.map(|(at, _, obstacle)| (at, obstacle)).collect())
     }
 
-    /// A node is as good as the best endpoint for which it stands.
+    /// Adds a node in place of an endpoint. A node ranks like the best endpoint that it stands for.
     fn put(&mut self, at: SockAddr<A>, endpoint: &'a Endpoint<A>) {
         match self.0.entry(at) {
             Entry::Vacant(entry) => drop(entry.insert(endpoint)),

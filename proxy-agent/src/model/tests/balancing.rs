@@ -1,4 +1,4 @@
-//! How service ports spread clients, and what is kept for clients that return.
+//! Tests how service ports spread clients, and what is kept for clients that return.
 
 use expect_test::expect;
 use proxy_common::addr::Addr4;
@@ -103,7 +103,7 @@ fn affinity_has_a_default_and_limits() {
             web("too-long", 6).affinity(Some(86_401)).into(),
             web("negative", 7).affinity(Some(-1)).into(),
             web("other", 8).edit(|spec| spec.session_affinity = with_type("Cookie")).into(),
-            // Its timeout is not asked for.
+            // The timeout does not count here.
             web("off", 9).affinity(Some(0)).edit(|spec| spec.session_affinity = None).into(),
         ],
         expect![[r#"
@@ -133,9 +133,10 @@ fn affinity_has_a_default_and_limits() {
     );
 }
 
-/// For UDP always, as its flows move on when a backend has gone; for the others with affinity.
+/// Endpoints are kept for UDP always, because its flows move on when a backend is gone. For other protocols they are
+/// kept under affinity.
 #[test]
-fn endpoints_are_remembered_where_they_are_asked_for() {
+fn endpoints_are_kept_for_udp_and_affinity() {
     let endpoints = |slice: crate::builders::SliceBuilder| {
         slice
             .ready("10.244.0.1")
@@ -153,7 +154,7 @@ fn endpoints_are_remembered_where_they_are_asked_for() {
             endpoints(slice("web-1", "web").tcp(80)).into(),
             service("plain").cluster_ip("10.96.0.3").tcp(80).into(),
             endpoints(slice("plain-1", "plain").tcp(80)).into(),
-            // In both sets, in either, in none.
+            // The endpoints are in both sets, in one, in none.
             service("both")
                 .cluster_ip("10.96.0.4")
                 .port("", "UDP", 53)

@@ -1,4 +1,4 @@
-//! Which endpoints serve.
+//! Tests which endpoints serve.
 
 use expect_test::expect;
 
@@ -55,7 +55,7 @@ fn a_named_port_may_differ_from_slice_to_slice() {
 }
 
 #[test]
-fn terminating_endpoints_serve_when_no_other_is_left() {
+fn terminating_endpoints_serve_when_no_other_remains() {
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80);
     check(
         [web().into(), slice("web-1", "web").tcp(80).ready("10.244.0.1").terminating("10.244.0.2").on("here").into()],
@@ -107,10 +107,10 @@ fn each_set_falls_back_to_terminating_endpoints_on_its_own() {
 }
 
 #[test]
-fn internal_traffic_policy_local_keeps_to_this_node() {
+fn internal_traffic_policy_local_selects_local_endpoints() {
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80).internal_local();
     let endpoints = || slice("web-1", "web").tcp(80).ready("10.244.1.1").on("there").ready("10.244.2.1");
-    // None here: has-endpoints makes the difference between a drop and a reject.
+    // No endpoint is local: has-endpoints makes the difference between a drop and a reject.
     check(
         [web().into(), endpoints().into()],
         expect![[r#"
@@ -136,7 +136,7 @@ fn internal_traffic_policy_local_keeps_to_this_node() {
 }
 
 #[test]
-fn of_two_records_of_one_listener_the_one_that_does_not_terminate_counts() {
+fn the_record_that_does_not_terminate_wins() {
     let web = || service("web").cluster_ip("10.96.0.1").tcp(80);
     let old = |name| slice(name, "web").tcp(80).terminating("10.244.0.1").on("there");
     let new = |name| slice(name, "web").tcp(80).ready("10.244.0.1").on("here");
@@ -146,14 +146,14 @@ fn of_two_records_of_one_listener_the_one_that_does_not_terminate_counts() {
           cluster[0] -> 10.244.0.1:80 local
     "#]];
     check([web().into(), old("web-1").into(), new("web-2").into()], expected);
-    // Whichever comes first.
+    // The order of the records does not matter.
     let expected = expect![[r#"
         10.96.0.1 address
         10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
           cluster[0] -> 10.244.0.1:80 local
     "#]];
     check([web().into(), new("web-1").into(), old("web-2").into()], expected);
-    // Not terminating wins even when it is not ready: the address belongs to the new pod.
+    // The record that does not terminate wins even when it is not ready: the address belongs to the new pod.
     let expected = expect![[r#"
         10.96.0.1 address
         10.96.0.1:80/tcp cluster-ip cluster=0 local=0
@@ -162,8 +162,8 @@ fn of_two_records_of_one_listener_the_one_that_does_not_terminate_counts() {
 }
 
 #[test]
-fn ready_is_all_that_counts() {
-    // What the slice controller writes under `publishNotReadyAddresses`.
+fn the_ready_condition_decides_alone() {
+    // The slice controller writes such endpoints under `publishNotReadyAddresses`.
     check(
         [
             service("web").cluster_ip("10.96.0.1").tcp(80).into(),
@@ -226,7 +226,7 @@ fn only_the_first_address_of_an_endpoint_counts() {
 }
 
 #[test]
-fn a_set_is_cut_to_what_a_service_can_count() {
+fn a_set_is_cut_to_the_limit_of_a_service() {
     let web = service("web").cluster_ip("10.96.0.1").tcp(80).object();
     let mut many = slice("web-1", "web").tcp(80);
     for index in 0..=SLOTS_MAX {
@@ -240,7 +240,7 @@ fn a_set_is_cut_to_what_a_service_can_count() {
     let expected = "Service default/web spec.ports[0]: of 65536 backends in the cluster set only the first 65535 serve";
     assert_eq!(skipped.to_string(), expected);
 
-    // And the tables can hold them all.
+    // The tables can hold them all.
     let mut desired = Desired::new("here");
     for input in listed().into_iter().chain([Input::Service(Update::Put(Box::new(web))), many.into()]) {
         desired.apply(input);

@@ -1,4 +1,4 @@
-//! Frontends beside the ClusterIP, and who may dial them.
+//! Tests frontends beside the ClusterIP, and which clients may dial them.
 
 use expect_test::expect;
 
@@ -56,7 +56,7 @@ fn a_service_is_dialled_at_all_its_addresses() {
 }
 
 #[test]
-fn node_ports_are_of_types_that_have_them() {
+fn node_ports_need_a_type_with_node_ports() {
     let web = |name, ip: &str, port| service(name).cluster_ip(ip).tcp(80).node_port(port);
     check(
         [
@@ -90,9 +90,9 @@ fn node_ports_are_of_types_that_have_them() {
     );
 }
 
-/// Whatever cannot be read costs only itself, and an address that is two things is the one with the stricter rules.
+/// An unreadable field costs only itself. An address with two roles gets the one with the stricter rules.
 #[test]
-fn odd_addresses() {
+fn odd_addresses_are_skipped_or_get_the_stricter_rules() {
     check(
         [service("web")
             .cluster_ip("10.96.0.1")
@@ -121,13 +121,13 @@ fn odd_addresses() {
 }
 
 #[test]
-fn external_policy_counts_where_there_is_something_external() {
+fn external_policy_counts_with_external_frontends() {
     let web = |name, ip: &str| service(name).cluster_ip(ip).tcp(80).external_local();
     check(
         [
             web("cluster-ip", "10.96.0.1").into(),
             web("external-ip", "10.96.0.2").external_ip("192.0.2.1").into(),
-            // By its type it has external frontends, but not yet one: the local set would be chosen from by nobody.
+            // The type has external frontends, but there is none yet: no frontend would choose from the local set.
             web("pending", "10.96.0.3").type_("LoadBalancer").into(),
             web("other-family", "10.96.0.4").external_ip("2001:db8::1").into(),
             web("both", "10.96.0.5").internal_local().type_("NodePort").node_port(30_080).into(),
@@ -160,7 +160,7 @@ fn external_policy_counts_where_there_is_something_external() {
 }
 
 #[test]
-fn source_ranges_are_of_the_family_and_trimmed() {
+fn source_ranges_are_split_by_family_and_trimmed() {
     let web = |name, ip: &str| service(name).cluster_ip(ip).type_("LoadBalancer").tcp(80);
     check(
         [
@@ -202,9 +202,9 @@ fn source_ranges_are_of_the_family_and_trimmed() {
     );
 }
 
-/// Its own packets to a load balancer address that it carries have that address as their source.
+/// The node's own packets to a load balancer address that it carries have that address as their source.
 #[test]
-fn where_the_node_may_dial_so_may_the_load_balancer_addresses() {
+fn source_ranges_of_the_node_include_its_load_balancer_addresses() {
     let web = || {
         let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
         web.vip("203.0.113.1").vip("203.0.113.2").vip("2001:db8::1").source_range("10.0.0.0/8").source_range("fd00::/8")
@@ -231,7 +231,7 @@ fn where_the_node_may_dial_so_may_the_load_balancer_addresses() {
 }
 
 #[test]
-fn load_balancers_hear_of_local_endpoints() {
+fn health_checks_count_local_endpoints() {
     let web = || {
         let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer");
         web.port("http", "TCP", 80).port("https", "TCP", 443).edit(|spec| spec.health_check_node_port = Some(32_000))

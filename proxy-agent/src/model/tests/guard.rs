@@ -1,4 +1,4 @@
-//! What no Service may have, however it asks for it.
+//! Tests which addresses no Service may take, in any field.
 
 use expect_test::expect;
 
@@ -9,7 +9,7 @@ use crate::input::{Input, Update};
 use crate::model::{Cause, ModelOptions};
 
 #[test]
-fn addresses_that_mean_the_same_on_every_host_are_refused() {
+fn addresses_with_a_fixed_meaning_are_refused() {
     let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
     let refused = ["127.0.0.1", "224.0.0.1", "::1", "ff02::1"];
     let web = refused.into_iter().fold(web, ServiceBuilder::external_ip);
@@ -34,9 +34,9 @@ fn addresses_that_mean_the_same_on_every_host_are_refused() {
     );
 }
 
-/// By its ports alone: what else is at its address may be had, and so may its own Service.
+/// The guard covers the API server's ports only: other ports at its address are free, and so is its own Service.
 #[test]
-fn the_api_server_stays_where_it_is() {
+fn no_service_takes_the_api_servers_port() {
     let kubernetes = || slice("kubernetes", "kubernetes").port("https", "TCP", 6443);
     let greedy = service("greedy").cluster_ip("10.96.0.2").type_("LoadBalancer");
     let greedy = greedy.port("api", "TCP", 6443).node_port(6443).port("udp", "UDP", 6443).node_port(6443);
@@ -77,7 +77,7 @@ fn the_api_server_stays_where_it_is() {
     "#]]
     .assert_eq(&desired.tables().to_string());
 
-    // Where it goes, what it left is anybody's, and what it comes to is not.
+    // When the API server moves, its old address is free and its new one is guarded.
     desired.apply(kubernetes().ready("192.0.2.2").into());
     desired.sync();
     assert_eq!(
@@ -90,7 +90,7 @@ fn the_api_server_stays_where_it_is() {
 }
 
 #[test]
-fn the_operator_may_say_where_external_ips_are() {
+fn the_operator_may_restrict_external_ips() {
     let web = || {
         let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
         web.external_ip("192.0.2.1").external_ip("203.0.113.1").external_ip("2001:db8::1").vip("198.51.100.1")
@@ -105,12 +105,12 @@ fn the_operator_may_say_where_external_ips_are() {
     assert_eq!(externals(None), ["192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1"]);
     assert_eq!(externals(Some(&["203.0.113.0/24"])), ["198.51.100.1", "203.0.113.1"]);
     assert_eq!(externals(Some(&["2001:db8::/64", "192.0.2.0/31"])), ["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
-    assert_eq!(externals(Some(&[])), ["198.51.100.1"], "who writes a status is trusted with addresses");
+    assert_eq!(externals(Some(&[])), ["198.51.100.1"], "a writer of the status is trusted with addresses");
 }
 
-/// Who may write EndpointSlices would get past what NetworkPolicy says of the Service at such an address.
+/// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service at that address.
 #[test]
-fn no_endpoint_is_where_cluster_ips_are() {
+fn endpoints_at_cluster_ips_are_refused() {
     let web = || service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80);
     let v4 = slice("web-4", "web").tcp(80).ready("10.96.0.50").ready("10.244.0.1").ready("010.97.0.1");
     let v6 = slice("web-6", "web").tcp(80).address_type("IPv6").ready("fd00:96::50").ready("fd00:244::1");
@@ -125,7 +125,7 @@ fn no_endpoint_is_where_cluster_ips_are() {
     };
     let mut desired = desired(ModelOptions::default());
     [web().into(), v4.clone().into(), v6.clone().into()].into_iter().for_each(|input| desired.apply(input));
-    assert_eq!(state(&mut desired), (5, Vec::new()), "nobody says where ClusterIPs are");
+    assert_eq!(state(&mut desired), (5, Vec::new()), "the ranges of ClusterIPs are unknown");
     desired.apply(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
     let both =
         vec![refused(0, "web-4", "10.96.0.50", "10.96.0.0/16"), refused(0, "web-6", "fd00:96::50", "fd00:96::/112")];
@@ -136,7 +136,7 @@ fn no_endpoint_is_where_cluster_ips_are() {
     assert_eq!(state(&mut desired), (4, vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/16")]));
     desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
     assert_eq!(state(&mut desired), (5, Vec::new()));
-    // What the operator says counts, and another proxy's ClusterIP is one wherever it is.
+    // The operator's ranges count, and another proxy's ClusterIP is guarded wherever it is.
     desired =
         self::desired(ModelOptions { service_cidrs: vec!["10.97.0.0/24".parse().unwrap()], ..Default::default() });
     let other = service("other").cluster_ip("fd00:96::50").tcp(80).label("service.kubernetes.io/service-proxy-name");

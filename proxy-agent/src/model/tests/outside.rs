@@ -1,4 +1,4 @@
-//! A host that is no node: what its routes make of the backends.
+//! Tests the backends of a host in host mode, by its routes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::model::{Lead, ModelOptions, Reach};
 use crate::settings::PodRoutes;
 use crate::tables::Tables;
 
-/// Both nodes are ready and lie behind the default route; n1's pods are routed, n2's are not.
+/// The routes of the host. Both nodes are ready and lie behind the default route; n1's pods are routed, n2's are not.
 const LEADS: [(&str, Lead); 8] = [
     ("192.0.2.11", Lead::Default),
     ("192.0.2.12", Lead::Default),
@@ -27,7 +27,7 @@ const LEADS: [(&str, Lead); 8] = [
 ];
 
 fn outside(pod_routes: PodRoutes) -> Desired {
-    // That a node has the host's name must not matter.
+    // The name is empty: a node with the host's name must not matter.
     let mut desired = Desired::with_options(
         "",
         ModelOptions { reach: Some(Arc::new(Reach::unknown(pod_routes))), ..ModelOptions::default() },
@@ -46,7 +46,7 @@ fn peer(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
     Input::Node(Update::Put(node))
 }
 
-/// As the node does it: asks for what is not known, then syncs.
+/// Does what the node does: asks for unknown routes, then syncs.
 fn settle(desired: &mut Desired, leads: &[(&str, Lead)]) -> String {
     let known: BTreeMap<IpAddr, _> = leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
     let asked = desired.addresses_to_ask_for();
@@ -76,13 +76,13 @@ fn web() -> ServiceBuilder {
     service("web").cluster_ip("10.96.0.1").tcp(80)
 }
 
-/// One endpoint on each node.
+/// Builds a slice with one endpoint on each node.
 fn both() -> SliceBuilder {
     slice("web-1", "web").tcp(80).ready("10.244.1.5").on("n1").ready("10.244.2.5").on("n2")
 }
 
 #[test]
-fn what_no_route_is_for_is_left_out() {
+fn a_backend_without_a_route_is_left_out() {
     check(
         PodRoutes::Off,
         [web().into(), both().into()],
@@ -96,7 +96,7 @@ fn what_no_route_is_for_is_left_out() {
 }
 
 #[test]
-fn the_default_route_counts_if_the_operator_says_so() {
+fn the_default_route_counts_if_the_operator_allows_it() {
     check(
         PodRoutes::Default,
         [web().into(), both().into()],
@@ -110,7 +110,7 @@ fn the_default_route_counts_if_the_operator_says_so() {
 }
 
 #[test]
-fn what_is_no_pod_lies_where_any_route_leads() {
+fn an_endpoint_that_is_no_pod_is_reached_by_any_route() {
     let slice = slice("web-1", "web").tcp(80).ready("198.51.100.9").ready("198.51.100.1").ready("192.0.2.12").on("n2");
     check(
         PodRoutes::Off,
@@ -127,7 +127,7 @@ fn what_is_no_pod_lies_where_any_route_leads() {
 }
 
 #[test]
-fn a_node_stands_for_the_pods_that_are_out_of_reach() {
+fn a_node_replaces_its_unreachable_pods() {
     let web = web().type_("LoadBalancer").node_port(30_080).vip("203.0.113.7").edit(|spec| {
         spec.health_check_node_port = Some(32_000);
     });
@@ -149,7 +149,7 @@ fn a_node_stands_for_the_pods_that_are_out_of_reach() {
 }
 
 #[test]
-fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
+fn any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods() {
     let web = |port| web().type_("NodePort").node_port(port);
     let gone = || slice("web-1", "web").tcp(80).ready("10.244.2.5").on("gone").ready("10.244.2.6");
     check(
@@ -176,7 +176,7 @@ fn any_ready_node_stands_in_unless_it_passes_on_to_its_own_only() {
 }
 
 #[test]
-fn a_node_is_as_good_as_its_best_endpoint() {
+fn a_node_ranks_like_its_best_endpoint() {
     let slice = slice("web-1", "web").tcp(80).terminating("10.244.2.5").on("n2").ready("10.244.2.6").on("n2");
     let web = web().type_("NodePort").node_port(30_080).external_local();
     check(
@@ -191,7 +191,7 @@ fn a_node_is_as_good_as_its_best_endpoint() {
 }
 
 #[test]
-fn nobody_is_local() {
+fn no_endpoint_is_local() {
     let two = service("two").cluster_ip("10.96.0.2").tcp(80).internal_local();
     let pods = slice("two-1", "two").tcp(80).ready("10.244.1.6").on("");
     check(
@@ -205,7 +205,7 @@ fn nobody_is_local() {
 }
 
 #[test]
-fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
+fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
     let mut desired = outside(PodRoutes::Off);
     let web = || web().type_("NodePort").node_port(30_080).external_local();
     let other = service("other").cluster_ip("10.96.0.9").tcp(80);
@@ -215,19 +215,19 @@ fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
     }
     let before = settle(&mut desired, &LEADS);
 
-    // Everything is asked again, and nothing has changed.
+    // All routes are asked for again, and nothing has changed.
     let leads = |leads: &[(&str, Lead)]| leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
     desired.learn_leads(leads(&LEADS), true);
     assert!(desired.sync().changes.is_empty());
 
-    // Routes to n1's pods go: only the node port is left.
+    // The routes to n1's pods go: only the node port is left.
     let mut fewer = LEADS;
     fewer[2].1 = Lead::Nowhere("Network is unreachable".to_owned());
     desired.learn_leads(leads(&fewer), true);
     assert!(!desired.sync().changes.is_empty());
     assert!(shown(&desired).contains("cluster[0] -> 192.0.2.11:30080"), "{}", shown(&desired));
 
-    // A node is not ready any more, then the routes come back.
+    // A node is not ready any more, and then the routes come back.
     desired.apply(peer("n2", "192.0.2.12", "10.244.2.0/24", false));
     desired.sync();
     assert!(!shown(&desired).contains("192.0.2.12:30080"), "{}", shown(&desired));
@@ -239,11 +239,11 @@ fn a_change_of_routes_or_nodes_recomputes_what_it_touches() {
 }
 
 #[test]
-fn what_was_made_before_anything_was_known_is_made_anew() {
+fn models_built_without_routes_are_built_again() {
     let mut desired = outside(PodRoutes::Off);
     let objects: [Input; 2] = [web().into(), both().into()];
     objects.into_iter().for_each(|input| desired.apply(input));
-    desired.sync(); // To ask has failed.
+    desired.sync(); // The query has failed.
     let leads = LEADS.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
     desired.learn_leads(leads, true);
     desired.sync();

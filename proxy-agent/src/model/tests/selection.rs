@@ -1,4 +1,4 @@
-//! Which endpoints each set has: every rule of the choice, a row each.
+//! Tests the endpoints of each set: every rule of the choice is one row.
 
 use proxy_common::addr::Addr4;
 use proxy_common::frontend::{Backend, Service, Set};
@@ -6,7 +6,7 @@ use proxy_common::frontend::{Backend, Service, Set};
 use crate::builders::{ServiceBuilder, SliceBuilder, object_name, service, slice};
 use crate::model::{NodeModel, ServiceModel};
 
-/// How a Service is dialled: `clusterIP` always, and what else matters here.
+/// The ways to dial a Service: by its `clusterIP`, and with the policies and addresses that matter here.
 const CLUSTER: &str = "cluster";
 const INTERNAL: &str = "internal-local";
 const EXTERNAL: &str = "external";
@@ -16,13 +16,21 @@ const INTERNAL_EXTERNAL: &str = "internal-local external";
 
 /// The Service, its endpoints, and `cluster set | local set | may drop, as there are endpoints somewhere`.
 ///
-/// An endpoint is a digit, by which its address is known, and `r`eady, `t`erminating but serving, `b`oth, ready though
-/// `n`ot serving, still `s`erving though not ready, gone (`x`), `d`ead while terminating, or has no conditions at all
-/// (`-`). On node `@here` or `@there`, hints for nodes after `^` and for zones after `/`. A `;` begins another slice.
-/// The node is `here` in zone `east`.
+/// An endpoint is a digit, which stands for its address, followed by a letter for its conditions:
+/// - `r`: ready
+/// - `t`: terminating but serving
+/// - `b`: both
+/// - `n`: ready though not serving
+/// - `s`: still serving though not ready
+/// - `x`: gone
+/// - `d`: dead while terminating
+/// - `-`: no conditions at all
+///
+/// The endpoint is on node `@here` or `@there`, with hints for nodes after `^` and for zones after `/`. A `;` begins
+/// another slice. The node is `here` in zone `east`.
 #[rustfmt::skip]
 const TABLE: &[(&str, &str, &str)] = &[
-    // No endpoints, no usable ones.
+    // No endpoints, or no usable ones.
     (CLUSTER,           "",                                 "||reject"),
     (INTERNAL,          "",                                 "||reject"),
     (BOTH_LOCAL,        "",                                 "||reject"),
@@ -37,13 +45,13 @@ const TABLE: &[(&str, &str, &str)] = &[
     (CLUSTER,           "1n",                               "1||drop"),
     (CLUSTER,           "1r 2s",                            "1||drop"),
     (CLUSTER,           "1r 2x 3d",                         "1||drop"),
-    // The fallback: only when nothing is ready, and then all that terminates and serves.
+    // The fallback: used only when no endpoint is ready, and then with all that terminate and serve.
     (CLUSTER,           "1r 2t",                            "1||drop"),
     (CLUSTER,           "1t 2t",                            "12||drop"),
     (CLUSTER,           "1t 2s",                            "1||drop"),
     (CLUSTER,           "1t 2d",                            "1||drop"),
     (CLUSTER,           "1t 2b",                            "2||drop"),
-    // Which sets are used: the local one under a Local policy, the cluster-wide one by all frontends without.
+    // The sets in use: the local one under a Local policy, the cluster-wide one for all other frontends.
     (CLUSTER,           "1r@here 2r@there",                 "12||drop"),
     (EXTERNAL,          "1r@here 2r@there",                 "12||drop"),
     (INTERNAL,          "1r@here 2r@there",                 "|1|drop"),
@@ -74,7 +82,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     (CLUSTER,           "1r/east 2r/west 3r/west,east",     "13||drop"),
     (CLUSTER,           "1r/east 2r/east",                  "12||drop"),
     (EXTERNAL,          "1r/east 2r/west",                  "1||drop"),
-    // ... unless one ready endpoint has none, none is for this zone, or none is ready.
+    // ... unless a ready endpoint has none, or none is for this zone, or no endpoint is ready.
     (CLUSTER,           "1r/east 2r",                       "12||drop"),
     (CLUSTER,           "1r/ 2r/east",                      "12||drop"),
     (CLUSTER,           "1r/west 2r/west",                  "12||drop"),
@@ -84,7 +92,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     (CLUSTER,           "1r/east 2r/west 3t",               "1||drop"),
     (CLUSTER,           "1r/west 2r/west 3t/east",          "12||drop"),
     (CLUSTER,           "1r/west 2r/west 3s/east",          "12||drop"),
-    // Node hints are asked for first, by the same rules.
+    // Node hints come first, by the same rules.
     (CLUSTER,           "1r^here 2r^there",                 "1||drop"),
     (CLUSTER,           "1r^here 2r^there,here",            "12||drop"),
     (CLUSTER,           "1r^there 2r^there",                "12||drop"),
@@ -96,16 +104,16 @@ const TABLE: &[(&str, &str, &str)] = &[
     (CLUSTER,           "1r^here/west 2r/east",             "2||drop"),
     (CLUSTER,           "1r^there/west 2r/west",            "12||drop"),
     (CLUSTER,           "1t^here 2t^there",                 "12||drop"),
-    // Where a hint leads, not where the endpoint is, counts.
+    // The hint's target counts, not the endpoint's place.
     (CLUSTER,           "1r@here/west 2r@there/east",       "2||drop"),
     (CLUSTER,           "1r@here^there 2r@there^here",      "2||drop"),
-    // The local set knows no hints; the cluster-wide one beside it does.
+    // The local set ignores hints; the cluster-wide one beside it does not.
     (INTERNAL,          "1r@here/west 2r@there/east",       "|1|drop"),
     (INTERNAL,          "1r@here^there 2r@there^here",      "|1|drop"),
     (EXTERNAL_LOCAL,    "1r@here/west 2r@there/east",       "2|1|drop"),
     (BOTH_LOCAL,        "1r@here/east 2r@there/west",       "1|1|drop"),
     (EXTERNAL_LOCAL,    "1t@here/east 2r@there/west",       "2|1|drop"),
-    // Duplicates: what does not terminate is believed, whichever comes first and in whichever slice.
+    // Duplicates: the record that does not terminate counts, in any order and in any slice.
     (CLUSTER,           "1t 1r 2r",                         "12||drop"),
     (CLUSTER,           "1r 1t 2r",                         "12||drop"),
     (CLUSTER,           "1t ; 1r 2r",                       "12||drop"),
@@ -120,7 +128,7 @@ const TABLE: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_rule_of_the_selection() {
+fn every_rule_selects_its_endpoints() {
     let node = NodeModel { name: "here".to_owned(), zone: Some("east".to_owned()), ..Default::default() };
     for (policy, endpoints, expected) in TABLE {
         assert_eq!(selected(policy, endpoints, &node), *expected, "{policy}: {endpoints}");

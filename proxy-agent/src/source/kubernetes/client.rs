@@ -1,4 +1,4 @@
-//! Clients of an API server, that notice when it is gone.
+//! Makes clients of an API server that notice when it is gone.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -21,28 +21,29 @@ use super::outage::Outage;
 use super::place::Place;
 use crate::metrics::Requests;
 
-/// For name resolution, TCP and TLS. A server that all nodes come back to at once may take long for the last.
+/// The time for name resolution, TCP and TLS. When all nodes come back at once, the server may take long for TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server whose host vanished without a word, or that the network lost, is found out after this long: by probes of TCP
-/// on a connection that is silent, and by what was sent and not acknowledged. Without, the kernel takes two hours for the
-/// one and fifteen minutes for the other. (client-go's HTTP/2 pings take 45 s.)
+/// The time after which a dead connection is noticed, when the server's host or the network vanished silently. TCP
+/// probes find a silent connection, and unacknowledged data find the other kind. Without them the kernel takes two
+/// hours for the first and fifteen minutes for the second. (client-go's HTTP/2 pings take 45 s.)
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// A watch that is silent for this long is taken for dead and resumed, though its host (or a load balancer) still
-/// acknowledges: API servers send a bookmark every minute.
+/// The time after which a silent watch counts as dead and is resumed, although its host (or a load balancer) still
+/// acknowledges. API servers send a bookmark every minute.
 const READ_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// With the same connections and credentials.
+/// The clients, which share connections and credentials.
 pub(super) struct Clients {
-    /// As many requests as the operator allows: lists of objects, and what the cluster is told.
+    /// The client with the operator's limit on requests, for lists of objects and for Events.
     pub(super) limited: Client,
-    /// Small requests that have a pace of their own: watches, looks at the history, probes. They do not wait behind the others.
+    /// The client for small requests that have a pace of their own: watches, version probes, health probes. Such
+    /// requests do not wait behind the others.
     pub(super) paced: Client,
 }
 
 impl Options {
-    /// An error if no client can be made of it.
+    /// Checks that the options make a client.
     pub(in crate::source) async fn check(&self) -> Result<()> {
         let config = self.directed().await?;
         if config.auth_info.exec.is_some() {
@@ -52,13 +53,13 @@ impl Options {
         connected(config).map(drop).with_context(|| self.client_for(&server))
     }
 
-    /// What an attempt to make a client is called.
+    /// Returns the description of an attempt to make a client.
     fn client_for(&self, server: &http::Uri) -> String {
         let from = self.kubeconfig.as_ref().map(|path| format!(" of {}", path.display())).unwrap_or_default();
         format!("client for the API server {server}{from}")
     }
 
-    /// To the server that the operator names, over what the configuration says.
+    /// Returns the configuration, with the operator's server in place of its own.
     async fn directed(&self) -> Result<Config> {
         let mut config = self.config().await?;
         if let Some(master) = &self.master {
@@ -67,14 +68,14 @@ impl Options {
         Ok(config)
     }
 
-    /// And where they go.
+    /// Makes the clients, and the server's addresses.
     pub(super) async fn clients(&self, outage: &Outage) -> Result<(Clients, Place)> {
         let mut config = self.directed().await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
-        // Else the time that a pooled connection lay idle would count as silence of the server.
+        // Otherwise the idle time of a pooled connection would count as silence of the server.
         config.reset_reader_on_write = true;
-        // Watches back off by themselves, and say so.
+        // Watches back off by themselves, and report it.
         config.default_retry = false;
         let server = config.cluster_url.clone();
         info!(%server, "API server");
@@ -91,14 +92,14 @@ impl Options {
     async fn config(&self) -> Result<Config> {
         let context = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(path) = &self.kubeconfig {
-            // Its name is said once, and why it cannot be read.
+            // The error names the file once, and the reason why it cannot be read.
             drop(File::open(path).with_context(|| format!("read {}", path.display()))?);
             let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
             return Config::from_custom_kubeconfig(kubeconfig, &context)
                 .await
                 .with_context(|| format!("use {}", path.display()));
         }
-        // A context can only mean one of a kubeconfig.
+        // A context is always one of a kubeconfig.
         let in_cluster = match &self.context {
             None => Config::incluster().map_err(|error| error.to_string()),
             Some(_) => Err("not asked, as a context is given".to_owned()),
@@ -121,11 +122,11 @@ impl Options {
     }
 }
 
-/// A client that notices dead connections. Through a proxy it is kube's own, which relies on [`READ_TIMEOUT`] alone.
+/// Makes a client that notices dead connections. With a proxy it is kube's own, which relies on [`READ_TIMEOUT`] alone.
 fn connected(config: Config) -> Result<Client> {
     let runs_plugin = config.auth_info.exec.is_some();
     if config.proxy_url.is_some() || runs_plugin {
-        // It alone tells how long credentials of a plugin are valid.
+        // Only kube's own client tells how long a plugin's credentials are valid.
         return Ok(ClientBuilder::try_from(config)?.build());
     }
     let mut tcp = HttpConnector::new();
@@ -148,7 +149,7 @@ fn connected(config: Config) -> Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// A client that counts what it asks of `server`, and heeds when that wants to be left alone.
+/// Makes a client that counts its requests to `server`, and obeys Retry-After.
 fn counted(client: Client, server: &http::Uri, outage: Outage) -> Client {
     let requests = Requests::of_process();
     let host = server.authority().map(ToString::to_string).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The files that credentials come from: when they change, a client that is refused is made anew at once.
+//! Watches the files with credentials: when they change, a refused client is replaced at once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,12 +11,12 @@ use tokio::time::sleep;
 use super::Options;
 use crate::health::Health;
 
-/// Where a pod finds its service account.
+/// The folder of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// How often they are looked at while something is wrong.
+/// The time between two checks while the source has a problem.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Files, and what was in them when a client was made of it. None for a file that is not there.
+/// The files, and their content when the client was made. None for a missing file.
 pub(super) struct Files(BTreeMap<PathBuf, Option<Vec<u8>>>);
 
 impl Options {
@@ -24,7 +24,7 @@ impl Options {
         Files::read(self.paths())
     }
 
-    /// Kubeconfigs, and what they name.
+    /// Returns the kubeconfigs, and the files that they name.
     pub fn paths(&self) -> Vec<PathBuf> {
         let kubeconfigs = self.kubeconfigs();
         let named = kubeconfigs.iter().filter_map(|path| Kubeconfig::read_from(path).ok()).flat_map(|config| {
@@ -44,7 +44,7 @@ impl Files {
         Self(paths.into_iter().map(|path| (path.clone(), fs::read(path).ok())).collect())
     }
 
-    /// Ends when something is wrong with the source and the files are not what they were.
+    /// Ends when the source has a problem and the files have changed.
     pub(super) async fn changed(&self, health: &Health) {
         let mut problems = health.subscribe();
         loop {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn files_count_when_they_change_and_something_is_wrong() {
+    async fn changed_files_count_while_there_is_a_problem() {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, token) = (folder.path().join("config"), folder.path().join("token"));
         fs::write(&kubeconfig, "users: [{name: me, user: {tokenFile: token}}]").unwrap();

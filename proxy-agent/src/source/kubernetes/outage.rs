@@ -1,14 +1,15 @@
-//! Whether the API server answers at all, asked on behalf of everything that waits for it.
+//! Probes whether the API server answers, on behalf of all waiting watches.
 //!
-//! client-go only backs off, for up to 30 seconds; so nodes learn of an outage's end half a minute late, and kube-proxy with
-//! them. kpx backs off likewise, but looks for the end of an outage with one cheap request at a time: `GET /readyz`, which
-//! is exempt from the server's priority and fairness, and which a server that is still starting denies. An outage costs
-//! up to four of them a second and node: without a server a SYN packet each (5,000 nodes: 13,000 packets a second, which is
-//! little), and where somebody answers, no more than two a second, or as Retry-After says.
+//! client-go only backs off, for up to 30 seconds. So nodes learn of an outage's end half a minute late, and kube-proxy
+//! with them. kpx backs off likewise, but looks for the end of an outage with one cheap request at a time: `GET
+//! /readyz`. This request is exempt from the server's priority and fairness, and a server that is still starting denies
+//! it. An outage costs up to four of them a second and node. Without a server each is a SYN packet (5,000 nodes: 13,000
+//! packets a second, which is little). Where a server answers there are no more than two a second, or as Retry-After
+//! says.
 //!
-//! When the server is back, whoever waits asks it once, spread over [`SPREAD`]: of a server that remembers our version that
-//! is a watch, which is cheap, and within a second a look at the server's history. If it is too much all the same, it refuses
-//! (429), and from then on it has its own way: the back-off grows as client-go's does, and no probe shortens it.
+//! When the server is back, each watch asks it once, spread over [`SPREAD`]. A server that remembers our version gets a
+//! watch, which is cheap, and within a second a version probe. If the load is too much all the same, the server refuses
+//! (429). From then on the back-off grows as client-go's does, and no probe shortens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,23 +23,23 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::info;
 
-/// From one probe to the next, chosen at random from this range.
+/// The range for the random time from one probe to the next.
 const EVERY: [f32; 2] = [0.25, 0.5];
-/// The same where somebody answers, but not well.
+/// The same range while a server answers with errors.
 const UNWELL: [f32; 2] = [0.5, 0.7];
-/// For a probe. The next ones do not wait for it: what gets no answer at all may be answered the next time.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Over which those that wait come back.
+/// The timeout of a probe. The next probes do not wait for it: they may be answered when this one is not.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time over which the waiting watches come back.
 const SPREAD: Duration = Duration::from_millis(150);
-/// The most that is believed of Retry-After.
+/// The longest Retry-After that counts, in seconds.
 const RETRY_AFTER: u64 = 30;
 
-/// Clones are of the same server.
+/// The state of an outage. Clones share one server.
 #[derive(Clone, Debug)]
 pub(super) struct Outage {
     suspected: Arc<Notify>,
     over: watch::Sender<()>,
-    /// Until then the server wants to be left alone.
+    /// The time before which the server wants no requests.
     quiet: watch::Sender<Instant>,
 }
 
@@ -53,8 +54,8 @@ impl Outage {
         Self { suspected: Arc::default(), over: watch::Sender::new(()), quiet: watch::Sender::new(Instant::now()) }
     }
 
-    /// Waits for so long; if it `may_be` for an outage, no longer than until that is over, and true if it is. In any case
-    /// as long as the server asks for.
+    /// Waits for `pause`. If the failure `may_be` an outage, the wait ends with the outage, and the result is true. The
+    /// wait always lasts as long as the server asks for.
     pub(super) async fn wait(&self, pause: Duration, may_be: bool) -> bool {
         let mut over = self.over.subscribe();
         if may_be {
@@ -83,8 +84,8 @@ impl Outage {
         }
     }
 
-    /// Waits until the server answers. False if it never failed to: then the trouble is with what was asked of it, and
-    /// nobody comes back sooner for that.
+    /// Waits until the server answers. Returns false if no probe failed: then the problem is the request itself, and no
+    /// waiter comes back sooner.
     async fn is_over(&self, client: &Client) -> bool {
         let mut probes = FuturesUnordered::new();
         let (mut failed, mut next) = (false, Instant::now());
@@ -97,14 +98,14 @@ impl Outage {
                 },
                 () = sleep_until(next) => {
                     self.quiet().await;
-                    probes.push(timeout(PATIENCE, answer(client)));
+                    probes.push(timeout(PROBE_TIMEOUT, answer(client)));
                     next = Instant::now() + random(EVERY);
                 }
             }
         }
     }
 
-    /// Heeds what a response says of when to come back.
+    /// Obeys the Retry-After of a response.
     pub(super) fn heed<B>(&self, response: &Response<B>) {
         let seconds = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         if let Some(seconds) = seconds.filter(|_| response.status().as_u16() >= 400) {
@@ -122,7 +123,7 @@ impl Outage {
 async fn answer(client: &Client) -> Answer {
     let request = http::Request::get("/readyz").body(Body::empty()).expect("a path is a URI");
     match client.send(request).await {
-        // Who refuses to say is there.
+        // A server that refuses to answer is there.
         Ok(response) if response.status() == StatusCode::TOO_MANY_REQUESTS => Answer::Unwell,
         Ok(response) if response.status().is_server_error() => Answer::Unwell,
         Ok(_) => Answer::Well,

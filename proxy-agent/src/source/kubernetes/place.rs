@@ -1,4 +1,4 @@
-//! Where the API server is: the addresses to which its name leads.
+//! Resolves the addresses of the API server.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,21 +11,21 @@ use tracing::debug;
 
 use crate::input::Input;
 
-/// Names come to lead elsewhere without saying so.
+/// The time between two lookups: a name may change its addresses without notice.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// What a name server may take, before anything else is asked for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout of a lookup, which other requests wait for.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// Host and port.
+    /// The hosts and ports.
     names: Vec<(String, u16)>,
-    /// All that were ever found: connections last longer than what names lead to.
+    /// All addresses ever found: connections last longer than a name's addresses.
     known: BTreeSet<SocketAddr>,
 }
 
 impl Place {
-    /// Of the server itself, and of the proxy through which it is reached.
+    /// Returns the place of the server, and of its proxy.
     pub(super) fn of<'a>(urls: impl Iterator<Item = &'a http::Uri>) -> Self {
         let name = |url: &http::Uri| {
             let usual = if url.scheme_str() == Some("http") { 80 } else { 443 };
@@ -35,21 +35,21 @@ impl Place {
         Self { names: urls.filter_map(name).collect(), known: BTreeSet::new() }
     }
 
-    /// Tells what is new of it.
+    /// Sends new addresses.
     pub(super) async fn tell(&mut self, inputs: &Sender<Input>) {
         let before = self.known.len();
         for (host, port) in &self.names {
-            match timeout(PATIENCE, lookup_host((host.as_str(), *port))).await {
+            match timeout(LOOKUP_TIMEOUT, lookup_host((host.as_str(), *port))).await {
                 Ok(Ok(found)) => {
                     self.known.extend(found.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())));
                 }
-                // Then it is not reached either, and the watches say so.
-                Ok(Err(error)) => debug!(%error, host, "the API server's name leads nowhere"),
-                Err(_) => debug!(host, "the API server's name is not resolved in time"),
+                // In that case the server is not reached either, and the watches report that.
+                Ok(Err(error)) => debug!(%error, host, "the API server's name does not resolve"),
+                Err(_) => debug!(host, "the API server's name did not resolve in time"),
             }
         }
         if self.known.len() > before {
-            // Whoever asked may have gone meanwhile, which the watches notice.
+            // The receiver may be gone meanwhile; the watches notice that.
             let _sent = inputs.send(Input::ApiServer(self.known.clone())).await;
         }
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_addresses_of_server_and_proxy_are_told_once() {
+    async fn all_addresses_of_server_and_proxy_are_sent_once() {
         let urls = ["https://127.0.0.1:6443", "https://[::1]", "http://[::ffff:127.0.0.2]/proxy"];
         let urls: Vec<http::Uri> = urls.iter().map(|url| url.parse().unwrap()).collect();
         let (sender, mut inputs) = mpsc::channel(2);

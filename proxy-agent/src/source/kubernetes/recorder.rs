@@ -1,4 +1,4 @@
-//! Sends events to the API server, as kube-proxy does: `events.k8s.io/v1`, reporting controller `kube-proxy`.
+//! Sends Events to the API server, as kube-proxy does: `events.k8s.io/v1`, reporting controller `kube-proxy`.
 
 use std::time::Duration;
 
@@ -15,30 +15,31 @@ use crate::events::history::{History, Step};
 use crate::events::{Event, Queue, Regarding, Severity};
 
 const CONTROLLER: &str = "kube-proxy";
-/// Where events of objects go that have no namespace.
+/// The namespace for Events of objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
-/// Of notes in bytes, and of the reporting instance: the API server refuses longer ones.
+/// The limits in bytes of a note and of the reporting instance: the API server refuses longer ones.
 const NOTE: usize = 1024;
 const INSTANCE: usize = 128;
-/// For one answer.
+/// The timeout of an answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Attempts to reach a server that does not answer, and the longest wait between them.
+/// The number of attempts to reach a silent server, and the longest wait between them.
 const TRIES: u32 = 12;
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Takes events off the queue. May be cancelled and go on with another client: no event is lost or told twice for it.
+/// A recorder that takes Events off the queue. Its future may be cancelled and go on with another client: no Event is
+/// lost or sent twice.
 pub(super) struct Recorder {
     instance: String,
     queue: Queue,
     history: History,
-    /// Under way.
+    /// The Event under way.
     current: Option<(Event, Step, Timestamp)>,
-    /// The server refuses events, and the log says so.
+    /// Set if the server refuses Events and the log says so.
     refused: bool,
 }
 
 impl Recorder {
-    /// `node_name` is who reports.
+    /// Creates a recorder; `node_name` is the reporting instance.
     pub(super) fn new(node_name: &str, queue: Queue) -> Self {
         let instance = truncated(node_name.to_owned(), INSTANCE);
         Self { instance, queue, history: History::default(), current: None, refused: false }
@@ -55,17 +56,17 @@ impl Recorder {
             };
             match self.send(client, &event, &step, at).await {
                 Err(kube::Error::Api(status)) if status.code == 404 && matches!(step, Step::Count(..)) => {
-                    // The server forgets events after an hour.
+                    // The server forgets Events after an hour.
                     self.history.forget(&event);
                     self.enter(event);
                     continue;
                 }
                 Err(kube::Error::Api(status)) if !is_passing(status.code) && status.code != 409 => {
                     if !std::mem::replace(&mut self.refused, true) {
-                        info!(code = status.code, why = status.message, "the API server takes no events");
+                        info!(code = status.code, why = status.message, "the API server refuses Events");
                     }
                 }
-                Err(error) => debug!(%error, reason = event.reason, "event given up"),
+                Err(error) => debug!(%error, reason = event.reason, "Event given up"),
                 Ok(()) => self.refused = false,
             }
             self.current = None;
@@ -80,7 +81,7 @@ impl Recorder {
         self.current.insert((event, step, at)).clone()
     }
 
-    /// Waits for a server that does not answer, or not just now.
+    /// Sends an Event, and waits for a server that is silent or busy.
     async fn send(&self, client: &Client, event: &Event, step: &Step, at: Timestamp) -> kube::Result<()> {
         let mut tries = 0;
         loop {
@@ -137,7 +138,7 @@ impl Recorder {
     }
 }
 
-/// Whether the server may answer otherwise later. New credentials come with another client.
+/// Returns true if the server may answer differently later. New credentials come with another client.
 fn is_passing(code: u16) -> bool {
     matches!(code, 401 | 429 | 500..)
 }

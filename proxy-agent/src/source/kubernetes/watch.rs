@@ -1,7 +1,7 @@
-//! One kind of object, listed and watched until nobody listens.
+//! Lists and watches one kind of object until the receiver is gone.
 //!
-//! What kube's `watcher` does, with what a proxy needs beyond it: a bad object costs only itself, the position outlives the
-//! client, and events that do not follow from each other are noticed.
+//! The module does the same as kube's `watcher`, and three things that a proxy needs beyond it. A bad object costs only
+//! itself, the position outlives the client, and gaps between events are noticed.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -33,28 +33,29 @@ mod list;
 mod pace;
 mod trouble;
 
-/// What is watched, what it is sent as, and how far it has come.
+/// A watch on one kind of object, with its input variant and its position.
 pub(super) struct Watch<K> {
     input: fn(Update<K>) -> Input,
     list: ListParams,
     watch: WatchParams,
-    /// For as little as tells the server's version. Of selectors only a name: for others servers go through all objects.
+    /// The smallest request that returns the server's version. Only a name is kept of the selectors: for others servers
+    /// go through all objects.
     look: ListParams,
     dispensable: bool,
     pace: Pace,
-    /// The version that amounts to all that was sent. None: only a list can tell.
+    /// The version up to which everything was sent. None: a new list is needed.
     position: Option<String>,
-    /// The server does not know the position any more, or says so.
+    /// Set if the server says that it no longer knows the position.
     expired: bool,
-    /// How many more streaming lists are tried over this connection.
+    /// The number of further attempts at streaming lists over this connection.
     streams: u8,
-    /// A list was sent, or that there is none.
+    /// Set after a list was sent, or its refusal.
     delivered: bool,
-    /// Objects of the wrong shape, and what is wrong with them. The last form that could be read stays in force.
+    /// The objects of the wrong shape, with the errors. The last readable version stays in force.
     unreadable: BTreeMap<ObjectName, String>,
 }
 
-/// Why a watch ended.
+/// The reason why a run ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     ReceiverGone,
@@ -62,23 +63,23 @@ pub(super) enum Ended {
     Unauthorized,
 }
 
-/// How long until a kind that the API server does not serve is asked for again.
+/// The time until a kind that the API server does not serve is asked for again.
 const UNSERVED_RETRY: Duration = Duration::from_secs(300);
-/// How long a watch must hold to count: one that is answered and then broken at once does not.
+/// The time that a watch must hold to count: a watch that breaks at once does not.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Credentials younger than this are not read again, unless their files have changed.
+/// The age before which credentials are not read again, unless their files have changed.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
 const PAGE_SIZE: u32 = 1000;
-/// For one page of a list. API servers give themselves 60 seconds.
+/// The timeout of one page of a list. API servers give themselves 60 seconds.
 const PAGE: Duration = Duration::from_secs(120);
 
 impl<K> Watch<K> {
-    /// Everything of a kind, listed consistently.
+    /// Creates a watch on every object of a kind, listed consistently.
     pub(super) fn new(input: fn(Update<K>) -> Input) -> Self {
         Self {
             input,
             list: ListParams::default().limit(PAGE_SIZE),
-            // The server ends watches at different times, so that not all nodes come back at once.
+            // The server ends watches at different times: nodes must not come back all at once.
             watch: WatchParams::default().timeout(rand::random_range(230..=290)),
             look: ListParams::default().limit(1),
             dispensable: false,
@@ -99,14 +100,14 @@ impl<K> Watch<K> {
         Self { list: self.list.fields(selector), watch: self.watch.fields(selector), ..self }
     }
 
-    /// The one object of that name.
+    /// Restricts the watch to the one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
         let selector = format!("metadata.name={name}");
         let look = self.look.clone().fields(&selector);
         Self { look, ..self.fields(&selector) }
     }
 
-    /// kpx can do without: as long as the server never served or allowed it, the list is empty.
+    /// Marks a kind that kpx can do without: until the server serves and allows it, the list is empty.
     pub(super) fn dispensable(self) -> Self {
         Self { dispensable: true, ..self }
     }
@@ -116,7 +117,7 @@ impl<K> Watch<K>
 where
     K: Kept + Clone + Send + 'static,
 {
-    /// May be cancelled and go on with another client: nothing is lost for it.
+    /// Runs until the end. The future may be cancelled and go on with another client: nothing is lost.
     pub(super) async fn run(
         &mut self,
         clients: &Clients,
@@ -167,7 +168,7 @@ where
         }
     }
 
-    /// Sends what happens after `position`.
+    /// Sends the events after `position`.
     async fn follow(
         &mut self,
         client: &Client,
@@ -223,7 +224,7 @@ where
                 Ok(Some(line)) => match Event::read(&line) {
                     Ok(Some(event)) => self.take(event, inputs, trouble).await,
                     Ok(None) => Err(Over::Ended(End::Broken("an event was cut off".to_owned()))),
-                    Err(error) => Err(self.lose(format!("an event that cannot be read: {error}"))),
+                    Err(error) => Err(self.lose(format!("unreadable event: {error}"))),
                 },
                 Ok(None) if began.elapsed() < self.life() => Err(Over::Ended(End::Early)),
                 Ok(None) => Err(Over::Ended(End::InTime)),
@@ -235,9 +236,9 @@ where
         }
     }
 
-    /// The wait before the next attempt.
+    /// Returns the wait before the next attempt.
     fn pause_after(&mut self, over: &Over) -> Duration {
-        // Of servers that stand in for each other, the next one may have just started.
+        // Where servers stand in for each other, the next one may have just started.
         if over.is_outage() || matches!(over, Over::Ended(End::Early | End::Broken(_))) {
             self.pace.away();
         }
@@ -248,13 +249,13 @@ where
         }
     }
 
-    /// What a lost position means for the next attempt.
+    /// Notes a lost position for the next attempt.
     fn note(&mut self, over: Over) -> Over {
         self.expired |= matches!(over, Over::Lost(_));
         over
     }
 
-    /// Only a new list can tell what is missing.
+    /// Forgets the position. Only a new list can tell what is missing.
     fn lose(&mut self, why: String) -> Over {
         self.position = None;
         Over::Lost(why)
@@ -265,7 +266,7 @@ where
             Event::Put(object) => (object, false),
             Event::Gone(object) => (object, true),
             Event::Bookmark(version) | Event::Listed(version) => return self.advance(version),
-            // What the server no longer knows it may know again: it is cheap to ask.
+            // The server may know the version again later: asking again is cheap.
             Event::Error(status) if is_lost(&status) => return Err(Over::Lost(explain(&kube::Error::Api(status)))),
             Event::Error(status) => return Err(self.lose(explain(&kube::Error::Api(status)))),
         };
@@ -298,7 +299,8 @@ where
         Ok(())
     }
 
-    /// Versions of a kind grow (KEP-5504). If they do not, events are missing, or the server's data are older than ours.
+    /// Checks that versions of a kind grow (KEP-5504). Otherwise events are missing, or the server's data are older
+    /// than ours.
     fn check_order(&mut self, version: &str) -> Result<(), Over> {
         match self.position.as_deref().and_then(|position| disorder(version, position)) {
             Some(why) => Err(self.lose(why)),
@@ -306,22 +308,23 @@ where
         }
     }
 
-    /// After a server was away, its data may have been restored from a backup. A watch from a version that is yet to come
-    /// is granted, and silent until then: so the server is asked for its version, beside a watch that does not wait for it.
-    /// Some: what is wrong with that.
+    /// Probes the server's version. After the server was away, its data may have been restored from a backup. The
+    /// server then grants a watch from a version that is yet to come, and is silent until that version. So this request
+    /// asks for the version beside the watch, without waiting for the watch. Returns the contradiction, if there is
+    /// one.
     fn look(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, Over>> {
         let request = self.request().list_metadata(&self.look).map_err(kube::Error::BuildRequest);
         let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
         let look = async move {
             let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
             let now = list.metadata.resource_version.unwrap_or_default();
-            debug!(kind = %K::Object::kind(&()), position, now, "is the history the same");
+            debug!(kind = %K::Object::kind(&()), position, now, "probed the server's version");
             Ok(disorder(&now, &position))
         };
         look.boxed()
     }
 
-    /// How long a watch lasts at least that nothing ends before. Clocks differ.
+    /// Returns the shortest life of a watch that is not interrupted. The margin allows for different clocks.
     fn life(&self) -> Duration {
         Duration::from_secs(self.watch.timeout.unwrap_or_default().saturating_sub(1).into())
     }
@@ -331,7 +334,8 @@ where
     }
 }
 
-/// What is wrong with a version after another. Those of other servers than Kubernetes' own may be no numbers.
+/// Describes a version that is older than an earlier one. Other servers than Kubernetes' own may have versions that are
+/// no numbers.
 fn disorder(version: &str, after: &str) -> Option<String> {
     let is_older =
         matches!((version.parse::<u64>(), after.parse::<u64>()), (Ok(version), Ok(after)) if version < after);

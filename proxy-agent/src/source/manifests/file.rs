@@ -1,4 +1,4 @@
-//! What one file says, and what it said last where it cannot be read now.
+//! Reads one file, and keeps its last readable objects where it is unreadable now.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::document::{Document, documents};
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) objects: Vec<Placed>,
-    /// Objects that the file gave before, and may still mean to give: it has documents now that cannot be read.
+    /// The objects that the file gave before, and may still be meant to give: it now has documents that cannot be read.
     pub(super) kept: Vec<Placed>,
-    /// With their lines; without one if it is the whole file.
+    /// The problems with their lines; without a line if the whole file is bad.
     pub(super) problems: Vec<(Option<u64>, String)>,
 }
 
@@ -29,13 +29,13 @@ pub(super) struct Placed {
 /// A document, or an item of a List, that is not accepted.
 struct Bad {
     line: Option<u64>,
-    /// `None`: it may be any object.
+    /// The object's key. `None`: it may be any object.
     key: Option<Key>,
     why: String,
 }
 
 impl File {
-    /// `name` is for the log.
+    /// Reads a file; `name` is for the log.
     pub(super) fn parse(name: &str, text: &str, before: &Self) -> Self {
         let (mut objects, mut bad) = (Vec::new(), Vec::new());
         for (number, document) in documents(text).enumerate() {
@@ -50,7 +50,7 @@ impl File {
         Self::new(objects, bad, before)
     }
 
-    /// A file that cannot be read at all, but is there.
+    /// Returns the state of a file that exists but cannot be read.
     pub(super) fn unreadable(why: String, before: &Self) -> Self {
         Self::new(Vec::new(), vec![Bad { line: None, key: None, why }], before)
     }

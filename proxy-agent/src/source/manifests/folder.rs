@@ -1,4 +1,4 @@
-//! Which files a folder holds, and what wakes when they change.
+//! Lists the files of a folder, and wakes the source when they change.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -18,11 +18,11 @@ use crate::health::Health;
 /// The manifests of a folder by file name. While two listings are equal, nothing was written.
 pub(super) type Listing = BTreeMap<OsString, Stamp>;
 
-/// What differs after a file was written or replaced; `None` of one that cannot be looked at.
+/// A stamp that differs after a file was written or replaced; `None` for a file that cannot be examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp(Option<(Id, u64, [i64; 4])>);
 
-/// Device and inode.
+/// The device and inode numbers.
 type Id = (u64, u64);
 
 /// A folder to be read again whenever something in it changes.
@@ -30,15 +30,15 @@ type Id = (u64, u64);
 pub(super) struct Folder {
     path: PathBuf,
     woken: Arc<Notify>,
-    /// The folder that inotify was asked to watch. Without a watcher: it could not.
+    /// The folder that inotify watches, without a watcher if inotify failed.
     watched: Option<(Id, Option<SystemTime>, Option<RecommendedWatcher>)>,
 }
 
-/// How long the folder must lie still before it is read: editors write in several steps.
+/// The time without changes before the folder is read: editors write in several steps.
 const QUIET: Duration = Duration::from_millis(50);
-/// A folder that never lies still is read nevertheless.
-const PATIENCE: Duration = Duration::from_millis(400);
-/// How often to look without having been woken: inotify does not see what lies behind a link, nor a new folder.
+/// The time after which a folder that keeps changing is read nevertheless.
+const MAX_WAIT: Duration = Duration::from_millis(400);
+/// The time between two checks without an event: inotify does not see what lies behind a link, nor a new folder.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 impl Folder {
@@ -68,11 +68,12 @@ impl Folder {
         Ok(listing)
     }
 
-    /// Waits until the folder is not as `known`, and lies still. That it cannot be read is a problem meanwhile.
+    /// Waits until the folder differs from `known` and has stopped changing. An unreadable folder is a problem
+    /// meanwhile.
     pub(super) async fn change(&mut self, known: &Listing, health: &Health) -> Listing {
         let what = self.path.display().to_string();
         loop {
-            // Woken or not: it is time to look.
+            // The check follows an event or the end of the interval.
             let _ = timeout(INTERVAL, self.woken.notified()).await;
             self.watch();
             match self.list() {
@@ -90,7 +91,7 @@ impl Folder {
     }
 
     async fn stillness(&self, mut listing: Listing) -> Option<Listing> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         loop {
             sleep(QUIET).await;
             let now = self.list().ok()?;
@@ -101,7 +102,8 @@ impl Folder {
         }
     }
 
-    /// Has inotify wake us, unless it does already for this very folder. (A new one may get the old one's inode.)
+    /// Lets inotify wake this task, unless it already watches this very folder. (A new folder may get the old one's
+    /// inode.)
     fn watch(&mut self) {
         let Ok(meta) = fs::metadata(&self.path) else { return };
         let (id, created) = ((meta.dev(), meta.ino()), meta.created().ok());
@@ -110,7 +112,7 @@ impl Folder {
         }
         let woken = Arc::clone(&self.woken);
         let wake = move |event: notify::Result<notify::Event>| {
-            // Reading the folder is an event as well: not one to read it for.
+            // Reading the folder is an event too, but no reason to read it.
             if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                 woken.notify_one();
             }
@@ -120,13 +122,14 @@ impl Folder {
             Ok(watcher)
         });
         let watcher = watcher.inspect_err(
-            |error| warn!(%error, folder = %self.path.display(), "folder is polled, as it cannot be watched"),
+            |error| warn!(%error, folder = %self.path.display(), "the folder cannot be watched and is polled"),
         );
         self.watched = Some((id, created, watcher.ok()));
     }
 }
 
-/// Neither hidden (as are `..data` of a mounted ConfigMap and many an editor's own files) nor a backup.
+/// Returns true for a manifest: neither hidden (as are `..data` of a mounted ConfigMap and many an editor's own files)
+/// nor a backup.
 fn is_manifest(name: &OsStr) -> bool {
     let known = matches!(Path::new(name).extension().and_then(OsStr::to_str), Some("yaml" | "yml" | "json"));
     known && !name.as_encoded_bytes().starts_with(b".") && !name.as_encoded_bytes().starts_with(b"#")

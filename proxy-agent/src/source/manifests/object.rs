@@ -1,4 +1,4 @@
-//! Objects as `kubectl apply` would accept them.
+//! Decodes objects as `kubectl apply` would accept them.
 
 use std::fmt::{self, Display};
 
@@ -36,16 +36,16 @@ pub(super) struct Key {
     pub(super) name: ObjectName,
 }
 
-/// Why an object is not accepted.
+/// The reason why an object is not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     /// The field, such as `spec.ports[0].port`; empty if it is the whole object.
     pub(super) field: String,
-    /// Names the field.
+    /// The reason, which names the field.
     pub(super) why: String,
 }
 
-/// Kinds beside kpx's in the same versions of the API: any other name there is a slip of the pen.
+/// The kinds beside kpx's in the same versions of the API: any other name there is a typing error.
 const OTHER_KINDS: [(&str, &[&str]); 3] = [
     (
         "v1",
@@ -72,7 +72,7 @@ const OTHER_KINDS: [(&str, &[&str]); 3] = [
     ("networking.k8s.io/v1", &["IPAddress", "Ingress", "IngressClass", "NetworkPolicy"]),
 ];
 
-/// The kind of an object as written, `None` if it is one that kpx does not read.
+/// Returns the kind of an object as written, or `None` for a kind that kpx does not read.
 pub(super) fn kind(value: &Value) -> Result<Option<Kind>, Refused> {
     if !value.is_object() {
         return Err(Refused::new("", "is not an object"));
@@ -83,7 +83,7 @@ pub(super) fn kind(value: &Value) -> Result<Option<Kind>, Refused> {
         if kind.version() == version {
             return Ok(Some(kind));
         }
-        // Knative has Services as well; but a Service of apps/v1 was meant to be ours.
+        // Knative also has Services; but a Service of apps/v1 was meant to be a core Service.
         let group = version.split_once('/').map_or("", |(group, _)| group);
         if group.contains('.') && !group.ends_with(".k8s.io") {
             return Ok(None);
@@ -96,7 +96,7 @@ pub(super) fn kind(value: &Value) -> Result<Option<Kind>, Refused> {
     if exists { Ok(None) } else { Err(why()) }
 }
 
-/// The objects of a List with their places in it; the object itself if it is none.
+/// Returns the objects of a List with their places in it, or the object itself if it is no List.
 pub(super) fn items(value: Value) -> Result<Vec<(String, Value)>, Refused> {
     let (name, version) =
         (value["kind"].as_str().unwrap_or_default(), value["apiVersion"].as_str().unwrap_or_default());
@@ -113,7 +113,7 @@ pub(super) fn items(value: Value) -> Result<Vec<(String, Value)>, Refused> {
     let mut objects = Vec::new();
     for (index, item) in items.iter().enumerate() {
         let mut item = item.clone();
-        // Left to the typed list by those who write one.
+        // A typed list may leave these fields out of its items.
         if let (Some(kind), Some(fields)) = (of, item.as_object_mut()) {
             fields.entry("kind").or_insert_with(|| kind.name().into());
             fields.entry("apiVersion").or_insert_with(|| kind.version().into());
@@ -127,7 +127,7 @@ pub(super) fn items(value: Value) -> Result<Vec<(String, Value)>, Refused> {
     Ok(objects)
 }
 
-/// The name of an object, even if nothing else of it can be read.
+/// Returns the name of an object, even if nothing else of it can be read.
 pub(super) fn key(kind: Kind, value: &Value) -> Option<Key> {
     let name = value["metadata"]["name"].as_str().filter(|name| !name.is_empty())?;
     let namespace = match &value["metadata"]["namespace"] {
@@ -140,7 +140,7 @@ pub(super) fn key(kind: Kind, value: &Value) -> Option<Key> {
     Some(Key { kind, name: ObjectName::new(namespace, name) })
 }
 
-/// What to call an object of which not even the kind may be right.
+/// Returns a title for an object whose very kind may be wrong.
 pub(super) fn title(value: &Value) -> Option<String> {
     let (kind, meta) = (value["kind"].as_str()?, &value["metadata"]);
     let name = ObjectName::new(meta["namespace"].as_str().unwrap_or_default(), meta["name"].as_str()?);
@@ -164,7 +164,7 @@ pub(super) fn decode(kind: Kind, value: &Value) -> Result<(Key, Object), Refused
     Ok((key, object))
 }
 
-/// Reads strictly: what the type does not know is refused, too.
+/// Reads strictly: fields that the type does not have are refused, too.
 fn typed<K: DeserializeOwned>(value: &Value) -> Result<K, Refused> {
     let mut unknown = Vec::new();
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(dotted(&path));
@@ -240,7 +240,7 @@ impl Object {
         }
     }
 
-    /// Whether the selectors of a watch on an API server would let it through.
+    /// Returns true if the selectors of a watch on an API server would admit the object.
     pub(super) fn is_watched(&self, node_name: Option<&str>) -> bool {
         let labelled = |meta: &ObjectMeta, label| meta.labels.as_ref().is_some_and(|labels| labels.contains_key(label));
         match self {

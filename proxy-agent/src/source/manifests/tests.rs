@@ -23,7 +23,7 @@ spec:
   - port: 80
 ";
 
-/// A Service with a name and a port.
+/// Returns a Service with a name and a port.
 fn service(name: &str, port: u16) -> String {
     WEB.replace("web", name).replace("80", &port.to_string())
 }
@@ -60,9 +60,9 @@ fn objects_are_completed_as_an_api_server_would() {
     "#]].assert_eq(&objects);
 }
 
-/// Multicast endpoints that are not link-local, and addresses with leading zeros, as old objects have them.
+/// Multicast endpoints that are not link-local are taken, and addresses with leading zeros, as old objects have them.
 #[test]
-fn what_an_api_server_has_is_taken() {
+fn objects_that_an_api_server_holds_are_accepted() {
     let v6 = slice("web-2", "'ff05::1:3', 'FD00:0::0001'").replace("IPv4", "IPv6");
     let slices = [slice("web-1", "239.1.1.1"), slice("web-3", "010.000.000.001"), v6];
     let web = WEB.replace("clusterIP: 10.96.0.10", "clusterIP: 010.096.000.010\n  externalIPs: [192.000.002.001]");
@@ -80,7 +80,7 @@ fn what_an_api_server_has_is_taken() {
 }
 
 #[test]
-fn what_a_watch_would_not_show_is_not_sent() {
+fn an_object_outside_the_watch_selectors_is_not_sent() {
     let labelled =
         |text: &str, label: &str| text.replacen("metadata:", &format!("metadata:\n  labels: {{{label}: ''}}"), 1);
     let slice = slice("web-1", "10.0.0.1").replace("metadata: {name: web-1}", "metadata:\n  name: web-1");
@@ -101,7 +101,7 @@ fn what_a_watch_would_not_show_is_not_sent() {
 }
 
 #[test]
-fn the_first_of_two_wins_and_the_other_is_a_problem() {
+fn the_first_of_two_documents_wins_and_the_other_is_a_problem() {
     let (_, (objects, problems)) = folder(&[
         ("b.yaml", &service("web", 2)),
         ("a.yaml", &format!("{}---\n{}", service("web", 1), service("web", 3))),
@@ -117,7 +117,7 @@ fn the_first_of_two_wins_and_the_other_is_a_problem() {
 }
 
 #[test]
-fn a_bad_document_keeps_what_it_said_before_and_only_that() {
+fn a_bad_document_keeps_its_last_readable_object() {
     let two = |one: &str, other: &str| format!("{one}---\n{other}");
     let (dir, _) = folder(&[]);
     let mut manifests = Manifests::default();
@@ -161,7 +161,7 @@ async fn changes_are_sent_as_they_happen() {
     write(&dir, "slices.yaml", &slice("web-1", "10.0.0.1"));
     assert_eq!(running.next(1).await, ["put slice web-1 10.0.0.1"]);
 
-    // As editors do.
+    // Editors write in this way.
     write(&dir, ".web.yaml.tmp", &service("web", 81));
     fs::rename(dir.path().join("web.yaml"), dir.path().join("web.yaml~")).unwrap();
     fs::rename(dir.path().join(".web.yaml.tmp"), dir.path().join("web.yaml")).unwrap();
@@ -181,7 +181,7 @@ async fn changes_are_sent_as_they_happen() {
 
     write(&dir, "web.yaml", &format!("# the same\n{}", service("web", 82)));
     write(&dir, "last.yaml", &service("last", 1));
-    assert_eq!(running.next(1).await, ["put last 1"], "and nothing of what only looks different");
+    assert_eq!(running.next(1).await, ["put last 1"], "and no file without a real change");
 }
 
 #[tokio::test]
@@ -204,7 +204,7 @@ async fn a_mounted_config_map_is_followed() {
 }
 
 #[tokio::test]
-async fn a_folder_that_goes_and_comes_back_loses_nothing_meanwhile() {
+async fn a_folder_that_goes_and_comes_back_loses_no_object() {
     let (parent, _) = folder(&[]);
     let path = parent.path().join("manifests");
     fs::create_dir(&path).unwrap();
@@ -226,7 +226,7 @@ async fn a_folder_that_goes_and_comes_back_loses_nothing_meanwhile() {
 }
 
 #[tokio::test]
-async fn it_ends_with_its_receiver_and_does_not_begin_without_a_folder() {
+async fn the_source_ends_with_its_receiver_and_needs_a_folder() {
     let (dir, _) = folder(&[]);
     let running = Running::start(&dir);
     drop(running.inputs);
@@ -239,7 +239,7 @@ async fn it_ends_with_its_receiver_and_does_not_begin_without_a_folder() {
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A new folder with files, and what is made of it at once.
+/// Creates a folder with files, and returns its state.
 fn folder(files: &[(&str, &str)]) -> (TempDir, (Objects, BTreeMap<String, String>)) {
     let dir = TempDir::new().unwrap();
     for (name, text) in files {

@@ -1,4 +1,4 @@
-//! What an API server fills in and what it refuses, as far as kpx would act differently or amiss without.
+//! Fills in defaults and refuses values as an API server does, as far as kpx depends on it.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -17,7 +17,7 @@ type Verdict = Result<(), Refused>;
 
 const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
 const POLICIES: &[&str] = &["Cluster", "Local"];
-/// Seconds.
+/// The default timeout in seconds.
 const DEFAULT_AFFINITY_TIMEOUT: i32 = 10_800;
 
 pub(super) fn name(name: &ObjectName) -> Verdict {
@@ -81,7 +81,7 @@ fn service(spec: &ServiceSpec) -> Verdict {
         address(format_args!("spec.externalIPs[{i}]"), ip)?;
     }
     for (i, range) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
-        // An API server lets white space around it through.
+        // An API server accepts white space around the range.
         let field = format_args!("spec.loadBalancerSourceRanges[{i}]");
         model::cidr(range.trim()).map_err(|_| not_a_network(field, range.trim()))?;
     }
@@ -181,7 +181,8 @@ fn service_cidr(cidr: &ServiceCIDR) -> Verdict {
     Ok(())
 }
 
-/// Neither unspecified nor loopback, nor link-local: of multicast addresses an API server refuses those alone.
+/// Returns true for an endpoint's address: neither unspecified nor loopback, nor link-local. An API server refuses no
+/// other multicast addresses than link-local ones.
 fn is_endpoint(ip: IpAddr) -> bool {
     if ip.is_unspecified() || ip.is_loopback() {
         return false;
@@ -200,7 +201,7 @@ fn family(ip: IpAddr) -> String {
     if ip.is_ipv4() { "IPv4".to_owned() } else { "IPv6".to_owned() }
 }
 
-/// As lenient as an API server is with objects that it has already.
+/// Reads an address as leniently as an API server reads the objects that it has already.
 fn address(field: impl Display, text: &str) -> Result<IpAddr, Refused> {
     model::ip(text).map_err(|_| Refused::new(field, format!("{text:?} is not an IP address")))
 }

@@ -1,5 +1,5 @@
-//! Events and their objects, which may be of the wrong shape: a bad one costs neither the list nor the watch that it
-//! comes with.
+//! Reads events and their objects. An object of the wrong shape costs neither the list nor the watch that it comes
+//! with.
 
 use kube::Resource as _;
 use kube::core::{PartialObjectMeta, Status};
@@ -13,14 +13,14 @@ use crate::input::ObjectName;
 /// The annotation of the bookmark at the end of a streaming list.
 const LISTED: &str = "k8s.io/initial-events-end";
 
-/// One line of a watch.
+/// A line of a watch.
 #[derive(Debug)]
 pub(super) enum Event<K> {
     Put(Lenient<K>),
     Gone(Lenient<K>),
-    /// A version, up to which all was told.
+    /// A version up to which everything was sent.
     Bookmark(String),
-    /// The same, and all objects that there were to begin with have been told.
+    /// A version at which all initial objects have been sent.
     Listed(String),
     Error(Box<Status>),
 }
@@ -33,7 +33,7 @@ struct Line<'a> {
 }
 
 impl<K: Kept> Event<K> {
-    /// None for a line that was cut off: so may end watches whose connection breaks.
+    /// Reads a line. Returns None for a line that was cut off, as at the end of a broken connection.
     pub(super) fn read(line: &str) -> serde_json::Result<Option<Self>> {
         let Line { r#type, object } = match serde_json::from_str(line) {
             Ok(line) => line,
@@ -56,12 +56,12 @@ impl<K: Kept> Event<K> {
     }
 }
 
-/// What is kept of an object, or what is known of one that cannot be read.
+/// The kept form of an object, or the name and version of an unreadable one.
 #[derive(Clone, Debug)]
 pub(super) struct Lenient<K> {
     pub(super) name: ObjectName,
     pub(super) version: String,
-    /// Or why it cannot be read.
+    /// The object, or the reason why it cannot be read.
     pub(super) object: Result<K, String>,
 }
 
@@ -82,7 +82,7 @@ impl<K: Kept> Lenient<K> {
     }
 }
 
-/// From JSON text alone, of which it is a slice: nothing is copied for those that can be read.
+/// Deserializes from a slice of JSON text only. Readable objects are not copied.
 impl<'de, K: Kept> Deserialize<'de> for Lenient<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::read(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)

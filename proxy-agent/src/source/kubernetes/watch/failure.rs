@@ -1,4 +1,4 @@
-//! Why a list or a watch is over, and what that means.
+//! Classifies the ends of lists and watches.
 
 use std::error::Error as _;
 
@@ -6,26 +6,26 @@ use kube::client::AuthError;
 use kube::core::Status;
 use tokio::time::error::Elapsed;
 
-/// Why a list or a watch is over.
+/// The reason why a list or a watch is over.
 #[derive(Debug)]
 pub(super) enum Over {
     ReceiverGone,
-    /// The watch had begun, and came to an end: connections break and servers end watches in the best of clusters.
+    /// The end of a watch that had begun: connections break and servers end watches in the best of clusters.
     Ended(End),
-    /// Only a new list can tell what has happened: the server no longer knows our version (410), or what it says
-    /// does not follow from what it said before.
+    /// A gap that only a new list can fill. The server no longer knows our version (410), or its events contradict each
+    /// other.
     Lost(String),
-    /// There was no answer, or not the one that was asked for.
+    /// A request without an answer, or with an unexpected one.
     Failed(kube::Error),
-    /// A list that takes longer than any server gives it.
+    /// A list that takes longer than any server allows.
     Late,
 }
 
 #[derive(Debug)]
 pub(super) enum End {
-    /// When the time was over that it was asked for.
+    /// The end at the requested time.
     InTime,
-    /// The server ended it before that: it goes away, or has lost its own watch of the data.
+    /// An earlier end by the server, which goes away or has lost its own watch of the data.
     Early,
     Broken(String),
 }
@@ -46,7 +46,7 @@ impl From<Elapsed> for Over {
 }
 
 impl Over {
-    /// HTTP status, if the server has said one.
+    /// Returns the HTTP status, if the server has sent one.
     pub(super) fn code(&self) -> Option<u16> {
         match self {
             Self::Failed(error) => status(error).map(|status| status.code),
@@ -54,7 +54,7 @@ impl Over {
         }
     }
 
-    /// Whether it may be for want of a server, or of one that is well, rather than for what was asked.
+    /// Returns true if the cause may be a missing or failing server, rather than the request.
     pub(super) fn is_outage(&self) -> bool {
         match self {
             Self::Failed(_) => self.code().is_none_or(|code| matches!(code, 429 | 500..)),
@@ -63,12 +63,12 @@ impl Over {
         }
     }
 
-    /// Whether the server says that we may not. One that has just started does so until it has read who may.
+    /// Returns true if the server denies access. A server that has just started does so until it has read its rules.
     pub(super) fn is_denial(&self) -> bool {
         matches!(self.code(), Some(401 | 403))
     }
 
-    /// The reason, if it is one to be told to whoever looks after the cluster.
+    /// Returns the reason, if the operator should be told.
     pub(super) fn problem(&self) -> Option<String> {
         match self {
             Self::Failed(error) => Some(explain(error)),
@@ -78,12 +78,13 @@ impl Over {
     }
 }
 
-/// Whether the server says that our version is none of its history: compacted, or from before a backup was restored.
+/// Returns true if the server says that our version is not in its history: compacted, or from before a backup was
+/// restored.
 pub(super) fn is_lost(status: &Status) -> bool {
     status.code == 410 || status.message.contains("Too large resource version")
 }
 
-/// What the server itself says of an error.
+/// Returns the server's own status of an error.
 fn status(error: &kube::Error) -> Option<&Status> {
     match error {
         kube::Error::Api(status) => Some(status),
@@ -91,7 +92,7 @@ fn status(error: &kube::Error) -> Option<&Status> {
     }
 }
 
-/// The error and its causes, each once: many errors repeat what caused them.
+/// Returns the error and its causes, each once: many errors repeat what caused them.
 pub(super) fn explain(error: &kube::Error) -> String {
     if let Some(Status { code, reason, message, .. }) = status(error) {
         return format!("{code} {reason}: {message}");
@@ -111,8 +112,8 @@ pub(super) fn explain(error: &kube::Error) -> String {
     text
 }
 
-/// What is said of a credential plugin that failed. Its error holds its environment and its output, which is not for all
-/// who may ask for the node's health.
+/// Returns the message for a failed credential plugin. The error itself holds the plugin's environment and output,
+/// which not every client that asks for the node's health may see.
 pub(in super::super) fn failed_plugin(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {

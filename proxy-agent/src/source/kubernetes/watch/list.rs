@@ -1,5 +1,5 @@
-//! Lists: as a stream of events where the server has them (Kubernetes 1.32), else in pages. A stream takes one request, and
-//! neither side ever has more of it in memory than an object.
+//! Lists objects: as a stream of events where the server supports that (Kubernetes 1.32), else in pages. A stream takes
+//! one request, and neither side ever has more than one object of it in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -21,17 +21,18 @@ use super::{PAGE, Watch};
 use crate::compact::Kept;
 use crate::input::{Input, ObjectName, Update};
 
-/// How many streams in a row may break before pages are asked for: what lies between may not let one come to its end.
+/// The number of streams in a row that may break before pages are asked for: the network may never let a stream reach
+/// its end.
 pub(super) const STREAMS: u8 = 3;
-/// For the next event of a list: a server that takes a list for a watch has no more to say.
+/// The timeout of the next event of a list: a server that takes a list for a watch has no more to say.
 const SILENCE: Duration = Duration::from_secs(10);
-/// For a whole list: where changes never cease, a watch is never silent.
+/// The timeout of a whole list: where changes never cease, a watch is never silent.
 const STREAM: Duration = Duration::from_secs(60);
 
-/// A list.
+/// A list of objects.
 struct Listed<K> {
     objects: BTreeMap<ObjectName, K>,
-    /// Those of the wrong shape, and what is wrong with them.
+    /// The objects of the wrong shape, with the errors.
     unreadable: BTreeMap<ObjectName, String>,
     version: String,
 }
@@ -63,11 +64,11 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
         Ok(())
     }
 
-    /// None if the server streams no lists, as far as can be told.
+    /// Lists by stream. Returns None if the server does not seem to stream lists.
     async fn streamed(&mut self, client: &Client) -> Result<Option<Listed<K>>, Over> {
         let listed = timeout(STREAM, self.stream(client)).await.unwrap_or(Ok(None));
         if let Ok(None) = listed {
-            debug!(kind = %K::Object::kind(&()), "the server streams no lists");
+            debug!(kind = %K::Object::kind(&()), "the server does not stream lists");
         }
         listed
     }
@@ -76,7 +77,8 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
         let params = WatchParams { send_initial_events: true, ..self.watch.clone() };
         let request = self.request().watch(&params, "").map_err(kube::Error::BuildRequest)?;
         let answer = client.request_stream(request).await.map_err(Over::from);
-        // Unless it comes to its end. An outage says nothing of streams; who refuses one may give pages.
+        // The count is restored if the stream reaches its end. An outage does not count against streams. A server that
+        // refuses a stream may serve pages.
         self.streams -= u8::from(!matches!(&answer, Err(over) if over.is_outage()));
         let mut lines = match answer {
             Ok(stream) => pin!(stream.lines()),
@@ -89,7 +91,7 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
             let line = line.map_err(kube::Error::ReadEvents)?.ok_or_else(cut_off)?;
             match Event::<K>::read(&line).map_err(kube::Error::SerdeError)?.ok_or_else(cut_off)? {
                 Event::Put(object) => listed.put(object),
-                // What happens meanwhile.
+                // Such events happen during the list.
                 Event::Gone(object) => listed.remove(&object.name),
                 Event::Bookmark(_) => {}
                 Event::Listed(version) => return Ok(Some(Listed { version, ..listed })),
@@ -104,7 +106,8 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
             let request = self.request().list(&page).map_err(kube::Error::BuildRequest)?;
             let answer = timeout(PAGE, client.request::<ObjectList<Lenient<K>>>(request)).await?;
             let list = match answer.map_err(Over::from) {
-                // Pages that take longer than the server remembers would never come to an end: all at once, as client-go does.
+                // Pages that take longer than the server remembers would never end, so the list is read in one piece,
+                // as in client-go.
                 Err(Over::Lost(why)) if page.continue_token.is_some() => {
                     debug!(kind = %K::Object::kind(&()), why, "listed again in one piece");
                     listed = Listed::default();
@@ -124,7 +127,7 @@ impl<K: Kept + Clone + Send + 'static> Watch<K> {
 }
 
 impl<K> Listed<K> {
-    /// What can be read of an object stays, whatever becomes of it later.
+    /// Adds an object. A readable version stays, even if a later one is unreadable.
     fn put(&mut self, Lenient { name, object, .. }: Lenient<K>) {
         match object {
             Ok(object) => {

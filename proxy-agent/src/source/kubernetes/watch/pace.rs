@@ -1,85 +1,86 @@
-//! How soon a server is asked again.
+//! Decides how soon a server is asked again.
 //!
-//! Three things must hold at once: a node is up to date within a second of the server's recovery; thousands of nodes
-//! do not keep a server that recovers from doing so; and no fault, however odd, makes a node ask without end. So:
+//! Three things must hold at once. A node is up to date within a second of the server's recovery. Thousands of nodes do
+//! not keep a recovering server from its recovery. No fault, however odd, makes a node ask without end. So:
 //!
 //! - A server that begins watches and breaks them is well: it is asked again within [`FLAP`].
-//! - Lists are dear. The first of a row come as soon as they are needed, then ever more slowly, up to [`SLOW`]. The
-//!   version last seen is tried again meanwhile, which is cheap, and makes the list needless if the server knows it.
-//! - A server that refuses, or does not answer, is asked at growing intervals, as client-go does it (0.8 s to 30 s). What
-//!   makes the recovery from an outage quick is not this but the probe: see `outage.rs`.
-//! - A server that has just started denies what it has not read up on yet: RBAC's objects come some seconds after `/readyz`.
-//!   Denials after an outage, and at the first contact, are tried again within [`WARM`], for [`WARM_UP`] at most. A denial
-//!   that stands longer is the cluster's will, and has the pace of a failure.
+//! - Lists are expensive. The first of a row come as soon as they are needed, then ever more slowly, up to [`SLOW`].
+//!   Meanwhile the version last seen is tried again, which is cheap, and makes the list needless if the server knows
+//!   the version.
+//! - A server that refuses, or does not answer, is asked at growing intervals, as in client-go (0.8 s to 30 s). The
+//!   quick recovery from an outage is the probe's work: see `outage.rs`.
+//! - A server that has just started denies requests for objects that it has not loaded yet: RBAC's objects come some
+//!   seconds after `/readyz`. Denials after an outage, and at the first contact, are tried again within [`WARM`], for
+//!   [`WARM_UP`] at most. A denial that stands longer is intended, and has the pace of a failure.
 //!
-//! All with jitter, as all nodes begin to wait at the same time.
+//! All with jitter, because all nodes begin to wait at the same time.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Between the end of a watch and the next: at first, and at most.
+/// The wait between the end of a watch and the next: at first, and at most.
 const SOON: Duration = Duration::from_millis(100);
 const FLAP: Duration = Duration::from_millis(500);
-/// After a failure: at first, and at most.
+/// The wait after a failure: at first, and at most.
 const FAILED: Duration = Duration::from_millis(800);
 const SLOW: Duration = Duration::from_secs(30);
-/// After a denial by a server that may not be warm yet: at first, at most, and how long that is believed of it.
+/// The wait after a denial by a server that may not be warm yet: at first, at most, and the time to get warm.
 const DENIED: Duration = Duration::from_millis(250);
 const WARM: Duration = Duration::from_secs(1);
 const WARM_UP: Duration = Duration::from_secs(30);
-/// Lists of a row that may follow each other as watches do.
+/// The number of lists of a row that may follow each other as fast as watches.
 const EARLY_LISTS: u32 = 12;
-/// When a row of lists is over.
+/// The time after which a row of lists is over.
 const ROW: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Each in a row.
+    /// The numbers of such events in a row.
     flaps: u32,
     failures: u32,
     denials: u32,
     lists: u32,
     last_list: Option<Instant>,
-    /// By then a server that was away is warm. None: it has denied nothing since.
+    /// The time by which a server that was away is warm. None: it has denied nothing since.
     warm_by: Option<Instant>,
 }
 
 impl Pace {
-    /// All is well.
+    /// Notes that all is well.
     pub(super) fn settled(&mut self) {
         (self.flaps, self.failures) = (0, 0);
         self.warm_by = Some(Instant::now());
     }
 
-    /// The server was away: how its watches ended before says nothing of those to come.
+    /// Notes the end of an outage: earlier ends of watches no longer count.
     pub(super) fn back(&mut self) {
         self.flaps = 0;
         self.away();
     }
 
-    /// Who answers next may have just started.
+    /// Notes that the next server to answer may have just started.
     pub(super) fn away(&mut self) {
         (self.denials, self.warm_by) = (0, None);
     }
 
-    /// How many watches have ended in a row before they had settled.
+    /// Returns the number of watches in a row that ended before they had settled.
     pub(super) fn ends(&self) -> u32 {
         self.flaps
     }
 
-    /// The wait after a watch that had begun.
+    /// Returns the wait after a watch that had begun.
     pub(super) fn after_end(&mut self) -> Duration {
         self.failures = 0;
         jittered(doubled(SOON, self.flaps, FLAP), &mut self.flaps)
     }
 
-    /// The wait after a failure.
+    /// Returns the wait after a failure.
     pub(super) fn after_failure(&mut self) -> Duration {
         jittered(doubled(FAILED, self.failures, SLOW), &mut self.failures)
     }
 
-    /// The wait after the server has said that we may not.
+    /// Returns the wait after the server has denied access.
     pub(super) fn after_denial(&mut self) -> Duration {
         let warm_by = *self.warm_by.get_or_insert_with(|| Instant::now() + WARM_UP);
         match Instant::now() < warm_by {
@@ -88,7 +89,7 @@ impl Pace {
         }
     }
 
-    /// Whether it is time for a list.
+    /// Returns true if it is time for a list.
     pub(super) fn may_list(&self) -> bool {
         let wait = match self.lists.checked_sub(EARLY_LISTS) {
             Some(late) => doubled(2 * FLAP, late, SLOW),
@@ -109,7 +110,7 @@ fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
     first.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX)).min(most)
 }
 
-/// Between two thirds and all of it.
+/// Returns between two thirds and all of the wait.
 fn jittered(wait: Duration, count: &mut u32) -> Duration {
     *count = count.saturating_add(1);
     wait.mul_f32(rand::random_range(0.67..=1.0))
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_their_caps_and_begin_anew_when_all_is_well() {
+    fn waits_grow_to_their_caps_and_restart_after_success() {
         let mut pace = Pace::default();
         let ends: Vec<_> = (0..50).map(|_| pace.after_end()).collect();
         assert!(ends[0] <= SOON && ends[3..].iter().all(|wait| (FLAP.mul_f32(0.6)..=FLAP).contains(wait)), "{ends:?}");
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lists_of_a_row_grow_rare() {
+    async fn lists_of_a_row_become_rare() {
         let mut pace = Pace::default();
         let (mut lists, start) = (0, Instant::now());
         while start.elapsed() < Duration::from_secs(600) {

@@ -9,7 +9,7 @@ use self::server::{Answer, Server, failure, list, service};
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn lists_in_pages_watches_and_lists_again_when_the_watch_is_too_old() {
+async fn a_watch_that_is_too_old_leads_to_a_new_list() {
     let server = Server::new([
         Answer::Json(200, list("", "more", [service("a", "1")])),
         Answer::Json(200, list("7", "", [service("b", "2")])),
@@ -43,7 +43,7 @@ async fn lists_in_pages_watches_and_lists_again_when_the_watch_is_too_old() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_is_streamed_where_the_server_can() {
+async fn a_list_is_streamed_where_the_server_supports_it() {
     let added = |name: &str, version: &str| json!({"type": "ADDED", "object": service(name, version)});
     let end = json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": {
         "resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "true"}}}});
@@ -55,7 +55,7 @@ async fn a_list_is_streamed_where_the_server_can() {
     ]);
     let health = Health::default();
     let mut running = server.run(Watch::new(Input::Service), &health);
-    assert_eq!(running.next().await, "all a b", "not what was cut off, nor what is gone");
+    assert_eq!(running.next().await, "all a b", "without objects that were cut off or are gone");
     assert_eq!(running.next().await, "put b");
     let asked = server.asked();
     let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
@@ -64,7 +64,7 @@ async fn a_list_is_streamed_where_the_server_can() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_streams_is_asked_for_pages_soon_and_for_streams_no_more() {
+async fn a_server_without_streams_is_soon_asked_only_for_pages() {
     let added = json!({"type": "ADDED", "object": service("x", "1")});
     let refusals = [
         ("refuses", None, Duration::from_secs(1), 1),
@@ -89,7 +89,7 @@ async fn a_server_without_streams_is_asked_for_pages_soon_and_for_streams_no_mor
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_breaks_again_and_again_is_given_up() {
+async fn a_stream_that_keeps_breaking_is_given_up() {
     let broken = || Answer::List(vec![json!({"type": "ADDED", "object": service("a", "1")})]);
     let too_old = Answer::List(vec![json!({"type": "ERROR", "object": failure(410)})]);
     let server = Server::new([
@@ -145,7 +145,7 @@ async fn a_server_that_comes_back_is_listed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_cannot_be_read_costs_only_itself() {
+async fn an_unreadable_object_costs_only_itself() {
     let broken = |version| {
         let mut broken = service("a", version);
         broken["spec"]["ports"] = json!("eighty");
@@ -164,7 +164,7 @@ async fn an_object_that_cannot_be_read_costs_only_itself() {
     let health = Health::default();
     let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all a b");
-    assert_eq!(running.next().await, "put b", "what is bad is left out, and its last form stays");
+    assert_eq!(running.next().await, "put b", "a bad object is left out, and its last form stays");
     assert_eq!(running.next().await, "all b, but default/a");
     let why = &health.problems()["Service objects"].why;
     assert!(why.starts_with("1 cannot be read, such as default/a: ") && why.contains("eighty"), "{why}");
@@ -174,7 +174,7 @@ async fn an_object_that_cannot_be_read_costs_only_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_that_do_not_follow_from_each_other_cost_a_new_list() {
+async fn a_gap_between_events_costs_a_new_list() {
     let server = Server::new([
         Answer::Json(200, list("7", "", [service("a", "1")])),
         Answer::OpenWatch(vec![
@@ -213,12 +213,12 @@ async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
     sleep(Duration::from_secs(60)).await;
     assert!(health.problems().is_empty());
-    assert!(server.probed() <= probed + 2, "who is well is not probed");
+    assert!(server.probed() <= probed + 2, "a healthy server is not probed");
 }
 
-/// Its authorizer reads who may do what only when it is up, and until then lets nobody in.
+/// The server's authorizer reads its rules only when it is up, and denies everything until then.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_denies_all_while_it_warms_up_is_followed_within_a_second_of_that() {
+async fn a_server_that_warms_up_is_followed_within_a_second() {
     let denied = || (0..1_000).map(|_| Answer::Json(403, failure(403)));
     let server = Server::new([Answer::Json(200, list("7", "", [service("a", "1")])), Answer::Watch(vec![])]);
     let health = Health::default();
@@ -242,7 +242,7 @@ async fn a_server_that_denies_all_while_it_warms_up_is_followed_within_a_second_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_but_needed_holds_the_list_back_until_it_is_allowed() {
+async fn a_refused_needed_kind_is_listed_once_it_is_allowed() {
     let server = Server::new([
         Answer::Json(403, failure(403)),
         Answer::Json(403, failure(403)),
@@ -259,7 +259,7 @@ async fn what_is_refused_but_needed_holds_the_list_back_until_it_is_allowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_and_dispensable_is_empty_once() {
+async fn a_refused_dispensable_kind_is_empty_once() {
     let cidrs = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDRList", "metadata": {"resourceVersion": "3"},
         "items": [{"metadata": {"name": "kubernetes", "resourceVersion": "1"}}]});
     let server = Server::new([
@@ -278,11 +278,11 @@ async fn what_is_refused_and_dispensable_is_empty_once() {
     let mut problems = health.subscribe();
     problems.wait_for(|problems| !problems.is_empty()).await.unwrap();
     problems.wait_for(|problems| problems.is_empty()).await.unwrap();
-    assert!(running.inputs.try_recv().is_err(), "what was listed stays when the watch is refused");
+    assert!(running.inputs.try_recv().is_err(), "listed objects stay when the watch is refused");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_not_served_is_empty_no_problem_and_asked_for_again() {
+async fn an_unserved_kind_is_empty_without_a_problem_and_asked_for_again() {
     let server = Server::new([Answer::Json(404, failure(404)), Answer::Json(404, failure(404))]);
     let health = Health::default();
     let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).dispensable(), &health);
@@ -293,7 +293,7 @@ async fn a_kind_that_is_not_served_is_empty_no_problem_and_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_problem_is_over_when_the_watch_is_resumed_even_if_nothing_happens() {
+async fn a_resumed_watch_ends_the_problem_without_an_event() {
     let server = Server::new([
         Answer::Json(200, list("7", "", [service("a", "1")])),
         Answer::Watch(vec![]),

@@ -1,4 +1,4 @@
-//! What is wrong with a watch, told to whoever asks: status, health, metrics and log.
+//! Reports the problems of a watch to status, health, metrics and log.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,34 +10,35 @@ use crate::health::Health;
 use crate::input::ObjectName;
 use crate::metrics::Watches;
 
-/// From so many on, watches that end at once are a problem.
+/// The number of watches in a row that end at once from which on they are a problem.
 const ENDS: u32 = 5;
 
-/// Over how long the looks at a server's history are spread, of all nodes and kinds: after an outage, in which its data may
-/// have been restored, and after a watch that ended, as those of all nodes do when a server restarts in good order.
+/// The times over which version probes of all nodes and kinds are spread. The first is for an outage, in which the
+/// server's data may have been restored. The second is for a watch that ended, as all nodes' watches do when a server
+/// restarts in good order.
 const AFTER_OUTAGE: Duration = Duration::from_secs(1);
 const AFTER_END: Duration = Duration::from_secs(10);
 
 pub(super) struct Trouble<'a> {
     kind: String,
     what: String,
-    /// What cannot be told of the server's history.
+    /// The name of the problem that the server's history is unknown.
     history: String,
     health: &'a Health,
-    /// Something was amiss since the server's history was last known: who answers next may have other data. A look comes
-    /// within this time.
+    /// Set if the server's history is in doubt after a failure: the next server to answer may have other data. A
+    /// version probe comes within this time.
     doubt: Option<Duration>,
 }
 
 impl<'a> Trouble<'a> {
-    /// At first it has yet to be found well: an earlier client may have left a problem behind.
+    /// Creates the state with a doubt: an earlier client may have left a problem behind.
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
         let (what, history) = (format!("{kind} watch"), format!("{kind} history"));
         Self { kind, what, history, health, doubt: Some(AFTER_OUTAGE) }
     }
 
-    /// `ends`: how many watches have ended in a row that had begun.
+    /// Notes the end of a list or watch. `ends` is the number of watches in a row that had begun and ended.
     pub(super) fn met(&mut self, over: &Over, unserved: bool, ends: u32) {
         debug!(what = self.what, ?over, "list or watch over");
         if unserved {
@@ -61,7 +62,7 @@ impl<'a> Trouble<'a> {
         }
     }
 
-    /// A list was answered. It says little of the watch, if that does not last.
+    /// Notes an answered list. The list says little about the watch, if watches do not last.
     pub(super) fn listed(&mut self, ends: u32) {
         self.is_back();
         if ends < ENDS {
@@ -73,15 +74,16 @@ impl<'a> Trouble<'a> {
         self.health.end(&self.what);
     }
 
-    /// Whether the server's history is the same could not be told. The watch goes on meanwhile.
+    /// Notes that a version probe failed. The watch goes on meanwhile.
     pub(super) fn untold(&self, over: &Over) {
-        debug!(what = self.history, ?over, "no look");
+        debug!(what = self.history, ?over, "no version probe");
         Watches::of_process().failed(&self.kind);
         let why = over.problem().unwrap_or_else(|| end(over));
-        self.health.begin(&self.history, format!("changes may be missing, the server's version is not known: {why}"));
+        self.health
+            .begin(&self.history, format!("changes may be missing, since the server's version is unknown: {why}"));
     }
 
-    /// The server's history is known to be the one that we have.
+    /// Notes that the server's history is the known one.
     pub(super) fn is_back(&mut self) {
         self.doubt = None;
         self.health.end(&self.history);
@@ -91,7 +93,7 @@ impl<'a> Trouble<'a> {
         self.doubt.is_some()
     }
 
-    /// The wait before a look at the history.
+    /// Returns the wait before a version probe.
     pub(super) fn before_look(&self) -> Duration {
         self.doubt.unwrap_or_default().mul_f32(rand::random())
     }

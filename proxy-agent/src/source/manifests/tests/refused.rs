@@ -1,8 +1,8 @@
-//! What is refused, in which words.
+//! Tests which documents are refused, and in which words.
 
 use super::*;
 
-/// Edits of `WEB`: each a document that kubectl apply would refuse.
+/// The edits of `WEB`: each makes a document that kubectl apply would refuse.
 const EDITS: &[(&str, &str)] = &[
     ("port: 80", "port: eighty"),
     ("port: 80", "port: '80'"),
@@ -44,7 +44,7 @@ const EDITS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn bad_documents_say_what_is_wrong_where() {
+fn a_bad_document_yields_the_place_and_the_reason() {
     let mut said = String::new();
     for (from, to) in EDITS {
         let text = format!("# first\n{}---\n{}", service("other", 1), WEB.replace(from, to));
@@ -93,7 +93,7 @@ fn bad_documents_say_what_is_wrong_where() {
 }
 
 #[test]
-fn bad_slices_and_cidrs_too() {
+fn a_bad_slice_or_cidr_yields_the_place_and_the_reason() {
     let slice = |edit: (&str, &str)| slice("web-1", "10.0.0.1").replace(edit.0, edit.1);
     let cidr =
         "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: more}\nspec: {cidrs: [10.96.0.1/16]}\n";
@@ -140,7 +140,7 @@ fn bad_slices_and_cidrs_too() {
 }
 
 #[test]
-fn bad_files_too() {
+fn a_bad_file_yields_a_problem() {
     let (dir, manifests) = (TempDir::new().unwrap(), |dir: &TempDir| read(dir, Manifests::default()));
     fs::write(dir.path().join("latin.yaml"), b"a: \xe9").unwrap();
     fs::write(dir.path().join("broken.json"), "{\"kind\": \"List\",\n \"items\": [}").unwrap();

@@ -1,4 +1,4 @@
-//! Looks at the server's history, which a restored backup changes.
+//! Tests version probes, which notice a restored backup.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::super::*;
 use super::server::{Answer, Server, failure, list, service};
 
 #[tokio::test(start_paused = true)]
-async fn a_server_whose_data_were_restored_is_listed_anew() {
+async fn a_server_with_restored_data_is_listed_again() {
     let server = Server::new([
         Answer::Json(200, list("700", "", [service("a", "1"), service("b", "600")])),
         Answer::Watch(vec![]),
@@ -27,9 +27,9 @@ async fn a_server_whose_data_were_restored_is_listed_anew() {
     assert!(!looks[0].contains("Selector"), "{looks:?}");
 }
 
-/// Whoever answers next may have been restored meanwhile, though no request has failed.
+/// The next server to answer may have been restored meanwhile, though no request has failed.
 #[tokio::test(start_paused = true)]
-async fn after_a_watch_that_ended_before_its_time_the_history_is_looked_at() {
+async fn a_watch_that_ended_early_leads_to_a_version_probe() {
     let second = Duration::from_secs(1);
     let ends = [
         ("broken", Answer::SilentWatch(second, Err(io::ErrorKind::ConnectionReset.into()))),
@@ -52,7 +52,7 @@ async fn after_a_watch_that_ended_before_its_time_the_history_is_looked_at() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_whose_time_is_over_is_not_looked_after() {
+async fn a_watch_that_ended_in_time_leads_to_no_probe() {
     let lasts = Duration::from_secs(290);
     let server = Server::new([
         Answer::Json(200, list("7", "", [])),
@@ -67,9 +67,9 @@ async fn a_watch_whose_time_is_over_is_not_looked_after() {
     assert_eq!(server.looks().len(), 0, "{:?}", server.asked());
 }
 
-/// It is tried again beside the watch, whose events count meanwhile.
+/// The probe is tried again beside the watch, whose events count meanwhile.
 #[tokio::test(start_paused = true)]
-async fn a_look_that_is_refused_costs_no_watch() {
+async fn a_refused_version_probe_costs_no_watch() {
     let refusals = (0..5).map(|_| Answer::Json(429, failure(429)));
     let server = Server::new(
         [
@@ -101,7 +101,7 @@ async fn a_look_that_is_refused_costs_no_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_served_again_is_looked_at_by_its_name() {
+async fn a_kind_that_is_served_again_is_probed_by_its_name() {
     let node = |version: &str| json!({"metadata": {"name": "n1", "resourceVersion": version}});
     let nodes = |version: &str| json!({"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": version}, "items": [node("7")]});
     let server = Server::new([
@@ -123,9 +123,9 @@ async fn a_kind_that_is_served_again_is_looked_at_by_its_name() {
     assert_eq!(server.looks().len(), 1, "{asked:?}");
 }
 
-/// Each look is a list, though of one object.
+/// Each probe is a list, though of one object.
 #[tokio::test(start_paused = true)]
-async fn watches_that_break_again_and_again_are_looked_after_now_and_then() {
+async fn watches_that_keep_breaking_lead_to_few_probes() {
     let broken = || Answer::SilentWatch(Duration::from_millis(500), Err(io::ErrorKind::ConnectionReset.into()));
     let first = Answer::Json(200, list("7", "", []));
     let server = Server::new(std::iter::once(first).chain((0..10_000).map(|_| broken())));

@@ -1,4 +1,4 @@
-//! An API server that gives prepared answers, and what is asked of it.
+//! Provides an API server that gives prepared answers, and records the requests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -53,10 +53,10 @@ pub(super) struct Server {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     asked: Arc<Mutex<Vec<String>>>,
     probed: Arc<AtomicUsize>,
-    /// Streaming lists, which are not among what was asked.
+    /// The number of refused streaming lists, which are not among the recorded requests.
     refused: Arc<AtomicUsize>,
     away: Arc<AtomicBool>,
-    /// What it says of its version when that alone is asked for.
+    /// The version that a version probe returns.
     version: Arc<AtomicUsize>,
 }
 
@@ -64,11 +64,11 @@ pub(super) enum Answer {
     Json(u16, Value),
     /// Events, then the end of the watch.
     Watch(Vec<Value>),
-    /// Silence for so long, then a last word, or none, and the end.
+    /// A silence of this length, then a last line, or none, and the end.
     SilentWatch(Duration, io::Result<&'static str>),
     /// Events, then silence.
     OpenWatch(Vec<Value>),
-    /// The events of a list. Where no answer of this kind is next, streaming lists are refused, as by an old server.
+    /// The events of a list. Unless such an answer is next, streaming lists are refused, as by an old server.
     List(Vec<Value>),
     /// Events, then silence.
     OpenList(Vec<Value>),
@@ -94,7 +94,7 @@ impl Server {
         self.away.store(away, Relaxed);
     }
 
-    /// Instead of those that it has left.
+    /// Replaces the remaining answers.
     pub(super) fn answers(&self, answers: impl IntoIterator<Item = Answer>) {
         *self.answers.lock().unwrap() = answers.into_iter().collect();
     }
@@ -115,7 +115,7 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 
-    /// What was asked for its version alone.
+    /// Returns the version probes among the requests.
     pub(super) fn looks(&self) -> Vec<String> {
         self.asked().into_iter().filter(|uri| is_look(uri)).collect()
     }
