@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use expect_test::{Expect, expect};
 use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
 
+use super::dumps::Dump;
+use super::objects::{dump_tests, objects};
 use crate::builders::{ServiceBuilder, SliceBuilder, listed, node, service, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
@@ -66,10 +67,17 @@ fn shown(desired: &Desired) -> String {
     text
 }
 
-fn check<const N: usize>(pod_routes: PodRoutes, objects: [Input; N], expected: Expect) {
+fn tables(pod_routes: PodRoutes, objects: impl IntoIterator<Item = Input>) -> String {
     let mut desired = outside(pod_routes);
     objects.into_iter().for_each(|input| desired.apply(input));
-    expected.assert_eq(&settle(&mut desired, &LEADS));
+    settle(&mut desired, &LEADS)
+}
+
+fn dump(lines: &[String]) -> String {
+    match lines.split_first() {
+        Some((first, lines)) if first == "pod-routes default" => tables(PodRoutes::Default, objects(lines)),
+        _ => tables(PodRoutes::Off, objects(lines)),
+    }
 }
 
 fn web() -> ServiceBuilder {
@@ -81,49 +89,14 @@ fn both() -> SliceBuilder {
     slice("web-1", "web").tcp(80).ready("10.244.1.5").on("n1").ready("10.244.2.5").on("n2")
 }
 
-#[test]
-fn a_backend_without_a_route_is_left_out() {
-    check(
-        PodRoutes::Off,
-        [web().into(), both().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-        unreachable default/web 10.244.2.5:80: only the default route leads to it, and the Service has no node port
-    "#]],
-    );
-}
-
-#[test]
-fn the_default_route_counts_if_the_operator_allows_it() {
-    check(
-        PodRoutes::Default,
-        [web().into(), both().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=2 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-          cluster[1] -> 10.244.2.5:80
-    "#]],
-    );
-}
-
-#[test]
-fn an_endpoint_that_is_no_pod_is_reached_by_any_route() {
-    let slice = slice("web-1", "web").tcp(80).ready("198.51.100.9").ready("198.51.100.1").ready("192.0.2.12").on("n2");
-    check(
-        PodRoutes::Off,
-        [web().into(), slice.ready("203.0.113.1").into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=3 local=0 has-endpoints
-          cluster[0] -> 192.0.2.12:80
-          cluster[1] -> 198.51.100.1:80
-          cluster[2] -> 198.51.100.9:80
-        unreachable default/web 203.0.113.1:80: no route leads to it, and the Service has no node port
-    "#]],
-    );
+dump_tests! {
+    "outside.rs", dump:
+    a_backend_without_a_route_is_left_out,
+    the_default_route_counts_if_the_operator_allows_it,
+    an_endpoint_that_is_no_pod_is_reached_by_any_route,
+    any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods,
+    a_node_ranks_like_its_best_endpoint,
+    no_endpoint_is_local,
 }
 
 #[test]
@@ -131,77 +104,12 @@ fn a_node_replaces_its_unreachable_pods() {
     let web = web().type_("LoadBalancer").node_port(30_080).vip("203.0.113.7").edit(|spec| {
         spec.health_check_node_port = Some(32_000);
     });
-    check(
-        PodRoutes::Off,
-        [web.clone().into(), both().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=2 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-          cluster[1] -> 192.0.2.12:30080
-        203.0.113.7:80/tcp load-balancer of 10.96.0.1:80/tcp
-    "#]],
-    );
+    Dump::of_rust(file!(), "a_node_replaces_its_unreachable_pods")
+        .assert_eq(&tables(PodRoutes::Off, [web.clone().into(), both().into()]));
     let mut desired = outside(PodRoutes::Off);
     [web.external_local().into(), both().into()].into_iter().for_each(|input| desired.apply(input));
     settle(&mut desired, &LEADS);
     assert!(desired.health_checks().is_empty(), "nothing listens");
-}
-
-#[test]
-fn any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods() {
-    let web = |port| web().type_("NodePort").node_port(port);
-    let gone = || slice("web-1", "web").tcp(80).ready("10.244.2.5").on("gone").ready("10.244.2.6");
-    check(
-        PodRoutes::Off,
-        [web(30_080).into(), gone().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=2 local=0 has-endpoints
-          cluster[0] -> 192.0.2.11:30080
-          cluster[1] -> 192.0.2.12:30080
-    "#]],
-    );
-    check(
-        PodRoutes::Off,
-        [web(30_080).external_local().into(), gone().into()],
-        expect![[r#"
-            10.96.0.1 address
-            10.96.0.1:80/tcp cluster-ip cluster=0 local=0 external-local
-            unreachable default/web 10.244.2.5:80: only the default route leads to it, and no ready node is reached that takes the node port for it
-            unreachable default/web 10.244.2.6:80: only the default route leads to it, and no ready node is reached that takes the node port for it
-            cut off default/web
-        "#]],
-    );
-}
-
-#[test]
-fn a_node_ranks_like_its_best_endpoint() {
-    let slice = slice("web-1", "web").tcp(80).terminating("10.244.2.5").on("n2").ready("10.244.2.6").on("n2");
-    let web = web().type_("NodePort").node_port(30_080).external_local();
-    check(
-        PodRoutes::Off,
-        [web.clone().into(), slice.into()],
-        expect![[r#"
-            10.96.0.1 address
-            10.96.0.1:80/tcp cluster-ip cluster=1 local=0 external-local has-endpoints
-              cluster[0] -> 192.0.2.12:30080
-        "#]],
-    );
-}
-
-#[test]
-fn no_endpoint_is_local() {
-    let two = service("two").cluster_ip("10.96.0.2").tcp(80).internal_local();
-    let pods = slice("two-1", "two").tcp(80).ready("10.244.1.6").on("");
-    check(
-        PodRoutes::Off,
-        [two.into(), pods.into()],
-        expect![[r#"
-            10.96.0.2 address
-            10.96.0.2:80/tcp cluster-ip cluster=0 local=0 internal-local
-        "#]],
-    );
 }
 
 #[test]
@@ -247,11 +155,5 @@ fn models_built_without_routes_are_built_again() {
     let leads = LEADS.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
     desired.learn_leads(leads, true);
     desired.sync();
-    expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-        unreachable default/web 10.244.2.5:80: only the default route leads to it, and the Service has no node port
-    "#]]
-    .assert_eq(&shown(&desired));
+    Dump::of_rust(file!(), "models_built_without_routes_are_built_again").assert_eq(&shown(&desired));
 }
