@@ -1,8 +1,8 @@
 //! The fixture of the fast path (`--fast-path`), by which packets of open connections skip the stack.
 //!
-//! Each row names the device of its packet. A packet that a row counts as fast must have been redirected with one hop less,
-//! and into a pod with the link addresses of the last hop. Any other packet passes with the hops that it had. `hops=N` may
-//! stand before a packet. A packet that leaves is the last one that was put out, if its text is the same.
+//! Each row names the device of its packet. A packet that a row counts as fast must have been redirected with one hop less.
+//! Into a pod it must have the link addresses of the last hop. Any other packet passes with the hops that it had. `hops=N`
+//! may stand before a packet. A packet that leaves is the last one that was put out, if its text is the same.
 
 use std::time::Duration;
 

@@ -150,7 +150,7 @@ fn two_cpus_evict_and_open_at_once_and_leave_no_part_of_flow() -> Result<()> {
                 .collect();
             threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?)
         })?;
-        // If the kernel preempts an opener before it writes its entries, the flow leaves the queue before it has entries.
+        // After a preemption between its place in the queue and its entries, a flow leaves the queue before it has entries.
         let entries = entries(&fixture)?;
         let openers = entries.iter().filter(|(kind, _)| *kind == Kind::DNAT).count();
         ensure!(openers <= 64 + 16, "{openers} half-open flows");

@@ -50,7 +50,7 @@ fn client_with_affinity_keeps_its_backend() -> Result<()> {
 fn round_robin_takes_turns_and_least_connections_idle_backend() -> Result<()> {
     for mut fixture in services()? {
         fixture.rows("policy::round_robin_takes_turns_and_least_connections_idle_backend")?;
-        // Of two backends, the one with fewer flows gets the next flow.
+        // The backend with fewer flows gets the next flow.
         let mut served = Vec::new();
         for port in 1..9 {
             let frame = fixture.names.frame(&format!("tcp S client:{port} > least:80"))?;
