@@ -1,14 +1,12 @@
 use std::net::IpAddr;
 
-use self::dumps::{Dump, assert_all_run};
 use crate::builders::{listed, node, service, service_cidr, slice};
 use crate::desired::{Counts, Desired, FamilyCounts, Sync};
 use crate::input::{Input, Update};
 use crate::model::ModelOptions;
+use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::tables::Tables;
 
-#[path = "../model/tests/dumps.rs"]
-mod dumps;
 mod external;
 mod properties;
 

@@ -6,16 +6,14 @@ use proptest::prelude::*;
 use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::{FrontendKey, Set, SlotKey};
 
-use self::dumps::{Dump, assert_all_run};
 use crate::builders::{ServiceBuilder, SliceBuilder, service, slice};
 use crate::diff::{Change, FamilyChange, diff};
 use crate::model::ModelOptions;
+use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::random;
 use crate::store::Store;
 use crate::tables::Tables;
 
-#[path = "../model/tests/dumps.rs"]
-mod dumps;
 mod order;
 mod safe;
 

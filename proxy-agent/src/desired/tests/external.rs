@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use proxy_common::addr::Proto;
 
-use super::dumps::{Dump, assert_all_run};
 use super::{desired, text};
 use crate::builders::{ServiceBuilder, object_name, service, slice};
 use crate::desired::Desired;
 use crate::input::Input;
+use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::tables::Tables;
 
 fn expect_sync(desired: &mut Desired, input: impl Into<Input>, expected: &Dump) {
