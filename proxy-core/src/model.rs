@@ -300,4 +300,4 @@ pub fn service_cidrs<'a>(objects: impl Iterator<Item = &'a ServiceCIDR>) -> (Vec
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,11 +1,10 @@
 use std::net::IpAddr;
 
-use expect_test::expect;
-
 use crate::builders::{listed, node, service, service_cidr, slice};
 use crate::desired::{Counts, Desired, FamilyCounts, Sync};
 use crate::input::{Input, Update};
 use crate::model::ModelOptions;
+use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::tables::Tables;
 
 mod external;
@@ -42,15 +41,8 @@ fn the_desired_state_is_empty_before_everything_is_listed() {
         desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
     }
     assert!(desired.is_complete());
-    expect![[r#"
-        del frontend 10.96.0.9
-        del frontend 10.96.0.9:80/tcp
-        put service 10.96.0.2:80/tcp cluster=0 local=0
-        put frontend 10.96.0.2 address
-        put frontend 10.96.0.2:80/tcp cluster-ip
-        del service 10.96.0.9:80/tcp
-    "#]]
-    .assert_eq(&text(&desired.sync_from(&leftover)));
+    Dump::of_rust(file!(), "the_desired_state_is_empty_before_everything_is_listed")
+        .assert_eq(&text(&desired.sync_from(&leftover)));
 }
 
 fn text(sync: &Sync) -> String {
@@ -65,11 +57,7 @@ fn a_change_touches_one_service() {
     desired.apply(service("web").cluster_ip("10.96.0.1").tcp(80).into());
     desired.sync();
     desired.apply(slice("web-1", "web").tcp(8080).ready("10.244.0.1").into());
-    expect![[r#"
-        put slot 10.96.0.1:80/tcp cluster[0] -> 10.244.0.1:8080
-        put service 10.96.0.1:80/tcp cluster=1 local=0 has-endpoints
-    "#]]
-    .assert_eq(&text(&desired.sync()));
+    Dump::of_rust(file!(), "a_change_touches_one_service").assert_eq(&text(&desired.sync()));
     assert_eq!(text(&desired.sync()), "");
 }
 
@@ -81,12 +69,7 @@ fn a_service_may_come_after_its_slices_and_come_back() {
     desired.apply(web().into());
     desired.sync();
     let with_service = desired.tables().clone();
-    expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 10.244.0.1:80
-    "#]]
-    .assert_eq(&with_service.to_string());
+    Dump::of_rust(file!(), "a_service_may_come_after_its_slices_and_come_back/1").assert_eq(&with_service.to_string());
     desired.apply(web().deleted());
     desired.sync();
     assert_eq!(desired.tables(), &Tables::default());
@@ -97,17 +80,7 @@ fn a_service_may_come_after_its_slices_and_come_back() {
     // The Service was deleted and created between two syncs, with another address.
     desired.apply(web().deleted());
     desired.apply(service("web").cluster_ip("10.96.0.2").tcp(80).into());
-    expect![[r#"
-        del frontend 10.96.0.1
-        del frontend 10.96.0.1:80/tcp
-        put slot 10.96.0.2:80/tcp cluster[0] -> 10.244.0.1:80
-        put service 10.96.0.2:80/tcp cluster=1 local=0 has-endpoints
-        put frontend 10.96.0.2 address
-        put frontend 10.96.0.2:80/tcp cluster-ip
-        del service 10.96.0.1:80/tcp
-        del slot 10.96.0.1:80/tcp cluster[0]
-    "#]]
-    .assert_eq(&text(&desired.sync()));
+    Dump::of_rust(file!(), "a_service_may_come_after_its_slices_and_come_back/2").assert_eq(&text(&desired.sync()));
     // A change to a type without a ClusterIP removes the Service, and so does a label that gives it to another proxy.
     for gone in [service("web").type_("ExternalName"), web().label("service.kubernetes.io/service-proxy-name")] {
         desired.apply(gone.into());
@@ -129,20 +102,13 @@ fn a_frontend_passes_to_the_next_service_in_line() {
     desired.sync();
     desired.apply(slice("old-1", "old").tcp(80).ready("10.244.0.1").into());
     desired.apply(claim("old", 1).into());
-    expect![[r#"
-        put slot 10.96.0.1:80/tcp cluster[0] -> 10.244.0.1:80
-        skipped Service default/young spec.ports[0]: 10.96.0.1:80/tcp is held by Service default/old
-    "#]]
-    .assert_eq(&text(&desired.sync()));
+    Dump::of_rust(file!(), "a_frontend_passes_to_the_next_service_in_line/1").assert_eq(&text(&desired.sync()));
     // The conflict is reported once, though it goes on.
     desired.apply(slice("young-1", "young").tcp(80).ready("10.244.0.3").into());
     assert_eq!(text(&desired.sync()), "");
     assert_eq!(desired.skipped().count(), 1);
     desired.apply(claim("old", 1).deleted());
-    expect![[r#"
-        put slot 10.96.0.1:80/tcp cluster[0] -> 10.244.0.3:80
-    "#]]
-    .assert_eq(&text(&desired.sync()));
+    Dump::of_rust(file!(), "a_frontend_passes_to_the_next_service_in_line/2").assert_eq(&text(&desired.sync()));
     assert_eq!(desired.skipped().count(), 0);
 }
 
@@ -197,10 +163,7 @@ fn service_cidrs_are_those_of_all_objects() {
     ]);
     let cidrs: Vec<_> = desired.service_cidrs().iter().map(ToString::to_string).collect();
     assert_eq!(cidrs, ["10.96.0.0/16", "10.98.0.0/24", "fd00:96::/112"]);
-    expect![[r#"
-        skipped ServiceCIDR more spec.cidrs[2]: "10.99.0.0" is no CIDR
-    "#]]
-    .assert_eq(&text(&desired.sync()));
+    Dump::of_rust(file!(), "service_cidrs_are_those_of_all_objects").assert_eq(&text(&desired.sync()));
     desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
     assert_eq!(desired.service_cidrs(), []);
     assert_eq!(desired.skipped().count(), 0);
@@ -224,11 +187,8 @@ fn another_proxys_services_contribute_only_their_cluster_ips() {
     );
     let is_kept = |service: &crate::compact::Service| service.ports.is_empty() && service.external_ips.is_empty();
     assert!(is_kept(&labelled().object()), "an unneeded field is kept");
-    expect![[r#"
-        del frontend 10.96.0.9:80/tcp
-        skipped Service default/web spec.externalIPs[0]: 10.96.0.9 is the ClusterIP of another proxy's Service
-    "#]]
-    .assert_eq(&text(&desired.sync()));
+    Dump::of_rust(file!(), "another_proxys_services_contribute_only_their_cluster_ips")
+        .assert_eq(&text(&desired.sync()));
     assert_eq!(desired.counts().v4.services, 1);
     // The label is removed and added again.
     desired.apply(other().into());
@@ -261,4 +221,9 @@ fn counts_cover_the_state_in_force() {
     let v4 = FamilyCounts { services: 2, service_ports: 3, frontends: 3, backends: 4 };
     let v6 = FamilyCounts { services: 1, service_ports: 2, frontends: 2, backends: 0 };
     assert_eq!(desired.counts(), Counts { v4, v6 });
+}
+
+#[test]
+fn every_section_has_a_test() {
+    assert_all_run(file!(), include_str!("tests.rs"));
 }

@@ -1,6 +1,5 @@
 use std::collections::BTreeSet;
 
-use expect_test::expect;
 use proptest::bool::weighted;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,6 +9,7 @@ use proxy_common::frontend::{FrontendKey, Set, SlotKey};
 use crate::builders::{ServiceBuilder, SliceBuilder, service, slice};
 use crate::diff::{Change, FamilyChange, diff};
 use crate::model::ModelOptions;
+use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::random;
 use crate::store::Store;
 use crate::tables::Tables;
@@ -102,20 +102,7 @@ fn before_and_after() -> (Tables, Tables) {
 fn puts_lead_up_to_a_frontend_and_deletions_away_from_it() {
     let (before, after) = before_and_after();
     let changes: String = diff(&before, &after).iter().map(|change| format!("{change}\n")).collect();
-    expect![[r#"
-        del frontend 10.96.0.2
-        del frontend 10.96.0.2:80/tcp
-        put slot 10.96.0.1:80/tcp cluster[1] -> 10.244.0.3:80
-        put slot 10.96.0.3:80/tcp cluster[0] -> 10.244.0.9:80
-        put service 10.96.0.1:80/tcp cluster=2 local=0 has-endpoints
-        put service 10.96.0.3:80/tcp cluster=1 local=0 has-endpoints
-        put frontend 10.96.0.3 address
-        put frontend 10.96.0.3:80/tcp cluster-ip
-        del service 10.96.0.2:80/tcp
-        del slot 10.96.0.1:80/tcp cluster[2]
-        del slot 10.96.0.2:80/tcp cluster[0]
-    "#]]
-    .assert_eq(&changes);
+    Dump::of_rust(file!(), "puts_lead_up_to_a_frontend_and_deletions_away_from_it").assert_eq(&changes);
 }
 
 /// A state that kpx would never write is one more state to leave.
@@ -142,4 +129,9 @@ fn a_change_of_address_and_source_ranges_admits_no_other_client() {
     };
     let (old, new) = (web("203.0.113.1", "198.51.100.0/24"), web("203.0.113.2", "192.0.2.0/24"));
     walk(&old, &new, diff(&old, &new)).unwrap();
+}
+
+#[test]
+fn every_section_has_a_test() {
+    assert_all_run(file!(), include_str!("tests.rs"));
 }

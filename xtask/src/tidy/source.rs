@@ -12,6 +12,8 @@ pub(super) const TESTS: [&str; 3] = ["lab-tools", "testbed", "tests"];
 pub(super) struct Tree {
     /// Sorted by path.
     pub(super) files: Vec<File>,
+    /// The lines of packet rows, with the path of their file.
+    pub(super) packet_rows: Vec<(String, String)>,
 }
 
 pub(super) struct File {
@@ -55,9 +57,15 @@ impl Tree {
         Self::parse(texts.collect::<Result<_>>()?)
     }
 
-    /// From paths and texts.
+    /// Parses texts, which come with their paths.
     pub(super) fn parse(mut texts: Vec<(String, String)>) -> Result<Self> {
         texts.sort();
+        let (texts, tables): (Vec<_>, Vec<_>) = texts.into_iter().partition(|(path, _)| path.ends_with(".rs"));
+        let rows = tables.iter().flat_map(|(path, text)| {
+            let rows = text.lines().filter(|line| line.contains('|') && !line.starts_with('#'));
+            rows.map(|row| (path.clone(), row.to_owned()))
+        });
+        let packet_rows = rows.collect();
         let mut files = texts.iter().map(|(path, text)| File::parse(path, text)).collect::<Result<Vec<_>>>()?;
         let mut modules: Vec<_> = files.iter().flat_map(File::test_modules).collect();
         modules.extend(TESTS.map(str::to_owned));
@@ -66,7 +74,7 @@ impl Tree {
                 file.tokens.iter_mut().for_each(|token| token.test = true);
             }
         }
-        Ok(Self { files })
+        Ok(Self { files, packet_rows })
     }
 
     pub(super) fn file(&self, path: &str) -> Option<&File> {
@@ -79,7 +87,7 @@ impl Tree {
     }
 }
 
-/// Every Rust file below, but for build products and hidden directories.
+/// Finds every Rust file and every file of packet rows below, except build products and hidden directories.
 fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
         let entry = entry?;
@@ -89,7 +97,7 @@ fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
             if !hidden && name != "target" {
                 find(&entry.path(), paths)?;
             }
-        } else if name.to_string_lossy().ends_with(".rs") {
+        } else if [".rs", ".packets"].iter().any(|end| name.to_string_lossy().ends_with(end)) {
             paths.push(entry.path());
         }
     }

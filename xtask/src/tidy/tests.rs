@@ -89,4 +89,7 @@ fn every_reason_needs_a_row() {
     assert_eq!(violations(&[counter, ("tests/datapath/main.rs", table)]), [row(6, "Fragment")]);
     assert_eq!(violations(&[counter, ("tests/datapath/tags.rs", table)]), [row(6, "Fragment")]);
     assert_eq!(violations(&[counter, ("tests/data.rs", table)]).len(), 3);
+    let rows = "# fragment\nlo | tcp | drop | - | not_ip\nlo | tcp | drop | - | forwarded protocol\n";
+    assert_eq!(violations(&[counter, ("tests/datapath/rows/a.packets", rows)]), [row(6, "Fragment")]);
+    assert_eq!(violations(&[counter, ("tests/b.packets", rows)]).len(), 3);
 }

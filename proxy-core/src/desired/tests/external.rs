@@ -2,16 +2,16 @@
 
 use std::net::IpAddr;
 
-use expect_test::{Expect, expect};
 use proxy_common::addr::Proto;
 
 use super::{desired, text};
 use crate::builders::{ServiceBuilder, object_name, service, slice};
 use crate::desired::Desired;
 use crate::input::Input;
+use crate::model::tests::dumps::{Dump, assert_all_run};
 use crate::tables::Tables;
 
-fn expect_sync(desired: &mut Desired, input: impl Into<Input>, expected: &Expect) {
+fn expect_sync(desired: &mut Desired, input: impl Into<Input>, expected: &Dump) {
     desired.apply(input.into());
     expected.assert_eq(&text(&desired.sync()));
     assert_eq!(desired.tables(), &Tables::of(&desired.store, &desired.options));
@@ -25,41 +25,13 @@ fn web(name: &str, last: u8) -> ServiceBuilder {
 fn an_external_frontend_belongs_to_the_oldest_service() {
     let mut desired = desired([]);
     let young = web("young", 2).type_("NodePort").node_port(30_080).external_ip("192.0.2.1");
-    expect_sync(
-        &mut desired,
-        young,
-        &expect![[r#"
-        put service 10.96.0.2:80/tcp cluster=0 local=0
-        put frontend IPv4 *:30080/tcp node-port of 10.96.0.2:80/tcp
-        put frontend 10.96.0.2 address
-        put frontend 10.96.0.2:80/tcp cluster-ip
-        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.2:80/tcp
-    "#]],
-    );
+    expect_sync(&mut desired, young, &Dump::of_rust(file!(), "an_external_frontend_belongs_to_the_oldest_service/1"));
     let old = || web("old", 1).type_("LoadBalancer").node_port(30_080).vip("192.0.2.1");
-    expect_sync(
-        &mut desired,
-        old(),
-        &expect![[r#"
-        put service 10.96.0.1:80/tcp cluster=0 local=0
-        put frontend IPv4 *:30080/tcp node-port of 10.96.0.1:80/tcp, no longer of 10.96.0.2:80/tcp
-        put frontend 10.96.0.1 address
-        put frontend 10.96.0.1:80/tcp cluster-ip
-        put frontend 192.0.2.1:80/tcp load-balancer of 10.96.0.1:80/tcp, no longer of 10.96.0.2:80/tcp
-        skipped Service default/young spec.ports[0].nodePort: IPv4 *:30080/tcp is held by Service default/old
-        skipped Service default/young spec.externalIPs[0]: 192.0.2.1:80/tcp is held by Service default/old
-    "#]],
-    );
+    expect_sync(&mut desired, old(), &Dump::of_rust(file!(), "an_external_frontend_belongs_to_the_oldest_service/2"));
     expect_sync(
         &mut desired,
         old().deleted(),
-        &expect![[r#"
-            del frontend 10.96.0.1
-            del frontend 10.96.0.1:80/tcp
-            put frontend IPv4 *:30080/tcp node-port of 10.96.0.2:80/tcp, no longer of 10.96.0.1:80/tcp
-            put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.2:80/tcp, no longer of 10.96.0.1:80/tcp
-            del service 10.96.0.1:80/tcp
-        "#]],
+        &Dump::of_rust(file!(), "an_external_frontend_belongs_to_the_oldest_service/3"),
     );
 }
 
@@ -95,35 +67,15 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
     expect_sync(
         &mut desired,
         web("old", 1).external_ip("10.96.0.9"),
-        &expect![[r#"
-        put service 10.96.0.1:80/tcp cluster=0 local=0
-        put frontend 10.96.0.1 address
-        put frontend 10.96.0.1:80/tcp cluster-ip
-        put frontend 10.96.0.9:80/tcp external-ip of 10.96.0.1:80/tcp
-    "#]],
+        &Dump::of_rust(file!(), "an_external_frontend_gives_way_to_a_cluster_ip/1"),
     );
     // The rule also holds for a ClusterIP with another port.
     let young = || service("young").cluster_ip("10.96.0.9").port("", "TCP", 81);
-    expect_sync(
-        &mut desired,
-        young(),
-        &expect![[r#"
-            del frontend 10.96.0.9:80/tcp
-            put service 10.96.0.9:81/tcp cluster=0 local=0
-            put frontend 10.96.0.9 address
-            put frontend 10.96.0.9:81/tcp cluster-ip
-            skipped Service default/old spec.externalIPs[0]: 10.96.0.9:80/tcp is at the ClusterIP of Service default/young
-        "#]],
-    );
+    expect_sync(&mut desired, young(), &Dump::of_rust(file!(), "an_external_frontend_gives_way_to_a_cluster_ip/2"));
     expect_sync(
         &mut desired,
         young().deleted(),
-        &expect![[r#"
-            del frontend 10.96.0.9
-            del frontend 10.96.0.9:81/tcp
-            put frontend 10.96.0.9:80/tcp external-ip of 10.96.0.1:80/tcp
-            del service 10.96.0.9:81/tcp
-        "#]],
+        &Dump::of_rust(file!(), "an_external_frontend_gives_way_to_a_cluster_ip/3"),
     );
 }
 
@@ -132,34 +84,16 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
 fn an_external_frontend_goes_with_its_service_port() {
     let mut desired = desired([]);
     let young = || service("young").cluster_ip("10.96.0.1").tcp(80).port("more", "TCP", 81).external_ip("192.0.2.1");
-    expect_sync(
-        &mut desired,
-        young(),
-        &expect![[r#"
-        put service 10.96.0.1:80/tcp cluster=0 local=0
-        put service 10.96.0.1:81/tcp cluster=0 local=0
-        put frontend 10.96.0.1 address
-        put frontend 10.96.0.1:80/tcp cluster-ip
-        put frontend 10.96.0.1:81/tcp cluster-ip
-        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp
-        put frontend 192.0.2.1:81/tcp external-ip of 10.96.0.1:81/tcp
-    "#]],
-    );
+    expect_sync(&mut desired, young(), &Dump::of_rust(file!(), "an_external_frontend_goes_with_its_service_port/1"));
     expect_sync(
         &mut desired,
         web("old", 1),
-        &expect![[r#"
-        del frontend 192.0.2.1:80/tcp
-        skipped Service default/young spec.ports[0]: 10.96.0.1:80/tcp is held by Service default/old
-        skipped Service default/young spec.externalIPs[0]: 192.0.2.1:80/tcp would lead to 10.96.0.1:80/tcp, which is held by Service default/old
-    "#]],
+        &Dump::of_rust(file!(), "an_external_frontend_goes_with_its_service_port/2"),
     );
     expect_sync(
         &mut desired,
         web("old", 1).deleted(),
-        &expect![[r#"
-        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp
-    "#]],
+        &Dump::of_rust(file!(), "an_external_frontend_goes_with_its_service_port/3"),
     );
 }
 
@@ -172,21 +106,12 @@ fn a_claim_without_a_service_port_holds_no_frontend() {
         web("young", 3).external_ip("192.0.2.1").into(),
     ]);
     desired.sync();
-    expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=0 local=0
-        10.96.0.3 address
-        10.96.0.3:80/tcp cluster-ip cluster=0 local=0
-        192.0.2.1:80/tcp external-ip of 10.96.0.3:80/tcp
-    "#]]
-    .assert_eq(&desired.tables().to_string());
+    Dump::of_rust(file!(), "a_claim_without_a_service_port_holds_no_frontend/1")
+        .assert_eq(&desired.tables().to_string());
     expect_sync(
         &mut desired,
         web("oldest", 1).deleted(),
-        &expect![[r#"
-        put frontend 192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp, no longer of 10.96.0.3:80/tcp
-        skipped Service default/young spec.externalIPs[0]: 192.0.2.1:80/tcp is held by Service default/old
-    "#]],
+        &Dump::of_rust(file!(), "a_claim_without_a_service_port_holds_no_frontend/2"),
     );
 }
 
@@ -232,4 +157,9 @@ fn external_frontends_exclude_node_ports() {
     assert_eq!(externals, wanted);
     let addresses: Vec<_> = desired.service_addresses().into_iter().collect();
     assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "fd00:96::2"].map(ip));
+}
+
+#[test]
+fn every_section_has_a_test() {
+    assert_all_run(file!(), include_str!("external.rs"));
 }

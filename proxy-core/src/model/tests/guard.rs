@@ -1,8 +1,7 @@
 //! Tests which addresses no Service may take, in any field.
 
-use expect_test::expect;
-
 use super::check;
+use super::dumps::{Dump, assert_all_run};
 use crate::builders::{ServiceBuilder, listed, node, service, service_cidr, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
@@ -16,21 +15,7 @@ fn addresses_with_a_fixed_meaning_are_refused() {
     let web = ["169.254.169.254", "fe80::1", "255.255.255.255"].into_iter().fold(web, ServiceBuilder::vip);
     check(
         [web.external_ip("192.0.2.1").vip("2001:db8::1").into()],
-        expect![[r#"
-            10.96.0.1 address
-            10.96.0.1:80/tcp cluster-ip cluster=0 local=0
-            192.0.2.1:80/tcp external-ip of 10.96.0.1:80/tcp
-            [2001:db8::1]:80/tcp load-balancer of [fd00:96::1]:80/tcp
-            fd00:96::1 address
-            [fd00:96::1]:80/tcp cluster-ip cluster=0 local=0
-            skipped Service default/web spec.externalIPs[0]: 127.0.0.1 is a loopback address
-            skipped Service default/web spec.externalIPs[1]: 224.0.0.1 is a multicast address
-            skipped Service default/web spec.externalIPs[2]: ::1 is a loopback address
-            skipped Service default/web spec.externalIPs[3]: ff02::1 is a multicast address
-            skipped Service default/web status.loadBalancer.ingress[0].ip: 169.254.169.254 is a link-local address
-            skipped Service default/web status.loadBalancer.ingress[1].ip: fe80::1 is a link-local address
-            skipped Service default/web status.loadBalancer.ingress[2].ip: 255.255.255.255 is a link-local address
-        "#]],
+        Dump::of_rust(file!(), "addresses_with_a_fixed_meaning_are_refused"),
     );
 }
 
@@ -58,24 +43,7 @@ fn no_service_takes_the_api_servers_port() {
         ]
     );
     assert!(desired.skipped().all(|skipped| skipped.cause == Cause::Refused));
-    expect![[r#"
-        IPv4 *:6443/udp node-port of 10.96.0.2:6443/udp
-        10.96.0.1 address
-        10.96.0.1:443/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 192.0.2.1:6443
-        10.96.0.2 address
-        10.96.0.2:80/tcp cluster-ip cluster=0 local=0
-        10.96.0.2:6443/tcp cluster-ip cluster=0 local=0
-        10.96.0.2:6443/udp cluster-ip cluster=0 local=0
-        192.0.2.1:80/tcp external-ip of 10.96.0.2:80/tcp
-        192.0.2.1:6443/udp external-ip of 10.96.0.2:6443/udp
-        192.0.2.2:80/tcp external-ip of 10.96.0.2:80/tcp
-        192.0.2.2:6443/tcp external-ip of 10.96.0.2:6443/tcp
-        192.0.2.2:6443/udp external-ip of 10.96.0.2:6443/udp
-        198.51.100.7:80/tcp load-balancer of 10.96.0.2:80/tcp
-        198.51.100.7:6443/udp load-balancer of 10.96.0.2:6443/udp
-    "#]]
-    .assert_eq(&desired.tables().to_string());
+    Dump::of_rust(file!(), "no_service_takes_the_api_servers_port").assert_eq(&desired.tables().to_string());
 
     // When the API server moves, its old address is free and its new one is guarded.
     desired.apply(kubernetes().ready("192.0.2.2").into());
@@ -153,4 +121,9 @@ fn desired(options: ModelOptions) -> Desired {
     let mut desired = Desired::with_options("here", options);
     listed().into_iter().for_each(|input| desired.apply(input));
     desired
+}
+
+#[test]
+fn every_section_has_a_test() {
+    assert_all_run(file!(), include_str!("guard.rs"));
 }

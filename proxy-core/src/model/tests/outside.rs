@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use expect_test::{Expect, expect};
 use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
 
+use super::dumps::Dump;
+use super::objects::{dump_tests, objects};
 use crate::builders::{ServiceBuilder, SliceBuilder, listed, node, service, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
-use crate::model::{Lead, ModelOptions, Reach};
+use crate::model::{Lead, ModelOptions, PodRoutes, Reach};
+
 use crate::tables::Tables;
 
 /// The routes of the host. Both nodes are ready and lie behind the default route; n1's pods are routed, n2's are not.
@@ -25,15 +27,11 @@ const LEADS: [(&str, Lead); 8] = [
     ("198.51.100.1", Lead::Own),
 ];
 
-/// Pods are reached by routes of their own, or by the default route as well.
-const ROUTES_ALONE: bool = false;
-const DEFAULT_ROUTE_TOO: bool = true;
-
-fn outside(default_leads_to_pods: bool) -> Desired {
+fn outside(pod_routes: PodRoutes) -> Desired {
     // The name is empty: a node with the host's name must not matter.
     let mut desired = Desired::with_options(
         "",
-        ModelOptions { reach: Some(Arc::new(Reach::unknown(default_leads_to_pods))), ..ModelOptions::default() },
+        ModelOptions { reach: Some(Arc::new(Reach::unknown(pod_routes))), ..ModelOptions::default() },
     );
     let inputs = [peer("n1", "192.0.2.11", "10.244.1.0/24", true), peer("n2", "192.0.2.12", "10.244.2.0/24", true)];
     listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
@@ -69,10 +67,17 @@ fn shown(desired: &Desired) -> String {
     text
 }
 
-fn check<const N: usize>(default_leads_to_pods: bool, objects: [Input; N], expected: Expect) {
-    let mut desired = outside(default_leads_to_pods);
+fn tables(pod_routes: PodRoutes, objects: impl IntoIterator<Item = Input>) -> String {
+    let mut desired = outside(pod_routes);
     objects.into_iter().for_each(|input| desired.apply(input));
-    expected.assert_eq(&settle(&mut desired, &LEADS));
+    settle(&mut desired, &LEADS)
+}
+
+fn dump(lines: &[String]) -> String {
+    match lines.split_first() {
+        Some((first, lines)) if first == "pod-routes default" => tables(PodRoutes::Default, objects(lines)),
+        _ => tables(PodRoutes::Off, objects(lines)),
+    }
 }
 
 fn web() -> ServiceBuilder {
@@ -84,49 +89,14 @@ fn both() -> SliceBuilder {
     slice("web-1", "web").tcp(80).ready("10.244.1.5").on("n1").ready("10.244.2.5").on("n2")
 }
 
-#[test]
-fn a_backend_without_a_route_is_left_out() {
-    check(
-        ROUTES_ALONE,
-        [web().into(), both().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-        unreachable default/web 10.244.2.5:80: only the default route leads to it, and the Service has no node port
-    "#]],
-    );
-}
-
-#[test]
-fn the_default_route_counts_if_the_operator_allows_it() {
-    check(
-        DEFAULT_ROUTE_TOO,
-        [web().into(), both().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=2 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-          cluster[1] -> 10.244.2.5:80
-    "#]],
-    );
-}
-
-#[test]
-fn an_endpoint_that_is_no_pod_is_reached_by_any_route() {
-    let slice = slice("web-1", "web").tcp(80).ready("198.51.100.9").ready("198.51.100.1").ready("192.0.2.12").on("n2");
-    check(
-        ROUTES_ALONE,
-        [web().into(), slice.ready("203.0.113.1").into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=3 local=0 has-endpoints
-          cluster[0] -> 192.0.2.12:80
-          cluster[1] -> 198.51.100.1:80
-          cluster[2] -> 198.51.100.9:80
-        unreachable default/web 203.0.113.1:80: no route leads to it, and the Service has no node port
-    "#]],
-    );
+dump_tests! {
+    "outside.rs", dump:
+    a_backend_without_a_route_is_left_out,
+    the_default_route_counts_if_the_operator_allows_it,
+    an_endpoint_that_is_no_pod_is_reached_by_any_route,
+    any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods,
+    a_node_ranks_like_its_best_endpoint,
+    no_endpoint_is_local,
 }
 
 #[test]
@@ -134,82 +104,17 @@ fn a_node_replaces_its_unreachable_pods() {
     let web = web().type_("LoadBalancer").node_port(30_080).vip("203.0.113.7").edit(|spec| {
         spec.health_check_node_port = Some(32_000);
     });
-    check(
-        ROUTES_ALONE,
-        [web.clone().into(), both().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=2 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-          cluster[1] -> 192.0.2.12:30080
-        203.0.113.7:80/tcp load-balancer of 10.96.0.1:80/tcp
-    "#]],
-    );
-    let mut desired = outside(ROUTES_ALONE);
+    Dump::of_rust(file!(), "a_node_replaces_its_unreachable_pods")
+        .assert_eq(&tables(PodRoutes::Off, [web.clone().into(), both().into()]));
+    let mut desired = outside(PodRoutes::Off);
     [web.external_local().into(), both().into()].into_iter().for_each(|input| desired.apply(input));
     settle(&mut desired, &LEADS);
     assert!(desired.health_checks().is_empty(), "nothing listens");
 }
 
 #[test]
-fn any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods() {
-    let web = |port| web().type_("NodePort").node_port(port);
-    let gone = || slice("web-1", "web").tcp(80).ready("10.244.2.5").on("gone").ready("10.244.2.6");
-    check(
-        ROUTES_ALONE,
-        [web(30_080).into(), gone().into()],
-        expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=2 local=0 has-endpoints
-          cluster[0] -> 192.0.2.11:30080
-          cluster[1] -> 192.0.2.12:30080
-    "#]],
-    );
-    check(
-        ROUTES_ALONE,
-        [web(30_080).external_local().into(), gone().into()],
-        expect![[r#"
-            10.96.0.1 address
-            10.96.0.1:80/tcp cluster-ip cluster=0 local=0 external-local
-            unreachable default/web 10.244.2.5:80: only the default route leads to it, and no ready node is reached that takes the node port for it
-            unreachable default/web 10.244.2.6:80: only the default route leads to it, and no ready node is reached that takes the node port for it
-            cut off default/web
-        "#]],
-    );
-}
-
-#[test]
-fn a_node_ranks_like_its_best_endpoint() {
-    let slice = slice("web-1", "web").tcp(80).terminating("10.244.2.5").on("n2").ready("10.244.2.6").on("n2");
-    let web = web().type_("NodePort").node_port(30_080).external_local();
-    check(
-        ROUTES_ALONE,
-        [web.clone().into(), slice.into()],
-        expect![[r#"
-            10.96.0.1 address
-            10.96.0.1:80/tcp cluster-ip cluster=1 local=0 external-local has-endpoints
-              cluster[0] -> 192.0.2.12:30080
-        "#]],
-    );
-}
-
-#[test]
-fn no_endpoint_is_local() {
-    let two = service("two").cluster_ip("10.96.0.2").tcp(80).internal_local();
-    let pods = slice("two-1", "two").tcp(80).ready("10.244.1.6").on("");
-    check(
-        ROUTES_ALONE,
-        [two.into(), pods.into()],
-        expect![[r#"
-            10.96.0.2 address
-            10.96.0.2:80/tcp cluster-ip cluster=0 local=0 internal-local
-        "#]],
-    );
-}
-
-#[test]
 fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
-    let mut desired = outside(ROUTES_ALONE);
+    let mut desired = outside(PodRoutes::Off);
     let web = || web().type_("NodePort").node_port(30_080).external_local();
     let other = service("other").cluster_ip("10.96.0.9").tcp(80);
     let others = slice("other-1", "other").tcp(80).ready("10.244.1.6").on("n1");
@@ -243,18 +148,12 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
 
 #[test]
 fn models_built_without_routes_are_built_again() {
-    let mut desired = outside(ROUTES_ALONE);
+    let mut desired = outside(PodRoutes::Off);
     let objects: [Input; 2] = [web().into(), both().into()];
     objects.into_iter().for_each(|input| desired.apply(input));
     desired.sync(); // The query has failed.
     let leads = LEADS.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
     desired.learn_leads(leads, true);
     desired.sync();
-    expect![[r#"
-        10.96.0.1 address
-        10.96.0.1:80/tcp cluster-ip cluster=1 local=0 has-endpoints
-          cluster[0] -> 10.244.1.5:80
-        unreachable default/web 10.244.2.5:80: only the default route leads to it, and the Service has no node port
-    "#]]
-    .assert_eq(&shown(&desired));
+    Dump::of_rust(file!(), "models_built_without_routes_are_built_again").assert_eq(&shown(&desired));
 }

@@ -1,10 +1,13 @@
-//! The lab that the rows run in: services, devices, routes, and programs that are attached to nothing.
+//! The fixture that rows run in: Services, devices, routes, and programs that are attached to nothing.
+
+mod addrs;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
@@ -13,202 +16,178 @@ use proxy_common::names::INGRESS;
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::Maps;
 use testbed::netns::NetNs;
-use testbed::test_run::{Bench, Outcome, Verdict};
+use testbed::test_run::{self, Bench, Verdict};
 use testbed::text::{DST_MAC, Names};
 
+use self::addrs::FAMILIES;
+use crate::half_open::flood;
+use crate::packets::step::{Step, with_addrs};
+use crate::packets::{Outcome, Row, Runner, run_section};
 use crate::reuse::{Reused, Setup};
 
-/// Program, packet in, verdict, packet out ("same", or "-" for a dropped one), what is counted.
-pub(crate) type Row = (&'static str, &'static str, Verdict, &'static str, &'static str);
+/// kpx draws source ports from here on.
+const FIRST_DRAWN_PORT: u16 = 61_000;
 
-const FAMILIES: [&[(&str, &str)]; 2] = [
-    &[
-        ("client", "10.244.1.10"),
-        ("pod", "10.244.1.11"),
-        ("far", "10.244.2.11"),
-        ("lost", "10.244.9.9"),
-        ("node", "172.18.0.11"),
-        ("uplink", "172.18.1.11"),
-        ("web", "10.96.0.10"),
-        ("api", "10.96.0.11"),
-        ("self", "10.96.0.12"),
-        ("none", "10.96.0.13"),
-        ("local", "10.96.0.14"),
-        ("stale", "10.96.0.15"),
-        ("own", "10.96.0.16"),
-        ("remote", "10.96.0.17"),
-        ("nowhere", "10.96.0.18"),
-        ("stranger", "192.0.2.1"),
-        ("vip", "203.0.113.1"),
-        ("outer", "203.0.113.2"),
-        ("near", "203.0.113.3"),
-        ("distant", "203.0.113.4"),
-        ("empty", "203.0.113.5"),
-        ("fenced", "203.0.113.6"),
-        ("near-ip", "10.96.0.23"),
-        ("distant-ip", "10.96.0.24"),
-        ("empty-ip", "10.96.0.25"),
-        ("fenced-ip", "10.96.0.26"),
-        ("sticky", "10.96.0.27"),
-        ("turns", "10.96.0.28"),
-        ("least", "10.96.0.29"),
-        ("pair", "10.96.0.30"),
-        ("spare", "10.96.0.99"),
-        ("burglar", "192.0.2.66"),
-        ("router", "192.0.2.254"),
-        ("group", "224.0.0.251"),
-    ],
-    &[
-        ("client", "fd00:10:244:1::10"),
-        ("pod", "fd00:10:244:1::11"),
-        ("far", "fd00:10:244:2::11"),
-        ("lost", "fd00:10:244:9::9"),
-        ("node", "fd00:172:18::11"),
-        ("uplink", "fd00:172:18:1::11"),
-        ("web", "fd00:10:96::10"),
-        ("api", "fd00:10:96::11"),
-        ("self", "fd00:10:96::12"),
-        ("none", "fd00:10:96::13"),
-        ("local", "fd00:10:96::14"),
-        ("stale", "fd00:10:96::15"),
-        ("own", "fd00:10:96::16"),
-        ("remote", "fd00:10:96::17"),
-        ("nowhere", "fd00:10:96::18"),
-        ("stranger", "2001:db8::1"),
-        ("vip", "2001:db8:203::1"),
-        ("outer", "2001:db8:203::2"),
-        ("near", "2001:db8:203::3"),
-        ("distant", "2001:db8:203::4"),
-        ("empty", "2001:db8:203::5"),
-        ("fenced", "2001:db8:203::6"),
-        ("near-ip", "fd00:10:96::23"),
-        ("distant-ip", "fd00:10:96::24"),
-        ("empty-ip", "fd00:10:96::25"),
-        ("fenced-ip", "fd00:10:96::26"),
-        ("sticky", "fd00:10:96::27"),
-        ("turns", "fd00:10:96::28"),
-        ("least", "fd00:10:96::29"),
-        ("pair", "fd00:10:96::30"),
-        ("spare", "fd00:10:96::99"),
-        ("burglar", "2001:db8::66"),
-        ("router", "2001:db8::fe"),
-        ("group", "ff02::fb"),
-    ],
-];
-
-/// Runs the rows one after the other, in both families.
-pub(crate) fn check(rows: &[Row]) -> Result<()> {
-    for mut lab in labs("rows")? {
-        lab.check(rows)?;
-    }
-    Ok(())
-}
-
-pub(crate) struct Lab {
+pub(crate) struct Fixture {
     pub(crate) bench: Reused,
     pub(crate) names: Names,
     pub(crate) netns: NetNs,
-    /// The device through which all packets come in, whatever their sources.
-    comes_in_by: Option<&'static str>,
-    /// What meets the hooks of the host's own way has come in.
-    pub(crate) came_in: bool,
+    /// The device that all packets come in by; None: the device that the route to the sender names.
+    comes_in_by: Option<String>,
+    /// Packets at the anchor and on lo came in through a device.
+    carries_received: bool,
 }
 
-pub(crate) fn labs(name: &str) -> Result<Vec<Lab>> {
-    labs_of(name, Setup::default())
+pub(crate) fn fixtures(name: &str) -> Result<Vec<Fixture>> {
+    fixtures_of(name, Setup::default())
 }
 
-/// With room for so many entries of flows, by default for as many as a node has.
-pub(crate) fn labs_with_room(name: &str, flow_entries: Option<u32>) -> Result<Vec<Lab>> {
-    labs_of(name, Setup { flow_entries, ..Setup::default() })
+/// Makes fixtures with room for so many flow entries; None: for as many as a node has.
+pub(crate) fn fixtures_with_room(name: &str, flow_entries: Option<u32>) -> Result<Vec<Fixture>> {
+    fixtures_of(name, Setup { flow_entries, ..Setup::default() })
 }
 
-/// Labs of this process so far.
+/// The number of fixtures that this process has made.
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// One lab per family: programs that are attached to nothing, in a namespace with routes for them to look up.
-pub(crate) fn labs_of(name: &str, setup: Setup) -> Result<Vec<Lab>> {
+/// Makes a fixture per family: programs that are attached to nothing, in a namespace with routes for them to look up.
+pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
     let make = |addrs: &&[(&'static str, &str)]| {
         let addrs: Vec<(&'static str, IpAddr)> =
             addrs.iter().map(|(name, addr)| Ok((*name, addr.parse()?))).collect::<Result<_>>()?;
         let names = Names::new(addrs);
         let family = if names.addr("web")?.is_ipv4() { 4 } else { 6 };
-        // Tests run side by side, and some give the same name.
+        // Tests run side by side, and some use the same name.
         let nth = MADE.fetch_add(1, Ordering::Relaxed);
         let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
-        Ok(Lab { bench, names, netns, comes_in_by: None, came_in: false })
+        Ok(Fixture { bench, names, netns, comes_in_by: None, carries_received: false })
     };
     FAMILIES.iter().map(make).collect()
 }
 
-impl Lab {
-    pub(crate) fn check(&mut self, rows: &[Row]) -> Result<()> {
-        for row in rows {
-            self.check_row(row)
-                .with_context(|| format!("{row:?} with {}", self.names.addr("web").expect("it is there")))?;
-        }
-        Ok(())
+impl Runner for Fixture {
+    fn fixture(&mut self) -> &mut Fixture {
+        self
     }
 
-    fn check_row(&mut self, (program, packet, verdict, out, counted): &Row) -> Result<()> {
-        let frame = self.names.frame(packet)?;
+    fn outcome(&mut self, row: &Row) -> Result<Outcome> {
+        let frame = self.names.frame(&row.packet)?;
         let before = self.counts()?;
-        let outcome = self.run_from(program, &frame, packet)?;
-        ensure!(outcome.verdict == *verdict, "{:?}; {:?}", outcome.verdict, counted_since(&before, &self.counts()?));
-        match *out {
-            "-" => {}
-            "same" => ensure!(outcome.packet == frame, "became {}", self.names.text(&outcome.packet)?),
-            out => {
-                let found = self.names.learn(&outcome.packet, out)?;
-                ensure!(found == out, "became {found}");
+        let bench::Outcome { verdict, packet } = self.run_from(row.program, &frame, &row.packet)?;
+        let counted = counted_since(&before, &self.counts()?);
+        if verdict == Verdict::Drop {
+            return Ok(Outcome { verdict, out: "-".to_owned(), counted });
+        }
+        let is_same = packet == frame;
+        if is_same && row.out == "same" {
+            return Ok(Outcome { verdict, out: row.out.clone(), counted });
+        }
+        let out = self.names.learn(&packet, &row.out)?;
+        let out = if is_same && out != row.out { "same".to_owned() } else { out };
+        Ok(Outcome { verdict, out, counted })
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        match step {
+            Step::ComeInBy(device) => self.come_in_by(device),
+            Step::HostPathCarriesReceived(received) => {
+                self.carries_received = *received;
+                Ok(())
+            }
+            Step::NodeFlags(flags) => self.set_flags(*flags),
+            Step::NodeHasNoAddress => {
+                self.bench.datapath.node.set_node(node_with(Addr4::UNSPECIFIED, Addr6::UNSPECIFIED, 0))
+            }
+            Step::Devices(devices) => {
+                if devices.iter().any(|(name, _)| name == "lo") {
+                    self.comes_in_by = Some("lo".to_owned());
+                }
+                let devices: Vec<_> = devices.iter().map(|(name, device)| (name.as_str(), *device)).collect();
+                self.set_devices(&devices)
+            }
+            Step::PodAddresses(nets) => self.bench.datapath.node.set_pods(nets, &[]),
+            Step::Ip(words) => {
+                let words = with_addrs(words, |name| self.names.addr(name))?;
+                let family = if self.is_v4() { "-4" } else { "-6" };
+                self.netns.exec(Command::new("ip").arg(family).args(words.split(' '))).map(drop)
+            }
+            Step::BackendMoves { service, port, old, new } => self.leave(service, *port, old, new),
+            Step::Flood(count) => flood(self, 30_000, *count),
+            Step::ForgetFlows | Step::Silence(_) | Step::Segments(_) | Step::FramesForOthers(_) => {
+                bail!("the step is for fixture fast only")
             }
         }
-        let now = counted_since(&before, &self.counts()?);
-        ensure!(now == words(counted), "counted {now:?}");
-        Ok(())
+    }
+}
+
+impl Fixture {
+    pub(crate) fn is_v4(&self) -> bool {
+        matches!(self.names.addr("web"), Ok(addr) if addr.is_ipv4())
     }
 
-    /// Runs a program on a packet in the lab's namespace, as if it were on lo.
-    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<Outcome> {
+    /// Runs a section of rows, as in `flows::closed_flow_gives_its_port_back`.
+    pub(crate) fn rows(&mut self, section: &str) -> Result<()> {
+        run_section(self, section)
+    }
+
+    /// Replaces drawn ports in a packet's text by names, where they have none yet.
+    pub(crate) fn name_drawn_ports(&mut self, text: &str) -> Result<String> {
+        let words = text.split(' ').map(|word| match word.split_once(':') {
+            Some((host, port)) if port.parse::<u16>().is_ok_and(|port| port >= FIRST_DRAWN_PORT) => {
+                let free = ('p'..='z').map(|name| format!("${name}")).find(|name| self.names.port(name).is_none());
+                format!("{host}:{}", free.unwrap_or_else(|| port.to_owned()))
+            }
+            _ => word.to_owned(),
+        });
+        let named = words.collect::<Vec<_>>().join(" ");
+        if named != text {
+            self.names.learn(&self.names.frame(text)?, &named)?;
+        }
+        Ok(named)
+    }
+
+    /// Runs a program on a packet in the fixture's namespace, as if it were on lo.
+    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<bench::Outcome> {
         self.netns.run(|| self.bench.run(program, frame))
     }
 
-    /// The same of a row's packet. What a backend sends comes in where the route to it leads, unless the row's test has said
-    /// through what packets come in.
-    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<Outcome> {
+    /// Runs a program on a row's packet. A backend's packet comes in by the device of the route to that backend, unless the
+    /// test has named another device.
+    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<bench::Outcome> {
         let src = packet.split(" > ").next().and_then(|before| before.split_whitespace().last());
         let device = match src.map(|src| src.split(':').next().unwrap_or(src)) {
             Some("pod") => "pod0",
             Some("far") => "eth1",
             _ => "lo",
         };
-        if program != INGRESS && !self.came_in {
+        if program != INGRESS && !self.carries_received {
             return self.run(program, frame);
         }
-        let ifindex = self.ifindex(if program == INGRESS { self.comes_in_by.unwrap_or(device) } else { "lo" })?;
+        let ifindex =
+            self.ifindex(if program == INGRESS { self.comes_in_by.as_deref().unwrap_or(device) } else { "lo" })?;
         self.netns.run(|| self.bench.run_on(program, frame, ifindex))
     }
 
-    /// Gives the node these flags: see [`Node`].
+    /// Sets the flags of the node: see [`Node`].
     pub(crate) fn set_flags(&mut self, flags: u32) -> Result<()> {
         self.bench.datapath.node.set_node(node(self.names.addr("node")?, flags))
     }
 
-    /// Makes this the device through which packets come in.
+    /// Makes this the device that all packets come in by.
     pub(crate) fn set_device(&mut self, device: Device) -> Result<()> {
-        self.comes_in_by = Some("lo");
+        self.comes_in_by = Some("lo".to_owned());
         self.set_devices(&[("lo", Some(device))])
     }
 
-    /// Lets packets come in through this device, whatever their sources.
-    pub(crate) fn come_in_by(&mut self, device: &'static str) -> Result<()> {
-        self.comes_in_by = Some(device);
+    /// Lets all packets come in by this device.
+    fn come_in_by(&mut self, device: &str) -> Result<()> {
+        self.comes_in_by = Some(device.to_owned());
         self.ifindex(device).map(drop)
     }
 
-    /// Makes these devices what is said of them, and the others what they were at the beginning; None: there is no such.
+    /// Sets these devices, and resets all others to what they were at the beginning; None: the device has no hooks.
     pub(crate) fn set_devices(&mut self, of: &[(&str, Option<Device>)]) -> Result<()> {
         let mut devices = devices(&self.names, &self.netns)?;
         for (name, device) in of {
@@ -238,25 +217,19 @@ impl Lab {
     }
 }
 
-/// Names of the counters that grew, each by one, in alphabetical order.
+/// Returns the names of the counters that grew, in alphabetical order, each as often as it grew by one.
 pub(crate) fn counted_since(before: &BTreeMap<&'static str, u64>, now: &BTreeMap<&'static str, u64>) -> Vec<String> {
     let grown = |(name, n): (&&str, &u64)| vec![(*name).to_owned(); usize::try_from(n - before[*name]).expect("few")];
     now.iter().flat_map(grown).collect()
 }
 
-pub(crate) fn words(text: &str) -> Vec<String> {
-    let mut words: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
-    words.sort();
-    words
-}
-
-/// Services, devices and routes that the rows speak of.
+/// Makes the Services, devices and routes that rows name.
 fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
     let v4 = names.addr("web")?.is_ipv4();
     let host_len = if v4 { 32 } else { 128 };
     let (node_ip, uplink) = (names.addr("node")?, names.addr("uplink")?);
     let uplink_len = if v4 { 24 } else { 64 };
-    // Without it an address is nowhere until the kernel has looked for its duplicates.
+    // Without it the kernel uses no address before it has looked for duplicates.
     let at_once = if v4 { "" } else { "nodad" };
     netns.ip(&format!(
         "link add pod0 type veth peer name pod1
@@ -302,12 +275,16 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
     Ok(())
 }
 
-/// A node with this address.
+/// Returns a node with this address.
 fn node(ip: IpAddr, flags: u32) -> Node {
-    Node::new(addr4(ip), addr6(ip), 1, [2, 0, 0, 0, 0, 9], flags)
+    node_with(addr4(ip), addr6(ip), flags)
 }
 
-/// BPF_PROG_TEST_RUN takes the first for every packet's: a pod's.
+fn node_with(addr4: Addr4, addr6: Addr6, flags: u32) -> Node {
+    Node::new(addr4, addr6, 1, [2, 0, 0, 0, 0, 9], flags)
+}
+
+/// Returns the devices of the beginning. BPF_PROG_TEST_RUN takes the first, a pod's, for every packet's device.
 fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
     let uplink = names.addr("uplink")?;
     let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
@@ -318,9 +295,9 @@ fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
     ]))
 }
 
-/// The device that routes to the senders of packets name: as lo were a port of it.
+/// The device that routes to the senders name, as if lo were a port of it.
 pub(crate) const FROM: &str = "from0";
-/// Who sends packets to the node.
+/// The senders of packets to the node.
 const CLIENTS: [&str; 4] = ["client", "stranger", "burglar", "router"];
 
 fn ifindex(netns: &NetNs, name: &str) -> Result<u32> {
@@ -337,7 +314,7 @@ fn addr6(ip: IpAddr) -> Addr6 {
 
 fn tables<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
     let addr = |name| -> Result<A> { A::from_ip(names.addr(name)?).context("family") };
-    // Service, port, protocol, its backend, slots in the cluster set, flags.
+    // Service, port, protocol, backend, slots in the cluster set, flags.
     let all = Service::HAS_ENDPOINTS;
     let ports = [
         ("web", 80, Proto::TCP, Some(("pod", 8080, true)), 1, all),
