@@ -21,7 +21,6 @@ mod manifests;
 mod packet;
 mod programs;
 pub mod report;
-mod routes;
 mod scene;
 mod target;
 mod words;

@@ -1,4 +1,5 @@
 //! Builds objects for tests, in the namespace `default` unless the name has the form `namespace/name`.
+#![allow(clippy::unwrap_used, reason = "a builder that gets nonsense ends its test")]
 
 use k8s_openapi::api::core::v1::{
     ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeStatus, Service, ServicePort, ServiceSpec,

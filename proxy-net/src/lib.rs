@@ -18,6 +18,7 @@ pub mod anchor;
 
 // Routes and rules.
 pub mod fib;
+pub mod next_hop;
 pub mod pod_route;
 pub mod route;
 mod route_watch;

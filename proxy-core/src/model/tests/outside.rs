@@ -11,7 +11,7 @@ use super::objects::{dump_tests, objects};
 use crate::builders::{ServiceBuilder, SliceBuilder, listed, node, service, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
-use crate::model::{Lead, ModelOptions, PodRoutes, Reach};
+use crate::model::{Lead, ModelOptions, Reach};
 
 use crate::tables::Tables;
 
@@ -27,11 +27,11 @@ const LEADS: [(&str, Lead); 8] = [
     ("198.51.100.1", Lead::Own),
 ];
 
-fn outside(pod_routes: PodRoutes) -> Desired {
+fn outside(default_leads_to_pods: bool) -> Desired {
     // The name is empty: a node with the host's name must not matter.
     let mut desired = Desired::with_options(
         "",
-        ModelOptions { reach: Some(Arc::new(Reach::unknown(pod_routes))), ..ModelOptions::default() },
+        ModelOptions { reach: Some(Arc::new(Reach::unknown(default_leads_to_pods))), ..ModelOptions::default() },
     );
     let inputs = [peer("n1", "192.0.2.11", "10.244.1.0/24", true), peer("n2", "192.0.2.12", "10.244.2.0/24", true)];
     listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
@@ -67,16 +67,16 @@ fn shown(desired: &Desired) -> String {
     text
 }
 
-fn tables(pod_routes: PodRoutes, objects: impl IntoIterator<Item = Input>) -> String {
-    let mut desired = outside(pod_routes);
+fn tables(default_leads_to_pods: bool, objects: impl IntoIterator<Item = Input>) -> String {
+    let mut desired = outside(default_leads_to_pods);
     objects.into_iter().for_each(|input| desired.apply(input));
     settle(&mut desired, &LEADS)
 }
 
 fn dump(lines: &[String]) -> String {
     match lines.split_first() {
-        Some((first, lines)) if first == "pod-routes default" => tables(PodRoutes::Default, objects(lines)),
-        _ => tables(PodRoutes::Off, objects(lines)),
+        Some((first, lines)) if first == "pod-routes default" => tables(true, objects(lines)),
+        _ => tables(false, objects(lines)),
     }
 }
 
@@ -105,8 +105,8 @@ fn a_node_replaces_its_unreachable_pods() {
         spec.health_check_node_port = Some(32_000);
     });
     Dump::of_rust(file!(), "a_node_replaces_its_unreachable_pods")
-        .assert_eq(&tables(PodRoutes::Off, [web.clone().into(), both().into()]));
-    let mut desired = outside(PodRoutes::Off);
+        .assert_eq(&tables(false, [web.clone().into(), both().into()]));
+    let mut desired = outside(false);
     [web.external_local().into(), both().into()].into_iter().for_each(|input| desired.apply(input));
     settle(&mut desired, &LEADS);
     assert!(desired.health_checks().is_empty(), "nothing listens");
@@ -114,7 +114,7 @@ fn a_node_replaces_its_unreachable_pods() {
 
 #[test]
 fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
-    let mut desired = outside(PodRoutes::Off);
+    let mut desired = outside(false);
     let web = || web().type_("NodePort").node_port(30_080).external_local();
     let other = service("other").cluster_ip("10.96.0.9").tcp(80);
     let others = slice("other-1", "other").tcp(80).ready("10.244.1.6").on("n1");
@@ -148,7 +148,7 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
 
 #[test]
 fn models_built_without_routes_are_built_again() {
-    let mut desired = outside(PodRoutes::Off);
+    let mut desired = outside(false);
     let objects: [Input; 2] = [web().into(), both().into()];
     objects.into_iter().for_each(|input| desired.apply(input));
     desired.sync(); // The query has failed.

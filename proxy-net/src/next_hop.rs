@@ -11,18 +11,18 @@ use rtnetlink::Handle;
 
 /// The way to an address, from this thread's network namespace.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Way {
+pub struct NextHop {
     /// Interface index of the device through which it leads.
-    pub(super) device: u32,
+    pub device: u32,
     /// With which address of its own the host goes it.
-    pub(super) source: Option<IpAddr>,
+    pub source: Option<IpAddr>,
     /// If the device is a bridge: its ports.
-    pub(super) ports: Vec<u32>,
+    pub ports: Vec<u32>,
     /// The one of them behind which the next hop was seen.
-    pub(super) port: Option<u32>,
+    pub port: Option<u32>,
 }
 
-pub(super) async fn way_to(addr: IpAddr) -> Result<Way> {
+pub async fn next_hop(addr: IpAddr) -> Result<NextHop> {
     let (driver, handle, _) = rtnetlink::new_connection().context("open a netlink socket")?;
     tokio::select! {
         way = ask(&handle, addr) => way.with_context(|| format!("ask for the route to {addr}")),
@@ -30,7 +30,7 @@ pub(super) async fn way_to(addr: IpAddr) -> Result<Way> {
     }
 }
 
-async fn ask(handle: &Handle, addr: IpAddr) -> Result<Way> {
+async fn ask(handle: &Handle, addr: IpAddr) -> Result<NextHop> {
     let mut request = RouteMessage::default();
     request.header.address_family = if addr.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     request.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
@@ -39,7 +39,7 @@ async fn ask(handle: &Handle, addr: IpAddr) -> Result<Way> {
         IpAddr::V6(addr) => RouteAddress::Inet6(addr),
     }));
     let route = Box::pin(handle.route().get(request).execute()).next().await.context("no answer")??;
-    let mut way = Way::default();
+    let mut way = NextHop::default();
     let mut gateway = None;
     for attribute in &route.attributes {
         match attribute {
