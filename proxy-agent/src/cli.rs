@@ -1,4 +1,4 @@
-//! The command line. Each command prints for people or, with `-o json`, in a form that is kept (docs/cli.md).
+//! The command line. Each command prints for people or, with `-o json`, in a stable form (docs/cli.md).
 
 mod age;
 mod backends;
@@ -44,7 +44,7 @@ pub struct Cli {
 enum Command {
     /// Serve this node until stopped. Needs root.
     ///
-    /// SIGTERM and SIGINT end it; services stay reachable as it last knew them, unless it is told --cleanup-on-exit. The log goes to standard error; RUST_LOG sets what of it
+    /// SIGTERM and SIGINT end the agent; Services then stay reachable in their last known state, unless --cleanup-on-exit is set. The log goes to standard error; RUST_LOG sets its level
     /// (default: info).
     Run(Box<RunArgs>),
     Status(status::StatusArgs),
@@ -61,7 +61,7 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-/// Which agent is asked.
+/// The agent to ask.
 #[derive(Args, Debug)]
 struct AgentArgs {
     /// The run directory of the agent to ask.
@@ -76,11 +76,11 @@ impl AgentArgs {
 }
 
 impl Cli {
-    /// Does what was asked; errors go to standard error.
+    /// Executes the command; errors go to standard error.
     pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
-            // It gives up privileges, and that is to be done before there are threads.
+            // The agent gives up privileges, which must happen before the process has threads.
             Command::Run(args) => done(start(&args)),
             Command::Status(args) => wait_for(status::status(&args)),
             Command::Services(args) => done(wait_for(services::services(&args))),
@@ -96,18 +96,18 @@ impl Cli {
             Command::Man(args) => done(manual::man(&args)),
         };
         result.unwrap_or_else(|error| {
-            // Nobody is left to tell if standard error is closed.
+            // A failure is ignored, because a closed standard error leaves no place to report it.
             let _told = writeln!(stderr(), "kpx: {error:#}");
             ExitCode::FAILURE
         })
     }
 }
 
-/// Runs to its end what waits for others, on threads of its own.
+/// Runs a future to its end on a runtime of its own.
 pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = Runtime::new().context("start the runtime")?;
     let result = runtime.block_on(work);
-    // Whoever still waits for a name server or a credential plugin is not waited for.
+    // A task that still waits for a name server or a credential plugin must not delay the end.
     runtime.shutdown_background();
     result
 }

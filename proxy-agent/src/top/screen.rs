@@ -1,4 +1,4 @@
-//! What is shown in a terminal.
+//! Draws the view in a terminal.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -47,7 +47,7 @@ fn dropped(rows: &Rows) -> Line<'static> {
 }
 
 fn services(frame: &mut Frame<'_>, area: Rect, rows: &Rows, view: &mut View) {
-    // Beside the names of columns and the total.
+    // Two lines are taken by the names of columns and the total.
     let room = usize::from(area.height.saturating_sub(2));
     view.scroll = view.scroll.min(rows.services.len().saturating_sub(room));
     let shown = rows.services.iter().skip(view.scroll).take(room);
@@ -76,7 +76,7 @@ fn line(cells: [String; 7], style: Style) -> TableRow<'static> {
     TableRow::new(cells).style(style)
 }
 
-/// Numbers to the right.
+/// Aligns numbers to the right.
 fn aligned(column: usize, text: String) -> Line<'static> {
     if column == 0 { Line::raw(text) } else { Line::raw(text).right_aligned() }
 }

@@ -1,5 +1,5 @@
-//! Makes the views from what the loop knows. The loop only hands out what it shares; the rest is done elsewhere, so that
-//! ten thousand Services do not hold it up.
+//! Builds the views from the agent's state. The agent's loop only hands out shared objects. The views are built outside
+//! the loop, so that ten thousand Services do not delay it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,14 +14,14 @@ use crate::datapath::{Counts, FamilyCounts};
 use crate::input::ObjectName;
 use crate::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
 
-/// What the loop knows of all Services that it serves, as of the last sync.
+/// The state of all served Services, as of the last sync.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub node: NodeModel,
     pub services: Vec<ServiceSnapshot>,
     pub conflicts4: BTreeMap<FrontendKey<Addr4>, Vec<Skipped>>,
     pub conflicts6: BTreeMap<FrontendKey<Addr6>, Vec<Skipped>>,
-    /// Read by whoever makes the views.
+    /// The counts, which are read when the views are built.
     pub counts: Arc<Counts>,
 }
 
@@ -35,12 +35,12 @@ pub struct ServiceSnapshot {
 }
 
 impl Snapshot {
-    /// By namespace and name.
+    /// Returns the views by namespace and name.
     pub fn views(&self) -> Vec<ServiceView> {
         self.services.iter().map(|service| self.view(service)).collect()
     }
 
-    /// Of all frontends in force.
+    /// Returns the names of all frontends in force.
     pub fn names(&self) -> Vec<NameView> {
         let names = self.services.iter().flat_map(|service| {
             let v4 = service.v4.iter().flat_map(|v4| names(service, v4, &self.conflicts4));
@@ -92,7 +92,7 @@ impl Snapshot {
     }
 }
 
-/// Those of one kind in the order of their families.
+/// The addresses of a Service by kind; within a kind they are in the order of their families.
 #[derive(Default)]
 struct Addresses {
     cluster_ips: Vec<IpAddr>,
@@ -114,7 +114,7 @@ impl Addresses {
     }
 }
 
-/// As the Service lists it, without what a family adds.
+/// Returns the port as the Service lists it, without the parts that depend on a family.
 fn port_view(port: &ServicePort) -> PortView {
     PortView {
         name: port.name.as_deref().unwrap_or_default().to_owned(),
@@ -177,7 +177,7 @@ impl<A: Addr> FamilyView<'_, A> {
         counts.refused += totals.dropped + totals.rejected;
     }
 
-    /// Without the sets that it is in, and its flows.
+    /// Returns the view of a backend without its sets and its flows.
     fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
         let namespace = &self.model.claim.service.namespace;
         let pod = endpoint.object.pod.as_ref();
@@ -197,7 +197,7 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
-    /// None for the row that stands for a whole address.
+    /// Returns the view of a frontend; None for the row that stands for a whole address.
     fn frontend(&self, key: &FrontendKey<A>, kind: FrontendKind) -> Option<(FrontendKind, FrontendView)> {
         let view = FrontendView {
             kind: kind_name(kind)?.to_owned(),
@@ -209,7 +209,7 @@ impl<A: Addr> FamilyView<'_, A> {
     }
 }
 
-/// By address and port, as the model sorts them.
+/// Searches a set, which the model sorts by address and port.
 fn holds<A: Addr>(set: &[Backend<A>], at: SockAddr<A>) -> bool {
     set.binary_search_by_key(&at, |backend| SockAddr::new(backend.addr, backend.port)).is_ok()
 }
@@ -239,7 +239,7 @@ fn names<A: Addr>(
     named.collect::<Vec<_>>().into_iter()
 }
 
-/// Why the Service does not have a frontend that it claims.
+/// Returns the reason why the Service does not have a frontend that it claims.
 fn conflict<'a, A: Addr>(
     conflicts: &'a BTreeMap<FrontendKey<A>, Vec<Skipped>>,
     key: &FrontendKey<A>,
