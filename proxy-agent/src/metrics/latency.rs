@@ -1,4 +1,4 @@
-//! How long it takes from a change in the cluster until this node does as it says.
+//! The programming latency: the time from a change in the cluster until it is in force on this node.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,20 @@ use super::ProxyMetrics;
 use crate::input::ObjectName;
 use crate::ip_family::IpFamily;
 
-/// Triggers that are remembered of one Service: a family that stays out of force must not cost more and more.
+/// The number of triggers that are remembered per Service: a family that stays out of force must not use more and more
+/// memory.
 const PENDING: usize = 256;
 
-/// What the change of an EndpointSlice says of when it came to pass.
+/// The time of a change, as an EndpointSlice tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trigger {
     pub service: ObjectName,
     pub family: IpFamily,
-    /// None if the slice is gone: what then was not in force yet never will be.
+    /// The time of the change. None if the slice is gone: its pending triggers will never be in force.
     pub at: Option<Timestamp>,
 }
 
-/// Triggers of changes that are not in force yet.
+/// The triggers of changes that are not in force yet.
 #[derive(Debug)]
 pub struct Latencies {
     started: Timestamp,
@@ -28,12 +29,12 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// What came to pass before `started` waited for the agent, not for its work.
+    /// Starts without triggers. Changes before `started` are not counted, because they waited for the agent to start.
     pub fn since(started: Timestamp) -> Self {
         Self { started, pending: BTreeMap::new() }
     }
 
-    /// In the order in which they came.
+    /// Adds a trigger; triggers are added in the order of their arrival.
     pub fn add(&mut self, trigger: Trigger) {
         let key = (trigger.family, trigger.service);
         match trigger.at {
@@ -48,7 +49,7 @@ impl Latencies {
         }
     }
 
-    /// All that was asked of a family is in force.
+    /// Observes the latencies of a family whose changes are now in force.
     pub fn observe(&mut self, family: IpFamily, metrics: &ProxyMetrics) {
         let histogram = metrics.programming_latency.get_or_create_owned(&family.into());
         let now = Timestamp::now();
@@ -68,7 +69,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn each_trigger_counts_once_when_its_family_is_in_force() {
+    fn trigger_counts_once_when_its_family_is_in_force() {
         let metrics = Metrics::new();
         let started: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let mut latencies = Latencies::since(started);

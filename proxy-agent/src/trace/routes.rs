@@ -1,4 +1,4 @@
-//! What the kernel knows of the way to an address.
+//! Asks the kernel for the route to an address.
 
 use std::net::IpAddr;
 
@@ -9,16 +9,16 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use rtnetlink::Handle;
 
-/// The way to an address, from this thread's network namespace.
+/// The route to an address, from this thread's network namespace.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Way {
-    /// Interface index of the device through which it leads.
+    /// The interface index of the outgoing device.
     pub(super) device: u32,
-    /// With which address of its own the host goes it.
+    /// The address from which the host would send.
     pub(super) source: Option<IpAddr>,
-    /// If the device is a bridge: its ports.
+    /// The ports of the device, if it is a bridge.
     pub(super) ports: Vec<u32>,
-    /// The one of them behind which the next hop was seen.
+    /// The port behind which the bridge has seen the next hop.
     pub(super) port: Option<u32>,
 }
 
