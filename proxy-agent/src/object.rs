@@ -1,4 +1,4 @@
-//! The kernel programs that this binary carries.
+//! Embeds the kernel programs in this binary.
 
 use std::borrow::Cow;
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// An ELF object, or nothing if there was none when this was built (see `build.rs`). Aligned, as aya reads its headers
-/// in place.
+/// The ELF object; empty if there was none when this binary was built (see `build.rs`). It is aligned, because aya
+/// reads its headers in place.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx.bpf.o"));
 
-/// The BPF object with kpx's kernel programs.
+/// Returns the BPF object with kpx's kernel programs.
 pub fn embedded() -> anyhow::Result<&'static [u8]> {
     ensure!(!OBJECT.is_empty(), "this kpx was built without its kernel programs: run `cargo xtask build`");
     Ok(OBJECT)
 }
 
-/// Those of a file, or else this binary's.
+/// Returns the programs of a file, or else this binary's.
 pub fn chosen(file: Option<&Path>) -> anyhow::Result<Cow<'static, [u8]>> {
     match file {
         Some(file) => Ok(fs::read(file).with_context(|| format!("read {}", file.display()))?.into()),
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_aligned_elf_object_or_a_clear_error() {
+    fn object_is_aligned_elf_or_clear_error() {
         assert!(OBJECT.as_ptr().cast::<u64>().is_aligned());
         match embedded() {
             Ok(object) => assert!(object.starts_with(b"\x7fELF")),

@@ -1,4 +1,4 @@
-//! How much is logged, and in which form.
+//! Sets up the log: its level and its form.
 
 use std::io::{IsTerminal, stderr};
 
@@ -8,19 +8,20 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::kube_proxy::Logging;
 
-/// Logs to standard error from here on. RUST_LOG goes before what the configuration says.
+/// Starts logging to standard error. RUST_LOG overrides the configuration.
 pub(super) fn start(logging: &Logging) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
     let subscriber = tracing_subscriber::registry().with(filter);
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
-    // A process that logs already goes on as it does.
+    // An earlier logger of this process stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
         _ => subscriber.with(form.with_ansi(stderr().is_terminal())).try_init(),
     };
 }
 
-/// kube logs every failure on its own; those that last are in our log once, as problems.
+/// Returns the filter. kube's own log lines are left out, because kube logs each failure, and kpx logs a lasting
+/// failure once as a problem.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",

@@ -138,6 +138,6 @@ async fn ended_agent_is_an_error() {
         let response = get(&format!("/ui/api/{what}")).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()["cache-control"], "no-store");
-        assert_eq!(text(response).await, "the loop has ended");
+        assert_eq!(text(response).await, "the agent has ended");
     }
 }
