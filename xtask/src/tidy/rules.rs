@@ -1,4 +1,4 @@
-//! The rules, and who is exempt from which, why.
+//! The rules and their exemptions, each with its reason.
 
 use super::Violation;
 use super::source::{File, Mention, Tree};
@@ -6,7 +6,7 @@ use super::source::{File, Mention, Tree};
 const FILE_LINES: usize = 400;
 const FUNCTION_LINES: usize = 70;
 
-/// Modules (paths without `.rs`) that may say `unsafe`.
+/// The modules (paths without `.rs`) that may contain `unsafe`.
 const UNSAFE: &[(&str, &str)] = &[
     ("proxy-agent/map-walk/src/lib", "reads and writes maps in batches, which no crate has calls for"),
     ("proxy-agent/netns-cookie/src/lib", "asks for the number of a network namespace, which no crate has a call for"),
@@ -25,7 +25,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("tests/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
 ];
 
-/// Where a test may wait without a condition.
+/// The modules whose tests may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
     ("proxy-agent/src/source/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
     ("tests/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
@@ -38,17 +38,17 @@ const SLEEP: &[(&str, &str)] = &[
     ("tests/src/soak", "how long a fault lasts is what is tested"),
 ];
 
-/// Longer than the limit for a reason.
+/// The files and functions that may be longer than the limit.
 const LONG_FILES: &[(&str, &str)] = &[];
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
-/// Reasons that no packet table can bring about.
+/// The reasons that no packet table can produce.
 const NO_ROW: &[(&str, &str)] = &[
     ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/devices.rs"),
     ("SeenBefore", "takes two devices: see tests/devices.rs"),
 ];
 
-/// Values in, values out.
+/// The pure modules: values in, values out.
 const PURE: &[&str] = &[
     "proxy-agent/src/desired",
     "proxy-agent/src/diff",
@@ -58,7 +58,7 @@ const PURE: &[&str] = &[
     "proxy-common/src",
 ];
 
-/// What pure modules do not mention: the kernel, the API, tasks, logs, clocks, sockets, files.
+/// The paths that pure modules must not mention: the kernel, the API, tasks, logs, clocks, sockets, files.
 const IMPURE: &[&str] = &[
     "aya",
     "kube::api::Api",
@@ -84,7 +84,7 @@ const IMPURE: &[&str] = &[
     "Zoned::now",
 ];
 
-/// All there is to say about this workspace.
+/// Returns all violations in this workspace.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     [broken_rules(tree), idle_exemptions(tree)].concat()
 }
@@ -173,7 +173,7 @@ fn long(file: &File) -> Vec<Violation> {
     violations
 }
 
-/// Every `Reason` must be counted by some row in the tables of `tests/datapath`.
+/// Returns the variants of `Reason` that no row in the tables of `tests/datapath` counts.
 fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     let Some(file) = tree.file("proxy-common/src/counter.rs") else {
         return Vec::new();
@@ -188,7 +188,8 @@ fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     uncovered.map(|(variant, line)| broken(file, line, &format!("Reason::{variant} has no row"), why)).collect()
 }
 
-/// The strings that end a row, `(…, "flow_opened forwarded")`, or stand alone, `get("flows_full")`: what is counted.
+/// Returns the strings that name counts: those that end a row, `(…, "flow_opened forwarded")`, or stand alone,
+/// `get("flows_full")`.
 fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     let follows = |at: usize| file.has(at - 1, &[","]) || file.has(at - 1, &["("]);
     let ends_row = |at: usize| file.has(at + 1, &[")"]) || file.has(at + 1, &[",", ")"]);
@@ -196,13 +197,13 @@ fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     strings.filter_map(|at| file.tokens[at].text.strip_prefix('"')?.strip_suffix('"'))
 }
 
-/// From the arm that names it: `Self::NotIp => "not_ip"`.
+/// Returns the name from the match arm of a variant: `Self::NotIp => "not_ip"`.
 fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
     let arm = (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
     arm.filter_map(|at| file.tokens.get(at + 6)?.text.strip_prefix('"')?.strip_suffix('"')).next()
 }
 
-/// The variants of an enum, with their lines.
+/// Returns the variants of an enum, with their lines.
 fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     let Some(start) = (0..file.tokens.len()).find(|&at| file.has(at, &["enum", name, "{"])) else {
         return Vec::new();
@@ -223,7 +224,7 @@ fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     variants
 }
 
-/// Exemptions from a limit that is kept again.
+/// Returns exemptions from a limit that is kept again.
 fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
     let files = LONG_FILES.iter().map(|(path, _)| (*path, tree.file(path).is_some_and(|file| file.lines > FILE_LINES)));
     let functions = LONG_FUNCTIONS.iter().map(|(path, name, _)| {
@@ -232,7 +233,7 @@ fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
     });
     let idle = files.chain(functions).filter(|(_, needed)| !needed);
     let what = "exempt in xtask/src/tidy/rules.rs without need".to_owned();
-    let why = "exemptions that nobody needs hide the next offence";
+    let why = "unneeded exemptions hide the next offence";
     idle.map(|(path, _)| Violation { path: path.to_owned(), line: 1, what: what.clone(), why }).collect()
 }
 
@@ -240,12 +241,12 @@ fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {
     exemptions.iter().any(|(module, _)| file.is_in(module))
 }
 
-/// The lines on which these tokens begin.
+/// Returns the lines on which these tokens begin.
 fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
     (0..file.tokens.len()).filter(move |&at| file.has(at, texts)).map(|at| file.tokens[at].line)
 }
 
-/// Is one of these paths, or in it. The name of a crate alone may also be a variable.
+/// Returns true if the text is one of these paths, or below one. The name of a crate alone may also be a variable.
 fn is_under(text: &str, paths: &[&str]) -> bool {
     paths.iter().any(|path| match text.strip_prefix(path) {
         Some("") => path.contains("::"),
