@@ -97,7 +97,7 @@ impl Cli {
         };
         result.unwrap_or_else(|error| {
             // A failure is ignored, because a closed standard error leaves no place to report it.
-            let _told = writeln!(stderr(), "kpx: {error:#}");
+            let _written = writeln!(stderr(), "kpx: {error:#}");
             ExitCode::FAILURE
         })
     }

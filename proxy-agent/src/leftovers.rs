@@ -23,16 +23,16 @@ pub async fn remove(
 ) -> Result<()> {
     let removed = &mut |what| done(Undone::Removed(what));
     // The routes and rules that lead packets to the programs go first.
-    let ways = ways(handle, removed).await;
+    let routes = remove_routes(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);
     // The list is read before it is forgotten. An error of the list is reported where it is forgotten.
     let made = changes.qdiscs().unwrap_or_default();
     let filters = filters(handle, &made, removed).await;
     let undone = changes.undo(wanted, done).context("change parameters back");
-    ways.and(pins).and(filters).and(undone)
+    routes.and(pins).and(filters).and(undone)
 }
 
-async fn ways(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
+async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
     let (rules, anchor) = (rule::count(handle).await?, anchor::exists(handle).await?);
     let pod_routes = pod_route::count(handle).await?;
     Node::clean(handle).await?;

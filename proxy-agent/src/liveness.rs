@@ -18,7 +18,7 @@ use crate::settings::Mode;
 /// stays healthy for any time. If the loop hangs in any work, both families are unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
-    patience: Duration,
+    timeout: Duration,
     state: watch::Sender<State>,
 }
 
@@ -63,7 +63,7 @@ impl Liveness {
         let family = Family { last_updated: Timestamp::now(), queued: None };
         let families = IpFamily::ALL.map(|name| (name, family)).into();
         let state = State { families, working: None, node_eligible: mode == Mode::Host };
-        Self { patience: 2 * sync_period, state: watch::Sender::new(state) }
+        Self { timeout: 2 * sync_period, state: watch::Sender::new(state) }
     }
 
     /// Notes that a request for this family is not in force yet.
@@ -93,7 +93,7 @@ impl Liveness {
 
     pub fn report(&self) -> Report {
         let state = self.state.borrow();
-        let in_time = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.patience);
+        let in_time = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.timeout);
         let families = state.families.iter().map(|(name, family)| {
             let healthy = in_time(family.queued) && in_time(state.working);
             (*name, FamilyReport { last_updated: family.last_updated, healthy })

@@ -19,7 +19,7 @@ use crate::metrics::{Metrics, TEXT_FORMAT};
 const PROXY_MODE: &str = "ebpf";
 /// The longest time that a scrape waits for the agent, which may be in the middle of a sync. After it the kernel's
 /// numbers are left out.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the paths of the metrics address, with those of `more`.
 pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> Router {
@@ -42,7 +42,7 @@ pub fn scrape_router(asker: Asker, metrics: Metrics) -> Router {
 }
 
 async fn scrape(State((asker, metrics)): State<(Asker, Metrics)>) -> Response {
-    let readings = match tokio::time::timeout(PATIENCE, asker.readings()).await {
+    let readings = match tokio::time::timeout(TIMEOUT, asker.readings()).await {
         Ok(Ok(readings)) => Some(readings),
         Ok(Err(error)) => {
             debug!(error = format!("{error:#}"), "scrape without the kernel's numbers");

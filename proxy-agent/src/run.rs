@@ -71,8 +71,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let (source, watchers) = (settings.source, Watchers::default());
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
     let event_queue = event_queue.only_if(has_object);
-    let patience = has_object.then_some(settings.node_timeout);
-    let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
+    let node_timeout = has_object.then_some(settings.node_timeout);
+    let lifecycle = Lifecycle::new(node_name.clone(), node_timeout, &options.node_ips, source_health.clone());
     conntrack::sysctl::apply(&settings.conntrack, &changes, &events);
     reserve_ports(&changes);
     let work = async {

@@ -73,16 +73,16 @@ async fn watch(
     first: Sample,
     mut view: View,
 ) -> Result<()> {
-    let mut looks = interval(period);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks.tick().await;
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
     let mut keys = EventStream::new();
     let (mut before, mut now) = (first.clone(), first);
     loop {
         let rows = rows(&before, &now, &view);
         terminal.draw(|frame| screen::draw(frame, &rows, &mut view)).context("draw")?;
         tokio::select! {
-            _ = looks.tick() => match sample(client).await {
+            _ = ticks.tick() => match sample(client).await {
                 Ok(sample) => (before, now) = (now, sample),
                 // The loop goes on, because an agent that restarts is back in a moment.
                 Err(error) => now.problem = Some(format!("{error:#}")),

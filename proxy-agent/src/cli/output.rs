@@ -47,7 +47,7 @@ impl OutputArgs {
                 let text = text(form());
                 if text.is_empty() {
                     // A failure is ignored, because a closed standard error leaves no place to report it.
-                    let _told = writeln!(stderr(), "nothing found");
+                    let _written = writeln!(stderr(), "nothing found");
                 }
                 text
             }

@@ -14,7 +14,7 @@ use super::exposition;
 #[derive(Clone, Debug, Default)]
 pub struct Slis {
     healthcheck: Family<Check, Gauge>,
-    healthchecks: Family<Outcome, Counter>,
+    healthchecks: Family<CheckResult, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -24,7 +24,7 @@ struct Check {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct CheckResult {
     name: &'static str,
     status: &'static str,
     r#type: &'static str,
@@ -34,7 +34,7 @@ impl Slis {
     /// Counts a successful ping; a process that answers cannot fail it.
     pub fn pinged(&self) {
         self.healthcheck.get_or_create(&Check { name: "ping", r#type: "healthz" }).set(1);
-        self.healthchecks.get_or_create(&Outcome { name: "ping", status: "success", r#type: "healthz" }).inc();
+        self.healthchecks.get_or_create(&CheckResult { name: "ping", status: "success", r#type: "healthz" }).inc();
     }
 
     pub fn text(&self) -> Result<String, fmt::Error> {

@@ -23,7 +23,7 @@ use crate::net::{Handle, anchor, filter};
 /// The time between two looks at the node.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The time limit for an answer of kube-proxy.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// The default ports of kube-proxy.
 const HEALTHZ: u16 = 10_256;
 const METRICS: u16 = 10_249;
@@ -101,7 +101,7 @@ async fn get(port: u16, path: &str) -> Result<(StatusCode, String)> {
         let (status, body) = answer?;
         anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    timeout(PATIENCE, answer).await.with_context(|| format!("no answer at port {port} within {PATIENCE:?}"))?
+    timeout(TIMEOUT, answer).await.with_context(|| format!("no answer at port {port} within {TIMEOUT:?}"))?
 }
 
 #[cfg(test)]
