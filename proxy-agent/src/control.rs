@@ -112,8 +112,8 @@ fn socket(run_dir: &Path) -> PathBuf {
 
 /// Takes the lock of this network namespace, which holds as long as the result lives.
 ///
-/// The lock is an abstract socket. It belongs to the network namespace, and the kernel releases it when its process
-/// ends for any reason.
+/// The lock is an abstract socket. An abstract socket belongs to the network namespace, and the kernel
+/// releases it when its process ends for any reason.
 pub fn lock() -> Result<StdUnixListener> {
     let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
     StdUnixListener::bind_addr(&name)

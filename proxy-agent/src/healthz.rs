@@ -19,8 +19,8 @@ use crate::metrics::{ByCode, Metrics};
 
 /// Returns the health paths. Any method is answered, because load balancers may be set to use any.
 ///
-/// Only clients on this host get the `problems`, because these name servers, files and Services. Problems do not change
-/// the status code: a node that cannot reach the API server serves as before.
+/// The `problems` go only to clients on this host, because these name servers, files and Services. Problems do not
+/// change the status code: a node that cannot reach the API server serves as before.
 pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
     Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).fallback(not_found).with_state(Health {
         liveness,

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// The ELF object; empty if there was none when this binary was built (see `build.rs`). It is aligned, because aya
-/// reads its headers in place.
+/// The ELF object; empty if there was none when this binary was built (see `build.rs`). The bytes are aligned, because
+/// aya reads their headers in place.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx.bpf.o"));
 
 /// Returns the BPF object with kpx's kernel programs.

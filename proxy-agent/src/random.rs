@@ -93,7 +93,7 @@ fn some_api_server() -> impl Strategy<Value = Input> {
     subsequence(places.to_vec(), 0..=3).prop_map(|places| Input::ApiServer(places.into_iter().collect()))
 }
 
-/// Generates ServiceCIDRs around ClusterIPs, some of which also contain endpoints.
+/// Generates ServiceCIDRs around ClusterIPs; some of the networks also contain endpoints.
 fn some_service_cidr() -> impl Strategy<Value = Input> {
     let nets = ["10.96.0.0/16", "10.244.0.2/31", "10.244.0.0/29", "fd00:244::4/126"];
     subsequence(nets.to_vec(), 0..=3).prop_map(|cidrs| service_cidr("kubernetes", &cidrs))

@@ -173,7 +173,7 @@ async fn tell<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Resu
     result
 }
 
-/// The signals that ask to stop. They are caught from the start, because an earlier signal would leave the agent's
+/// The signals that ask to stop. The agent catches signals from the start, because an earlier signal would leave its
 /// changes behind.
 struct Signals {
     terminate: Signal,

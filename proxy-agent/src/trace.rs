@@ -35,8 +35,8 @@ use target::{Client, Target};
 
 /// Show what kpx does with a packet, and why. Needs root.
 ///
-/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. It runs through a copy of the kernel programs
-/// with tables of its own: no traffic is touched, and no packet is sent.
+/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. The packet runs through a copy of the kernel
+/// programs with tables of its own: no traffic is touched, and no packet is sent.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
     /// The client's address. The default port is 32768.

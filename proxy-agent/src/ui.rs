@@ -1,5 +1,5 @@
-//! The web page, which shows the node's state in a browser. It is served beside the metrics if the operator asks for
-//! it.
+//! The web page, which shows the node's state in a browser. The page is served beside the metrics if the operator asks
+//! for it.
 //!
 //! The page only reads. No other site may read its data: neither by a name that resolves to this server, nor by a
 //! script, nor in a frame.

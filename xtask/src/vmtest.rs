@@ -184,7 +184,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Returns the guests' programs: path in the guest, and path here. They are built, or kept from the last run.
+/// Returns the guests' programs: path in the guest, and path here. The programs are built, or kept from the last run.
 fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     if build {

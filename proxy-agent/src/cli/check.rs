@@ -22,8 +22,8 @@ pub(super) use rules::{Chains, KubeProxyRules};
 
 /// Check whether this host is fit for kpx, and say how to mend it. Needs root.
 ///
-/// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the host is changed. Ends with
-/// 1 if something keeps kpx from working.
+/// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the host is changed.
+/// Ends with 1 if something keeps kpx from working.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
     /// Check this kubeconfig as well. The file is only read; the API server is not contacted.

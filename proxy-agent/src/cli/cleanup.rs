@@ -26,8 +26,8 @@ pub(crate) use wanted::kube_proxys_sysctls;
 
 /// Remove everything that kpx left on this host. Needs root.
 ///
-/// On a node Services stay reachable when kpx ends, and the next kpx takes over what it finds. This command is for a host
-/// that kpx leaves for good. It also removes the leftovers of other versions of kpx.
+/// On a node Services stay reachable when kpx ends, and the next kpx takes over what it finds. This command is for a
+/// host that kpx leaves for good. The leftovers of other versions of kpx are removed, too.
 #[derive(Args, Debug)]
 pub(crate) struct CleanupArgs {
     /// The run directory of that kpx, in which it recorded its changes.

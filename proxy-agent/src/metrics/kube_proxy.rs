@@ -101,7 +101,7 @@ impl ProxyMetrics {
         );
         registry.register(
             "sync_partial_proxy_rules_duration_seconds",
-            "Time taken by a sync of what had changed since the last",
+            "Time taken by a sync of the changes since the last one",
             self.partial_sync_duration.clone(),
         );
         registry.register(
@@ -176,8 +176,8 @@ pub(super) fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// Makes a histogram up to five minutes: in quarters of a second, in seconds up to a minute, then wider. It has
-/// kube-proxy's bucket of 0, too.
+/// Makes a histogram up to five minutes: in quarters of a second, in seconds up to a minute, then wider. The first
+/// bucket is kube-proxy's bucket of 0.
 fn latencies() -> Histogram {
     let steps = |from: u16, to: u16, step: usize| (from..=to).step_by(step).map(f64::from);
     Histogram::new(

@@ -181,7 +181,7 @@ impl Algorithm {
         match self {
             Self::Random => "a backend chosen at random",
             Self::Maglev => "the backend that Maglev has for this client's address and port, on every node",
-            Self::RoundRobin => "the backend whose turn it is",
+            Self::RoundRobin => "the next backend in turn",
             Self::LeastConnections => "of two backends at random the one with fewer connections",
             Self::Unknown => "sent to a backend",
         }
@@ -195,7 +195,7 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::Vlan => "it carries a VLAN tag, and the VLAN's own device handles it",
         Reason::SeenBefore => "another of our hooks has translated it already",
         Reason::Malformed => "its headers are malformed",
-        Reason::Fragment => "a fragment of a packet whose first one was not seen",
+        Reason::Fragment => "a fragment of a packet whose first fragment was not seen",
         Reason::Protocol => "a transport that kpx does not translate",
         Reason::NotUnicast => "from or to a multicast, broadcast, loopback or link-local address",
         Reason::NotOurs => "no service is offered there",

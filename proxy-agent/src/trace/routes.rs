@@ -50,7 +50,7 @@ async fn ask(handle: &Handle, addr: IpAddr) -> Result<Way> {
         }
     }
     let hop = gateway.unwrap_or(addr);
-    let stations = neighbours(handle, AddressFamily::Bridge).await.context("list what bridges have seen")?;
+    let stations = neighbours(handle, AddressFamily::Bridge).await.context("list the bridges' stations")?;
     let stations = stations.iter().filter(|station| master(station) == Some(way.device));
     let stations: Vec<_> = stations.filter_map(|station| Some((station.header.ifindex, mac(station)?))).collect();
     way.ports = stations.iter().map(|(port, _)| *port).filter(|port| *port != way.device).collect();

@@ -27,7 +27,7 @@ const UNSAFE: &[(&str, &str)] = &[
 
 /// The modules whose tests may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
-    ("proxy-agent/src/source/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
+    ("proxy-agent/src/source/kubernetes/watch/tests", "a sleep moves the paused clock"),
     ("tests/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
     ("tests/src/agent", "polls in `wait_until`, bounded by a deadline"),
     ("tests/src/apiserver/http", "a fault: a list that comes late"),
@@ -35,7 +35,7 @@ const SLEEP: &[(&str, &str)] = &[
     ("tests/src/apiserver/watch", "a watch ends when its client said, as on any server"),
     ("tests/src/control", "changes at a rate, and measures for a time"),
     ("tests/src/load", "sends at a rate"),
-    ("tests/src/soak", "how long a fault lasts is what is tested"),
+    ("tests/src/soak", "the length of a fault is tested"),
 ];
 
 /// The files and functions that may be longer than the limit.
@@ -103,7 +103,7 @@ fn check_file(file: &File) -> Vec<Violation> {
         violations.extend(find(file, &["unsafe"]).map(|line| broken(file, line, "unsafe", why)));
     }
     if !file.is_in("proxy-ebpf/src/maps") {
-        let why = "one file owns the maps, and the lifetime of what is read from them";
+        let why = "one file owns the maps, and the lifetime of values read from them";
         violations.extend(find(file, &["#", "[", "map", "]"]).map(|line| broken(file, line, "#[map]", why)));
         violations.extend(find(file, &["#", "[", "map", "("]).map(|line| broken(file, line, "#[map(…)]", why)));
     }
@@ -224,7 +224,7 @@ fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     variants
 }
 
-/// Returns exemptions from a limit that is kept again.
+/// Returns the exemptions from a limit that is kept again.
 fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
     let files = LONG_FILES.iter().map(|(path, _)| (*path, tree.file(path).is_some_and(|file| file.lines > FILE_LINES)));
     let functions = LONG_FUNCTIONS.iter().map(|(path, name, _)| {

@@ -1,4 +1,4 @@
-//! Fetches from Debian: kernels, the emulator, and tools for the guest. They are kept below a folder of the user's
+//! Fetches from Debian: kernels, the emulator, and tools for the guest. All of it is kept below a folder of the user's
 //! cache.
 //!
 //! The lists of packages are private, so that the machine's own sources are neither used nor changed.
@@ -15,10 +15,10 @@ use crate::{shell, workspace};
 
 /// The word for the newest kernel, in place of a series.
 pub(super) const NEWEST: &str = "newest";
-/// The suites, newest first. Each of them has current metadata, and each kernel series is in one of them.
+/// The suites, newest first. Each suite has current metadata, and each kernel series is in one of the suites.
 const KERNEL_SUITES: &[&str] =
     &["trixie-backports", "trixie-security", "bookworm-backports", "bookworm-security", "bullseye-security"];
-/// The packages of the emulator. Each is named explicitly, so that apt changes nothing else.
+/// The packages of the emulator. Each package is named explicitly, so that apt changes nothing else.
 const QEMU_PACKAGES: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 /// A program for guests, and its packages.

@@ -19,7 +19,7 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
 
-/// The programs that the guest runs. They are optimised, because a client's own instructions count as well.
+/// The programs that the guest runs. The programs are optimised, because a client's own instructions count as well.
 const PROGRAMS: &[Program] = &[
     ("init", "kpx-tests", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "--bin", "kpx"),

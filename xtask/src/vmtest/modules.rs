@@ -137,9 +137,9 @@ fn dependencies(module: &[u8]) -> Result<Vec<String>> {
     const KEY: &[u8] = b"depends=";
     let starts_string = |at: usize| at == 0 || !module[at - 1].is_ascii_graphic();
     let mut found = module.windows(KEY.len()).enumerate().filter(|(at, window)| *window == KEY && starts_string(*at));
-    let (at, _) = found.next().context("it does not say what it depends on")?;
+    let (at, _) = found.next().context("no dependencies field in .modinfo")?;
     let value = module[at + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
-    let names = std::str::from_utf8(value).context("what it depends on is no text")?;
+    let names = std::str::from_utf8(value).context("the dependencies are not UTF-8")?;
     Ok(names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect())
 }
 
@@ -186,6 +186,6 @@ mod tests {
     #[test]
     fn module_without_dependencies_field_is_refused() {
         let error = plan(&["veth"], |_| Ok(Some(b"no module".to_vec()))).unwrap_err();
-        assert!(format!("{error:#}").contains("module veth: it does not say"), "{error:#}");
+        assert!(format!("{error:#}").contains("module veth: no dependencies field"), "{error:#}");
     }
 }

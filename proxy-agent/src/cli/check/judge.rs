@@ -109,7 +109,7 @@ fn cgroup2(facts: &Facts) -> Finding {
     ok("cgroup2", if facts.mounted.contains("cgroup2") { "mounted" } else { "not mounted: --socket-lb mounts its own" })
 }
 
-/// Reports the socket programs. They are optional, so their absence is no problem.
+/// Reports the socket programs. The socket programs are optional, so their absence is no problem.
 fn sockets(facts: &Facts) -> Finding {
     match &facts.probed.sockets {
         Ok(()) => ok("sockets", "--socket-lb is available"),
@@ -201,7 +201,7 @@ fn route_localnet(facts: &Facts) -> Finding {
     const WHAT: &str = "route_localnet";
     match value(facts, ROUTE_LOCALNET) {
         Some(1..) => {
-            let found = "on, as kube-proxy leaves it: neighbours can reach what listens on 127.0.0.1";
+            let found = "on, as kube-proxy leaves it: neighbours can reach servers on 127.0.0.1";
             warn(WHAT, found, "sysctl -w net.ipv4.conf.all.route_localnet=0")
         }
         _ => ok(WHAT, "off"),
@@ -288,7 +288,7 @@ fn kube_proxy_rules(facts: &Facts) -> Finding {
 
 /// Returns the steps from kube-proxy to kpx, in an order in which the node always has Services.
 fn steps(facts: &Facts) -> String {
-    let start = (!facts.kpx_runs).then_some("start kpx beside what is there (docs/migration.md)");
+    let start = (!facts.kpx_runs).then_some("start kpx beside kube-proxy (docs/migration.md)");
     let stop = (!facts.kube_proxies.is_empty()).then_some("kubectl -n kube-system delete daemonset kube-proxy");
     let steps = [start, Some("wait until kpx status says healthy"), stop, Some("kpx cleanup --kube-proxy")];
     let numbered = steps.into_iter().flatten().enumerate().map(|(at, step)| format!("{}. {step}", at + 1));

@@ -105,7 +105,7 @@ fn tables(json: &str) -> Result<Vec<String>> {
     if json.trim().is_empty() {
         return Ok(Vec::new());
     }
-    let listed: Value = serde_json::from_str(json).context("read what nft lists")?;
+    let listed: Value = serde_json::from_str(json).context("read nft's list of tables")?;
     let tables = listed["nftables"].as_array().into_iter().flatten().map(|item| &item["table"]);
     let ours = tables.filter(|table| table["name"] == TABLE);
     Ok(ours.filter_map(|table| table["family"].as_str().map(str::to_owned)).collect())

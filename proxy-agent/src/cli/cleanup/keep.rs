@@ -51,7 +51,8 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Removes these tables and rules once kube-proxy's own rules want NAT again. Else they stay, and a note says so.
+/// Removes these tables and rules once kube-proxy's own rules want NAT again. Until then the tables and rules stay, and
+/// a note says so.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
     if found.chains.iter().any(|chains| chains.table == "nat")

@@ -33,8 +33,8 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
         removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
     }
     if let Ok(ifindex) = if_nametoindex(KUBE_IPVS0) {
-        // The virtual servers would go on taking the host's own packets. They go before the device, because the device is the
-        // proof that they are kube-proxy's.
+        // The virtual servers would go on taking the host's own packets. The device goes last, because it is the proof
+        // that the virtual servers are kube-proxy's.
         if fs::read_to_string(IP_VS).is_ok_and(|listed| listed.lines().count() > 3) {
             run("ipvsadm", &["--clear"])?;
             removed.add("the virtual servers of IPVS");

@@ -10,8 +10,9 @@ use crate::net::changes::Wanted;
 /// The configuration of kube-proxy that leaves everything at its default.
 const DEFAULTS: &str = "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
 
-/// Returns the parameters of connection tracking that the kube-proxy of this node sets; none without a kube-proxy. They
-/// come from its own configuration if that can be read. Else, or if only its rules are left, the defaults count.
+/// Returns the parameters of connection tracking that the kube-proxy of this node sets; none without a kube-proxy. The
+/// parameters come from kube-proxy's own configuration if that can be read. If not, or if only kube-proxy's rules are
+/// left, the defaults count.
 pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let running = kube_proxies().unwrap_or_default();
     let has_rules = || KubeProxyRules::find().is_ok_and(|rules| !rules.is_empty());
