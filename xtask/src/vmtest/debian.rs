@@ -15,7 +15,7 @@ use crate::{shell, workspace};
 
 /// The word for the newest kernel, in place of a series.
 pub(super) const NEWEST: &str = "newest";
-/// The suites, newest first. Each suite has current metadata, and each kernel series is in one of the suites.
+/// The suites, newest first. No suite has an expired release file, and each kernel series is in one of the suites.
 const KERNEL_SUITES: &[&str] =
     &["trixie-backports", "trixie-security", "bookworm-backports", "bookworm-security", "bullseye-security"];
 /// The packages of the emulator. Each package is named explicitly, so that apt changes nothing else.
