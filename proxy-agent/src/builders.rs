@@ -1,4 +1,4 @@
-//! Builds objects for tests, in the namespace `default` unless the name says `namespace/name`.
+//! Objects for tests, in the namespace `default` unless the name says `namespace/name`.
 
 use k8s_openapi::api::core::v1::{
     ClientIPConfig, LoadBalancerIngress, Node, NodeAddress, NodeStatus, Service, ServicePort, ServiceSpec,
@@ -23,7 +23,7 @@ pub(crate) fn names<const N: usize>(names: [&str; N]) -> [String; N] {
     names.map(|name| object_name(name).to_string())
 }
 
-/// Returns the first list of every kind, empty.
+/// The first list of every kind, empty.
 pub(crate) fn listed() -> [Input; 4] {
     [
         Input::Service(Update::All(Vec::new())),
@@ -51,7 +51,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Adds a ClusterIP of either family.
+    /// One more ClusterIP, of either family.
     pub(crate) fn cluster_ip(self, ip: &str) -> Self {
         let family = if ip.contains(':') { "IPv6" } else { "IPv4" };
         self.edit(|spec| {
@@ -83,7 +83,7 @@ impl ServiceBuilder {
         self.edit(|spec| spec.external_traffic_policy = Some("Local".to_owned()))
     }
 
-    /// Sets the node port of the last port.
+    /// The last port's.
     pub(crate) fn node_port(self, node_port: i32) -> Self {
         self.edit(|spec| {
             spec.ports.iter_mut().flatten().last().expect("a port to edit").node_port = Some(node_port);
@@ -98,7 +98,7 @@ impl ServiceBuilder {
         self.edit(|spec| spec.load_balancer_source_ranges.get_or_insert_default().push(range.to_owned()))
     }
 
-    /// Adds an address that the load balancer got, with or without an `ipMode`.
+    /// An address that the load balancer got, in an `ipMode` or in none.
     pub(crate) fn ingress(mut self, ip: &str, mode: Option<&str>) -> Self {
         let status = self.0.status.get_or_insert_default();
         let ingress = status.load_balancer.get_or_insert_default().ingress.get_or_insert_default();
@@ -130,7 +130,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Sets the time of creation, in seconds since 1970.
+    /// In seconds since 1970.
     pub(crate) fn created(mut self, second: i64) -> Self {
         self.0.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
         self
@@ -154,7 +154,7 @@ impl From<ServiceBuilder> for Input {
 #[derive(Clone, Debug)]
 pub(crate) struct SliceBuilder(EndpointSlice);
 
-/// Makes a slice of IPv4.
+/// Of IPv4.
 pub(crate) fn slice(name: &str, service: &str) -> SliceBuilder {
     let slice = EndpointSlice { metadata: meta(name), address_type: "IPv4".to_owned(), ..Default::default() };
     SliceBuilder(slice).label("kubernetes.io/service-name", service)
@@ -187,7 +187,7 @@ impl SliceBuilder {
         self.port("", "TCP", port)
     }
 
-    /// Adds an endpoint without conditions.
+    /// An endpoint without conditions.
     pub(crate) fn endpoint(mut self, ip: &str) -> Self {
         let endpoint = Endpoint { addresses: vec![ip.to_owned()], ..Default::default() };
         self.0.endpoints.get_or_insert_default().push(endpoint);
@@ -202,7 +202,7 @@ impl SliceBuilder {
         self.conditions(ip, false, false, false)
     }
 
-    /// Adds an endpoint that terminates and still serves.
+    /// Still serving.
     pub(crate) fn terminating(self, ip: &str) -> Self {
         self.conditions(ip, false, true, true)
     }
@@ -214,12 +214,12 @@ impl SliceBuilder {
         })
     }
 
-    /// Sets the node of the last endpoint.
+    /// The last endpoint's node.
     pub(crate) fn on(self, node: &str) -> Self {
         self.edit_last(|last| last.node_name = Some(node.to_owned()))
     }
 
-    /// Sets the hints of the last endpoint.
+    /// The last endpoint's.
     pub(crate) fn hints(self, nodes: &[&str], zones: &[&str]) -> Self {
         let for_nodes = nodes.iter().map(|&name| ForNode { name: name.to_owned() }).collect::<Vec<_>>();
         let for_zones = zones.iter().map(|&name| ForZone { name: name.to_owned() }).collect::<Vec<_>>();

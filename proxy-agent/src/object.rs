@@ -1,4 +1,4 @@
-//! Embeds the kernel programs in this binary.
+//! The kernel programs that this binary carries.
 
 use std::borrow::Cow;
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// The ELF object; empty if there was none when this binary was built (see `build.rs`). The bytes are aligned, because
-/// aya reads their headers in place.
+/// An ELF object, or nothing if there was none when this was built (see `build.rs`). Aligned, as aya reads its headers
+/// in place.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx.bpf.o"));
 
-/// Returns the BPF object with kpx's kernel programs.
+/// The BPF object with kpx's kernel programs.
 pub fn embedded() -> anyhow::Result<&'static [u8]> {
     ensure!(!OBJECT.is_empty(), "this kpx was built without its kernel programs: run `cargo xtask build`");
     Ok(OBJECT)
 }
 
-/// Returns the programs of a file, or else this binary's.
+/// Those of a file, or else this binary's.
 pub fn chosen(file: Option<&Path>) -> anyhow::Result<Cow<'static, [u8]>> {
     match file {
         Some(file) => Ok(fs::read(file).with_context(|| format!("read {}", file.display()))?.into()),
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn object_is_aligned_elf_or_clear_error() {
+    fn an_aligned_elf_object_or_a_clear_error() {
         assert!(OBJECT.as_ptr().cast::<u64>().is_aligned());
         match embedded() {
             Ok(object) => assert!(object.starts_with(b"\x7fELF")),

@@ -1,4 +1,4 @@
-//! Generates random clusters that are so small that everything in them collides.
+//! Random clusters, small enough that everything in them collides.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ use crate::tables::Tables;
 const SERVICES: [&str; 4] = ["default/a", "default/b", "default/c", "other/a"];
 const SLICES: [&str; 4] = ["default/1", "default/2", "default/3", "other/1"];
 
-/// Generates the tables of a random cluster, and those of the same cluster some time later.
+/// The tables of a random cluster, and of the same some time later.
 pub(crate) fn old_and_new() -> impl Strategy<Value = (Tables, Tables)> {
     (inputs(0..24), inputs(1..24)).prop_map(|(before, between)| {
         let mut store = Store::new("here");
@@ -48,7 +48,7 @@ fn input() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// Generates an input about one object.
+/// About one object.
 pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
     prop_oneof![
         8 => some_service().prop_map(Input::from),
@@ -61,7 +61,7 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// Returns the kind and name of the object that an input is about.
+/// Kind and name of the object that an input is about.
 pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
     fn name<K: Kept>(update: &Update<K>) -> ObjectName {
         match update {
@@ -87,13 +87,13 @@ fn some_node() -> impl Strategy<Value = Input> {
     })
 }
 
-/// Generates API servers, some of them at addresses of Services.
+/// Where Services have their addresses, too.
 fn some_api_server() -> impl Strategy<Value = Input> {
     let places = ["192.0.2.1:80", "[2001:db8::1]:80", "198.51.100.1:30000"].map(|at| at.parse::<SocketAddr>().unwrap());
     subsequence(places.to_vec(), 0..=3).prop_map(|places| Input::ApiServer(places.into_iter().collect()))
 }
 
-/// Generates ServiceCIDRs around ClusterIPs; some of the networks also contain endpoints.
+/// Around ClusterIPs, and in passing around some of the endpoints.
 fn some_service_cidr() -> impl Strategy<Value = Input> {
     let nets = ["10.96.0.0/16", "10.244.0.2/31", "10.244.0.0/29", "fd00:244::4/126"];
     subsequence(nets.to_vec(), 0..=3).prop_map(|cidrs| service_cidr("kubernetes", &cidrs))
@@ -103,7 +103,7 @@ fn some_service() -> impl Strategy<Value = ServiceBuilder> {
     Union::new(SERVICES.map(service_called))
 }
 
-/// Generates a version of this Service.
+/// One version of this object.
 fn service_called(name: &'static str) -> impl Strategy<Value = ServiceBuilder> {
     let v4 = option::weighted(0.8, select(vec!["10.96.0.1", "10.96.0.2", "10.96.0.3"]));
     let v6 = option::weighted(0.3, select(vec!["fd00:96::1", "fd00:96::2"]));
@@ -122,7 +122,7 @@ fn service_called(name: &'static str) -> impl Strategy<Value = ServiceBuilder> {
     })
 }
 
-/// Adds external addresses to some Services; some of these addresses are ClusterIPs.
+/// From outside, by some. Some of the addresses are ClusterIPs.
 fn dialled(plain: impl Strategy<Value = ServiceBuilder>) -> impl Strategy<Value = ServiceBuilder> {
     let type_ = select(vec!["ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer"]);
     let ip = || select(vec!["192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.1"]);
@@ -188,7 +188,7 @@ fn slice_called(name: &'static str) -> impl Strategy<Value = SliceBuilder> {
     )
 }
 
-/// Generates an endpoint without an address.
+/// Without an address yet.
 fn endpoint() -> impl Strategy<Value = Endpoint> {
     let condition = || option::of(any::<bool>());
     let conditions = (condition(), condition(), condition())

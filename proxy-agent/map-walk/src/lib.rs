@@ -1,8 +1,8 @@
-//! Reads and writes a kernel hash map in batches (`BPF_MAP_LOOKUP_BATCH` and its like, Linux 5.6), with one call for
-//! many entries. aya has no such calls.
+//! Reads and writes a hash map of the kernel in batches (`BPF_MAP_LOOKUP_BATCH` and its like, Linux 5.6), which aya has no
+//! calls for: one for many entries.
 //!
-//! A walk key by key starts over if its current key is deleted. A walk in batches goes from bucket to bucket. It always
-//! ends, and meets no entry twice that stays in the map.
+//! Key by key, a walk starts over whenever the key is deleted that it stands at. By batches it goes from bucket to bucket:
+//! it ends, and meets nothing twice that stays.
 
 use std::io::{Error, ErrorKind, Result};
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use aya::Pod;
 use aya::maps::MapData;
 
-/// A walk through a hash map with its memory, which does not grow with the map.
+/// A walk through a hash map, and the memory that it takes: as much for any map.
 #[derive(Debug)]
 pub struct Walk<K, V> {
     map: OwnedFd,
@@ -20,7 +20,7 @@ pub struct Walk<K, V> {
     at: At,
 }
 
-/// The place where a walk goes on, as the kernel's own number.
+/// Where a walk goes on: the kernel's own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Start,
@@ -29,7 +29,7 @@ enum At {
 }
 
 impl<K: Pod, V: Pod> Walk<K, V> {
-    /// Makes a walk in batches of up to `len` entries; a fuller bucket makes batches longer.
+    /// A walk in batches of up to `len` entries; longer ones where a bucket is fuller.
     pub fn new(map: &MapData, len: usize) -> Result<Self> {
         Ok(Self::of(open::<K, V>(map)?, len))
     }
@@ -40,19 +40,19 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         walk
     }
 
-    /// Restarts the walk: the next batch begins at the start.
+    /// The next batch begins from the start.
     pub fn restart(&mut self) {
         self.at = At::Start;
     }
 
-    /// Reads the next batch; returns None after the last one.
+    /// The next batch; none after the last one.
     pub fn next_batch(&mut self) -> Result<Option<impl Iterator<Item = (K, V)> + use<'_, K, V>>> {
         let Some(len) = self.read()? else { return Ok(None) };
         let (keys, values) = (&self.keys[..len], &self.values[..len]);
         Ok(Some(keys.iter().copied().zip(values.iter().copied())))
     }
 
-    /// Reads a batch, and returns the number of entries.
+    /// How many were read.
     fn read(&mut self) -> Result<Option<usize>> {
         let mut tries = 0;
         while self.at != At::End {
@@ -67,7 +67,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
                     return Ok(Some(len));
                 }
                 Some(libc::ENOSPC) if len == 0 => self.make_room(self.keys.len() * 2),
-                // A bucket was locked; the buckets before it were read.
+                // A bucket was locked: what came before it was read.
                 Some(libc::EBUSY | libc::EAGAIN | libc::EINTR) if len > 0 => {
                     self.at = at;
                     return Ok(Some(len));
@@ -79,7 +79,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         Ok(None)
     }
 
-    /// Makes one call. Returns the place where the next call goes on, and the number of entries read.
+    /// One call: where the next one goes on, and how many were read.
     fn ask(&mut self) -> (Result<()>, At, usize) {
         let (from, mut to) = match self.at {
             At::Bucket(bucket) => (Some(bucket), 0_u32),
@@ -94,15 +94,14 @@ impl<K: Pod, V: Pod> Walk<K, V> {
             map_fd: self.map.as_raw_fd().cast_unsigned(),
             ..Batch::default()
         };
-        // SAFETY: the kernel reads `from` and writes `to`, which both outlive the call. The kernel writes at most
-        // `count` keys and values. `open` has checked that the map's sizes are those of `K` and `V`, and any bits are a
-        // valid `Pod`.
+        // SAFETY: the kernel reads and writes `from` and `to`, which live on, and writes at most `count` keys and values of
+        // the map's sizes, which are those of `K` and `V`: any bits are a `Pod`.
         let result = unsafe { batch.call(LOOKUP_BATCH) };
         (result, At::Bucket(to), (batch.count as usize).min(self.keys.len()))
     }
 
     fn make_room(&mut self, len: usize) {
-        // SAFETY: any bits are a valid `Pod`, so zeros are.
+        // SAFETY: any bits are a `Pod`.
         let (key, value) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         self.keys.resize(len, key);
         self.values.resize(len, value);
@@ -116,10 +115,10 @@ pub struct Rows<K, V> {
     row: PhantomData<(K, V)>,
 }
 
-/// The end of a batch at a row that failed.
+/// A batch that came to a row at which it could not go on.
 #[derive(Debug)]
 pub struct Stopped {
-    /// The number of rows before that row, all of which were written; 0 if the kernel has no batch calls.
+    /// Rows before that one, all of which were written; none where the kernel takes no batches.
     pub done: usize,
     pub error: Error,
 }
@@ -129,23 +128,23 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         Ok(Self { map: open::<K, V>(map)?, row: PhantomData })
     }
 
-    /// Makes a walk through this map: see [`Walk::new`].
+    /// A walk through this map: see [`Walk::new`].
     pub fn walk(&self, len: usize) -> Result<Walk<K, V>> {
         Ok(Walk::of(self.map.try_clone()?, len))
     }
 
-    /// Writes rows in their order, each in place of a row with the same key. Surplus keys or values are ignored.
+    /// Writes rows in their order, each in place of one with the same key: as many as there are both keys and values.
     pub fn put(&mut self, keys: &[K], values: &[V]) -> std::result::Result<(), Stopped> {
         let len = keys.len().min(values.len());
         self.write(UPDATE_BATCH, &keys[..len], Some(&values[..len]))
     }
 
-    /// Deletes rows in their order; a missing row stops the batch.
+    /// Deletes rows in their order. One that is not there stops it.
     pub fn delete(&mut self, keys: &[K]) -> std::result::Result<(), Stopped> {
         self.write(DELETE_BATCH, keys, None)
     }
 
-    /// Writes keys; `values`, if given, has as many items as `keys`.
+    /// As many values as keys, where there are any.
     fn write(&mut self, command: libc::c_int, keys: &[K], values: Option<&[V]>) -> std::result::Result<(), Stopped> {
         let count = u32::try_from(keys.len()).map_err(|error| Stopped { done: 0, error: Error::other(error) })?;
         if count == 0 {
@@ -158,16 +157,16 @@ impl<K: Pod, V: Pod> Rows<K, V> {
             map_fd: self.map.as_raw_fd().cast_unsigned(),
             ..Batch::default()
         };
-        // SAFETY: the kernel reads `count` keys, and as many values if the command takes values. Both slices outlive
-        // the call, and `open` has checked that the map's sizes are those of `K` and `V`.
+        // SAFETY: the kernel reads `count` keys, and as many values where the command takes any, which all live on and are
+        // of the map's sizes.
         let result = unsafe { batch.call(command) };
-        // An error before the first row may leave the count unchanged.
+        // Before it comes to the first row, an error may leave the count as it was.
         let done = if batch.count < count { batch.count as usize } else { 0 };
         result.map_err(|error| Stopped { done, error })
     }
 }
 
-/// Opens the map; fails unless its rows have the sizes of these types.
+/// The map, if its rows are of these types.
 fn open<K: Pod, V: Pod>(map: &MapData) -> Result<OwnedFd> {
     let info = map.info().map_err(Error::other)?;
     let sizes = (info.key_size() as usize, info.value_size() as usize);
@@ -181,15 +180,15 @@ fn address<T>(pointer: *const T) -> u64 {
     pointer.addr() as u64
 }
 
-/// The number of times that a call is repeated if the first bucket is locked.
+/// Times that a call is repeated which met a locked bucket first.
 const TRIES: u32 = 100;
 
-// The commands of linux/bpf.h: BPF_MAP_LOOKUP_BATCH and its like.
+// Commands of linux/bpf.h: BPF_MAP_LOOKUP_BATCH and its like.
 const LOOKUP_BATCH: libc::c_int = 24;
 const UPDATE_BATCH: libc::c_int = 26;
 const DELETE_BATCH: libc::c_int = 27;
 
-/// The part of `union bpf_attr` that these commands use.
+/// The part of `union bpf_attr` that is these commands' own.
 #[derive(Default)]
 #[repr(C)]
 struct Batch {
@@ -206,11 +205,9 @@ struct Batch {
 impl Batch {
     /// # Safety
     ///
-    /// The memory at the addresses in `self` must be valid for what the command reads and writes, and must outlive the
-    /// call.
+    /// What the command reads and writes is at the addresses that `self` names, and lives on.
     unsafe fn call(&mut self, command: libc::c_int) -> Result<()> {
-        // SAFETY: the kernel reads and writes `self`, which outlives the call, and the memory for which the caller
-        // vouches.
+        // SAFETY: the kernel reads and writes `self`, and what the caller vouches for.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *self, size_of::<Self>()) };
         if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
     }

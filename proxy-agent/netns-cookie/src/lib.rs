@@ -1,20 +1,20 @@
-//! Reads the cookie of a network namespace, a number that the kernel never reuses (`SO_NETNS_COOKIE`, Linux 5.14). BPF
-//! programs get a socket's by `bpf_get_netns_cookie`.
+//! The kernel's number of a network namespace, never given twice (`SO_NETNS_COOKIE`, Linux 5.14): what BPF programs know
+//! of a socket's, by `bpf_get_netns_cookie`.
 
 use std::io::{Error, Result};
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 
-/// The option's number in include/uapi/asm-generic/socket.h.
+/// Of include/uapi/asm-generic/socket.h.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Returns the cookie of this thread's network namespace.
+/// That of this thread's network namespace.
 pub fn netns_cookie() -> Result<u64> {
-    // Any socket has a cookie.
+    // Any socket has one.
     let socket = UnixDatagram::unbound()?;
     let (mut cookie, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: the kernel writes at most `len` bytes to `cookie`; both outlive the call.
+    // SAFETY: the kernel writes at most `len` bytes to `cookie`, and both live on.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len)
     };
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespace_has_a_cookie() {
+    fn a_namespace_has_one() {
         let cookie = netns_cookie().unwrap();
         assert_ne!(cookie, 0);
         assert_eq!(netns_cookie().unwrap(), cookie);
