@@ -117,7 +117,7 @@ fn socket(run_dir: &Path) -> PathBuf {
 pub fn lock() -> Result<StdUnixListener> {
     let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
     StdUnixListener::bind_addr(&name)
-        .context("another kpx is running on this host (or another process holds the socket @kpx)")
+        .context("another kpx is running on this host, or another program holds the abstract socket @kpx")
 }
 
 /// Listens in the run directory.
