@@ -103,7 +103,7 @@ pub enum FrontendKind {
     NodePort,
     ExternalIp,
     LoadBalancer,
-    /// A kind that this kpx does not know.
+    /// A value that this kpx does not know.
     Unknown,
 }
 
@@ -151,7 +151,7 @@ pub enum Algorithm {
     Maglev,
     RoundRobin,
     LeastConnections,
-    /// An algorithm that this kpx does not know.
+    /// A value that this kpx does not know.
     Unknown,
 }
 
