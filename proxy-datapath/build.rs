@@ -1,4 +1,4 @@
-//! Puts the kernel programs where `object.rs` embeds them from, or an empty file if there are none.
+//! Copies the kernel programs to the place where `object.rs` embeds them, or an empty file if there are none.
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,8 +19,10 @@ fn main() -> io::Result<()> {
     fs::write(out_dir.join("kpx.bpf.o"), bytes)
 }
 
-/// What `cargo xtask build` leaves in the target directory. An empty, very old file stands in for it until then: cargo
-/// takes a file that it should watch and that does not exist for changed, and would rebuild this package every time.
+/// Returns the path of the object that `cargo xtask build` leaves in the target directory.
+///
+/// Until then an empty, very old file stands in for the object. Cargo treats a watched file that does not exist as
+/// changed, and would rebuild this package every time.
 fn built(out_dir: &Path) -> io::Result<PathBuf> {
     let object = target_dir(out_dir)?.join("kpx.bpf.o");
     match File::create_new(&object) {
@@ -31,7 +33,7 @@ fn built(out_dir: &Path) -> io::Result<PathBuf> {
     Ok(object)
 }
 
-/// `OUT_DIR` is `<target directory>[/<triple>]/<profile>/build/…`.
+/// Returns the target directory; `OUT_DIR` is `<target directory>[/<triple>]/<profile>/build/…`.
 fn target_dir(out_dir: &Path) -> io::Result<PathBuf> {
     let triple = variable("TARGET")?;
     let mut above = out_dir.ancestors().skip_while(|dir| dir.file_name() != Some(OsStr::new("build"))).skip(2);

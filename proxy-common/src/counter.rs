@@ -61,9 +61,9 @@ pub enum Reason {
 pub enum Verdict {
     /// Left as it is, for whoever comes next.
     Pass,
-    /// Dropped in silence.
+    /// The packet was dropped without an answer.
     Drop,
-    /// Answered with a TCP RST or an ICMP port unreachable.
+    /// The packet was answered with a TCP RST or an ICMP port unreachable.
     Reject,
 }
 

@@ -17,7 +17,7 @@ impl Origin {
     pub const DETECTED: Self = Self(1);
     /// Behind a pod's device of this node, whatever its address.
     pub const POD: Self = Self(2);
-    /// This node itself.
+    /// The node itself.
     pub const NODE: Self = Self(3);
     /// A pod by its address, says the operator's detection; it came in from elsewhere, as pods of other nodes do.
     pub const ELSEWHERE: Self = Self(4);

@@ -17,7 +17,7 @@ use crate::packet::Packet;
 use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, decide, flow, maps, monitor};
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
 
 /// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.

@@ -13,7 +13,7 @@ use proxy_datapath::object;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::{Datapath, Options, Sizes, verifier};
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
 /// The host has made the packet: `MADE_HERE` of proxy-ebpf.
 const MADE_HERE: u32 = 1;

@@ -35,7 +35,7 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
         answers(&ns, frontend, backend).with_context(|| format!("IPVS does not lead {frontend} to {backend}"))?;
     }
     expect![[r#"
-        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
     "#]].assert_eq(&found(&ns)?);
 
     let untouched = kpx(&ns, "cleanup")?;

@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Link kpx statically, for images and packages
     #[arg(long = "static")]
     pub(crate) static_: bool,
-    /// Say of each kernel program what it costs to verify and load, and fail if that is too much; needs root
+    /// Print for each kernel program what it costs to verify and load, and fail if that is too much; needs root
     #[arg(long)]
     pub(crate) verbose: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
     with(&setup::ensure(Need::Build)?, options)
 }
 
-/// For those who have set up already.
+/// Builds with a toolchain that is set up already.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
     object(toolchain, options)?;
     if options.verbose {
@@ -46,7 +46,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         cargo.args([if options.static_ { "rustc" } else { "build" }, "--package", "proxy-agent", "--bin", "kpx"]);
         cargo.args(options.release.then_some("--release"));
         cargo.args(options.log.then_some("--features=log"));
-        // Only the last step is told: everything before it is what a plain build makes as well.
+        // Only the last step gets these flags, so that the earlier steps are shared with a plain build.
         cargo.args(
             options.static_.then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"]).iter().flatten(),
         );
@@ -55,7 +55,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
     workspace::kpx(options.release)
 }
 
-/// Kernel programs that do the same by other instructions: those that log.
+/// Builds kernel programs that do the same with other instructions: those that log.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     let target_dir = workspace::target_dir()?;
     let (bpf_dir, object) = (target_dir.join("bpf-log"), target_dir.join("kpx-log.bpf.o"));
@@ -68,7 +68,7 @@ pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     Ok(object)
 }
 
-/// The kernel programs alone, where proxy-agent's build script looks for them.
+/// Builds the kernel programs alone, and installs them where proxy-agent's build script looks for them.
 pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     step("build the kernel programs", || {
         let target_dir = workspace::target_dir()?;
@@ -80,7 +80,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     })
 }
 
-/// The cargo command, with the toolchain's own cargo. It finds Cargo.lock in order: our own cargo has just seen to that.
+/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own cargo has just run.
 fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) -> Command {
     let mut cargo = match toolchain.compiler {
         Compiler::Debian => {
@@ -95,7 +95,7 @@ fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) 
             cargo
         }
     };
-    // What was meant for the compiler that runs us would reach another one.
+    // Variables for the compiler that runs xtask must not reach another compiler.
     for name in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "LD_LIBRARY_PATH"] {
         cargo.env_remove(name);
     }
@@ -106,7 +106,7 @@ fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) 
     cargo
 }
 
-/// In cargo's own encoding, which takes precedence over every other place that flags may come from.
+/// Returns the flags in cargo's own encoding, which takes precedence over every other source of flags.
 fn rustflags(linker: &Path) -> String {
     [
         &format!("-Clinker={}", linker.display()),
@@ -117,7 +117,8 @@ fn rustflags(linker: &Path) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to where proxy-agent's build script looks, unless it is there: a new file would rebuild kpx.
+/// Copies the object to the place where proxy-agent's build script looks. An equal object stays, because a new file
+/// would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
     let same = match fs::read(to) {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_object_is_left_alone() {
+    fn equal_object_is_left_alone() {
         let dir = std::env::temp_dir().join(format!("kpx-install-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let (from, to) = (dir.join("from"), dir.join("to"));

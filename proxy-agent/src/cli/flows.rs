@@ -44,7 +44,7 @@ pub(super) struct FlowsArgs {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FlowView {
-    /// `TCP`, `UDP` or `SCTP`.
+    /// The protocol: `TCP`, `UDP` or `SCTP`.
     protocol: String,
     client: SocketAddr,
     /// What the client dialled.
@@ -71,7 +71,7 @@ struct FlowView {
 struct FlowService {
     namespace: String,
     name: String,
-    /// Empty if it has none.
+    /// The name of the port; empty if the port has none.
     port_name: String,
 }
 

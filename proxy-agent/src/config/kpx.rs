@@ -11,7 +11,7 @@ use proxy_datapath::BPF_DIR;
 pub struct KpxConfiguration {
     pub api_version: String,
     pub kind: String,
-    /// `node` or `host`.
+    /// The mode: `node` or `host`.
     pub mode: String,
     /// A folder to read objects from, instead of an API server.
     pub manifests: String,
@@ -25,7 +25,7 @@ pub struct KpxConfiguration {
     /// From where ExternalIPs may be; empty: from anywhere; `none` alone: from nowhere.
     #[serde(rename = "externalIPCIDRs")]
     pub external_ip_cidrs: Vec<String>,
-    /// `default` or `compat`.
+    /// The choice of masquerading: `default` or `compat`.
     pub masquerade: String,
     #[serde(rename = "clusterIPExternal")]
     pub cluster_ip_external: bool,
@@ -49,7 +49,7 @@ pub struct KpxConfiguration {
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
-    /// How long to wait for this node's object before giving up.
+    /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
     /// In a BPF file system.

@@ -53,7 +53,7 @@ pub enum Proto {
 impl Proto {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// As the API spells it.
+    /// Returns the name as the API spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",

@@ -17,7 +17,7 @@ impl Family {
         if addr.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// As the API spells it.
+    /// Returns the name as the API spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",

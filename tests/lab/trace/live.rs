@@ -115,7 +115,7 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     ensure!(trace.hook.device == "eth0", "{trace:?}");
     ensure!(trace.outcome.reason.as_deref() == Some(Reason::Forged.name()), "{trace:?}");
     let error = self::trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "lo"]).err().context("lo")?;
-    expect!["kpx: kpx has no program on lo that packets meet as they arrive"].assert_eq(&error.to_string());
+    expect!["kpx: kpx has no ingress program on lo"].assert_eq(&error.to_string());
     Ok(())
 }
 

@@ -29,7 +29,7 @@ const IDLE: f64 = 0.01;
 pub(crate) struct Args {
     #[arg(long, value_delimiter = ',')]
     services: Vec<usize>,
-    /// Each measures every mode once
+    /// Rounds; each measures every mode once
     #[arg(long)]
     rounds: usize,
     /// How long each is measured in each round, in millions of instructions
