@@ -36,7 +36,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
             Dial::new(Protocol::Tcp, service.frontend(Family::V4)).deadline(ANSWER).exchange(&client.ns, &[1]);
     };
     dial(&web);
-    ensure!(watched(&agent)? == 0, "nobody watches");
+    ensure!(watched(&agent)? == 0, "no monitor runs");
 
     let decisions = Watcher::start(&agent, &["--service", "web", "--decisions", "--count", "2"])?;
     for event in decisions.events(|| [&none, &web].map(dial))? {
@@ -70,7 +70,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     agent.stop()
 }
 
-/// What the programs go by.
+/// Returns the value that the programs read.
 fn watched(agent: &Agent) -> Result<u32> {
     let id = agent.status()?["maps"][WATCHED].as_u64().context("the map's id")?;
     let map: Array<MapData, u32> = Map::Array(MapData::from_id(u32::try_from(id)?)?).try_into()?;

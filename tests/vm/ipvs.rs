@@ -1,4 +1,4 @@
-//! What kube-proxy's mode ipvs leaves behind, with real virtual servers: found by `kpx check`, removed by `kpx cleanup`.
+//! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them, `kpx cleanup` removes them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -88,14 +88,14 @@ fn ipvsadm(ns: &NetNs, arguments: &[&str]) -> Result<String> {
     ns.exec(Command::new("ipvsadm").args(arguments))
 }
 
-/// As the kernel lists them for this thread, below three lines of headings.
+/// Counts the virtual servers that the kernel lists for this thread, below three lines of headings.
 fn virtual_servers(ns: &NetNs) -> Result<usize> {
     let listed = ns.run(|| fs::read_to_string("/proc/thread-self/net/ip_vs")).context("read the virtual servers")?;
     let is_server = |line: &&str| line.starts_with("TCP") || line.starts_with("UDP");
     Ok(listed.lines().filter(is_server).count())
 }
 
-/// What `kpx check` says of the device.
+/// Returns the findings of `kpx check` about the device.
 fn found(ns: &NetNs) -> Result<String> {
     let text = String::from_utf8(kpx(ns, "check --no-headers")?.stdout)?;
     Ok(text.lines().filter(|line| line.contains("kube-ipvs0")).map(|line| format!("{line}\n")).collect())

@@ -68,7 +68,7 @@ impl<'a> Browser<'a> {
         self.drive(self.client.goto(url)).with_context(|| format!("open {url}"))
     }
 
-    /// What the body of a JavaScript function returns.
+    /// Returns the result of the body of a JavaScript function.
     pub(crate) fn eval(&self, body: &str) -> Result<Value> {
         self.drive(self.client.execute(body, Vec::new())).with_context(|| format!("run {body}"))
     }
@@ -84,7 +84,7 @@ impl<'a> Browser<'a> {
             .with_context(|| format!("the page shows: {}", self.text("body").unwrap_or_default()))
     }
 
-    /// As a reader sees it.
+    /// Returns the text as a reader sees it.
     pub(crate) fn text(&self, selector: &str) -> Result<String> {
         let text = async { self.client.find(Locator::Css(selector)).await?.text().await };
         self.drive(text).with_context(|| format!("read {selector}"))
@@ -95,7 +95,7 @@ impl<'a> Browser<'a> {
         self.drive(click).with_context(|| format!("click {selector}"))
     }
 
-    /// Into whatever has the focus.
+    /// Presses keys in the element that has the focus.
     pub(crate) fn press(&self, keys: &str) -> Result<()> {
         let press = async { self.client.active_element().await?.send_keys(keys).await };
         self.drive(press).with_context(|| format!("press {keys}"))

@@ -1,4 +1,4 @@
-//! What must not happen: foreign markup comes to life, requests leave, others read along.
+//! Attacks that must fail: markup that comes to life, requests that leave, other origins that read.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -133,7 +133,7 @@ fn page_is_off_by_default() -> Result<()> {
     let site = Site::build()?;
     let agent = testbed::agent::Agent::start(&site.lab, &site.lab.n1, site.cluster.source())?;
     let browser = Browser::start(site.ns(), &[], true)?;
-    // Either nobody listens there, or whoever does has no such page.
+    // Either no server listens there, or it has no such page.
     let opened = browser.open(&url(""));
     ensure!(opened.is_err() || browser.eval("return document.getElementById('view') === null")? == true);
     agent.stop()

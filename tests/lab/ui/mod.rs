@@ -45,7 +45,7 @@ impl Site {
     }
 }
 
-/// As the page names it: `default/web`.
+/// The Service that the page names `default/web`.
 fn web() -> Service {
     Service::new("web", 11, &["p1a", "p1b", "p2a"], TARGET).node_port(30_080)
 }

@@ -1,4 +1,4 @@
-//! What the page shows, and how it answers its reader.
+//! The contents of the page, and its answers to a reader.
 
 use std::time::Duration;
 
@@ -147,7 +147,7 @@ fn page_shows_problems() -> Result<()> {
     browser.wait("document.querySelector('[data-health=good]')")?;
     ensure!(browser.text("#notices")?.is_empty());
 
-    // Nobody can serve a health check where somebody else listens.
+    // kpx cannot serve a health check at a port that is taken.
     let taken = site.ns().run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
     let number = taken.local_addr()?.port();
     let checked = Service::new("checked", 14, &["p1a"], TARGET).external_local();
