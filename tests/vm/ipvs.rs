@@ -3,13 +3,13 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
-use testbed::agent::binary;
+use testbed::agent::kpx;
 use testbed::netns::NetNs;
 
 const FRONTENDS: [&str; 2] = ["10.96.0.10:80", "[fd00:10:96::10]:80"];
@@ -99,10 +99,4 @@ fn virtual_servers(ns: &NetNs) -> Result<usize> {
 fn found(ns: &NetNs) -> Result<String> {
     let text = String::from_utf8(kpx(ns, "check --no-headers")?.stdout)?;
     Ok(text.lines().filter(|line| line.contains("kube-ipvs0")).map(|line| format!("{line}\n")).collect())
-}
-
-pub(crate) fn kpx(ns: &NetNs, arguments: &str) -> Result<Output> {
-    let mut command = Command::new(binary()?);
-    command.args(arguments.split(' ')).env_remove("RUST_LOG");
-    ns.run(|| command.output()).with_context(|| format!("run {command:?}"))
 }
