@@ -29,7 +29,7 @@ pub struct Bench {
     marks: Mutex<HashMap<Vec<u8>, u32>>,
 }
 
-/// What the kernel says of a packet.
+/// The facts that the kernel adds to a packet.
 struct Surroundings {
     ifindex: u32,
     /// Beside what hooks have noted.
@@ -37,14 +37,14 @@ struct Surroundings {
     gso_size: u32,
 }
 
-/// What a program made of a packet.
+/// The outcome of a program for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub verdict: Verdict,
     pub packet: Vec<u8>,
 }
 
-/// What a program answered: the actions of linux/pkt_cls.h that ours use.
+/// The answer of a program: the actions of linux/pkt_cls.h that ours use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Pass,
@@ -122,17 +122,17 @@ impl Bench {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: 0, gso_size: size })
     }
 
-    /// As [`Self::run_on`] lo, of a packet with these bits of notes on it.
+    /// Runs a program as [`Self::run_on`] lo does, on a packet with these bits of notes.
     pub fn run_noted(&self, program: &str, packet: &[u8], notes: u32) -> Result<Outcome> {
         self.run_in(program, packet, Surroundings { ifindex: LO, more_mark: notes, gso_size: 0 })
     }
 
-    /// As [`Self::run`], of a packet that the host itself has made.
+    /// Runs a program as [`Self::run`] does, on a packet that the host itself has made.
     pub fn run_own(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
         self.run_own_on(program, packet, LO)
     }
 
-    /// As [`Self::run_on`], of a packet that the host itself has made.
+    /// Runs a program as [`Self::run_on`] does, on a packet that the host itself has made.
     pub fn run_own_on(&self, program: &str, packet: &[u8], ifindex: u32) -> Result<Outcome> {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: MADE_HERE, gso_size: 0 })
     }

@@ -108,7 +108,7 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     Ok(())
 }
 
-/// Whether kpx's agent runs or not: its programs serve.
+/// Checks this with and without an agent: kpx's programs serve either way.
 #[test]
 fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
     for how in ["tcx", "clsact"] {

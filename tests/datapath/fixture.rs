@@ -16,7 +16,7 @@ use proxy_common::names::INGRESS;
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::Maps;
 use testbed::netns::NetNs;
-use testbed::test_run::{Bench, Outcome, Verdict};
+use testbed::test_run::{self, Bench, Verdict};
 use testbed::text::{DST_MAC, Names};
 
 use self::addrs::FAMILIES;
@@ -75,7 +75,7 @@ impl Runner for Fixture {
     fn outcome(&mut self, row: &Row) -> Result<Outcome> {
         let frame = self.names.frame(&row.packet)?;
         let before = self.counts()?;
-        let Outcome { verdict, packet } = self.run_from(row.program, &frame, &row.packet)?;
+        let test_run::Outcome { verdict, packet } = self.run_from(row.program, &frame, &row.packet)?;
         let counted = counted_since(&before, &self.counts()?);
         if verdict == Verdict::Drop {
             return Ok(Outcome { verdict, out: "-".to_owned(), counted });
@@ -149,13 +149,13 @@ impl Fixture {
     }
 
     /// Runs a program on a packet in the fixture's namespace, as if it were on lo.
-    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<Outcome> {
+    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<test_run::Outcome> {
         self.netns.run(|| self.bench.run(program, frame))
     }
 
     /// Runs a program on a row's packet. A backend's packet comes in by the device of the route to that backend, unless the
     /// test has named another device.
-    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<Outcome> {
+    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<test_run::Outcome> {
         let src = packet.split(" > ").next().and_then(|before| before.split_whitespace().last());
         let device = match src.map(|src| src.split(':').next().unwrap_or(src)) {
             Some("pod") => "pod0",

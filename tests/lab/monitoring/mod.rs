@@ -42,7 +42,7 @@ fn every_query_is_about_series_that_kpx_has() -> Result<()> {
             asked.insert(selector.name);
         }
     }
-    // Whoever adds a metric of kpx's own shows it.
+    // Each metric of kpx's own is shown.
     let own = metrics.iter().filter(|(name, _)| name.starts_with("kpx_"));
     let shown = |name: &str| asked.iter().any(|asked| asked.starts_with(name));
     let hidden: Vec<_> = own.map(|(name, _)| name).filter(|name| !shown(name)).collect();
