@@ -27,6 +27,10 @@ use crate::assert_size;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
+mod step;
+
+pub use step::{Sender, Step, Told, is_stream, step};
+
 /// Which hook's table an entry of `FLOWS` belongs to.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -48,8 +48,20 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps that begin anew with every load, and are not part of the layout: a program's own room while it runs, what is told
 /// to those who watch, and numbers whose places move with every new one.
-pub const PER_LOAD: [&str; 10] =
-    ["SCRATCH4", "SCRATCH6", CLOCK, ANSWERED, IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
+pub const PER_LOAD: [&str; 12] = [
+    "SCRATCH4",
+    "SCRATCH6",
+    "EVICTION4",
+    "EVICTION6",
+    CLOCK,
+    ANSWERED,
+    IPV4.decisions,
+    IPV6.decisions,
+    MONITOR,
+    WATCHED,
+    MONITORED,
+    COUNTERS,
+];
 
 /// The maps that exist once per family.
 #[derive(Clone, Copy, Debug)]

@@ -3,16 +3,17 @@
 use proxy_common::counter::Reason;
 use proxy_common::flow::Hook;
 
+use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::Skb;
-use crate::{Answer, host, maps};
+use crate::{Answer, host};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
-    let scratch = maps::scratch::<A>().ok_or(Reason::FlowsFull)?;
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::ANCHOR)?;
-    match host::send(skb, scratch, 0) {
+    match host::send(skb, scratch, 0, decision) {
         Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress(&scratch.packet) => Err(Reason::Unhooked),
         sent => sent,
     }

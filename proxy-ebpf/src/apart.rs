@@ -7,75 +7,81 @@ use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::crc32c;
 
+use crate::net::Net;
 use crate::skb::Skb;
-use crate::{extension, fragment, open};
+use crate::{extension, fragment, maps, open};
 
-/// As [`crc32c::updated`].
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_crc32c(crc: u32, diff: u32, len: u32) -> u32 {
-    crc32c::updated(crc, diff, len as u16)
+/// Exports functions under their names.
+macro_rules! global_functions {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),+) -> $result:ty $body:block)+) => {
+        $(
+            $(#[$doc])*
+            #[inline(never)]
+            // SAFETY: the name begins with `kpx_`, as no symbol of a library does, and each of them is in this list once.
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name($($arg: $type),+) -> $result $body
+        )+
+    };
 }
 
-/// As [`extension::walk`].
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_extensions(skb: *mut __sk_buff, next: u32, at: u32) -> u64 {
-    extension::walk(Skb::from_ptr(skb), next as u8, at).0
+global_functions! {
+    /// As [`crc32c::updated`].
+    fn kpx_crc32c(crc: u32, diff: u32, len: u32) -> u32 {
+        crc32c::updated(crc, diff, len as u16)
+    }
+
+    /// As [`extension::walk`].
+    fn kpx_extensions(skb: *mut __sk_buff, next: u32, at: u32) -> u64 {
+        extension::walk(Skb::from_ptr(skb), next as u8, at).0
+    }
+
+    /// As [`fragment::remember`]; 0.
+    fn kpx_remember4(skb: *mut __sk_buff) -> u32 {
+        fragment::remember::<Addr4>(Skb::from_ptr(skb));
+        0
+    }
+
+    /// As [`fragment::remember`]; 0.
+    fn kpx_remember6(skb: *mut __sk_buff) -> u32 {
+        fragment::remember::<Addr6>(Skb::from_ptr(skb));
+        0
+    }
+
+    /// As [`fragment::recall`]; 0 if not found.
+    fn kpx_recall4(skb: *mut __sk_buff) -> u32 {
+        fragment::recall::<Addr4>(Skb::from_ptr(skb)).into()
+    }
+
+    /// As [`fragment::recall`]; 0 if not found.
+    fn kpx_recall6(skb: *mut __sk_buff) -> u32 {
+        fragment::recall::<Addr6>(Skb::from_ptr(skb)).into()
+    }
+
+    /// As [`fragment::forget`]; 0.
+    fn kpx_disown4(skb: *mut __sk_buff) -> u32 {
+        fragment::forget::<Addr4>(Skb::from_ptr(skb));
+        0
+    }
+
+    /// As [`fragment::forget`]; 0.
+    fn kpx_disown6(skb: *mut __sk_buff) -> u32 {
+        fragment::forget::<Addr6>(Skb::from_ptr(skb));
+        0
+    }
+
+    /// As [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
+    fn kpx_forget4(spares: u32) -> u32 {
+        forget_first::<Addr4>(spares).into()
+    }
+
+    /// As [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
+    fn kpx_forget6(spares: u32) -> u32 {
+        forget_first::<Addr6>(spares).into()
+    }
 }
 
-/// As [`fragment::remember`]; 0.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_remember4(skb: *mut __sk_buff) -> u32 {
-    fragment::remember::<Addr4>(Skb::from_ptr(skb));
-    0
-}
-
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_remember6(skb: *mut __sk_buff) -> u32 {
-    fragment::remember::<Addr6>(Skb::from_ptr(skb));
-    0
-}
-
-/// As [`fragment::recall`]; 0 if not found.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_recall4(skb: *mut __sk_buff) -> u32 {
-    fragment::recall::<Addr4>(Skb::from_ptr(skb)).into()
-}
-
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_recall6(skb: *mut __sk_buff) -> u32 {
-    fragment::recall::<Addr6>(Skb::from_ptr(skb)).into()
-}
-
-/// As [`fragment::forget`]; 0.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_disown4(skb: *mut __sk_buff) -> u32 {
-    fragment::forget::<Addr4>(Skb::from_ptr(skb));
-    0
-}
-
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_disown6(skb: *mut __sk_buff) -> u32 {
-    fragment::forget::<Addr6>(Skb::from_ptr(skb));
-    0
-}
-
-/// As [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_forget4(spares: u32) -> u32 {
-    open::forget_first::<Addr4>(spares != 0).into()
-}
-
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub extern "C" fn kpx_forget6(spares: u32) -> u32 {
-    open::forget_first::<Addr6>(spares != 0).into()
+#[inline(always)]
+fn forget_first<A: Net>(spares: u32) -> bool {
+    // SAFETY: only the two functions above call this, for a family each, and hooks call those: they are tc programs.
+    unsafe { maps::eviction::<A>() }.is_some_and(|eviction| open::forget_first(eviction, spares != 0))
 }

@@ -7,7 +7,7 @@ use proxy_common::flow::Flow;
 use proxy_common::frontend::{Algorithm, FrontendKind, Service};
 use proxy_common::policy::{self, Decision, Origin};
 
-use crate::maps::Scratch;
+use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::packet::Packet;
 use crate::skb::Skb;
@@ -41,13 +41,14 @@ impl<A: Net> Dial<A> for Packet<A> {
 ///
 /// `objection` tells why a packet to a service may not open a flow here; it is asked before anything is remembered or answered.
 #[inline(always)]
-pub fn run<A: Net>(
+pub fn run<'run, A: Net>(
     scratch: &mut Scratch<A>,
     origin: Origin,
     node: &Node,
+    decision: DecisionMemory<'run>,
     objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
-) -> Result<&'static Decision<A>, Reason> {
-    let decision = maps::decision().ok_or(Reason::FlowsFull)?;
+) -> Result<&'run Decision<A>, Reason> {
+    let decision = decision.get().ok_or(Reason::FlowsFull)?;
     let Scratch { packet, service, .. } = scratch;
     packet.decided = true;
     decision.origin = origin;
@@ -71,9 +72,9 @@ pub fn run<A: Net>(
 /// A client from outside has opened a flow, and so has not come in another's name: it shall have its backend again, if the
 /// service wants that.
 #[inline(never)]
-pub fn stick<A: Net>(scratch: &Scratch<A>) {
+pub fn stick<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     // A direct flow was led to no backend.
-    if let Some(decision) = maps::decision::<A>()
+    if let Some(decision) = decision.get::<A>()
         && decision.origin.is_remote()
         && decision.has(Decision::<A>::BACKEND)
         && scratch.service.affinity_secs > 0
@@ -119,8 +120,8 @@ pub fn find<A: Net>(
 
 /// A packet that has been decided about opens no flow: counts it for the service that it dialled, if it dialled one.
 #[inline(never)]
-pub fn refused<A: Net>(verdict: Verdict) {
-    if let Some(decision) = maps::decision::<A>()
+pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
+    if let Some(decision) = decision.get::<A>()
         && decision.has(Decision::<A>::FRONTEND)
     {
         maps::service_refused(&decision.service, verdict);
@@ -166,12 +167,12 @@ pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
 /// Does the backend of a UDP flow still serve those who dial its frontend? None where nobody does: there flows stay where
 /// they are, until somebody does.
 #[inline(never)]
-pub fn still_serves<A: Net>(flow: &Flow<A>) -> Option<bool> {
+pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> Option<bool> {
     // A direct one has no service to ask.
     if flow.frontend == flow.backend {
         return Some(true);
     }
-    let decision = maps::decision()?;
+    let decision = decision.get()?;
     lookup::frontend(&flow.frontend, Proto::UDP, decision).ok()?;
     let service = maps::service(&decision.service)?;
     service.has(Service::HAS_ENDPOINTS).then(|| maps::endpoint(decision.service, flow.backend).is_some())

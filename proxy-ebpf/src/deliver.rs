@@ -10,7 +10,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook, Kind, Seen, State};
 
-use self::way::{find, is_ours, is_tagged, leave};
+use self::way::{find, leave};
 use crate::maps::{self, Scratch};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
@@ -60,7 +60,7 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> An
         note_direct(flow, packet.proto, false);
     }
     // Of a bridge's port, whose packets are the bridge's to route, if any are.
-    if !is_ours(skb) || is_tagged(skb) {
+    if !skb.is_ours() || skb.is_tagged() {
         return LEFT;
     }
     let delivered = match scratch.flow.kind {
@@ -103,7 +103,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Answer, Reaso
 #[inline(never)]
 fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     for entry in [maps::undnat(flow, proto), maps::opener(flow, proto)].into_iter().flatten() {
-        let tx = entry.tx().without(Seen::DIRECT);
+        let tx = entry.read(|flow| flow.tx).without(Seen::DIRECT);
         entry.set_tx(if is_direct { tx.with(Seen::DIRECT) } else { tx });
     }
 }

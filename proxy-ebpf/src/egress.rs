@@ -3,18 +3,18 @@
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Hook, Kind};
 
-use crate::maps::Scratch;
+use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::skb::Skb;
 use crate::{Answer, PASS, flow, guest, maps};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
     let note = skb.note();
     skb.clear_note();
-    let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
-    let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow)?;
+    let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow, decision)?;
     // What a hook has rewritten is no other program's.
     if !is_known && (note.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);

@@ -3,18 +3,15 @@
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, Hook, Kind, Seen, State};
+use proxy_common::flow::{Flow, Hook, Kind, Seen, Sender, State, is_stream, step};
 use proxy_common::service_counts::Passed;
 
 use crate::Answer;
 use crate::decide;
-use crate::maps::{self, Entry};
+use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
-
-/// A backend that goes on after as many datagrams serves somebody who listens: a stream, asked for once.
-pub const ANSWERS: u64 = 4;
 
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
 /// on its way forward to a backend is nobody's reply, even if it looks like one. And between the hooks of a masqueraded
@@ -29,8 +26,9 @@ pub fn follow<A: Net>(
     hook: Hook,
     note: Note,
     flow: &mut Flow<A>,
+    decision: DecisionMemory,
 ) -> Result<bool, Reason> {
-    match learn(skb, packet, hook, note, flow) {
+    match learn(skb, packet, hook, note, flow, decision) {
         FORGED => Err(Reason::Forged),
         known => Ok(known == KNOWN),
     }
@@ -42,25 +40,27 @@ const KNOWN: Answer = 1;
 const FORGED: Answer = 2;
 
 #[inline(never)]
-fn learn<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: Note, flow: &mut Flow<A>) -> Answer {
+fn learn<A: Net>(
+    skb: Skb,
+    packet: &Packet<A>,
+    hook: Hook,
+    note: Note,
+    flow: &mut Flow<A>,
+    decision: DecisionMemory,
+) -> Answer {
     let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return UNKNOWN };
-    // What is put into the host past its own check is judged each time.
+    let is_news = match flow.kind {
+        Kind::DNAT => step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told()).is_news,
+        _ => step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news,
+    };
+    // What is put into the host past its own check is judged each time. The kernel judges the sources of all others
+    // (`rp_filter`), unless the packet changes more of its flow than counts.
     let is_given_back = hook == Hook::INGRESS && flow.kind == Kind::UNDNAT;
-    if (is_given_back || is_news(flow, packet)) && is_in_anothers_name(skb, packet, hook, note, flow) {
+    let is_judged = is_given_back || is_news || flow.last_secs != about_now_secs();
+    if is_judged && is_in_anothers_name(skb, packet, hook, note, flow) {
         return FORGED;
     }
-    if heed(&entry, packet, note, flow) { KNOWN } else { UNKNOWN }
-}
-
-/// Would the packet change more of its flow than counts? The kernel judges the sources of all others (`rp_filter`).
-#[inline(always)]
-fn is_news<A: Net>(flow: &Flow<A>, packet: &Packet<A>) -> bool {
-    let before = if flow.kind == Kind::DNAT { flow.tx } else { flow.rx };
-    let opens = packet.opens() && packet.proto != Proto::UDP;
-    let assures = flow.kind == Kind::DNAT && flow.rx.has(Seen::PACKET) && !before.has(Seen::ASSURED);
-    let was_reset = flow.tx.has(Seen::RST) || flow.rx.has(Seen::RST);
-    let tells = packet.seen().without(before) != Seen::NOTHING;
-    opens || assures || was_reset || tells || flow.last_secs != about_now_secs()
+    if heed(&entry, packet, note, flow, decision) { KNOWN } else { UNKNOWN }
 }
 
 /// Has the packet come in through a device at which its sender cannot be? See [`net::is_forged`](crate::net::is_forged).
@@ -79,7 +79,7 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: N
 
 /// Brings a flow up to date with a packet that looks like one of it. False if it is none.
 #[inline(always)]
-fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>) -> bool {
+fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     match flow.kind {
         Kind::DNAT => {
             let now_secs = about_now_secs();
@@ -87,7 +87,7 @@ fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>
                 close(flow, packet.proto);
                 return false;
             }
-            if packet.proto == Proto::UDP && has_moved(entry, flow) {
+            if packet.proto == Proto::UDP && has_moved(entry, flow, decision) {
                 maps::count(Event::FlowMoved);
                 close(flow, packet.proto);
                 return false;
@@ -107,12 +107,12 @@ fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>
 /// Has the flow's backend ceased to serve? Asked once for each time that any endpoint has, and again and again while
 /// nobody serves: the first who does takes the flow over, and that changes no generation.
 #[inline(always)]
-fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>) -> bool {
+fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let generation = maps::generation();
     if flow.generation == generation {
         return false;
     }
-    match decide::still_serves(flow) {
+    match decide::still_serves(flow, decision) {
         Some(true) => {
             entry.set_generation(generation);
             false
@@ -121,24 +121,19 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>) -> bool {
     }
 }
 
-/// A packet towards the backend.
+/// Applies the step of a packet towards the backend.
 #[inline(always)]
 fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
     entry.count(packet.segments, packet.len);
-    let mut tx = see(flow.tx, packet);
-    // An opener sent again shows nobody, but all packets of UDP are openers.
-    if flow.rx.has(Seen::PACKET) && !packet.resets() && (!packet.opens() || packet.proto == Proto::UDP) {
-        tx = tx.with(Seen::ASSURED);
+    let step = step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told());
+    if step.seen != flow.tx {
+        entry.set_tx(step.seen);
+        note_end(flow, flow.state(), State::of(step.seen, flow.rx), packet.proto);
     }
-    if tx != flow.tx {
-        entry.set_tx(tx);
-        note_end(flow, flow.state(), State::of(tx, flow.rx), packet.proto);
-    }
-    // A side that goes on talking has not accepted the other's RST, so that was not the end.
-    if flow.rx.has(Seen::RST) && !packet.resets() {
+    if flow.rx.has(Seen::RST) && step.revokes_reset {
         entry.set_rx(flow.rx.without(Seen::RST));
         if let Some(undnat) = maps::undnat(flow, packet.proto) {
-            undnat.set_rx(undnat.rx().without(Seen::RST));
+            undnat.set_rx(undnat.read(|flow| flow.rx).without(Seen::RST));
         }
     }
     if flow.last_secs != now_secs {
@@ -152,49 +147,43 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     }
 }
 
-/// A packet from the backend. The opener's entry is told once a second, when the state changes, and of
+/// Applies the step of a packet from the backend. The opener's entry is told once a second, when the state changes, and of
 /// every RST: it may have heard from the client since the last one.
 #[inline(always)]
 pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     let now_secs = about_now_secs();
-    let mut rx = see(flow.rx, packet);
-    if packet.proto == Proto::UDP && flow.passed.packets >= ANSWERS {
-        rx = rx.with(Seen::ASSURED);
-    }
+    let is_stream = is_stream(packet.proto, flow.passed.packets);
+    let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
+    let rx = step.seen;
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() {
         return;
     }
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
     let Some(opener) = maps::opener(flow, packet.proto) else { return };
-    note_end(flow, State::of(opener.tx(), opener.rx()), State::of(opener.tx(), rx), packet.proto);
+    let tx = opener.read(|flow| flow.tx);
+    note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
     opener.set_rx(rx);
     opener.set_last_secs(now_secs);
-    if opener.tx().has(Seen::RST) && !packet.resets() {
-        opener.set_tx(opener.tx().without(Seen::RST));
+    if tx.has(Seen::RST) && step.revokes_reset {
+        opener.set_tx(tx.without(Seen::RST));
     }
 }
 
 /// A flow that is counted counts until it has ended.
 #[inline(always)]
 fn note_end<A: Net>(flow: &Flow<A>, before: State, after: State, proto: Proto) {
-    if flow.has(Flow::<A>::COUNTED) && after.is_end() && !before.is_end() {
+    if flow.has(Flow::<A>::COUNTED) && before.ends_with(after) {
         maps::connection_closed(flow.backend, proto);
     }
-}
-
-#[inline(always)]
-fn see<A: Net>(before: Seen, packet: &Packet<A>) -> Seen {
-    let before = if packet.resets() { before } else { before.without(Seen::RST) };
-    before.with(packet.seen())
 }
 
 /// Removes all entries of a flow, the opener's last: whoever removes that one counts the flow.
 #[inline(never)]
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     note_end(flow, flow.state(), State::Reset, proto);
-    let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.passed());
+    let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.read(|flow| flow.passed));
     remove(flow, Kind::UNDNAT, proto);
     if flow.is_snat_on_devices() {
         remove(flow, Kind::SNAT, proto);

@@ -10,7 +10,7 @@ use proxy_common::flow::{Flow, Hook};
 use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
 
-use crate::maps::Scratch;
+use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
@@ -22,11 +22,16 @@ const LO: u32 = 1;
 
 /// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
 #[inline(always)]
-pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Answer, Reason> {
+pub fn send<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    flags: u8,
+    mut decision: DecisionMemory,
+) -> Result<Answer, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow)? {
-        open(skb, scratch, node, flags)?;
-        decide::stick(scratch);
+    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow, decision.lend())? {
+        open(skb, scratch, node, flags, decision.lend())?;
+        decide::stick(scratch, decision);
     }
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
@@ -66,24 +71,36 @@ pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Answer, Reason> {
 }
 
 #[inline(always)]
-fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
+fn open<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    node: &Node,
+    flags: u8,
+    mut decision: DecisionMemory,
+) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch, node, flags).and_then(|()| open::flow(scratch));
+    let opened = choose(skb, scratch, node, flags, decision.lend()).and_then(|()| open::flow(scratch));
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
     match opened {
-        Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow),
-        Ok(()) => monitor::decided(skb, Place::ANCHOR, &scratch.packet, &scratch.flow),
-        Err(reason) if on_lo => decide::refused::<A>(reason.verdict()),
-        Err(reason) => decide::refused::<A>(reason.verdict_at_anchor()),
+        Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow, decision),
+        Ok(()) => monitor::decided(skb, Place::ANCHOR, &scratch.packet, &scratch.flow, decision),
+        Err(reason) if on_lo => decide::refused::<A>(reason.verdict(), decision),
+        Err(reason) => decide::refused::<A>(reason.verdict_at_anchor(), decision),
     }
     opened
 }
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
+fn choose<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    node: &Node,
+    flags: u8,
+    decision: DecisionMemory,
+) -> Result<(), Reason> {
     if node.has(Node::DRAINING) {
         return Err(Reason::Draining);
     }
@@ -91,7 +108,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) ->
     let origin = decide::origin_inside(skb, &scratch.packet, node);
     // A packet that came in was to be met where it came in. Behind the anchor no policy of the node would see it.
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
-    let decision = decide::run(scratch, origin, node, objection)?;
+    let decision = decide::run(scratch, origin, node, decision, objection)?;
     let packet = &scratch.packet;
     let next_hop = way(skb, packet, node, &decision.backend.addr)?;
     let mut flags = Flow::<A>::HOST | flags;

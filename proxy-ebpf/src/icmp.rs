@@ -9,7 +9,7 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
 
-use crate::maps::Scratch;
+use crate::maps::{Memory, Scratch};
 use crate::net::{Net, Place, route};
 use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, host, maps};
@@ -50,8 +50,8 @@ pub struct Translated<A: Addr> {
 
 /// Translates an ICMP error that is met at `hook`; `note` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note) -> Result<Answer, Reason> {
-    let Scratch { error, flow, .. } = maps::scratch::<A>().ok_or(Reason::Protocol)?;
+pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Result<Answer, Reason> {
+    let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
     error.parse(skb)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
     // An error goes to the sender of what it is about.

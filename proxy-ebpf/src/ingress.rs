@@ -9,7 +9,7 @@ use proxy_common::policy::Decision;
 
 use crate::decide;
 use crate::deliver::{self, Forward};
-use crate::maps::Scratch;
+use crate::maps::{DecisionMemory, Memory, Scratch};
 use crate::net::{Net, NextHop, is_forged, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
@@ -17,21 +17,21 @@ use crate::skb::{Note, Skb};
 use crate::{Answer, PASS, flow, host, maps, monitor};
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb) -> Result<Answer, Reason> {
-    let scratch = maps::scratch::<A>().ok_or(Reason::FlowsFull)?;
+pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
+    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::INGRESS)?;
     if skb.note().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    let is_known = flow::follow(skb, &scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow)?;
+    let is_known = flow::follow(skb, &scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow, decision.lend())?;
     if deliver::is_on()
         && let Some(delivered) = deliver::run(skb, scratch, is_known)
     {
         return delivered;
     }
     if !is_known {
-        open(skb, scratch)?;
-        decide::stick(scratch);
+        open(skb, scratch, decision.lend())?;
+        decide::stick(scratch, decision);
     }
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind {
@@ -52,21 +52,21 @@ pub fn run<A: Forward>(skb: Skb) -> Result<Answer, Reason> {
 
 /// Opens the flow that starts with this packet.
 #[inline(always)]
-fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, mut decision: DecisionMemory) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch).and_then(|()| open::flow(scratch));
+    let opened = choose(skb, scratch, decision.lend()).and_then(|()| open::flow(scratch));
     match opened {
-        Ok(()) => monitor::decided(skb, Place::INGRESS, &scratch.packet, &scratch.flow),
-        Err(reason) => decide::refused::<A>(reason.verdict()),
+        Ok(()) => monitor::decided(skb, Place::INGRESS, &scratch.packet, &scratch.flow, decision),
+        Err(reason) => decide::refused::<A>(reason.verdict(), decision),
     }
     opened
 }
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
@@ -79,7 +79,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let objection = |packet: &Packet<A>| {
         is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
     };
-    let decision = match decide::run(scratch, origin, node, objection) {
+    let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),
         Err(reason) => return Err(reason),

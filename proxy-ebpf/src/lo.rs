@@ -6,21 +6,22 @@ use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
 
+use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::skb::Skb;
-use crate::{Answer, flow, host, maps};
+use crate::{Answer, flow, host};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
     let note = skb.note();
     skb.clear_note();
-    let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
+    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
-    if flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow)? {
+    if flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow, decision.lend())? {
         return host::give_back(skb, &scratch.packet, &scratch.flow);
     }
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {
         return Err(Reason::NotOurs);
     }
-    host::send(skb, scratch, Flow::<A>::HOST_FRONTEND)
+    host::send(skb, scratch, Flow::<A>::HOST_FRONTEND, decision)
 }

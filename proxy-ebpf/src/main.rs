@@ -36,6 +36,7 @@ mod packet;
 mod reject;
 mod sctp;
 mod select;
+mod setting;
 mod skb;
 mod socket;
 mod usual;
@@ -48,6 +49,7 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
 use proxy_common::monitor::Place;
 
+use crate::maps::Memory;
 use crate::net::Net;
 use crate::reject::Exit;
 use crate::skb::{Note, Skb};
@@ -62,15 +64,27 @@ const DROP: Answer = TC_ACT_SHOT as Answer;
 #[classifier]
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
     skb.forget_strangers_note();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = usual4(skb, Hook::INGRESS).or_long(|| ingress4(skb));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::INGRESS, Note::NONE)), Place::INGRESS)
+            let outcome = usual4(skb, Hook::INGRESS, memory.lend()).or_long(|| ingress4(skb, memory.lend()));
+            conclude::<Addr4>(
+                skb,
+                outcome.or_error(|| icmp4(skb, Hook::INGRESS, Note::NONE, memory.lend())),
+                Place::INGRESS,
+                memory,
+            )
         }
         Addr6::ETHERTYPE => {
-            let outcome = usual6(skb, Hook::INGRESS).or_long(|| ingress6(skb));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::INGRESS, Note::NONE)), Place::INGRESS)
+            let outcome = usual6(skb, Hook::INGRESS, memory.lend()).or_long(|| ingress6(skb, memory.lend()));
+            conclude::<Addr6>(
+                skb,
+                outcome.or_error(|| icmp6(skb, Hook::INGRESS, Note::NONE, memory.lend())),
+                Place::INGRESS,
+                memory,
+            )
         }
         _ => not_ip(PASS),
     }
@@ -79,15 +93,27 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn kpx_egress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
     let note = skb.note();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = usual4(skb, Hook::EGRESS).or_long(|| egress4(skb));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::EGRESS, note)), Place::EGRESS)
+            let outcome = usual4(skb, Hook::EGRESS, memory.lend()).or_long(|| egress4(skb, memory.lend()));
+            conclude::<Addr4>(
+                skb,
+                outcome.or_error(|| icmp4(skb, Hook::EGRESS, note, memory.lend())),
+                Place::EGRESS,
+                memory,
+            )
         }
         Addr6::ETHERTYPE => {
-            let outcome = usual6(skb, Hook::EGRESS).or_long(|| egress6(skb));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::EGRESS, note)), Place::EGRESS)
+            let outcome = usual6(skb, Hook::EGRESS, memory.lend()).or_long(|| egress6(skb, memory.lend()));
+            conclude::<Addr6>(
+                skb,
+                outcome.or_error(|| icmp6(skb, Hook::EGRESS, note, memory.lend())),
+                Place::EGRESS,
+                memory,
+            )
         }
         _ => not_ip(PASS),
     }
@@ -96,13 +122,21 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn kpx_anchor(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
     match skb.ethertype() {
-        Addr4::ETHERTYPE => {
-            conclude::<Addr4>(skb, anchor4(skb).or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE)), Place::ANCHOR)
-        }
-        Addr6::ETHERTYPE => {
-            conclude::<Addr6>(skb, anchor6(skb).or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE)), Place::ANCHOR)
-        }
+        Addr4::ETHERTYPE => conclude::<Addr4>(
+            skb,
+            anchor4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
+            Place::ANCHOR,
+            memory,
+        ),
+        Addr6::ETHERTYPE => conclude::<Addr6>(
+            skb,
+            anchor6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
+            Place::ANCHOR,
+            memory,
+        ),
         _ => not_ip(DROP),
     }
 }
@@ -110,15 +144,27 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn kpx_lo(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
     let note = skb.note();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = lo4(skb).or_error(|| icmp4(skb, Hook::EGRESS, note));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE)), Place::LO)
+            let outcome = lo4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::EGRESS, note, memory.lend()));
+            conclude::<Addr4>(
+                skb,
+                outcome.or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
+                Place::LO,
+                memory,
+            )
         }
         Addr6::ETHERTYPE => {
-            let outcome = lo6(skb).or_error(|| icmp6(skb, Hook::EGRESS, note));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE)), Place::LO)
+            let outcome = lo6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::EGRESS, note, memory.lend()));
+            conclude::<Addr6>(
+                skb,
+                outcome.or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
+                Place::LO,
+                memory,
+            )
         }
         _ => not_ip(PASS),
     }
@@ -146,63 +192,63 @@ pub fn kpx_minimal_out(ctx: TcContext) -> i32 {
 // before anything is answered or logged.
 
 #[inline(never)]
-fn usual4(skb: Skb, hook: Hook) -> Outcome {
-    usual::run::<Addr4>(skb, hook).map_or(Outcome::UNUSUAL, Outcome::new)
+fn usual4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
+    usual::run::<Addr4>(skb, hook, memory).map_or(Outcome::UNUSUAL, Outcome::new)
 }
 
 #[inline(never)]
-fn usual6(skb: Skb, hook: Hook) -> Outcome {
-    usual::run::<Addr6>(skb, hook).map_or(Outcome::UNUSUAL, Outcome::new)
+fn usual6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
+    usual::run::<Addr6>(skb, hook, memory).map_or(Outcome::UNUSUAL, Outcome::new)
 }
 
 #[inline(never)]
-fn ingress4(skb: Skb) -> Outcome {
-    Outcome::new(ingress::run::<Addr4>(skb))
+fn ingress4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn ingress6(skb: Skb) -> Outcome {
-    Outcome::new(ingress::run::<Addr6>(skb))
+fn ingress6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn egress4(skb: Skb) -> Outcome {
-    Outcome::new(egress::run::<Addr4>(skb))
+fn egress4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn egress6(skb: Skb) -> Outcome {
-    Outcome::new(egress::run::<Addr6>(skb))
+fn egress6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn anchor4(skb: Skb) -> Outcome {
-    Outcome::new(anchor::run::<Addr4>(skb))
+fn anchor4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(anchor::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn anchor6(skb: Skb) -> Outcome {
-    Outcome::new(anchor::run::<Addr6>(skb))
+fn anchor6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(anchor::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn lo4(skb: Skb) -> Outcome {
-    Outcome::new(lo::run::<Addr4>(skb))
+fn lo4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(lo::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn lo6(skb: Skb) -> Outcome {
-    Outcome::new(lo::run::<Addr6>(skb))
+fn lo6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(lo::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn icmp4(skb: Skb, hook: Hook, note: Note) -> Outcome {
-    Outcome::new(icmp::run::<Addr4>(skb, hook, note))
+fn icmp4(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr4>(skb, hook, note, memory))
 }
 
 #[inline(never)]
-fn icmp6(skb: Skb, hook: Hook, note: Note) -> Outcome {
-    Outcome::new(icmp::run::<Addr6>(skb, hook, note))
+fn icmp6(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr6>(skb, hook, note, memory))
 }
 
 /// What a body came to, in one register: an answer, or the reason why there is none.
@@ -242,8 +288,8 @@ impl Outcome {
 
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
 #[inline(always)]
-fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place) -> i32 {
-    log::packet::<A>(skb, outcome.0);
+fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place, mut memory: Memory) -> i32 {
+    log::packet::<A>(skb, outcome.0, memory.lend());
     let reason = match outcome.result() {
         Ok(answer) => return answer,
         Err(reason) => reason,
@@ -254,7 +300,7 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place) -> i32 {
         Place::LO => (reason.verdict(), Exit::Host),
         _ => (reason.verdict(), Exit::Device),
     };
-    monitor::refused::<A>(skb, place, reason, verdict);
+    monitor::refused::<A>(skb, place, reason, verdict, memory);
     match verdict {
         Verdict::Pass => PASS,
         Verdict::Drop => DROP,

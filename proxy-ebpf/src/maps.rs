@@ -11,8 +11,7 @@ use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
-    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey,
-    SourceRange, service_net,
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange, service_net,
 };
 use proxy_common::guest::Guest;
 use proxy_common::monitor::Monitored;
@@ -21,9 +20,6 @@ use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
 
 use crate::net::Net;
-use crate::open::Opening;
-use crate::packet::Packet;
-use crate::{deliver, icmp};
 
 mod answers;
 mod clock;
@@ -31,6 +27,8 @@ mod devices;
 mod flows;
 mod fragments;
 mod guests;
+mod live;
+mod memory;
 mod monitor;
 mod services;
 mod sockets;
@@ -43,6 +41,8 @@ pub use flows::{
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
+use live::{Find, Live};
+pub use memory::{DecisionMemory, Eviction, Memory, Scratch, eviction};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use sockets::{forget_socket, remember_socket, socket};
@@ -88,6 +88,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
     pods: &'static LpmTrie<A, u32>,
     service_cidrs: &'static LpmTrie<A, u32>,
     scratches: &'static PerCpuArray<Scratch<A>>,
+    evictions: &'static PerCpuArray<Eviction<A>>,
     decisions: &'static PerCpuArray<Decision<A>>,
     service_counts: &'static HashMap<FrontendKey<A>, ServiceCounts>,
     tcp_sockets: &'static LruHashMap<SocketKey<A>, Socket<A>>,
@@ -99,7 +100,7 @@ pub struct FamilyMaps<A: Addr + 'static> {
 macro_rules! maps {
     ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
      $flows:ident $guests:ident $nursery:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
-     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident
+     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $evictions:ident $decisions:ident $service_counts:ident
      $tcp_sockets:ident $udp_sockets:ident) => {
         #[map]
         static $frontends: HashMap<FrontendKey<$addr>, Frontend<$addr>> =
@@ -139,6 +140,8 @@ macro_rules! maps {
         #[map]
         static $scratches: PerCpuArray<Scratch<$addr>> = PerCpuArray::with_max_entries(1, 0);
         #[map]
+        static $evictions: PerCpuArray<Eviction<$addr>> = PerCpuArray::with_max_entries(1, 0);
+        #[map]
         static $decisions: PerCpuArray<Decision<$addr>> = PerCpuArray::with_max_entries(1, 0);
         #[map]
         static $service_counts: HashMap<FrontendKey<$addr>, ServiceCounts> =
@@ -167,6 +170,7 @@ macro_rules! maps {
                 pods: &$pods,
                 service_cidrs: &$service_cidrs,
                 scratches: &$scratches,
+                evictions: &$evictions,
                 decisions: &$decisions,
                 service_counts: &$service_counts,
                 tcp_sockets: &$tcp_sockets,
@@ -176,10 +180,10 @@ macro_rules! maps {
     };
 }
 maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 GUESTS4 NURSERY4 AFFINITY4 CURSORS4 CONNECTIONS4
-    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4 TCP_SOCKETS4
+    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 EVICTION4 DECISIONS4 SVC_COUNTS4 TCP_SOCKETS4
     UDP_SOCKETS4);
 maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 GUESTS6 NURSERY6 AFFINITY6 CURSORS6 CONNECTIONS6
-    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6 TCP_SOCKETS6
+    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 EVICTION6 DECISIONS6 SVC_COUNTS6 TCP_SOCKETS6
     UDP_SOCKETS6);
 
 #[map]
@@ -273,18 +277,13 @@ pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endp
 /// What stands at a place of a set's Maglev table.
 #[inline(always)]
 pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
-    let table = A::MAPS.maglev.get_ptr(set)?;
-    if place >= MAGLEV_PLACES {
-        return None;
-    }
-    // SAFETY: map memory outlives the program, and the place is within the table. (Not copied: it is 8 KiB.)
-    Some(u32::from(unsafe { *(&raw const (*table).slots).cast::<u16>().add(place) }))
+    // Not copied: it is 8 KiB.
+    A::MAPS.maglev.find(set)?.read(|table| table.slots.get(place).copied()).map(u32::from)
 }
 
 #[inline(always)]
 pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
-    // SAFETY: as in `copied`.
-    unsafe { A::MAPS.affinity.get(key) }.copied()
+    copied(A::MAPS.affinity, key)
 }
 
 #[inline(always)]
@@ -296,32 +295,28 @@ pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
 /// How many flows a set has opened in turn, before this one.
 #[inline(always)]
 pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
-    let Some(cursor) = A::MAPS.cursors.get_ptr_mut(set) else {
+    let Some(cursor) = A::MAPS.cursors.find(set) else {
         let _first = A::MAPS.cursors.insert(set, 1, u64::from(BPF_NOEXIST));
         return 0;
     };
-    // SAFETY: map memory outlives the program. Two CPUs may take the same turn, which evens out.
-    unsafe {
-        let turn = *cursor;
-        *cursor = turn.wrapping_add(1);
-        turn
-    }
+    // Two CPUs may take the same turn, which evens out.
+    cursor.update(|turn| turn.wrapping_add(1))
 }
 
 /// How many flows are open to a backend whose flows are counted.
 #[inline(always)]
 pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
-    // SAFETY: as in `copied`.
-    unsafe { A::MAPS.connections.get(FrontendKey::new(backend.addr, backend.port, proto)) }.copied().unwrap_or(0)
+    copied(A::MAPS.connections, &FrontendKey::new(backend.addr, backend.port, proto)).unwrap_or(0)
 }
 
 #[inline(always)]
 pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
-    match A::MAPS.connections.get_ptr_mut(key) {
-        // SAFETY: map memory outlives the program. Not atomic: if two CPUs meet, the count is one off until the agent
-        // counts again.
-        Some(count) => unsafe { *count = (*count).wrapping_add(1) },
+    match A::MAPS.connections.find(&key) {
+        // Not atomic: if two CPUs meet, the count is one off until the agent counts again.
+        Some(count) => {
+            count.update(|count| count.wrapping_add(1));
+        }
         None => {
             // Refused or beaten, the same.
             let _first = A::MAPS.connections.insert(key, 1, u64::from(BPF_NOEXIST));
@@ -332,9 +327,8 @@ pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
 #[inline(always)]
 pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
-    if let Some(count) = A::MAPS.connections.get_ptr_mut(key) {
-        // SAFETY: as in `connection_opened`.
-        unsafe { *count = (*count).saturating_sub(1) };
+    if let Some(count) = A::MAPS.connections.find(&key) {
+        count.update(|count| count.saturating_sub(1));
     }
 }
 
@@ -344,56 +338,27 @@ pub fn generation() -> u32 {
     GENERATION.get(0).copied().unwrap_or(0)
 }
 
-/// Room for what is decided of the packet at hand.
-#[inline(always)]
-pub fn decision<A: Net>() -> Option<&'static mut Decision<A>> {
-    let decision = A::MAPS.decisions.get_ptr_mut(0)?;
-    // SAFETY: as in `scratch`.
-    Some(unsafe { &mut *decision })
-}
-
 /// An element of an array is never given to another key, and half of an old one is as good as the other.
 #[inline(always)]
 pub fn node() -> Option<&'static Node> {
     NODE.get(0)
 }
 
-/// Adds one to a counter.
+/// Adds one to a counter of this CPU.
+///
+/// Programs of sockets count as well, in the context of a process: if a packet's program comes between read and write, one
+/// of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
-    if let Some(value) = COUNTERS.get_ptr_mut(counter.into().index()) {
-        // SAFETY: the slot is this CPU's own, and no other program runs on it before this one ends.
-        unsafe { *value += 1 };
+    if let Some(value) = COUNTERS.find(&counter.into().index()) {
+        value.update(|count| count.wrapping_add(1));
     }
 }
 
-/// Room for what a program knows of the packet at hand: more than the stack has.
-#[derive(Clone, Copy)]
-pub struct Scratch<A: Addr> {
-    pub packet: Packet<A>,
-    pub flow: Flow<A>,
-    /// What was decided of the flow that the packet opens.
-    pub opening: Opening<A>,
-    /// A flow whose place that one may take.
-    pub other: Flow<A>,
-    pub other_key: FlowKey<A>,
-    pub service: Service,
-    pub error: icmp::Error<A>,
-    pub way: deliver::Way,
-}
-
+/// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value here is good for one packet
+/// whichever half of it is new. (Since Linux 6.1 the kernel may even give the element to another key, if the agent's next
+/// write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
 #[inline(always)]
-pub fn scratch<A: Net>() -> Option<&'static mut Scratch<A>> {
-    let scratch = A::MAPS.scratches.get_ptr_mut(0)?;
-    // SAFETY: the room is this CPU's own, our programs never nest (a redirected packet meets the next hook after we
-    // returned), and each program asks once.
-    Some(unsafe { &mut *scratch })
-}
-
-#[inline(always)]
-fn copied<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
-    // SAFETY: map memory outlives the program. The value may be replaced by a newer one while we copy it, and every
-    // value here is good for one packet whichever half is new. (Since Linux 6.1 the element may even be given to another
-    // key meanwhile, if the agent's next write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
-    unsafe { map.get(key) }.copied()
+fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
+    map.find(key).map(|value| value.copy())
 }

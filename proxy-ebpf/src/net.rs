@@ -1,6 +1,6 @@
 //! What differs between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
 
-use core::mem::zeroed;
+use core::mem::transmute;
 use core::ptr::{from_mut, from_ref, null_mut};
 
 use aya_ebpf::bindings::{
@@ -16,6 +16,7 @@ use crate::Answer;
 use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
+use crate::setting::ZERO;
 use crate::skb::{ETH_LEN, Skb};
 use crate::usual::Head;
 
@@ -148,15 +149,15 @@ const UNKNOWN: u32 = u32::MAX - 1;
 /// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it leaves there.
 #[inline(never)]
 fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -> u32 {
-    // SAFETY: a plain C structure of integers.
-    let mut fib: FibLookup = unsafe { zeroed() };
+    // SAFETY: eight words are as long as the structure, which has integers and arrays of them, and any bits are those.
+    let mut fib: FibLookup = unsafe { transmute([ZERO.get(); size_of::<FibLookup>() / size_of::<u64>()]) };
     fib.family = A::AF;
     fib.ifindex = ifindex;
     // The route is asked for, not whether this packet is too long for it: the kernel looks at the packet where this is 0.
     fib.__bindgen_anon_1.tot_len = 1;
     A::fib_addrs(&mut fib, *src, *dst);
     let size = size_of::<FibLookup>() as i32;
-    // SAFETY: the structure is ours, and its size is its own.
+    // SAFETY: the helper takes the context, and a structure of this function's own with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(&mut fib), size, flags) };
     match result as u32 {
         // The neighbour is asked for on the way out.
@@ -226,7 +227,7 @@ pub enum NextHop {
 /// One's complement sum (RFC 1071) of a value whose size is a multiple of four, added to `seed`.
 #[inline(always)]
 pub fn sum<T: Copy>(value: &T, seed: u32) -> u32 {
-    // SAFETY: the buffer is ours and of that size; the kernel only reads it.
+    // SAFETY: the helper reads as many bytes as `value` has, and writes none.
     unsafe { bpf_csum_diff(null_mut(), 0, from_ref(value).cast_mut().cast(), size_of::<T>() as u32, seed) as u32 }
 }
 
@@ -235,7 +236,7 @@ pub fn sum<T: Copy>(value: &T, seed: u32) -> u32 {
 pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
     let size = size_of::<T>() as u32;
     let (from, to) = (from_ref(from).cast_mut().cast(), from_ref(to).cast_mut().cast());
-    // SAFETY: both buffers are ours and of that size; the kernel only reads them.
+    // SAFETY: the helper reads as many bytes as both values have, and writes none.
     unsafe { bpf_csum_diff(from, size, to, size, 0) as u32 }
 }
 

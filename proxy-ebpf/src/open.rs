@@ -7,7 +7,7 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
 use crate::flow::{close, now_secs, remove};
-use crate::maps::{self, Refused, Scratch};
+use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
 use crate::packet::Packet;
 use crate::{Answer, lookup};
@@ -113,21 +113,20 @@ fn make_room<A: Net>() -> bool {
 /// If it `spares` streams that want no answers, they go to the end of the line instead, and keep their backend: nobody but
 /// a flood of such streams makes them go.
 #[inline(always)]
-pub fn forget_first<A: Net>(spares: bool) -> bool {
-    let Some(Scratch { other, other_key, .. }) = maps::scratch::<A>() else { return false };
-    if !maps::next_in_line(other_key) || maps::flow(other_key, other).is_none() {
+pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bool) -> bool {
+    if !maps::next_in_line(key) || maps::flow(key, flow).is_none() {
         return false;
     }
-    if other.is_half_open() {
-        let is_stream = other_key.proto() == Proto::UDP && other.passed.packets >= STREAM;
-        if spares && is_stream && !is_spent(other, Proto::UDP) && maps::enlist(other_key) {
+    if flow.is_half_open() {
+        let is_stream = key.proto() == Proto::UDP && flow.passed.packets >= STREAM;
+        if spares && is_stream && !is_spent(flow, Proto::UDP) && maps::enlist(key) {
             return false;
         }
         maps::count(Event::FlowForgotten);
-    } else if !is_spent(other, other_key.proto()) {
+    } else if !is_spent(flow, key.proto()) {
         return false;
     }
-    close(other, other_key.proto());
+    close(flow, key.proto());
     true
 }
 

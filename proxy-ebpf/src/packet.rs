@@ -5,7 +5,7 @@ use core::mem::size_of;
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::flow::{FlowKey, Hook, Seen};
+use proxy_common::flow::{FlowKey, Hook, Seen, Told};
 
 use crate::net::{Header, Net, Place};
 use crate::sctp;
@@ -19,7 +19,7 @@ pub struct Packet<A: Addr> {
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
     pub proto: Proto,
-    seen: Seen,
+    told: Told,
     marks: u8,
     /// What it counts for.
     pub segments: u32,
@@ -47,7 +47,7 @@ pub struct Found {
     pub dport: Port,
     /// Of fragments: their key's identification.
     pub id: u32,
-    pub seen: Seen,
+    pub told: Told,
     pub marks: u8,
     /// Offset of an Internet checksum in the transport header; 0 if there is none here.
     pub check: u8,
@@ -112,12 +112,7 @@ impl Found {
         if opens(flags) {
             self.marks |= OPENS;
         }
-        if flags & FIN != 0 {
-            self.seen = self.seen.with(Seen::FIN);
-        }
-        if flags & RST != 0 {
-            self.seen = self.seen.with(Seen::RST);
-        }
+        self.told = told(flags);
     }
 }
 
@@ -125,6 +120,15 @@ impl Found {
 #[inline(always)]
 pub fn opens(flags: u8) -> bool {
     flags & (SYN | ACK | RST | FIN) == SYN
+}
+
+/// What a TCP packet with these flags tells its flow.
+#[inline(always)]
+pub fn told(flags: u8) -> Told {
+    let fin = if flags & FIN != 0 { Told::FIN } else { Told::PACKET };
+    let rst = if flags & RST != 0 { Told::RST } else { Told::PACKET };
+    let opener = if opens(flags) { Told::OPENER } else { Told::PACKET };
+    fin.with(rst).with(opener)
 }
 
 impl<A: Net> Packet<A> {
@@ -152,7 +156,7 @@ impl<A: Net> Packet<A> {
         self.src = SockAddr::new(src, found.sport);
         self.dst = SockAddr::new(dst, found.dport);
         self.proto = found.proto;
-        self.seen = found.seen;
+        self.told = found.told;
         self.marks = found.marks;
         self.segments = skb.segments();
         self.len = skb.len();
@@ -183,12 +187,18 @@ impl<A: Net> Packet<A> {
 
     #[inline(always)]
     pub fn resets(&self) -> bool {
-        self.seen.has(Seen::RST)
+        self.told.resets()
     }
 
     #[inline(always)]
     pub fn seen(&self) -> Seen {
-        self.seen
+        self.told.seen()
+    }
+
+    /// What the packet tells its flow.
+    #[inline(always)]
+    pub fn told(&self) -> Told {
+        self.told
     }
 
     /// Gives the packet other addresses and ports, and fixes its checksums.
@@ -232,7 +242,7 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
         sport: head.src.port,
         dport: head.dst.port,
         id: 0,
-        seen: Seen::PACKET,
+        told: Told::PACKET,
         marks: USUAL,
         check: checksum_offset(head.proto) as u8,
         split: Proto::ANY,
@@ -257,7 +267,7 @@ fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
         sport: Port::ANY,
         dport: Port::ANY,
         id: header.id,
-        seen: Seen::PACKET,
+        told: Told::PACKET,
         marks: header.place.0,
         check: 0,
         split: header.split,
@@ -298,7 +308,7 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
         Proto::SCTP => {
             let sctp: sctp::Start = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(sctp.sport), Port::from_wire(sctp.dport));
-            found.seen = sctp.seen();
+            found.told = sctp.told();
             if sctp.opens() {
                 found.marks |= OPENS;
             }

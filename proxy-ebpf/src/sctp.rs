@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Port;
 use proxy_common::counter::Reason;
-use proxy_common::flow::Seen;
+use proxy_common::flow::Told;
 
 use crate::apart;
 use crate::packet::FIRST;
@@ -38,11 +38,12 @@ impl Start {
     }
 
     #[inline(always)]
-    pub fn seen(&self) -> Seen {
+    pub fn told(&self) -> Told {
         match self.kind {
-            ABORT => Seen::PACKET.with(Seen::RST),
-            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Seen::PACKET.with(Seen::FIN),
-            _ => Seen::PACKET,
+            INIT => Told::OPENER,
+            ABORT => Told::RST,
+            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Told::FIN,
+            _ => Told::PACKET,
         }
     }
 }

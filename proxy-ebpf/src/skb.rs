@@ -16,6 +16,7 @@ use proxy_common::counter::Reason;
 use proxy_common::device::{Device, INJECTED_MARK, Node};
 
 use crate::packet::Found;
+use crate::setting::NOTES_IN_MARK;
 use crate::{Answer, maps};
 
 /// Length of an Ethernet header, where every device that we attach to has its IP header.
@@ -28,12 +29,6 @@ const DONE: u32 = 1 << 13;
 const NOTES: u32 = TRANSLATED | FORWARD | DONE;
 /// The host has made the packet. Of no field but `mark`, where notes are kept there.
 const MADE_HERE: u32 = 1 << 0;
-
-/// Not 0: notes are kept in `mark` as well, and who made the packet is asked there only. For BPF_PROG_TEST_RUN, which takes
-/// and shows that field, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`. Set before the programs are loaded:
-/// the verifier knows what it is, and leaves nothing of it in them where it is 0.
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static NOTES_IN_MARK: u32 = 0;
 
 /// What our hooks tell each other of a packet. Once rewritten it may look like a packet of another flow, for which a
 /// later hook must not take it. Set only on what was rewritten: notes survive decapsulation, and what was inside a tunnel
@@ -81,24 +76,26 @@ impl Note {
     }
 }
 
+/// Reads a field of the context, as the compiler likes: it may make one access of two.
+macro_rules! field {
+    ($skb:ident.$field:ident) => {
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        unsafe { (*$skb.0).$field }
+    };
+}
+
+/// Writes a field of the context that the kernel lets tc programs write.
+macro_rules! set_field {
+    ($skb:ident.$field:ident, $value:expr) => {{
+        let value = $value;
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        unsafe { (*$skb.0).$field = value };
+    }};
+}
+
 #[inline(always)]
 fn notes_in_mark() -> bool {
-    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
-    unsafe { (&raw const NOTES_IN_MARK).read_volatile() != 0 }
-}
-
-// Functions of their own: the compiler would make one access of several, to a place that the verifier does not know.
-
-#[inline(never)]
-fn mark(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the kernel lends the context for the program's whole run.
-    unsafe { (*skb).mark }
-}
-
-#[inline(never)]
-fn set_mark(skb: *mut __sk_buff, mark: u32) {
-    // SAFETY: as in `mark`; the kernel lets programs write this field.
-    unsafe { (*skb).mark = mark };
+    NOTES_IN_MARK.get() != 0
 }
 
 /// A packet in the kernel's hands.
@@ -120,8 +117,7 @@ impl Skb {
     /// The protocol, in network order.
     #[inline(always)]
     pub fn ethertype(self) -> u32 {
-        // SAFETY: the kernel lends the context for the program's whole run.
-        unsafe { (*self.0).protocol }
+        field!(self.protocol)
     }
 
     /// Is the packet in a VLAN? A tag without an identifier tells a priority only, and the kernel takes the packet for one
@@ -129,34 +125,32 @@ impl Skb {
     #[inline(always)]
     pub fn is_in_vlan(self) -> bool {
         const IDENTIFIER: u32 = 0x0fff;
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).vlan_present != 0 && (*self.0).vlan_tci & IDENTIFIER != 0 }
+        field!(self.vlan_present) != 0 && field!(self.vlan_tci) & IDENTIFIER != 0
     }
 
     /// Did the packet come in through a device? (If not, it was made here.)
     #[inline(always)]
     pub fn came_in(self) -> bool {
         if notes_in_mark() {
-            return mark(self.0) & MADE_HERE == 0;
+            return self.mark() & MADE_HERE == 0;
         }
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).ingress_ifindex != 0 }
+        field!(self.ingress_ifindex) != 0
     }
 
     /// Interface index of the device through which the packet came in; 0 if it was made here.
     #[inline(always)]
     pub fn ingress_ifindex(self) -> u32 {
-        // SAFETY: as in `ethertype`. Volatile: the compiler would make one access of this and another field's.
+        // SAFETY: the context is lent, and this is a field of it. Volatile: the compiler would make one access of this and
+        // another field's.
         unsafe { (&raw const (*self.0).ingress_ifindex).read_volatile() }
     }
 
     /// What hooks that it passed before on this host have noted on the packet.
     #[inline(always)]
     pub fn note(self) -> Note {
-        // SAFETY: as in `ethertype`.
-        let mut noted = unsafe { (*self.0).tc_index };
+        let mut noted = field!(self.tc_index);
         if notes_in_mark() {
-            noted |= mark(self.0);
+            noted |= self.mark();
         }
         let made_here = if self.came_in() { 0 } else { MADE_HERE };
         Note(noted & NOTES | made_here)
@@ -177,10 +171,9 @@ impl Skb {
     /// that another's filter has named, in a pod as well, and it survives veth.
     #[inline(always)]
     pub fn set_note(self, note: Note) {
-        // SAFETY: as in `ethertype`; the kernel lets programs write this field.
-        unsafe { (*self.0).tc_index = (*self.0).tc_index & !NOTES | note.0 };
+        set_field!(self.tc_index, field!(self.tc_index) & !NOTES | note.0);
         if notes_in_mark() {
-            set_mark(self.0, mark(self.0) & !NOTES | note.0);
+            self.set_mark(self.mark() & !NOTES | note.0);
         }
     }
 
@@ -199,30 +192,26 @@ impl Skb {
     /// Takes the note away: the next host must not find it (it survives veth).
     #[inline(always)]
     pub fn clear_note(self) {
-        // SAFETY: as in `set_note`.
-        unsafe { (*self.0).tc_index &= !NOTES };
+        set_field!(self.tc_index, field!(self.tc_index) & !NOTES);
         if notes_in_mark() {
-            set_mark(self.0, mark(self.0) & !NOTES);
+            self.set_mark(self.mark() & !NOTES);
         }
     }
 
     #[inline(always)]
     pub fn ifindex(self) -> u32 {
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).ifindex }
+        field!(self.ifindex)
     }
 
     #[inline(always)]
     pub fn len(self) -> u32 {
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).len }
+        field!(self.len)
     }
 
     /// How many packets this is on the wire: the kernel cuts some up late, and has put others together.
     #[inline(always)]
     pub fn segments(self) -> u32 {
-        // SAFETY: as in `ethertype`.
-        match unsafe { (*self.0).gso_segs } {
+        match field!(self.gso_segs) {
             0 => 1,
             segments => segments,
         }
@@ -231,8 +220,7 @@ impl Skb {
     /// What lies at `offset`, if all of it is where it can be read at once, without a helper.
     #[inline(always)]
     pub fn peek<T: Copy>(self, offset: u32) -> Option<T> {
-        // SAFETY: as in `ethertype`.
-        let (start, end) = unsafe { ((*self.0).data as usize, (*self.0).data_end as usize) };
+        let (start, end) = (field!(self.data) as usize, field!(self.data_end) as usize);
         let at = start + offset as usize;
         // SAFETY: it is within the packet, where any bits are a `T`. (That a header is where its words can be read is
         // the kernel's care.)
@@ -276,7 +264,7 @@ impl Skb {
     /// Adds a difference to the sum that the device took over the whole packet, if it did.
     #[inline(always)]
     pub fn add_to_sum(self, diff: u32) {
-        // SAFETY: the context is the kernel's own. Refused where there is no such sum.
+        // SAFETY: the helper takes the context and a number. It refuses where there is no such sum.
         let _sum = unsafe { bpf_csum_update(self.0, diff) };
     }
 
@@ -288,22 +276,19 @@ impl Skb {
     /// What was found in the packet: see [`Found`].
     #[inline(always)]
     pub fn found(self) -> Found {
-        // SAFETY: the context is lent, and this field of it is the program's own.
-        let cb = unsafe { &raw const (*self.0).cb };
-        // SAFETY: as above. Volatile, so that the compiler does not remember what it wrote: the verifier would, too.
-        let word = |n: usize| unsafe { cb.cast::<u32>().add(n).read_volatile() };
-        // SAFETY: equal in size, and any bits are a `Found`.
+        // SAFETY: the context is lent, and its control block is an array of five words. Volatile, so that the compiler does
+        // not remember what it wrote: the verifier would, too.
+        let word = |n: usize| unsafe { (&raw const (*self.0).cb[n]).read_volatile() };
+        // SAFETY: five words are as long as a `Found`, any bits are one, and its fields are integers.
         unsafe { transmute([word(0), word(1), word(2), word(3), word(4)]) }
     }
 
     #[inline(always)]
     pub fn set_found(self, found: Found) {
-        // SAFETY: as in `found`.
+        // SAFETY: a `Found` is as long as five words, and none of its bytes is padding.
         let words: [u32; 5] = unsafe { transmute(found) };
-        // SAFETY: as in `found`; the kernel lets programs write this field.
-        let cb = unsafe { &raw mut (*self.0).cb };
-        // SAFETY: as above.
-        let set = |n: usize| unsafe { cb.cast::<u32>().add(n).write_volatile(words[n]) };
+        // SAFETY: the context is lent, and its control block, an array of five words, is the program's own while it runs.
+        let set = |n: usize| unsafe { (&raw mut (*self.0).cb[n]).write_volatile(words[n]) };
         set(0);
         set(1);
         set(2);
@@ -311,11 +296,42 @@ impl Skb {
         set(4);
     }
 
+    // Functions of their own: the compiler would make one access of several, to a place that the verifier does not know.
+
+    #[inline(never)]
+    fn mark(self) -> u32 {
+        field!(self.mark)
+    }
+
+    #[inline(never)]
+    fn set_mark(self, mark: u32) {
+        set_field!(self.mark, mark);
+    }
+
+    /// Is the packet for this host, by the address of its frame?
+    #[inline(never)]
+    pub fn is_ours(self) -> bool {
+        const PACKET_HOST: u32 = 0;
+        field!(self.pkt_type) == PACKET_HOST
+    }
+
+    /// Does the packet carry a tag of IEEE 802.1Q that tells a priority? The stack takes it off; past the stack it would stay.
+    #[inline(never)]
+    pub fn is_tagged(self) -> bool {
+        field!(self.vlan_present) != 0
+    }
+
+    /// The payload of each segment into which the packet will be cut, in bytes; 0 if it stays whole.
+    #[inline(never)]
+    pub fn gso_size(self) -> u32 {
+        field!(self.gso_size)
+    }
+
     /// Takes `len` bytes away that follow an IP header without options or extensions. What is behind them stays where the
     /// kernel thinks it is, a checksum that is to be finished as well.
     #[inline(always)]
     pub fn cut(self, len: u32) -> Result<(), Reason> {
-        // SAFETY: the context is the kernel's own.
+        // SAFETY: the helper takes the context and numbers, and refuses to cut more than there is.
         match unsafe { bpf_skb_adjust_room(self.0, -(len as i32), BPF_ADJ_ROOM_NET, 0) } {
             0 => Ok(()),
             _ => Err(Reason::Rewrite),
@@ -325,7 +341,7 @@ impl Skb {
     /// Cuts or grows the packet to `len` bytes.
     #[inline(always)]
     pub fn resize(self, len: u32) -> Result<(), Reason> {
-        // SAFETY: the context is the kernel's own.
+        // SAFETY: the helper takes the context and a length, which it checks.
         match unsafe { bpf_skb_change_tail(self.0, len, 0) } {
             0 => Ok(()),
             _ => Err(Reason::Rewrite),
@@ -364,8 +380,7 @@ impl Skb {
     /// Puts the packet into a device, as if it had arrived there for the host.
     #[inline(always)]
     pub fn inject(self, ifindex: u32) -> Answer {
-        // SAFETY: the context is the kernel's own, and this field of it may be written.
-        unsafe { (*self.0).mark = INJECTED_MARK };
+        set_field!(self.mark, INJECTED_MARK);
         self.redirect(ifindex, u64::from(BPF_F_INGRESS))
     }
 

@@ -9,10 +9,10 @@ use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{FlowKey, Hook, Kind, Seen};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Sender, Told, is_stream, step};
 
-use crate::flow::{ANSWERS, about_now_secs};
-use crate::maps::{self, Entry, Scratch};
+use crate::flow::about_now_secs;
+use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
 use crate::packet::{self, TcpHeader};
 use crate::skb::{ETH_LEN, Note, Skb};
@@ -33,15 +33,17 @@ pub struct Head<A: Addr> {
 }
 
 impl<A: Addr> Head<A> {
+    /// What the packet tells its flow.
     #[inline(always)]
-    fn seen(&self) -> Seen {
-        if self.flags & packet::FIN != 0 { Seen::PACKET.with(Seen::FIN) } else { Seen::PACKET }
+    fn told(&self) -> Told {
+        // A datagram has no flags.
+        packet::told(self.flags)
     }
 }
 
 /// None: the packet is as it was, and has to go the long way.
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
+pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Answer, Reason>> {
     let note = skb.note();
     if hook == Hook::EGRESS && note.is_done() {
         skb.settle_note();
@@ -56,40 +58,42 @@ pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
         return None;
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head) };
-    let kind = entry.kind();
+    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
+    let kind = entry.read(|flow| flow.kind);
     let (src, dst) = match kind {
-        Kind::DNAT if hook == Hook::INGRESS => (entry.client_between(), entry.backend()),
-        Kind::UNSNAT => (head.src, entry.client_between()),
-        Kind::SNAT if note.is_forward() => (entry.source(), head.dst),
+        Kind::DNAT if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
+        Kind::UNSNAT => (head.src, entry.read(Flow::client_between)),
+        Kind::SNAT if note.is_forward() => (entry.read(|flow| flow.source), head.dst),
         // At an ingress hook it goes to a socket of the host's.
-        Kind::UNDNAT if hook == Hook::EGRESS && !note.is_forward() => (entry.frontend(), entry.client()),
+        Kind::UNDNAT if hook == Hook::EGRESS && !note.is_forward() => {
+            (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
+        }
         _ => return None,
     };
     // What tells something new of its flow is judged first, for which the stack is too small here.
     let is_news = match kind {
-        Kind::DNAT => there(&entry, &head)? != Seen::NOTHING,
-        Kind::UNDNAT => back(&entry, &head, note)? != Seen::NOTHING,
+        Kind::DNAT => is_news_to_opener(&entry, &head),
+        Kind::UNDNAT => is_news_to_reply(&entry, &head, note),
         _ => false,
     };
     if is_news {
         return None;
     }
-    let source_changes = hook == Hook::INGRESS && entry.is_snat_on_devices();
+    let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
     // A call of the kernel's: what the compiler has read before, it does not read again behind it.
     let now_secs = about_now_secs();
     if !entry.is_at(&key) {
         return None;
     }
     if matches!(kind, Kind::DNAT | Kind::UNDNAT) {
-        if entry.last_secs() != now_secs {
+        if entry.read(|flow| flow.last_secs) != now_secs {
             return None;
         }
         entry.count(skb.segments(), skb.len());
         maps::count(if kind == Kind::DNAT { Event::Forwarded } else { Event::Returned });
     }
     if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
-        name(&head);
+        name(&head, memory);
         return Some(Err(reason));
     }
     if hook == Hook::INGRESS {
@@ -102,8 +106,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook) -> Option<Result<Answer, Reason>> {
 
 /// The packet is dropped, and those who watch shall hear of it, not of the last one that went the long way.
 #[inline(always)]
-fn name<A: Net>(head: &Head<A>) {
-    if let Some(Scratch { packet, .. }) = maps::scratch::<A>() {
+fn name<A: Net>(head: &Head<A>, memory: Memory) {
+    if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
         packet.src = head.src;
         packet.dst = head.dst;
         packet.proto = head.proto;
@@ -113,7 +117,7 @@ fn name<A: Net>(head: &Head<A>) {
 
 /// There is no flow. What arrives may open one.
 #[inline(always)]
-fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> Option<Result<Answer, Reason>> {
+fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Answer, Reason>> {
     if hook == Hook::EGRESS {
         if guest::may_be(&head.src) && !skb.note().is_translated() {
             return None;
@@ -124,14 +128,14 @@ fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> Option<Result<Answer,
     if head.proto == Proto::TCP {
         return (!packet::opens(head.flags)).then_some(Err(Reason::NoFlow));
     }
-    is_for_nobody(head).then_some(Err(Reason::NotOurs))
+    is_for_nobody(head, memory).then_some(Err(Reason::NotOurs))
 }
 
 /// Is this datagram neither for a service, nor in the way of a flow as one of its backend's own might be? As
 /// [`ingress::run`](crate::ingress::run) finds out.
 #[inline(always)]
-fn is_for_nobody<A: Net>(head: &Head<A>) -> bool {
-    let (Some(node), Some(decision)) = (maps::node(), maps::decision()) else { return false };
+fn is_for_nobody<A: Net>(head: &Head<A>, memory: Memory) -> bool {
+    let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else { return false };
     if node.has(Node::DRAINING) {
         return false;
     }
@@ -140,31 +144,20 @@ fn is_for_nobody<A: Net>(head: &Head<A>) -> bool {
         || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
 }
 
-/// What a packet towards the backend tells of its flow that was not known. None: more than is told here. See
-/// [`flow::follow`](crate::flow::follow).
+/// Does a packet towards the backend change more of its flow than counts, or find one whose backend may have left?
 #[inline(always)]
-fn there<A: Net>(entry: &Entry<A>, head: &Head<A>) -> Option<Seen> {
-    let (tx, rx) = (entry.tx(), entry.rx());
-    if tx.has(Seen::RST) || rx.has(Seen::RST) || head.flags & (packet::SYN | packet::RST) != 0 {
-        return None;
-    }
-    if head.proto != Proto::TCP && entry.generation() != maps::generation() {
-        return None;
-    }
-    let seen = if rx.has(Seen::PACKET) { Seen::ASSURED.with(head.seen()) } else { head.seen() };
-    Some(seen.without(tx))
+fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+    let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx) };
+    let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
+    step(sender, head.told()).is_news || may_have_moved()
 }
 
-/// The same of a packet from the backend.
+/// Does a packet from the backend change more of its flow than counts, or is it perhaps none of the flow's?
 #[inline(always)]
-fn back<A: Net>(entry: &Entry<A>, head: &Head<A>, note: Note) -> Option<Seen> {
-    let rx = entry.rx();
-    if rx.has(Seen::RST) || head.flags & packet::RST != 0 || entry.is_snat_on_devices() && note.is_strange(false) {
-        return None;
-    }
-    let assures = head.proto != Proto::TCP && entry.passed().packets >= ANSWERS;
-    let seen = if assures { Seen::ASSURED.with(head.seen()) } else { head.seen() };
-    Some(seen.without(rx))
+fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, note: Note) -> bool {
+    let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
+    let sender = Sender::Backend { rx: entry.read(|flow| flow.rx), is_stream };
+    step(sender, head.told()).is_news || note.is_strange(false) && entry.read(Flow::is_snat_on_devices)
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: its protocol's flags. None

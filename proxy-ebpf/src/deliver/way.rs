@@ -14,12 +14,8 @@ use crate::Answer;
 use crate::maps;
 use crate::net::{self, Net};
 use crate::packet::{Found, Packet};
+use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
-
-/// 0: nothing is delivered fast, and the verifier leaves all of it out of the programs. Else `Node::FAST_PATH` says
-/// whether anything is. Set before the programs are loaded.
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static FAST_PATH: u32 = 0;
 
 /// What [`find`] found out about a packet's way. In map memory, as a [`Packet`] is.
 #[derive(Clone, Copy)]
@@ -67,7 +63,7 @@ pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, way: &mut Way, src: &A, ds
     fib.__bindgen_anon_2.rt_metric = 0;
     fib.__bindgen_anon_5.tbid = 0;
     A::fib_addrs(fib, *src, *dst);
-    // SAFETY: the structure is ours, and its size is its own.
+    // SAFETY: the helper takes the context, and a structure borrowed alone with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size_of::<FibLookup>() as i32, 0) };
     if result as u32 != BPF_FIB_LKUP_RET_SUCCESS {
         return false;
@@ -85,7 +81,7 @@ pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, way: &mut Way, src: &A, ds
 /// The length, without link header, of the longest packet that this one will be on the wire. None if it cannot be told.
 #[inline(always)]
 fn longest(skb: Skb, found: &Found) -> Option<u16> {
-    let len = match gso_size(skb) {
+    let len = match skb.gso_size() {
         0 => skb.len() - ETH_LEN,
         size => {
             let header_len = match found.proto {
@@ -124,30 +120,7 @@ pub fn leave<A: Forward>(skb: Skb, way: &mut Way) -> Result<Answer, Reason> {
 
 #[inline(always)]
 pub fn is_built_in() -> bool {
-    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
-    unsafe { (&raw const FAST_PATH).read_volatile() != 0 }
-}
-
-// Functions of their own, for the reason that `skb.rs` gives.
-
-#[inline(never)]
-pub fn is_ours(skb: Skb) -> bool {
-    const PACKET_HOST: u32 = 0;
-    // SAFETY: the kernel lends the context for the program's whole run.
-    unsafe { (*skb.as_ptr()).pkt_type == PACKET_HOST }
-}
-
-/// Does the packet carry a tag of IEEE 802.1Q that tells a priority? The stack takes it off; past the stack it would stay.
-#[inline(never)]
-pub fn is_tagged(skb: Skb) -> bool {
-    // SAFETY: as in `is_ours`.
-    unsafe { (*skb.as_ptr()).vlan_present != 0 }
-}
-
-#[inline(never)]
-fn gso_size(skb: Skb) -> u32 {
-    // SAFETY: as in `is_ours`.
-    unsafe { (*skb.as_ptr()).gso_size }
+    FAST_PATH.get() != 0
 }
 
 impl Forward for Addr4 {

@@ -4,13 +4,14 @@ use aya_ebpf::maps::LruHashMap;
 use proxy_common::addr::Proto;
 use proxy_common::socket::{Socket, SocketKey};
 
+use super::copied;
 use crate::net::Net;
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
-    // SAFETY: map memory outlives the program. An element that changes hands while it is copied costs one socket a look at
-    // another one's peer, at the moment when the table is full.
-    unsafe { table(key).get(key) }.copied()
+    // An element that changes hands while it is copied costs one socket a look at another one's peer, at the moment when the
+    // table is full.
+    copied(table(key), key)
 }
 
 /// False if there is no room.

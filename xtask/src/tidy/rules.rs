@@ -19,6 +19,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("proxy-ebpf/src/main", "names the licence's section, which the kernel reads"),
     ("proxy-ebpf/src/maps", "a lookup in a map is a pointer into the kernel"),
     ("proxy-ebpf/src/net", "routes and checksums come from helpers that take pointers"),
+    ("proxy-ebpf/src/setting", "what the loader sets is read as it is, and found by its name"),
     ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
     ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
     ("tests/churn/links", "detaches links of others, which no crate has a call for"),
