@@ -24,6 +24,7 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
@@ -41,6 +42,11 @@ impl Hook {
     pub const EGRESS: Self = Self(1);
     /// Egress of the anchor, where the host's own packets start.
     pub const ANCHOR: Self = Self(2);
+}
+
+closed! {
+    /// A [`Hook`], to match on.
+    Hook => AtHook { INGRESS => Ingress, EGRESS => Egress, ANCHOR => Anchor }
 }
 
 /// Key of `FLOWS`: a tuple as it is at a hook, before the hook rewrites it.
@@ -91,6 +97,11 @@ impl Kind {
     pub const SNAT: Self = Self(1);
     pub const UNSNAT: Self = Self(2);
     pub const UNDNAT: Self = Self(3);
+}
+
+closed! {
+    /// A [`Kind`], to match on.
+    Kind => EntryKind { DNAT => Dnat, SNAT => Snat, UNSNAT => Unsnat, UNDNAT => Undnat }
 }
 
 /// Value of `FLOWS`.
@@ -297,11 +308,11 @@ impl<A: Addr> Flow<A> {
     /// Key of the entry of another kind of the same flow.
     #[inline(always)]
     pub fn key_as(&self, kind: Kind, proto: Proto) -> FlowKey<A> {
-        match kind {
-            Kind::SNAT => FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend),
-            Kind::UNSNAT => FlowKey::new(Hook::INGRESS, proto, self.backend, self.source),
-            Kind::UNDNAT => self.undnat_key(proto),
-            _ => self.opener_key(proto),
+        match kind.known() {
+            Some(EntryKind::Snat) => FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend),
+            Some(EntryKind::Unsnat) => FlowKey::new(Hook::INGRESS, proto, self.backend, self.source),
+            Some(EntryKind::Undnat) => self.undnat_key(proto),
+            Some(EntryKind::Dnat) | None => self.opener_key(proto),
         }
     }
 

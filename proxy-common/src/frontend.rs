@@ -10,6 +10,7 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 
 /// What a client dials: the key of `FRONTENDS`, and as the ClusterIP's, the name of a service port (key of `SERVICES`).
 #[repr(C)]
@@ -72,7 +73,21 @@ impl FrontendKind {
     /// Is it subject to `externalTrafficPolicy`?
     #[inline(always)]
     pub const fn is_external(self) -> bool {
-        self.0 >= Self::NODE_PORT.0
+        match self.known() {
+            Some(Dialled::NodePort | Dialled::ExternalIp | Dialled::LoadBalancer) => true,
+            Some(Dialled::Address | Dialled::ClusterIp) | None => false,
+        }
+    }
+}
+
+closed! {
+    /// A [`FrontendKind`], to match on.
+    FrontendKind => Dialled {
+        ADDRESS => Address,
+        CLUSTER_IP => ClusterIp,
+        NODE_PORT => NodePort,
+        EXTERNAL_IP => ExternalIp,
+        LOAD_BALANCER => LoadBalancer,
     }
 }
 
@@ -105,6 +120,11 @@ impl Set {
     pub const ALL: [Self; 2] = [Self::CLUSTER, Self::LOCAL];
 }
 
+closed! {
+    /// A [`Set`], to match on.
+    Set => Endpoints { CLUSTER => Cluster, LOCAL => Local }
+}
+
 /// How a service port spreads new flows over a set.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -117,6 +137,16 @@ impl Algorithm {
     pub const ROUND_ROBIN: Self = Self(2);
     /// The one with fewer open flows of two at random. Counts are this node's own.
     pub const LEAST_CONNECTIONS: Self = Self(3);
+}
+
+closed! {
+    /// An [`Algorithm`], to match on.
+    Algorithm => Choice {
+        RANDOM => Random,
+        MAGLEV => Maglev,
+        ROUND_ROBIN => RoundRobin,
+        LEAST_CONNECTIONS => LeastConnections,
+    }
 }
 
 /// Value of `SERVICES`: how a service port chooses among its slots.
@@ -161,7 +191,10 @@ impl Service {
 
     #[inline(always)]
     pub const fn count(&self, set: Set) -> u16 {
-        if set.0 == Set::LOCAL.0 { self.local } else { self.cluster }
+        match set.known() {
+            Some(Endpoints::Local) => self.local,
+            Some(Endpoints::Cluster) | None => self.cluster,
+        }
     }
 
     #[inline(always)]
@@ -255,7 +288,10 @@ impl Endpoint {
 
     #[inline(always)]
     pub const fn is_in(self, set: Set) -> bool {
-        let flag = if set.0 == Set::LOCAL.0 { Self::IN_LOCAL_SET } else { Self::IN_CLUSTER_SET };
+        let flag = match set.known() {
+            Some(Endpoints::Local) => Self::IN_LOCAL_SET,
+            Some(Endpoints::Cluster) | None => Self::IN_CLUSTER_SET,
+        };
         self.0 & flag != 0
     }
 

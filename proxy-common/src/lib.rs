@@ -9,6 +9,7 @@
 
 pub mod addr;
 pub mod balance;
+mod closed;
 pub mod counter;
 pub mod crc32c;
 pub mod device;

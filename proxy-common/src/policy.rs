@@ -2,6 +2,7 @@
 
 use crate::addr::{Addr, Addr4, Addr6, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 use crate::device::Node;
 use crate::frontend::{Backend, FrontendKey, FrontendKind, Service, Set};
 
@@ -24,29 +25,46 @@ impl Origin {
 
     #[inline(always)]
     pub const fn is_outside(self) -> bool {
-        self.0 == Self::OUTSIDE.0
+        matches!(self.known(), Some(Client::Outside))
     }
 
     /// Does the operator's detection call the client a pod? kube-proxy goes by that alone when it masquerades.
     #[inline(always)]
     pub const fn is_detected(self) -> bool {
-        self.0 == Self::DETECTED.0 || self.0 == Self::ELSEWHERE.0
+        match self.known() {
+            Some(Client::Detected | Client::Elsewhere) => true,
+            Some(Client::Outside | Client::Pod | Client::Node) | None => false,
+        }
     }
 
     /// Did the client come in from elsewhere, whatever its address says?
     #[inline(always)]
     pub const fn is_remote(self) -> bool {
-        self.0 == Self::OUTSIDE.0 || self.0 == Self::ELSEWHERE.0
+        match self.known() {
+            Some(Client::Outside | Client::Elsewhere) => true,
+            Some(Client::Detected | Client::Pod | Client::Node) | None => false,
+        }
     }
 
     #[inline(always)]
     pub const fn is_pod(self) -> bool {
-        self.0 == Self::POD.0
+        matches!(self.known(), Some(Client::Pod))
     }
 
     #[inline(always)]
     pub const fn is_node(self) -> bool {
-        self.0 == Self::NODE.0
+        matches!(self.known(), Some(Client::Node))
+    }
+}
+
+closed! {
+    /// An [`Origin`], to match on.
+    Origin => Client {
+        OUTSIDE => Outside,
+        DETECTED => Detected,
+        POD => Pod,
+        NODE => Node,
+        ELSEWHERE => Elsewhere,
     }
 }
 

@@ -7,10 +7,10 @@ use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::Skb;
-use crate::{Answer, host};
+use crate::{Action, host};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::ANCHOR)?;
     match host::send(skb, scratch, 0, decision) {

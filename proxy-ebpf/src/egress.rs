@@ -6,10 +6,10 @@ use proxy_common::flow::{Hook, Kind};
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::skb::Skb;
-use crate::{Answer, PASS, flow, guest, maps};
+use crate::{Action, flow, guest, maps};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let note = skb.note();
     skb.clear_note();
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
@@ -27,5 +27,5 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
         maps::count(Event::Returned);
     }
     skb.settle_note();
-    Ok(PASS)
+    Ok(Action::PASS)
 }

@@ -3,10 +3,9 @@
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, Hook, Kind, Seen, Sender, State, is_stream, step};
+use proxy_common::flow::{AtHook, EntryKind, Flow, Hook, Kind, Seen, Sender, State, is_stream, step};
 use proxy_common::service_counts::Passed;
 
-use crate::Answer;
 use crate::decide;
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{Net, is_forged};
@@ -29,15 +28,20 @@ pub fn follow<A: Net>(
     decision: DecisionMemory,
 ) -> Result<bool, Reason> {
     match learn(skb, packet, hook, note, flow, decision) {
-        FORGED => Err(Reason::Forged),
-        known => Ok(known == KNOWN),
+        Followed::Known => Ok(true),
+        Followed::Unknown => Ok(false),
+        Followed::Forged => Err(Reason::Forged),
     }
 }
 
-// What `learn` answers, in a register.
-const UNKNOWN: Answer = 0;
-const KNOWN: Answer = 1;
-const FORGED: Answer = 2;
+/// What came of a packet's look for its flow, in a register.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Followed {
+    Unknown,
+    Known,
+    Forged,
+}
 
 #[inline(never)]
 fn learn<A: Net>(
@@ -47,41 +51,51 @@ fn learn<A: Net>(
     note: Note,
     flow: &mut Flow<A>,
     decision: DecisionMemory,
-) -> Answer {
-    let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return UNKNOWN };
-    let is_news = match flow.kind {
-        Kind::DNAT => step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told()).is_news,
-        _ => step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news,
+) -> Followed {
+    let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return Followed::Unknown };
+    let Some(kind) = flow.kind.known() else { return Followed::Unknown };
+    let is_news = match kind {
+        EntryKind::Dnat => step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told()).is_news,
+        EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
+            step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
+        }
     };
     // What is put into the host past its own check is judged each time. The kernel judges the sources of all others
     // (`rp_filter`), unless the packet changes more of its flow than counts.
-    let is_given_back = hook == Hook::INGRESS && flow.kind == Kind::UNDNAT;
+    let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let is_judged = is_given_back || is_news || flow.last_secs != about_now_secs();
-    if is_judged && is_in_anothers_name(skb, packet, hook, note, flow) {
-        return FORGED;
+    if is_judged && is_in_anothers_name(skb, packet, hook, note, kind) {
+        return Followed::Forged;
     }
-    if heed(&entry, packet, note, flow, decision) { KNOWN } else { UNKNOWN }
+    if heed(&entry, packet, note, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
 }
 
 /// Has the packet come in through a device at which its sender cannot be? See [`net::is_forged`](crate::net::is_forged).
 #[inline(always)]
-fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: Note, flow: &Flow<A>) -> bool {
-    let came_in_by = match (hook, flow.kind) {
+fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: Note, kind: EntryKind) -> bool {
+    let came_in_by = match (hook.known(), kind) {
         // The host's own packets have not come in.
-        (Hook::ANCHOR, _) => return skb.came_in(),
-        (Hook::INGRESS, Kind::DNAT | Kind::UNDNAT) => skb.ifindex(),
-        (Hook::EGRESS, Kind::UNDNAT) if !note.is_forward() => skb.ingress_ifindex(),
+        (Some(AtHook::Anchor), _) => return skb.came_in(),
+        (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => skb.ifindex(),
+        (Some(AtHook::Egress), EntryKind::Undnat) if !note.is_forward() => skb.ingress_ifindex(),
         // Of a reply to the node, the state changes where it leaves.
-        _ => 0,
+        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => 0,
     };
     came_in_by != 0 && is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
 }
 
 /// Brings a flow up to date with a packet that looks like one of it. False if it is none.
 #[inline(always)]
-fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>, decision: DecisionMemory) -> bool {
-    match flow.kind {
-        Kind::DNAT => {
+fn heed<A: Net>(
+    entry: &Entry<A>,
+    packet: &Packet<A>,
+    note: Note,
+    flow: &Flow<A>,
+    kind: EntryKind,
+    decision: DecisionMemory,
+) -> bool {
+    match kind {
+        EntryKind::Dnat => {
             let now_secs = about_now_secs();
             if packet.opens() && flow.yields_to_opener(packet.proto, now_secs) {
                 close(flow, packet.proto);
@@ -94,12 +108,12 @@ fn heed<A: Net>(entry: &Entry<A>, packet: &Packet<A>, note: Note, flow: &Flow<A>
             }
             there(entry, flow, packet, now_secs);
         }
-        Kind::UNDNAT if note.is_forward() => return false,
-        Kind::UNDNAT if flow.is_snat_on_devices() && note.is_strange(packet.is_fragment()) => return false,
-        Kind::SNAT if !note.is_forward() => return false,
-        Kind::UNDNAT => back(entry, flow, packet),
+        EntryKind::Undnat if note.is_forward() => return false,
+        EntryKind::Undnat if flow.is_snat_on_devices() && note.is_strange(packet.is_fragment()) => return false,
+        EntryKind::Snat if !note.is_forward() => return false,
+        EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.
-        _ => {}
+        EntryKind::Snat | EntryKind::Unsnat => {}
     }
     true
 }

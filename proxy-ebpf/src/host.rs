@@ -15,7 +15,7 @@ use crate::net::{Net, NextHop, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, decide, flow, maps, monitor};
+use crate::{Action, decide, flow, maps, monitor};
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
@@ -27,7 +27,7 @@ pub fn send<A: Net>(
     scratch: &mut Scratch<A>,
     flags: u8,
     mut decision: DecisionMemory,
-) -> Result<Answer, Reason> {
+) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
     if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow, decision.lend())? {
         open(skb, scratch, node, flags, decision.lend())?;
@@ -43,7 +43,7 @@ pub fn send<A: Net>(
     match next_hop {
         NextHop::Device(ifindex) if flow.has(Flow::<A>::HOST_FRONTEND) && skb.is_longer_than(maps::mtu_of(ifindex)) => {
             skb.route_again()?;
-            Ok(PASS)
+            Ok(Action::PASS)
         }
         next_hop => leave(skb, next_hop),
     }
@@ -60,7 +60,7 @@ fn way<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, dst: &A) -> Result<Nex
 
 /// Sends a packet on its way without coming back to the host's stack.
 #[inline(always)]
-pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Answer, Reason> {
+pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Action, Reason> {
     match next_hop {
         NextHop::Host => {
             skb.set_destination_mac(&[0; 6])?;
@@ -156,11 +156,11 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
 /// A reply to a socket of the host, wherever it is met: it takes the service's address and goes in where the host's
 /// packets to that address go out. So rp_filter finds nothing odd, and conntrack a reply to what it saw leave.
 #[inline(always)]
-pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     packet.rewrite(skb, &flow.frontend, &flow.client)?;
     // To the program that the kernel knows, which is none of ours to say.
     if flow.has(Flow::<A>::GUEST) {
-        return Ok(PASS);
+        return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
     inject(skb, flow)
@@ -168,7 +168,7 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
 
 /// Lets the host receive what goes to a socket of its own from the frontend of `flow`.
 #[inline(always)]
-pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Answer, Reason> {
+pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Action, Reason> {
     let (ifindex, mac) = if flow.has(Flow::<A>::HOST_FRONTEND) {
         (LO, [0; 6])
     } else {

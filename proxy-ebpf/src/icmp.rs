@@ -7,12 +7,12 @@
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
+use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::{Net, Place, route};
 use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, host, maps};
+use crate::{Action, host, maps};
 
 /// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
 const HEADER_LEN: u32 = 8;
@@ -50,7 +50,7 @@ pub struct Translated<A: Addr> {
 
 /// Translates an ICMP error that is met at `hook`; `note` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Result<Action, Reason> {
     let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
     error.parse(skb)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
@@ -69,21 +69,21 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Result<A
     if maps::flow(&key, flow).is_none() {
         return Err(Reason::Protocol);
     }
-    match hook {
-        Hook::INGRESS => ingress(skb, error, flow),
+    match hook.known() {
+        Some(AtHook::Ingress) => ingress(skb, error, flow),
         // Of another program's connection that got another port, errors from here are rare, and quote what its peer never saw.
-        Hook::EGRESS if flow.kind == Kind::DNAT => Err(Reason::Protocol),
-        Hook::EGRESS if flow.kind == Kind::UNDNAT && note.is_forward() => Err(Reason::Protocol),
-        Hook::EGRESS if flow.is_snat_on_devices() && note.is_strange(false) => Err(Reason::Protocol),
-        Hook::EGRESS => egress(skb, error, flow),
-        _ => at_anchor(skb, error, flow),
+        Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
+        Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && note.is_forward() => Err(Reason::Protocol),
+        Some(AtHook::Egress) if flow.is_snat_on_devices() && note.is_strange(false) => Err(Reason::Protocol),
+        Some(AtHook::Egress) => egress(skb, error, flow),
+        Some(AtHook::Anchor) | None => at_anchor(skb, error, flow),
     }
 }
 
 /// Destinations are rewritten. Not the way of a host's reply, whose source changes as well and which therefore is taken
 /// to the anchor: an error comes from whoever met it, through the device that leads there.
 #[inline(always)]
-fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     let to_backend = flow.kind == Kind::DNAT;
     let becomes = &mut error.becomes;
     if to_backend {
@@ -103,18 +103,18 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Ans
     }
     error.rewrite(skb)?;
     skb.set_note(if to_backend { Note::FORWARD } else { Note::BACK });
-    Ok(PASS)
+    Ok(Action::PASS)
 }
 
 /// Sources are rewritten, if they are the flow's: a router on the way keeps its address. Not where the client's own changes,
 /// because replies to it would go astray: an error from beyond it has no better way, and rp_filter drops it on its own one.
 #[inline(always)]
-fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     if flow.kind == Kind::SNAT {
         error.becomes.src = flow.source.addr;
         error.becomes.quoted_dst = flow.source;
         error.rewrite(skb)?;
-        return Ok(PASS);
+        return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
     error.becomes.src = error.src_or(flow.backend.addr, flow.frontend.addr);
@@ -125,12 +125,12 @@ fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answ
         // On lo: the host itself would not take this packet.
         return host::inject(skb, flow);
     }
-    Ok(PASS)
+    Ok(Action::PASS)
 }
 
 /// The host does not take a reply.
 #[inline(always)]
-fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::RouteLost)?;
     let next_hop = route(skb, node.anchor_ifindex, &error.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     maps::count(Event::Forwarded);

@@ -2,7 +2,7 @@
 
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{Device, Node, pod_net};
-use proxy_common::flow::{Flow, Hook, Kind};
+use proxy_common::flow::{EntryKind, Flow, Hook};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::monitor::Place;
 use proxy_common::policy::Decision;
@@ -14,10 +14,10 @@ use crate::net::{Net, NextHop, is_forged, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, flow, host, maps, monitor};
+use crate::{Action, flow, host, maps, monitor};
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
+pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::INGRESS)?;
     if skb.note().is_translated() {
@@ -34,19 +34,19 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
         decide::stick(scratch, decision);
     }
     let Scratch { packet, flow, .. } = scratch;
-    match flow.kind {
-        Kind::DNAT => {
+    match flow.kind.known() {
+        Some(EntryKind::Dnat) => {
             packet.rewrite(skb, &flow.client_between(), &flow.backend)?;
             maps::count(Event::Forwarded);
             skb.set_note(Note::forward(flow.is_snat_on_devices()));
-            Ok(PASS)
+            Ok(Action::PASS)
         }
-        Kind::UNSNAT => {
+        Some(EntryKind::Unsnat) => {
             packet.rewrite(skb, &packet.src, &flow.client_between())?;
             skb.set_note(Note::BACK);
-            Ok(PASS)
+            Ok(Action::PASS)
         }
-        _ => host::give_back(skb, packet, flow),
+        Some(EntryKind::Undnat | EntryKind::Snat) | None => host::give_back(skb, packet, flow),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::net::{self, Header, Net, Place, fold, sum};
 use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
 use crate::usual::{self, Head};
-use crate::{Answer, DROP, apart};
+use crate::{Action, apart};
 
 /// Of the header checksum, in a frame.
 const CHECK_OFFSET: u32 = ETH_LEN + 10;
@@ -187,7 +187,7 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn reject(skb: Skb, exit: Exit) -> Answer {
+    fn reject(skb: Skb, exit: Exit) -> Action {
         reject4(skb, exit)
     }
 
@@ -213,6 +213,6 @@ impl Net for Addr4 {
 }
 
 #[inline(never)]
-fn reject4(skb: Skb, exit: Exit) -> Answer {
-    reject::run::<Addr4>(skb, exit).unwrap_or(DROP)
+fn reject4(skb: Skb, exit: Exit) -> Action {
+    reject::run::<Addr4>(skb, exit).unwrap_or(Action::DROP)
 }

@@ -9,7 +9,7 @@ use crate::net::{self, Header, Net, Place, diff, sum};
 use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
 use crate::usual::{self, Head};
-use crate::{Answer, DROP, apart};
+use crate::{Action, apart};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -183,7 +183,7 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn reject(skb: Skb, exit: Exit) -> Answer {
+    fn reject(skb: Skb, exit: Exit) -> Action {
         reject6(skb, exit)
     }
 
@@ -209,6 +209,6 @@ impl Net for Addr6 {
 }
 
 #[inline(never)]
-fn reject6(skb: Skb, exit: Exit) -> Answer {
-    reject::run::<Addr6>(skb, exit).unwrap_or(DROP)
+fn reject6(skb: Skb, exit: Exit) -> Action {
+    reject::run::<Addr6>(skb, exit).unwrap_or(Action::DROP)
 }

@@ -9,10 +9,10 @@ use proxy_common::flow::{Flow, Hook};
 use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::skb::Skb;
-use crate::{Answer, flow, host};
+use crate::{Action, flow, host};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let note = skb.note();
     skb.clear_note();
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;

@@ -55,11 +55,15 @@ use crate::reject::Exit;
 use crate::skb::{Note, Skb};
 
 /// A tc action.
-type Answer = i32;
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+struct Action(i32);
 
-/// Leave the packet to whoever comes next; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
-const PASS: Answer = TC_ACT_UNSPEC;
-const DROP: Answer = TC_ACT_SHOT as Answer;
+impl Action {
+    /// Leave the packet to the next program; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
+    const PASS: Self = Self(TC_ACT_UNSPEC);
+    const DROP: Self = Self(TC_ACT_SHOT as i32);
+}
 
 #[classifier]
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
@@ -86,7 +90,7 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
                 memory,
             )
         }
-        _ => not_ip(PASS),
+        _ => not_ip(Action::PASS),
     }
 }
 
@@ -115,7 +119,7 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
                 memory,
             )
         }
-        _ => not_ip(PASS),
+        _ => not_ip(Action::PASS),
     }
 }
 
@@ -137,7 +141,7 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
             Place::ANCHOR,
             memory,
         ),
-        _ => not_ip(DROP),
+        _ => not_ip(Action::DROP),
     }
 }
 
@@ -166,26 +170,26 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
                 memory,
             )
         }
-        _ => not_ip(PASS),
+        _ => not_ip(Action::PASS),
     }
 }
 
 /// Does nothing: what the cost of the others is measured against. The agent never loads it.
 #[classifier]
 pub fn kpx_empty(_ctx: TcContext) -> i32 {
-    PASS
+    Action::PASS.0
 }
 
 /// What the cost of `kpx_ingress` is measured against: see `minimal.rs`. The agent never loads it.
 #[classifier]
 pub fn kpx_minimal(ctx: TcContext) -> i32 {
-    minimal::either(Skb::new(&ctx), Hook::INGRESS)
+    minimal::either(Skb::new(&ctx), Hook::INGRESS).0
 }
 
 /// As `kpx_minimal`, for `kpx_egress`.
 #[classifier]
 pub fn kpx_minimal_out(ctx: TcContext) -> i32 {
-    minimal::either(Skb::new(&ctx), Hook::EGRESS)
+    minimal::either(Skb::new(&ctx), Hook::EGRESS).0
 }
 
 // Bodies are functions of their own, one per family: the verifier's work stays small, and their stack is free again
@@ -262,8 +266,11 @@ impl Outcome {
     const UNUSUAL: Self = Self(i32::MIN);
 
     #[inline(always)]
-    fn new(result: Result<Answer, Reason>) -> Self {
-        Self(result.unwrap_or_else(|reason| Self::REASONS + reason as i32))
+    fn new(result: Result<Action, Reason>) -> Self {
+        match result {
+            Ok(Action(action)) => Self(action),
+            Err(reason) => Self(Self::REASONS + reason as i32),
+        }
     }
 
     #[inline(always)]
@@ -278,10 +285,10 @@ impl Outcome {
     }
 
     #[inline(always)]
-    fn result(self) -> Result<Answer, Reason> {
+    fn result(self) -> Result<Action, Reason> {
         match Reason::from_index((self.0 - Self::REASONS) as u32) {
             Some(reason) => Err(reason),
-            None => Ok(self.0),
+            None => Ok(Action(self.0)),
         }
     }
 }
@@ -291,7 +298,7 @@ impl Outcome {
 fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place, mut memory: Memory) -> i32 {
     log::packet::<A>(skb, outcome.0, memory.lend());
     let reason = match outcome.result() {
-        Ok(answer) => return answer,
+        Ok(Action(action)) => return action,
         Err(reason) => reason,
     };
     maps::count(reason);
@@ -301,27 +308,28 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place, mut memory: Memory
         _ => (reason.verdict(), Exit::Device),
     };
     monitor::refused::<A>(skb, place, reason, verdict, memory);
-    match verdict {
-        Verdict::Pass => PASS,
-        Verdict::Drop => DROP,
+    let Action(action) = match verdict {
+        Verdict::Pass => Action::PASS,
+        Verdict::Drop => Action::DROP,
         Verdict::Reject if !reject::may_answer(skb, exit) => {
             maps::count(Event::Unanswered);
-            DROP
+            Action::DROP
         }
         Verdict::Reject => {
             let answer = A::reject(skb, exit);
-            if answer != DROP {
+            if answer != Action::DROP {
                 maps::count(Event::Rejected);
             }
             answer
         }
-    }
+    };
+    action
 }
 
 #[inline(always)]
-fn not_ip(answer: Answer) -> i32 {
+fn not_ip(Action(action): Action) -> i32 {
     maps::count(Reason::NotIp);
-    answer
+    action
 }
 
 #[cfg(target_arch = "bpf")]

@@ -12,22 +12,22 @@ use proxy_common::flow::{FlowKey, Hook};
 use crate::net::{Header, Net};
 use crate::packet::checksum_offset;
 use crate::skb::{ETH_LEN, Skb};
-use crate::{Answer, PASS, maps};
+use crate::{Action, maps};
 
 /// A packet of either family.
 #[inline(always)]
-pub fn either(skb: Skb, hook: Hook) -> Answer {
+pub fn either(skb: Skb, hook: Hook) -> Action {
     let result = match skb.ethertype() {
         Addr4::ETHERTYPE => run::<Addr4>(skb, hook),
         Addr6::ETHERTYPE => run::<Addr6>(skb, hook),
-        _ => return PASS,
+        _ => return Action::PASS,
     };
-    result.unwrap_or(PASS)
+    result.unwrap_or(Action::PASS)
 }
 
 /// Gives a packet the backend for its destination, or on the way out the frontend for its source.
 #[inline(always)]
-fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Answer, Reason> {
+fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Action, Reason> {
     let Header { src, dst, proto, l4, .. } = A::read(skb, ETH_LEN)?;
     if !matches!(proto, Proto::TCP | Proto::UDP) {
         return Err(Reason::Protocol);
@@ -43,5 +43,5 @@ fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Answer, Reason> {
     skb.replace_l4_checksum(check_at, from.port.wire().into(), to.port.wire().into(), flags | 2)?;
     A::store_addr(skb, addr_at, from.addr, to.addr)?;
     skb.store(port_at, &to.port.wire(), 0)?;
-    Ok(PASS)
+    Ok(Action::PASS)
 }

@@ -12,7 +12,7 @@ use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
-use crate::Answer;
+use crate::Action;
 use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
@@ -75,7 +75,7 @@ pub trait Net: Addr + Maps {
     fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32;
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
     /// Answers a packet that is not served: a function of its own for each family.
-    fn reject(skb: Skb, exit: Exit) -> Answer;
+    fn reject(skb: Skb, exit: Exit) -> Action;
     /// As the functions in `fragment.rs`.
     fn remember_fragment(skb: Skb);
     fn recall_fragment(skb: Skb) -> bool;

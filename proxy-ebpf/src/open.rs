@@ -7,10 +7,10 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
 use crate::flow::{close, now_secs, remove};
+use crate::lookup;
 use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
 use crate::packet::Packet;
-use crate::{Answer, lookup};
 
 /// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
@@ -21,7 +21,7 @@ const GUEST_TRIES: u32 = 12;
 /// Places in the line that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
 
-/// A client that goes on after as many datagrams without an answer wants none: a stream of logs, of measurements.
+/// A client that goes on after as many datagrams without an claimed wants none: a stream of logs, of measurements.
 const STREAM: u64 = 16;
 
 /// Flows of two entries that make room for one of four; how far the line is searched for them.
@@ -141,7 +141,7 @@ fn is_spent<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) -> Result<(), Reason> {
     let proto = packet.proto;
     let mut keeps_port = keeps_port;
-    let mut answer = TAKEN;
+    let mut claimed = Claim::Taken;
     for nth in 0..PORT_TRIES {
         let draws = !keeps_port;
         if draws {
@@ -149,13 +149,13 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
         }
         keeps_port = false;
         // Rather another's port than none.
-        answer = if draws && nth < GUEST_TRIES && is_guests(flow, proto) { TAKEN } else { claim(flow, packet) };
-        if answer != TAKEN {
+        claimed = if draws && nth < GUEST_TRIES && is_guests(flow, proto) { Claim::Taken } else { claim(flow, packet) };
+        if claimed != Claim::Taken {
             break;
         }
     }
-    match answer {
-        CLAIMED => {
+    match claimed {
+        Claim::Made => {
             maps::count(Event::FlowOpened);
             maps::service_opened(&flow.service);
             if flow.has(Flow::<A>::COUNTED) {
@@ -164,12 +164,12 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
             Ok(())
         }
         // Another CPU has opened this very flow meanwhile, for a copy of the same packet: its choice counts.
-        OPENED => {
+        Claim::Opened => {
             let opener = flow.opener_key(proto);
             maps::flow(&opener, flow).map(|_winner| ()).ok_or(Reason::NoSourcePort)
         }
-        TAKEN => Err(Reason::NoSourcePort),
-        _ => Err(Reason::FlowsFull),
+        Claim::Taken => Err(Reason::NoSourcePort),
+        Claim::Full => Err(Reason::FlowsFull),
     }
 }
 
@@ -182,11 +182,17 @@ fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 
 const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;
 
-// What `claim` answers, in a register.
-const CLAIMED: Answer = 0;
-const TAKEN: Answer = 1;
-const OPENED: Answer = 2;
-const FULL: Answer = 3;
+/// What came of a claim, in a register.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Claim {
+    Made,
+    /// Another flow has this source port.
+    Taken,
+    /// Another CPU has opened this flow.
+    Opened,
+    Full,
+}
 
 /// Makes room for `flow` where a flow has its tuple that is over, before the agent has swept it, or half-open. True if so.
 ///
@@ -221,31 +227,31 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 
 /// Makes all entries of `flow`, or none.
 #[inline(always)]
-fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Answer {
+fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Claim {
     let proto = packet.proto;
     let snat = flow.is_snat_on_devices();
-    let mut answer = put(flow, Kind::UNDNAT, proto);
-    if answer != CLAIMED {
-        return answer;
+    let mut claimed = put(flow, Kind::UNDNAT, proto);
+    if claimed != Claim::Made {
+        return claimed;
     }
     if snat {
-        answer = put(flow, Kind::UNSNAT, proto);
-        if answer == CLAIMED {
-            answer = put(flow, Kind::SNAT, proto);
-            if answer != CLAIMED {
+        claimed = put(flow, Kind::UNSNAT, proto);
+        if claimed == Claim::Made {
+            claimed = put(flow, Kind::SNAT, proto);
+            if claimed != Claim::Made {
                 remove(flow, Kind::UNSNAT, proto);
             }
         }
     }
-    if answer == CLAIMED {
+    if claimed == Claim::Made {
         // This packet passes the opener's entry.
         flow.passed = Passed { packets: packet.segments.into(), bytes: packet.len.into() };
-        answer = put(flow, Kind::DNAT, proto);
-        if answer == CLAIMED {
-            return CLAIMED;
+        claimed = put(flow, Kind::DNAT, proto);
+        if claimed == Claim::Made {
+            return Claim::Made;
         }
-        if answer == TAKEN {
-            answer = OPENED;
+        if claimed == Claim::Taken {
+            claimed = Claim::Opened;
         }
         if snat {
             remove(flow, Kind::SNAT, proto);
@@ -253,16 +259,16 @@ fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Answer {
         }
     }
     remove(flow, Kind::UNDNAT, proto);
-    answer
+    claimed
 }
 
 #[inline(always)]
-fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Answer {
+fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     flow.kind = kind;
     match maps::claim_flow(&flow.key_as(kind, proto), flow) {
-        Ok(()) => CLAIMED,
-        Err(Refused::Taken) => TAKEN,
-        Err(Refused::Full) => FULL,
+        Ok(()) => Claim::Made,
+        Err(Refused::Taken) => Claim::Taken,
+        Err(Refused::Full) => Claim::Full,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::maps::Asker;
 use crate::net::{Header, Net, Place, fold, sum};
 use crate::packet::{ACK, RST_ACK, checksum_offset};
 use crate::skb::{ETH_LEN, Skb};
-use crate::{Answer, maps};
+use crate::{Action, maps};
 
 /// Where the answer leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 }
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     let mut header = A::header(skb)?;
     if header.place == Place::LATER {
         return Err(Reason::Rewrite);

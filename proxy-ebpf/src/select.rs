@@ -5,7 +5,7 @@ use core::num::NonZeroU32;
 use proxy_common::addr::SockAddr;
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
 use proxy_common::counter::Reason;
-use proxy_common::frontend::{Algorithm, Backend, Service, SetKey, SlotKey};
+use proxy_common::frontend::{Backend, Choice, Service, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
 use crate::flow::now_secs;
@@ -67,16 +67,16 @@ fn fresh<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decisio
 #[inline(always)]
 fn index<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>, count: NonZeroU32) -> u32 {
     let key = SetKey::new(decision.service, decision.set);
-    match service.algorithm {
-        Algorithm::MAGLEV => maps::maglev_slot(&key, maglev_place(*client, &decision.service)).unwrap_or(0),
-        Algorithm::ROUND_ROBIN => maps::next_turn(&key) % count,
-        Algorithm::LEAST_CONNECTIONS => {
+    match service.algorithm.known() {
+        Some(Choice::Maglev) => maps::maglev_slot(&key, maglev_place(*client, &decision.service)).unwrap_or(0),
+        Some(Choice::RoundRobin) => maps::next_turn(&key) % count,
+        Some(Choice::LeastConnections) => {
             let first = below(count.get());
             // Another one, if there is.
             let second = (first + 1 + below(count.get() - 1)) % count;
             if connections(decision, second) < connections(decision, first) { second } else { first }
         }
-        _ => below(count.get()),
+        Some(Choice::Random) | None => below(count.get()),
     }
 }
 

@@ -17,7 +17,7 @@ use proxy_common::device::{Device, INJECTED_MARK, Node};
 
 use crate::packet::Found;
 use crate::setting::NOTES_IN_MARK;
-use crate::{Answer, maps};
+use crate::{Action, maps};
 
 /// Length of an Ethernet header, where every device that we attach to has its IP header.
 pub const ETH_LEN: u32 = 14;
@@ -350,9 +350,9 @@ impl Skb {
 
     /// Sends the packet out of a device or, with `BPF_F_INGRESS`, into it.
     #[inline(always)]
-    pub fn redirect(self, ifindex: u32, flags: u64) -> Answer {
+    pub fn redirect(self, ifindex: u32, flags: u64) -> Action {
         // SAFETY: the helper takes numbers only; a device that does not exist costs the packet.
-        unsafe { bpf_redirect(ifindex, flags) as Answer }
+        Action(unsafe { bpf_redirect(ifindex, flags) } as i32)
     }
 
     /// Is this one IP packet, longer than that? An MTU of 0 is unknown.
@@ -379,7 +379,7 @@ impl Skb {
 
     /// Puts the packet into a device, as if it had arrived there for the host.
     #[inline(always)]
-    pub fn inject(self, ifindex: u32) -> Answer {
+    pub fn inject(self, ifindex: u32) -> Action {
         set_field!(self.mark, INJECTED_MARK);
         self.redirect(ifindex, u64::from(BPF_F_INGRESS))
     }
@@ -390,9 +390,9 @@ impl Skb {
     /// Not to a next hop of ours: then the packet would keep its route to the anchor, and if it has to wait for the
     /// neighbour the kernel takes the link address from that route in the end.
     #[inline(always)]
-    pub fn redirect_neigh(self, ifindex: u32) -> Answer {
+    pub fn redirect_neigh(self, ifindex: u32) -> Action {
         // SAFETY: no structure, and so no size.
-        unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) as Answer }
+        Action(unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) } as i32)
     }
 
     #[inline(always)]

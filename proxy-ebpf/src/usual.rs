@@ -9,14 +9,14 @@ use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Sender, Told, is_stream, step};
+use proxy_common::flow::{EntryKind, Flow, FlowKey, Hook, Sender, Told, is_stream, step};
 
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
 use crate::packet::{self, TcpHeader};
 use crate::skb::{ETH_LEN, Note, Skb};
-use crate::{Answer, PASS, deliver, guest, lookup};
+use crate::{Action, deliver, guest, lookup};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ impl<A: Addr> Head<A> {
 
 /// None: the packet is as it was, and has to go the long way.
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Answer, Reason>> {
+pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action, Reason>> {
     let note = skb.note();
     if hook == Hook::EGRESS && note.is_done() {
         skb.settle_note();
@@ -59,22 +59,22 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Answer
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
-    let kind = entry.read(|flow| flow.kind);
+    let kind = entry.read(|flow| flow.kind).known()?;
     let (src, dst) = match kind {
-        Kind::DNAT if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
-        Kind::UNSNAT => (head.src, entry.read(Flow::client_between)),
-        Kind::SNAT if note.is_forward() => (entry.read(|flow| flow.source), head.dst),
+        EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
+        EntryKind::Unsnat => (head.src, entry.read(Flow::client_between)),
+        EntryKind::Snat if note.is_forward() => (entry.read(|flow| flow.source), head.dst),
         // At an ingress hook it goes to a socket of the host's.
-        Kind::UNDNAT if hook == Hook::EGRESS && !note.is_forward() => {
+        EntryKind::Undnat if hook == Hook::EGRESS && !note.is_forward() => {
             (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
         }
-        _ => return None,
+        EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return None,
     };
     // What tells something new of its flow is judged first, for which the stack is too small here.
     let is_news = match kind {
-        Kind::DNAT => is_news_to_opener(&entry, &head),
-        Kind::UNDNAT => is_news_to_reply(&entry, &head, note),
-        _ => false,
+        EntryKind::Dnat => is_news_to_opener(&entry, &head),
+        EntryKind::Undnat => is_news_to_reply(&entry, &head, note),
+        EntryKind::Snat | EntryKind::Unsnat => false,
     };
     if is_news {
         return None;
@@ -85,23 +85,23 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Answer
     if !entry.is_at(&key) {
         return None;
     }
-    if matches!(kind, Kind::DNAT | Kind::UNDNAT) {
+    if matches!(kind, EntryKind::Dnat | EntryKind::Undnat) {
         if entry.read(|flow| flow.last_secs) != now_secs {
             return None;
         }
         entry.count(skb.segments(), skb.len());
-        maps::count(if kind == Kind::DNAT { Event::Forwarded } else { Event::Returned });
+        maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
     }
     if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
         name(&head, memory);
         return Some(Err(reason));
     }
     if hook == Hook::INGRESS {
-        skb.set_note(if kind == Kind::DNAT { Note::forward(source_changes) } else { Note::BACK });
+        skb.set_note(if kind == EntryKind::Dnat { Note::forward(source_changes) } else { Note::BACK });
     } else {
         skb.settle_note();
     }
-    Some(Ok(PASS))
+    Some(Ok(Action::PASS))
 }
 
 /// The packet is dropped, and those who watch shall hear of it, not of the last one that went the long way.
@@ -117,7 +117,7 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
 
 /// There is no flow. What arrives may open one.
 #[inline(always)]
-fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Answer, Reason>> {
+fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
         if guest::may_be(&head.src) && !skb.note().is_translated() {
             return None;

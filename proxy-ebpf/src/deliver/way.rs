@@ -10,7 +10,7 @@ use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redir
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 
-use crate::Answer;
+use crate::Action;
 use crate::maps;
 use crate::net::{self, Net};
 use crate::packet::{Found, Packet};
@@ -97,7 +97,7 @@ fn longest(skb: Skb, found: &Found) -> Option<u16> {
 
 /// Sends a packet, rewritten, on the way that was found for it.
 #[inline(never)]
-pub fn leave<A: Forward>(skb: Skb, way: &mut Way) -> Result<Answer, Reason> {
+pub fn leave<A: Forward>(skb: Skb, way: &mut Way) -> Result<Action, Reason> {
     A::spend_hop(skb)?;
     let ifindex = way.fib.ifindex;
     if way.to_peer {
@@ -105,7 +105,7 @@ pub fn leave<A: Forward>(skb: Skb, way: &mut Way) -> Result<Answer, Reason> {
         skb.store(0, &[way.fib.dmac, way.fib.smac], 0)?;
         maps::count(Event::FastLocal);
         // SAFETY: the helper takes numbers only; a device that is gone costs the packet.
-        return Ok(unsafe { bpf_redirect_peer(ifindex, 0) as Answer });
+        return Ok(Action(unsafe { bpf_redirect_peer(ifindex, 0) } as i32));
     }
     // The kernel adds the link header that is here to a sum that a device took over the whole packet, and writes another.
     // SAFETY: equal in size, and any bits are a number.
@@ -115,7 +115,7 @@ pub fn leave<A: Forward>(skb: Skb, way: &mut Way) -> Result<Answer, Reason> {
     let (neighbour, len) = (from_mut(&mut way.neighbour), size_of::<bpf_redir_neigh>() as i32);
     // SAFETY: the structure is ours, and its size is its own. (By name of the neighbour, a packet that has just come in
     // and has no route needs none.)
-    Ok(unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) as Answer })
+    Ok(Action(unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) } as i32))
 }
 
 #[inline(always)]
