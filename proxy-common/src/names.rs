@@ -6,9 +6,9 @@ pub const EGRESS: &str = "kpx_egress";
 pub const ANCHOR: &str = "kpx_anchor";
 pub const LO: &str = "kpx_lo";
 
-/// Does nothing; for benchmarks.
+/// Does nothing. Of the object with the feature `bench`, as the next two.
 pub const EMPTY: &str = "kpx_empty";
-/// Look up a flow and rewrite the packet, no more, like the two above; for benchmarks.
+/// Look up a flow and rewrite the packet, no more, as the programs for ingress and egress.
 pub const MINIMAL: &str = "kpx_minimal";
 pub const MINIMAL_OUT: &str = "kpx_minimal_out";
 

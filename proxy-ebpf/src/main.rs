@@ -28,6 +28,7 @@ mod lo;
 mod log;
 mod lookup;
 mod maps;
+#[cfg(feature = "bench")]
 mod minimal;
 mod monitor;
 mod net;
@@ -172,24 +173,6 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
         }
         _ => not_ip(Action::PASS),
     }
-}
-
-/// Does nothing: what the cost of the others is measured against. The agent never loads it.
-#[classifier]
-pub fn kpx_empty(_ctx: TcContext) -> i32 {
-    Action::PASS.0
-}
-
-/// What the cost of `kpx_ingress` is measured against: see `minimal.rs`. The agent never loads it.
-#[classifier]
-pub fn kpx_minimal(ctx: TcContext) -> i32 {
-    minimal::either(Skb::new(&ctx), Hook::INGRESS).0
-}
-
-/// As `kpx_minimal`, for `kpx_egress`.
-#[classifier]
-pub fn kpx_minimal_out(ctx: TcContext) -> i32 {
-    minimal::either(Skb::new(&ctx), Hook::EGRESS).0
 }
 
 // Bodies are functions of their own, one per family: the verifier's work stays small, and their stack is free again

@@ -36,8 +36,10 @@ mod sockets;
 pub use answers::{Asker, may_answer};
 pub use clock::{Clock, in_this_tick};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
+#[cfg(feature = "bench")]
+pub use flows::other_end;
 pub use flows::{
-    Entry, Refused, claim_flow, enlist, flow, is_flow, live_flow, next_in_line, opener, other_end, remove_flow, undnat,
+    Entry, Refused, claim_flow, enlist, flow, is_flow, live_flow, next_in_line, opener, remove_flow, undnat,
 };
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};

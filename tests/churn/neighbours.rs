@@ -5,9 +5,9 @@ use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use kpx_tests::agent::wait_until;
+use kpx_tests::bench::object;
 use kpx_tests::lab::Family;
 use proxy_agent::datapath::verifier;
-use proxy_agent::object;
 use proxy_common::names::{EMPTY, IPV4, IPV6};
 
 use crate::bed::{Bed, PROMPT, ifindex, is_hooked, mended, tc, tcx};
@@ -53,7 +53,7 @@ fn other() -> Result<Ebpf> {
     for name in [IPV4.flows, IPV6.flows] {
         loader.map_max_entries(name, 1);
     }
-    Ok(loader.load(object::embedded()?)?)
+    Ok(loader.load(&object()?)?)
 }
 
 #[test]

@@ -70,9 +70,14 @@ impl From<i32> for Verdict {
     }
 }
 
+/// Reads the object with the programs that only benchmarks and tests attach (`kpx_empty` and the like).
+pub fn object() -> Result<Vec<u8>> {
+    const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/kpx-bench.bpf.o");
+    std::fs::read(PATH).with_context(|| format!("read {PATH}, which `cargo xtask test` and `cargo xtask bench` make"))
+}
+
 fn load_empty() -> Result<Ebpf> {
-    let mut empty =
-        verifier::loader().load(object::embedded()?).context("load the BPF object for its empty program")?;
+    let mut empty = verifier::loader().load(&object()?).context("load the BPF object for its empty program")?;
     let program: &mut SchedClassifier = empty.program_mut(EMPTY).context("no empty program")?.try_into()?;
     verifier::load(|| program.load()).context("load the empty program")?;
     Ok(empty)

@@ -19,11 +19,11 @@ use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, Pod};
 use nix::time::{ClockId, clock_gettime};
 use proxy_agent::datapath::verifier;
-use proxy_agent::object;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{EGRESS, EMPTY, FamilyMaps, INGRESS, IPV4, IPV6, MINIMAL, MINIMAL_OUT};
 
+use crate::bench;
 use crate::netns::NetNs;
 use crate::text::Names;
 use bed::Bed;
@@ -104,7 +104,7 @@ struct Programs(Ebpf);
 
 impl Programs {
     fn load() -> Result<Self> {
-        let mut ebpf = verifier::loader().load(object::embedded()?).context("load the BPF object")?;
+        let mut ebpf = verifier::loader().load(&bench::object()?).context("load the BPF object")?;
         for name in VARIANTS.iter().flat_map(|(_, names)| names) {
             let program = ebpf.program_mut(name).with_context(|| format!("no program {name}"))?;
             let program: &mut SchedClassifier = program.try_into()?;

@@ -2,8 +2,10 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_map_pop_elem;
-use proxy_common::addr::{Proto, SockAddr};
-use proxy_common::flow::{Flow, FlowKey, Hook, Seen};
+use proxy_common::addr::Proto;
+use proxy_common::flow::{Flow, FlowKey, Seen};
+#[cfg(feature = "bench")]
+use proxy_common::{addr::SockAddr, flow::Hook};
 
 use super::live::part;
 use super::{Find, Live};
@@ -70,6 +72,7 @@ pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
 }
 
 /// What a packet's own end of its flow is called at the other side of `hook`: of programs that do nothing else.
+#[cfg(feature = "bench")]
 #[inline(always)]
 pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
     let live = A::MAPS.flows.find(key)?;
