@@ -205,7 +205,7 @@ impl State {
 
     /// Have both sides ended it?
     #[inline(always)]
-    pub const fn is_end(self) -> bool {
+    pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
 
@@ -237,7 +237,7 @@ pub const SOURCE_PORT_FIRST: u16 = 61_000;
 
 /// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the last FIN again if that
 /// was lost.
-pub const LAST_WORDS_SECS: u32 = 3;
+pub const LINGER_SECS: u32 = 3;
 
 /// A TCP client that dials again from the port of a flow silent for this long has forgotten that flow.
 const REDIAL_SECS: u32 = 60;
@@ -374,24 +374,24 @@ impl<A: Addr> Flow<A> {
 
     /// Of the opener's entry: has the flow ended, or been silent for longer than its state allows?
     #[inline(always)]
-    pub const fn is_over(&self, proto: Proto, now_secs: u32) -> bool {
+    pub const fn is_expired(&self, proto: Proto, now_secs: u32) -> bool {
         let state = self.state();
-        state.is_end() || self.idle_secs(now_secs) > state.timeout_secs(proto)
+        state.is_terminal() || self.idle_secs(now_secs) > state.timeout_secs(proto)
     }
 
     /// Of the opener's entry: is it over, with nobody to be heard any more? It makes room for others as well: there may be
     /// no agent to sweep it.
     #[inline(always)]
-    pub fn is_spent(&self, proto: Proto, now_secs: u32) -> bool {
-        let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LAST_WORDS_SECS;
-        has_said_all && self.is_over(proto, now_secs)
+    pub fn is_evictable(&self, proto: Proto, now_secs: u32) -> bool {
+        let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;
+        has_said_all && self.is_expired(proto, now_secs)
     }
 
     /// Of the opener's entry: may a packet of the same client that opens a flow take this one's place and choose anew?
     #[inline(always)]
-    pub const fn yields_to_opener(&self, proto: Proto, now_secs: u32) -> bool {
+    pub const fn may_be_reused(&self, proto: Proto, now_secs: u32) -> bool {
         let forgotten = proto.0 != Proto::UDP.0 && self.idle_secs(now_secs) > REDIAL_SECS;
-        forgotten || self.is_over(proto, now_secs)
+        forgotten || self.is_expired(proto, now_secs)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use crate::assert_size;
+use crate::hook::HookId;
 use crate::policy::Decision;
 
 /// What became of a packet.
@@ -16,34 +17,12 @@ impl What {
     pub const REJECTED: Self = Self(2);
 }
 
-/// The program that met it.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub u8);
-
-impl Place {
-    pub const INGRESS: Self = Self(0);
-    pub const EGRESS: Self = Self(1);
-    pub const ANCHOR: Self = Self(2);
-    pub const LO: Self = Self(3);
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::INGRESS => "ingress",
-            Self::EGRESS => "egress",
-            Self::ANCHOR => "anchor",
-            Self::LO => "lo",
-            Self(_) => "unknown",
-        }
-    }
-}
-
 /// One packet: an element of `MONITOR`. Its length tells the family.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<A: Addr> {
     pub what: What,
-    pub place: Place,
+    pub hook_id: HookId,
     /// [`Proto::ANY`] if the packet's addresses and ports were not found out.
     pub proto: Proto,
     /// Of those that opened no flow: an index into [`Reason::ALL`](crate::counter::Reason::ALL).

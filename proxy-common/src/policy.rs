@@ -13,7 +13,7 @@ pub struct Origin(u8);
 
 impl Origin {
     /// Somewhere else: another node, or outside the cluster.
-    pub const OUTSIDE: Self = Self(0);
+    pub const EXTERNAL: Self = Self(0);
     /// A pod of this node, by the operator's detection and by the device through which it came in.
     pub const DETECTED: Self = Self(1);
     /// Behind a pod's device of this node, whatever its address.
@@ -24,8 +24,8 @@ impl Origin {
     pub const ELSEWHERE: Self = Self(4);
 
     #[inline(always)]
-    pub const fn is_outside(self) -> bool {
-        matches!(self.known(), Some(Client::Outside))
+    pub const fn is_external(self) -> bool {
+        matches!(self.known(), Some(Client::External))
     }
 
     /// Does the operator's detection call the client a pod? kube-proxy goes by that alone when it masquerades.
@@ -33,7 +33,7 @@ impl Origin {
     pub const fn is_detected(self) -> bool {
         match self.known() {
             Some(Client::Detected | Client::Elsewhere) => true,
-            Some(Client::Outside | Client::Pod | Client::Node) | None => false,
+            Some(Client::External | Client::Pod | Client::Node) | None => false,
         }
     }
 
@@ -41,7 +41,7 @@ impl Origin {
     #[inline(always)]
     pub const fn is_remote(self) -> bool {
         match self.known() {
-            Some(Client::Outside | Client::Elsewhere) => true,
+            Some(Client::External | Client::Elsewhere) => true,
             Some(Client::Detected | Client::Pod | Client::Node) | None => false,
         }
     }
@@ -60,7 +60,7 @@ impl Origin {
 closed! {
     /// An [`Origin`], to match on.
     Origin => Client {
-        OUTSIDE => Outside,
+        EXTERNAL => External,
         DETECTED => Detected,
         POD => Pod,
         NODE => Node,
@@ -86,7 +86,7 @@ pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
 /// cluster (`--cluster-ip-external=false`).
 #[inline(always)]
 pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool {
-    kind.is_external() || !origin.is_outside() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
+    kind.is_external() || !origin.is_external() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
 }
 
 /// Must the backend see the node instead of the client? (A client that is its own backend always must, and the host's own
@@ -101,7 +101,7 @@ pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: 
     }
     if !node.has(Node::COMPAT) {
         // kube-proxy lets a ClusterIP's backend see the node where a detector calls the client external.
-        if !kind.is_external() && detects && origin.is_outside() {
+        if !kind.is_external() && detects && origin.is_external() {
             return true;
         }
         // Replies of a remote backend would go straight to a client that is not on this node, who never heard of it. What

@@ -1,4 +1,4 @@
-//! What the host's own sockets send to services elsewhere: the routes to them lead here, to the egress of the anchor.
+//! The anchor's egress, to which the routes lead that the host's own sockets take to services elsewhere.
 
 use proxy_common::counter::Reason;
 use proxy_common::flow::Hook;
@@ -19,8 +19,10 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     }
 }
 
-/// Does it belong to a flow that is followed where packets come in? That it was not met there is the fault of whoever has
-/// taken our program off the device. Soon it is put back, and the packet sent again; refused, its connection would end.
+/// Returns true if the packet belongs to a flow that is followed where packets come in.
+///
+/// If so, another program took ours off the device. The agent soon puts it back, and the client sends the packet again. A
+/// refusal would end the connection.
 #[inline(never)]
 fn is_met_at_ingress<A: Net>(packet: &Packet<A>) -> bool {
     maps::is_flow(&packet.flow_key(Hook::INGRESS))

@@ -1,4 +1,4 @@
-//! What becomes of a packet that opens a flow: which frontend it dials, whether it may, and who shall serve it.
+//! The decision about a packet that opens a flow: the frontend that it dials, its right to, and the backend that serves it.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
@@ -13,7 +13,7 @@ use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{lookup, maps, select};
 
-/// What asks to be led to a backend: a packet, or a socket before it sends any.
+/// A client that asks for a backend: a packet, or a socket before it sends any.
 pub trait Dial<A: Net> {
     fn client(&self) -> A;
     fn dialled(&self) -> &SockAddr<A>;
@@ -69,10 +69,10 @@ pub fn run<'run, A: Net>(
     Ok(decision)
 }
 
-/// A client from outside has opened a flow, and so has not come in another's name: it shall have its backend again, if the
-/// service wants that.
+/// Remembers the backend of an external client, if the service has session affinity. Such a client comes under a false name
+/// perhaps, unless it has opened a flow.
 #[inline(never)]
-pub fn stick<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
+pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     // A direct flow was led to no backend.
     if let Some(decision) = decision.get::<A>()
         && decision.origin.is_remote()
@@ -128,7 +128,7 @@ pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
     }
 }
 
-/// Where the client of a packet is that was on its way out into the anchor or lo.
+/// Returns the origin of a packet that was on its way out into the anchor or lo.
 ///
 /// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`): its client counts as one
 /// behind the device that the route to it names, and as detected where that device has no hooks of ours.
@@ -146,7 +146,7 @@ pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origi
     }
 }
 
-/// Where the client of a packet is that came in through a device.
+/// Returns the origin of a packet that came in through a device.
 #[inline(always)]
 pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
     let (flags, _) = maps::place_of(ifindex);
@@ -160,12 +160,12 @@ pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
     match maps::is_pod(packet.src.addr) {
         true if A::is_detected_by(node) && is_pods => Origin::DETECTED,
         true if A::is_detected_by(node) => Origin::ELSEWHERE,
-        _ => Origin::OUTSIDE,
+        _ => Origin::EXTERNAL,
     }
 }
 
-/// Does the backend of a UDP flow still serve those who dial its frontend? None where nobody does: there flows stay where
-/// they are, until somebody does.
+/// Returns true if the backend of a UDP flow still serves the clients of its frontend. None if no endpoint serves: until one
+/// does, flows stay where they are.
 #[inline(never)]
 pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> Option<bool> {
     // A direct one has no service to ask.

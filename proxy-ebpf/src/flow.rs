@@ -10,10 +10,10 @@ use crate::decide;
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::{Note, Skb};
+use crate::skb::{PacketMark, Skb};
 
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
-/// on its way forward to a backend is nobody's reply, even if it looks like one. And between the hooks of a masqueraded
+/// on its way forward to a backend is no reply, even if it looks like one. And between the hooks of a masqueraded
 /// flow the client has a port of ours, which on its own machine may be another conversation's: only what the first hook
 /// has noted belongs to such a flow at the second, and what the host answers in a backend's name (netfilter's REJECT).
 ///
@@ -23,18 +23,18 @@ pub fn follow<A: Net>(
     skb: Skb,
     packet: &Packet<A>,
     hook: Hook,
-    note: Note,
+    mark: PacketMark,
     flow: &mut Flow<A>,
     decision: DecisionMemory,
 ) -> Result<bool, Reason> {
-    match learn(skb, packet, hook, note, flow, decision) {
+    match learn(skb, packet, hook, mark, flow, decision) {
         Followed::Known => Ok(true),
         Followed::Unknown => Ok(false),
         Followed::Forged => Err(Reason::Forged),
     }
 }
 
-/// What came of a packet's look for its flow, in a register.
+/// The result of a packet's look for its flow, in a register.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 enum Followed {
@@ -48,7 +48,7 @@ fn learn<A: Net>(
     skb: Skb,
     packet: &Packet<A>,
     hook: Hook,
-    note: Note,
+    mark: PacketMark,
     flow: &mut Flow<A>,
     decision: DecisionMemory,
 ) -> Followed {
@@ -60,25 +60,25 @@ fn learn<A: Net>(
             step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
         }
     };
-    // What is put into the host past its own check is judged each time. The kernel judges the sources of all others
+    // A packet that is put into the host past its own check is judged each time. The kernel judges the sources of all others
     // (`rp_filter`), unless the packet changes more of its flow than counts.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let is_judged = is_given_back || is_news || flow.last_secs != about_now_secs();
-    if is_judged && is_in_anothers_name(skb, packet, hook, note, kind) {
+    if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
-    if heed(&entry, packet, note, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
+    if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
 }
 
-/// Has the packet come in through a device at which its sender cannot be? See [`net::is_forged`](crate::net::is_forged).
+/// Returns true if the packet came in through a device at which its sender cannot be. See [`net::is_forged`](crate::net::is_forged).
 #[inline(always)]
-fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: Note, kind: EntryKind) -> bool {
+fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: PacketMark, kind: EntryKind) -> bool {
     let came_in_by = match (hook.known(), kind) {
         // The host's own packets have not come in.
         (Some(AtHook::Anchor), _) => return skb.came_in(),
         (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => skb.ifindex(),
-        (Some(AtHook::Egress), EntryKind::Undnat) if !note.is_forward() => skb.ingress_ifindex(),
-        // Of a reply to the node, the state changes where it leaves.
+        (Some(AtHook::Egress), EntryKind::Undnat) if !mark.is_forward() => skb.ingress_ifindex(),
+        // The state of a reply to the node changes where it leaves.
         (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => 0,
     };
     came_in_by != 0 && is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
@@ -89,7 +89,7 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, note: N
 fn heed<A: Net>(
     entry: &Entry<A>,
     packet: &Packet<A>,
-    note: Note,
+    mark: PacketMark,
     flow: &Flow<A>,
     kind: EntryKind,
     decision: DecisionMemory,
@@ -97,7 +97,7 @@ fn heed<A: Net>(
     match kind {
         EntryKind::Dnat => {
             let now_secs = about_now_secs();
-            if packet.opens() && flow.yields_to_opener(packet.proto, now_secs) {
+            if packet.opens() && flow.may_be_reused(packet.proto, now_secs) {
                 close(flow, packet.proto);
                 return false;
             }
@@ -108,9 +108,11 @@ fn heed<A: Net>(
             }
             there(entry, flow, packet, now_secs);
         }
-        EntryKind::Undnat if note.is_forward() => return false,
-        EntryKind::Undnat if flow.is_snat_on_devices() && note.is_strange(packet.is_fragment()) => return false,
-        EntryKind::Snat if !note.is_forward() => return false,
+        EntryKind::Undnat if mark.is_forward() => return false,
+        EntryKind::Undnat if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) => {
+            return false;
+        }
+        EntryKind::Snat if !mark.is_forward() => return false,
         EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}
@@ -118,8 +120,8 @@ fn heed<A: Net>(
     true
 }
 
-/// Has the flow's backend ceased to serve? Asked once for each time that any endpoint has, and again and again while
-/// nobody serves: the first who does takes the flow over, and that changes no generation.
+/// Returns true if the flow's backend has ceased to serve. Asked once for each time that any endpoint has, and repeatedly
+/// while none serves: the first that does takes the flow over, and that changes no generation.
 #[inline(always)]
 fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let generation = maps::generation();
@@ -193,7 +195,7 @@ fn note_end<A: Net>(flow: &Flow<A>, before: State, after: State, proto: Proto) {
     }
 }
 
-/// Removes all entries of a flow, the opener's last: whoever removes that one counts the flow.
+/// Removes all entries of a flow, the opener's last: the program that removes that one counts the flow.
 #[inline(never)]
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     note_end(flow, flow.state(), State::Reset, proto);
@@ -208,7 +210,7 @@ pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     }
 }
 
-/// False if it was gone.
+/// Returns false if it was gone.
 #[inline(always)]
 pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) -> bool {
     maps::remove_flow(&flow.key_as(kind, proto))

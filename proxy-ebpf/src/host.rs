@@ -7,14 +7,14 @@ use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
-use proxy_common::monitor::Place;
+use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
 use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
-use crate::skb::{Note, Skb};
+use crate::skb::{PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor};
 
 /// Interface index of lo, in every network namespace.
@@ -29,17 +29,17 @@ pub fn send<A: Net>(
     mut decision: DecisionMemory,
 ) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow, decision.lend())? {
+    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, PacketMark::NONE, &mut scratch.flow, decision.lend())? {
         open(skb, scratch, node, flags, decision.lend())?;
-        decide::stick(scratch, decision);
+        decide::remember(scratch, decision);
     }
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
     let next_hop = way(skb, packet, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     packet.rewrite(skb, &flow.source, &flow.backend)?;
     maps::count(Event::Forwarded);
-    // What egress hooks do to others, to their source, this one has done.
-    skb.set_note(Note::DONE);
+    // This hook has replaced the source, as egress hooks do.
+    skb.set_packet_mark(PacketMark::DONE);
     match next_hop {
         NextHop::Device(ifindex) if flow.has(Flow::<A>::HOST_FRONTEND) && skb.is_longer_than(maps::mtu_of(ifindex)) => {
             skb.route_again()?;
@@ -49,7 +49,7 @@ pub fn send<A: Net>(
     }
 }
 
-/// Where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
+/// Finds where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
 #[inline(always)]
 fn way<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, dst: &A) -> Result<NextHop, Reason> {
     match route(skb, node.anchor_ifindex, &packet.src.addr, dst)? {
@@ -84,8 +84,8 @@ fn open<A: Net>(
     let opened = choose(skb, scratch, node, flags, decision.lend()).and_then(|()| open::flow(scratch));
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
     match opened {
-        Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow, decision),
-        Ok(()) => monitor::decided(skb, Place::ANCHOR, &scratch.packet, &scratch.flow, decision),
+        Ok(()) if on_lo => monitor::decided(skb, PacketHook::Lo, &scratch.packet, &scratch.flow, decision),
+        Ok(()) => monitor::decided(skb, PacketHook::Anchor, &scratch.packet, &scratch.flow, decision),
         Err(reason) if on_lo => decide::refused::<A>(reason.verdict(), decision),
         Err(reason) => decide::refused::<A>(reason.verdict_at_anchor(), decision),
     }

@@ -11,13 +11,13 @@
 #![cfg_attr(not(target_arch = "bpf"), allow(dead_code, reason = "on the host nothing calls the hooks"))]
 
 mod anchor;
-mod apart;
 mod decide;
-mod deliver;
 mod egress;
+mod established;
 mod extension;
 mod flow;
 mod fragment;
+mod global_fn;
 mod guest;
 mod host;
 mod icmp;
@@ -34,13 +34,13 @@ mod monitor;
 mod net;
 mod open;
 mod packet;
+mod redirect;
 mod reject;
 mod sctp;
 mod select;
 mod setting;
 mod skb;
 mod socket;
-mod usual;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
@@ -48,12 +48,12 @@ use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
-use proxy_common::monitor::Place;
+use proxy_common::hook::PacketHook;
 
 use crate::maps::Memory;
 use crate::net::Net;
 use crate::reject::Exit;
-use crate::skb::{Note, Skb};
+use crate::skb::{PacketMark, Skb};
 
 /// A tc action.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,23 +71,23 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
     let mut memory = unsafe { Memory::of_hook() };
-    skb.forget_strangers_note();
+    skb.clear_foreign_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = usual4(skb, Hook::INGRESS, memory.lend()).or_long(|| ingress4(skb, memory.lend()));
+            let outcome = established4(skb, Hook::INGRESS, memory.lend()).or_slow(|| ingress4(skb, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, Hook::INGRESS, Note::NONE, memory.lend())),
-                Place::INGRESS,
+                outcome.or_error(|| icmp4(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                PacketHook::Ingress,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = usual6(skb, Hook::INGRESS, memory.lend()).or_long(|| ingress6(skb, memory.lend()));
+            let outcome = established6(skb, Hook::INGRESS, memory.lend()).or_slow(|| ingress6(skb, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, Hook::INGRESS, Note::NONE, memory.lend())),
-                Place::INGRESS,
+                outcome.or_error(|| icmp6(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                PacketHook::Ingress,
                 memory,
             )
         }
@@ -100,23 +100,23 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
     let mut memory = unsafe { Memory::of_hook() };
-    let note = skb.note();
+    let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = usual4(skb, Hook::EGRESS, memory.lend()).or_long(|| egress4(skb, memory.lend()));
+            let outcome = established4(skb, Hook::EGRESS, memory.lend()).or_slow(|| egress4(skb, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, Hook::EGRESS, note, memory.lend())),
-                Place::EGRESS,
+                outcome.or_error(|| icmp4(skb, Hook::EGRESS, mark, memory.lend())),
+                PacketHook::Egress,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = usual6(skb, Hook::EGRESS, memory.lend()).or_long(|| egress6(skb, memory.lend()));
+            let outcome = established6(skb, Hook::EGRESS, memory.lend()).or_slow(|| egress6(skb, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, Hook::EGRESS, note, memory.lend())),
-                Place::EGRESS,
+                outcome.or_error(|| icmp6(skb, Hook::EGRESS, mark, memory.lend())),
+                PacketHook::Egress,
                 memory,
             )
         }
@@ -132,14 +132,14 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
     match skb.ethertype() {
         Addr4::ETHERTYPE => conclude::<Addr4>(
             skb,
-            anchor4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
-            Place::ANCHOR,
+            anchor4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+            PacketHook::Anchor,
             memory,
         ),
         Addr6::ETHERTYPE => conclude::<Addr6>(
             skb,
-            anchor6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
-            Place::ANCHOR,
+            anchor6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+            PacketHook::Anchor,
             memory,
         ),
         _ => not_ip(Action::DROP),
@@ -151,23 +151,23 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
     let mut memory = unsafe { Memory::of_hook() };
-    let note = skb.note();
+    let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = lo4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::EGRESS, note, memory.lend()));
+            let outcome = lo4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::EGRESS, mark, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
-                Place::LO,
+                outcome.or_error(|| icmp4(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                PacketHook::Lo,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = lo6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::EGRESS, note, memory.lend()));
+            let outcome = lo6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::EGRESS, mark, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE, memory.lend())),
-                Place::LO,
+                outcome.or_error(|| icmp6(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                PacketHook::Lo,
                 memory,
             )
         }
@@ -179,13 +179,13 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
 // before anything is answered or logged.
 
 #[inline(never)]
-fn usual4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
-    usual::run::<Addr4>(skb, hook, memory).map_or(Outcome::UNUSUAL, Outcome::new)
+fn established4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
+    established::run::<Addr4>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
 }
 
 #[inline(never)]
-fn usual6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
-    usual::run::<Addr6>(skb, hook, memory).map_or(Outcome::UNUSUAL, Outcome::new)
+fn established6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
+    established::run::<Addr6>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
 }
 
 #[inline(never)]
@@ -229,24 +229,24 @@ fn lo6(skb: Skb, memory: Memory) -> Outcome {
 }
 
 #[inline(never)]
-fn icmp4(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Outcome {
-    Outcome::new(icmp::run::<Addr4>(skb, hook, note, memory))
+fn icmp4(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr4>(skb, hook, mark, memory))
 }
 
 #[inline(never)]
-fn icmp6(skb: Skb, hook: Hook, note: Note, memory: Memory) -> Outcome {
-    Outcome::new(icmp::run::<Addr6>(skb, hook, note, memory))
+fn icmp6(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr6>(skb, hook, mark, memory))
 }
 
-/// What a body came to, in one register: an answer, or the reason why there is none.
+/// The result of a body, in one register: a tc action, or the reason why there is none.
 #[repr(transparent)]
 struct Outcome(i32);
 
 impl Outcome {
     /// Reasons count up from here; actions are small numbers.
     const REASONS: i32 = 1_000;
-    /// No answer yet: the packet has to go the long way.
-    const UNUSUAL: Self = Self(i32::MIN);
+    /// No result yet: the packet has to take the slow path.
+    const NOT_ESTABLISHED: Self = Self(i32::MIN);
 
     #[inline(always)]
     fn new(result: Result<Action, Reason>) -> Self {
@@ -257,11 +257,11 @@ impl Outcome {
     }
 
     #[inline(always)]
-    fn or_long(self, long: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::UNUSUAL.0 { long() } else { self }
+    fn or_slow(self, long: impl FnOnce() -> Self) -> Self {
+        if self.0 == Self::NOT_ESTABLISHED.0 { long() } else { self }
     }
 
-    /// What is none of our transports may still be an ICMP error about one of their packets.
+    /// Tries a packet of another protocol as an ICMP error about a packet of ours.
     #[inline(always)]
     fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
         if self.0 == Self::REASONS + Reason::Protocol as i32 { icmp() } else { self }
@@ -278,19 +278,19 @@ impl Outcome {
 
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
 #[inline(always)]
-fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place, mut memory: Memory) -> i32 {
+fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Memory) -> i32 {
     log::packet::<A>(skb, outcome.0, memory.lend());
     let reason = match outcome.result() {
         Ok(Action(action)) => return action,
         Err(reason) => reason,
     };
     maps::count(reason);
-    let (verdict, exit) = match place {
-        Place::ANCHOR => (reason.verdict_at_anchor(), Exit::Host),
-        Place::LO => (reason.verdict(), Exit::Host),
-        _ => (reason.verdict(), Exit::Device),
+    let (verdict, exit) = match hook {
+        PacketHook::Anchor => (reason.verdict_at_anchor(), Exit::Host),
+        PacketHook::Lo => (reason.verdict(), Exit::Host),
+        PacketHook::Ingress | PacketHook::Egress => (reason.verdict(), Exit::Device),
     };
-    monitor::refused::<A>(skb, place, reason, verdict, memory);
+    monitor::refused::<A>(skb, hook, reason, verdict, memory);
     let Action(action) = match verdict {
         Verdict::Pass => Action::PASS,
         Verdict::Drop => Action::DROP,

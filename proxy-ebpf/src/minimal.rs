@@ -1,4 +1,4 @@
-//! What a packet of a flow costs at the least: headers read, one look-up, one address and port rewritten, the checksums of
+//! The least that a packet of a flow costs: headers read, one look-up, one address and port rewritten, the checksums of
 //! the transport and of IPv4 brought up to date, each step by the helper that the kernel has for it. Nothing is counted,
 //! followed, marked or checked. The hooks are measured against this. Only objects with the feature `bench` have it.
 //!

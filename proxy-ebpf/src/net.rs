@@ -1,4 +1,4 @@
-//! What differs between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
+//! The differences between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
 
 use core::mem::transmute;
 use core::ptr::{from_mut, from_ref, null_mut};
@@ -13,12 +13,12 @@ use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
 use crate::Action;
+use crate::established::Head;
 use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
 use crate::setting::ZERO;
 use crate::skb::{ETH_LEN, Skb};
-use crate::usual::Head;
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {
@@ -35,13 +35,13 @@ pub trait Net: Addr + Maps {
     const ICMP: Proto;
     const ICMP_TYPE: u8;
     const ICMP_CODE: u8;
-    /// Does an ICMP checksum cover the addresses of the packet that carries it?
+    /// True if an ICMP checksum covers the addresses of the packet that carries it.
     const ICMP_HAS_PSEUDO: bool;
     /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
     const STRICT: u32;
     /// An IP header, in words.
     type IpHeader: Copy;
-    /// What an ICMP error quotes of a packet: its IP header and 8 bytes, in words.
+    /// The part of a packet that an ICMP error quotes: its IP header and 8 bytes, in words.
     type Quote: Copy;
     /// And its IP header and the first 20 bytes of SCTP.
     type SctpQuote: Copy;
@@ -54,12 +54,12 @@ pub trait Net: Addr + Maps {
 
     /// Reads the IP header at `at`, and what stands between it and the transport header.
     fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason>;
-    /// Reads a packet's headers where they are, if they are the usual ones: see `usual.rs`.
+    /// Reads a packet's headers where they are, if they are the usual ones: see `established.rs`.
     fn peek(skb: Skb) -> Option<Head<Self>>;
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
     fn is_unicast(self) -> bool;
-    /// Is this the type of an ICMP message that quotes the packet it is about?
+    /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
     /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is that of
     /// the address, counted as in a frame's own header; `at` the quoted header's.
@@ -76,12 +76,12 @@ pub trait Net: Addr + Maps {
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
     /// Answers a packet that is not served: a function of its own for each family.
     fn reject(skb: Skb, exit: Exit) -> Action;
-    /// As the functions in `fragment.rs`.
+    /// Calls the function of `fragment.rs`.
     fn remember_fragment(skb: Skb);
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
 
-    /// As [`open::forget_first`](crate::open::forget_first).
+    /// Calls [`open::forget_first`](crate::open::forget_first).
     fn forget_first_flow(spares: bool) -> bool;
 
     /// Reads and checks a packet's IP header.
@@ -98,7 +98,7 @@ pub trait Net: Addr + Maps {
     }
 }
 
-/// Where the kernel would forward a packet from `src` to `dst` that came in through a device.
+/// Finds where the kernel would forward a packet from `src` to `dst` that came in through a device.
 #[inline(always)]
 pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop, Reason> {
     match look_up_route(skb, ifindex, src, dst, 0) {
@@ -108,7 +108,7 @@ pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop
     }
 }
 
-/// Is a packet from `src` to `dst` in another's name, that came in through a device? Its source is the node's own, or the
+/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own, or the
 /// node would answer it through another device, although this one is a pod's, or that one is, or the kernel is strict here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
@@ -140,7 +140,7 @@ pub fn is_forged<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     through != back && through != UNKNOWN
 }
 
-// What `look_up_route` answers beside the index of a device, in one register.
+// The answers of `look_up_route` beside the index of a device, in one register.
 const HOST: u32 = 0;
 const NO_ROUTE: u32 = u32::MAX;
 /// The kernel does not say: nothing is forwarded from that device, or the route encapsulates.
@@ -169,23 +169,23 @@ fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -
     }
 }
 
-/// What an IP header says, and where the transport header starts.
+/// The fields of an IP header, and the start of the transport header.
 #[derive(Clone, Copy)]
 pub struct Header<A> {
     pub src: A,
     pub dst: A,
     pub proto: Proto,
     pub l4: u32,
-    /// Where the packet ends by its own account.
+    /// The end of the packet by its own account.
     pub end: u32,
     /// Which part of a packet this is.
-    pub place: Place,
-    /// Of fragments: what they have in common beside the addresses.
+    pub part: FragmentPart,
+    /// The protocol and the identification that fragments have in common.
     pub split: Proto,
     pub id: u32,
 }
 
-/// Where a packet ends whose IP header says that `len` bytes follow after `start`. If none do, it is one of more than
+/// Returns the end of a packet whose IP header says that `len` bytes follow after `start`. If none do, it is one of more than
 /// 64 KiB on its way to segmentation.
 #[inline(always)]
 pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
@@ -195,9 +195,9 @@ pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
 /// Which part of a packet a fragment is, as bits of [`Found::marks`](crate::packet::Found).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Place(pub u8);
+pub struct FragmentPart(pub u8);
 
-impl Place {
+impl FragmentPart {
     pub const WHOLE: Self = Self(0);
     pub const FIRST: Self = Self(packet::FIRST);
     pub const LATER: Self = Self(packet::LATER);
@@ -215,7 +215,7 @@ impl Place {
     }
 }
 
-/// Where a packet goes next.
+/// The next hop of a packet.
 #[derive(Clone, Copy)]
 pub enum NextHop {
     /// Up, to a socket of the host.
@@ -243,7 +243,7 @@ pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
 /// The difference between equals: one's complement has two zeros.
 pub const NO_DIFF: u32 = u32::MAX;
 
-/// As [`diff`], word by word and without the kernel.
+/// Does as [`diff`], word by word and without the kernel.
 #[inline(always)]
 pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
     let sum: u64 = from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum();

@@ -15,33 +15,33 @@ use crate::packet::Packet;
 /// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
 
-/// Of these tries, those that pass by what other programs' connections have.
+/// Tries among them that pass by the ports of other programs' connections.
 const GUEST_TRIES: u32 = 12;
 
-/// Places in the line that are made for one flow, before it is given up.
+/// Places in the half-open queue that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
 
 /// A client that goes on after as many datagrams without an claimed wants none: a stream of logs, of measurements.
 const STREAM: u64 = 16;
 
-/// Flows of two entries that make room for one of four; how far the line is searched for them.
+/// Flows of two entries that make room for one of four, and how far the queue is searched for them.
 const FORGET_FLOWS: u32 = 2;
 const FORGET_TRIES: u32 = 16;
 
-/// What was decided of a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
+/// A decision about a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
 #[derive(Clone, Copy)]
 pub struct Opening<A: Addr> {
     pub service: FrontendKey<A>,
     pub backend: SockAddr<A>,
     pub source: Source<A>,
-    /// Of the flow: see [`Flow`].
+    /// The flags of the flow: see [`Flow`].
     pub flags: u8,
 }
 
 /// How a new flow changes its client's address.
 #[derive(Clone, Copy)]
 pub struct Source<A> {
-    /// What the backend shall see; the client's own address to keep it.
+    /// The address that the backend shall see; the client's own address to keep it.
     pub addr: A,
     /// The client's port must not be used, because another conversation with this backend has it.
     pub port_taken: bool,
@@ -61,7 +61,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     flow.service = opening.service;
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
-    if !line_up(flow, packet.proto) {
+    if !enqueue_half_open(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
     match claim_port(flow, packet, keeps_port) {
@@ -81,10 +81,10 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
 /// and half of the table is left to the others, or what [`make_room`] makes where flows have four entries. False if other
 /// CPUs took every place that this one made.
 #[inline(never)]
-fn line_up<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+fn enqueue_half_open<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     let opener = flow.opener_key(proto);
     for nth in 0..PLACE_TRIES {
-        if maps::enlist(&opener) {
+        if maps::enqueue(&opener) {
             return true;
         }
         A::forget_first_flow(nth < PLACE_TRIES / 2);
@@ -114,16 +114,16 @@ fn make_room<A: Net>() -> bool {
 /// a flood of such streams makes them go.
 #[inline(always)]
 pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bool) -> bool {
-    if !maps::next_in_line(key) || maps::flow(key, flow).is_none() {
+    if !maps::dequeue(key) || maps::flow(key, flow).is_none() {
         return false;
     }
     if flow.is_half_open() {
         let is_stream = key.proto() == Proto::UDP && flow.passed.packets >= STREAM;
-        if spares && is_stream && !is_spent(flow, Proto::UDP) && maps::enlist(key) {
+        if spares && is_stream && !is_evictable(flow, Proto::UDP) && maps::enqueue(key) {
             return false;
         }
         maps::count(Event::FlowForgotten);
-    } else if !is_spent(flow, key.proto()) {
+    } else if !is_evictable(flow, key.proto()) {
         return false;
     }
     close(flow, key.proto());
@@ -132,8 +132,8 @@ pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bo
 
 /// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
 #[inline(never)]
-fn is_spent<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    flow.is_spent(proto, now_secs())
+fn is_evictable<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    flow.is_evictable(proto, now_secs())
 }
 
 /// Makes the entries of `flow`, from a source port that is free. A function of its own, as the ports make many paths.
@@ -182,7 +182,7 @@ fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 
 const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;
 
-/// What came of a claim, in a register.
+/// The result of a claim, in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Claim {
@@ -194,7 +194,7 @@ enum Claim {
     Full,
 }
 
-/// Makes room for `flow` where a flow has its tuple that is over, before the agent has swept it, or half-open. True if so.
+/// Makes room for `flow` where an expired flow has its tuple, before the agent has swept it, or half-open. True if so.
 ///
 /// Not at every try: where few ports are taken, it is better to leave those alone that a backend may still remember.
 #[inline(never)]
@@ -209,7 +209,7 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     if maps::flow(&opener, old).is_none() {
         return false;
     }
-    if !old.is_over(proto, now_secs()) {
+    if !old.is_expired(proto, now_secs()) {
         if !old.is_half_open() {
             return false;
         }
@@ -274,7 +274,7 @@ fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
 
 /// Is there a flow of ours whose packets to its backend look just like this one?
 #[inline(never)]
-pub fn shadows<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
+pub fn collides<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
     if maps::flow(&back, flow).is_none() || flow.kind != Kind::UNDNAT {
         return false;

@@ -7,10 +7,10 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{FlowKey, Hook, Seen, Told};
 
-use crate::net::{Header, Net, Place};
+use crate::established::Head;
+use crate::net::{FragmentPart, Header, Net};
 use crate::sctp;
 use crate::skb::{ETH_LEN, Skb};
-use crate::usual::Head;
 
 /// A TCP, UDP or SCTP packet over one family. It lives in map memory ([`Scratch`](crate::maps::Scratch)): the stack is too
 /// small for it.
@@ -21,16 +21,16 @@ pub struct Packet<A: Addr> {
     pub proto: Proto,
     told: Told,
     marks: u8,
-    /// What it counts for.
+    /// The packets and bytes that it counts for.
     pub segments: u32,
     pub len: u32,
-    /// As in [`Head`].
+    /// The word of [`Head::check`].
     check: u32,
     /// `DECISIONS` is about this packet.
     pub decided: bool,
 }
 
-/// What a packet's headers say, but for the addresses.
+/// The headers of a packet, but for the addresses.
 ///
 /// Kept in the packet's control block, which is the program's own while it runs: there every function can reach it that
 /// has the packet. And what comes back from there is any number to the verifier, so that it follows the rest once, and
@@ -41,17 +41,17 @@ pub struct Found {
     /// Offset of the transport header, in the frame.
     pub l4: u16,
     pub proto: Proto,
-    /// Where it was found.
+    /// The hook that read the headers.
     pub hook: Hook,
     pub sport: Port,
     pub dport: Port,
-    /// Of fragments: their key's identification.
+    /// The identification in a fragment's key.
     pub id: u32,
     pub told: Told,
     pub marks: u8,
     /// Offset of an Internet checksum in the transport header; 0 if there is none here.
     pub check: u8,
-    /// Of fragments: their key's protocol.
+    /// The protocol in a fragment's key.
     pub split: Proto,
     /// Bytes of transport header and payload.
     pub len: u32,
@@ -116,13 +116,13 @@ impl Found {
     }
 }
 
-/// Is a TCP packet with these flags the first of a connection?
+/// Returns true if a TCP packet with these flags is the first of a connection.
 #[inline(always)]
 pub fn opens(flags: u8) -> bool {
     flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// What a TCP packet with these flags tells its flow.
+/// Reads from the flags of TCP what the packet tells its flow.
 #[inline(always)]
 pub fn told(flags: u8) -> Told {
     let fin = if flags & FIN != 0 { Told::FIN } else { Told::PACKET };
@@ -135,7 +135,7 @@ impl<A: Net> Packet<A> {
     /// Reads a packet as it is at `hook`.
     #[inline(never)]
     pub fn parse(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
-        // What was known of another packet is not known of this one.
+        // The room still holds the last packet.
         self.proto = Proto::ANY;
         self.decided = false;
         if skb.is_in_vlan() {
@@ -173,8 +173,8 @@ impl<A: Net> Packet<A> {
         FlowKey::new(hook, self.proto, self.src, self.dst)
     }
 
-    /// May this packet open a flow? A packet from the middle of a TCP connection or SCTP association belongs to somebody
-    /// who remembers it, or to nobody.
+    /// Returns true if the packet may open a flow. A packet from the middle of a TCP connection or SCTP association belongs
+    /// to another program, or to none.
     #[inline(always)]
     pub fn opens(&self) -> bool {
         self.marks & OPENS != 0
@@ -195,7 +195,7 @@ impl<A: Net> Packet<A> {
         self.told.seen()
     }
 
-    /// What the packet tells its flow.
+    /// Returns what the packet tells its flow.
     #[inline(always)]
     pub fn told(&self) -> Told {
         self.told
@@ -208,7 +208,7 @@ impl<A: Net> Packet<A> {
         if found.marks & USUAL != 0 {
             return A::rewrite(skb, &self.head(), src, dst);
         }
-        // Of what is behind the IP header, later fragments have nothing that we know, and SCTP no addresses.
+        // Later fragments have no transport header, and SCTP's checksum covers no addresses.
         if found.check != 0 {
             if src.port != self.src.port {
                 replace_port(skb, &found, 0, self.src.port, src.port)?;
@@ -232,7 +232,7 @@ impl<A: Net> Packet<A> {
     }
 }
 
-/// What is found in a packet with the usual headers.
+/// Describes a packet with the usual headers.
 #[inline(always)]
 fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     let mut found = Found {
@@ -268,18 +268,18 @@ fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
         dport: Port::ANY,
         id: header.id,
         told: Told::PACKET,
-        marks: header.place.0,
+        marks: header.part.0,
         check: 0,
         split: header.split,
         len: header.end - header.l4,
     };
-    if header.place == Place::LATER {
+    if header.part == FragmentPart::LATER {
         skb.set_found(found);
         if !A::recall_fragment(skb) {
             return Err(Reason::Fragment);
         }
     } else {
-        if header.place == Place::FIRST {
+        if header.part == FragmentPart::FIRST {
             skb.set_found(found);
             A::forget_fragment(skb);
         }
@@ -348,7 +348,7 @@ fn check_flags(found: &Found) -> u32 {
     u32::from(found.marks & ZERO_IS_NONE)
 }
 
-/// Where the checksum is in a transport header.
+/// Returns the offset of the checksum in a transport header.
 #[inline(always)]
 pub fn checksum_offset(proto: Proto) -> u32 {
     match proto {

@@ -1,4 +1,4 @@
-//! Answers to packets that nobody will serve, so that their sender learns it at once: a RST for TCP, for the rest an
+//! Answers to packets that no backend will serve, so that their sender learns it at once: a RST for TCP, for the rest an
 //! ICMP "port unreachable". The packet itself is turned into its answer.
 
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
@@ -8,18 +8,18 @@ use proxy_common::device::Device;
 
 use crate::flow::about_now_secs;
 use crate::maps::Asker;
-use crate::net::{Header, Net, Place, fold, sum};
+use crate::net::{FragmentPart, Header, Net, fold, sum};
 use crate::packet::{ACK, RST_ACK, checksum_offset};
 use crate::skb::{ETH_LEN, Skb};
 use crate::{Action, maps};
 
-/// Where the answer leaves.
+/// The way out of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Exit {
     /// Back out of the device through which the packet came in.
     Device,
-    /// Back into the anchor or lo, out of which the packet of a socket of the host was going.
+    /// Back into the anchor or lo, through which the packet of a socket of the host was leaving.
     Host,
 }
 
@@ -39,7 +39,7 @@ struct TcpHeader {
 }
 const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
-/// Of SCTP, in bytes: an INIT has no tag in its header, so that its sender knows it by the one inside, which ends here
+/// The bytes of SCTP that are quoted: an INIT has no tag in its header, so that its sender knows it by the one inside, which ends here
 /// (RFC 9260 §3.3.2, §10).
 const INIT_QUOTED: u32 = 12 + 4 + 4;
 
@@ -79,7 +79,7 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     let mut header = A::header(skb)?;
-    if header.place == Place::LATER {
+    if header.part == FragmentPart::LATER {
         return Err(Reason::Rewrite);
     }
     let unfinished = has_unfinished_checksum(skb, header.l4 + checksum_offset(header.proto))?;
@@ -124,7 +124,7 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
     let (seq, ack, flags) = if tcp.flags & ACK != 0 {
         (tcp.ack, 0, RST_ACK & !ACK)
     } else {
-        // A SYN counts for one; nobody sends data to a port that was never open.
+        // A SYN counts for one; no client sends data to a port that was never open.
         (0, u32::from_be(tcp.seq).wrapping_add(1).to_be(), RST_ACK)
     };
     let mut answer = TcpHeader {

@@ -5,7 +5,7 @@ use proxy_common::addr::Port;
 use proxy_common::counter::Reason;
 use proxy_common::flow::Told;
 
-use crate::apart;
+use crate::global_fn;
 use crate::packet::FIRST;
 use crate::skb::Skb;
 
@@ -84,7 +84,7 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
         return skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM);
     }
     let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
-    let checksum = apart::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
+    let checksum = global_fn::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
     // To a checksum over the whole packet, which a device may have taken, this one makes up for nothing.
     skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;
     skb.store(l4 + CHECKSUM_OFFSET, &checksum, BPF_F_RECOMPUTE_CSUM)

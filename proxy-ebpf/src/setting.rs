@@ -1,5 +1,5 @@
-//! What the loader sets before the programs are loaded. The verifier knows these values, and leaves out of the programs what
-//! they rule out.
+//! Settings, which the loader writes before it loads the programs. The verifier knows their values, and leaves out of the
+//! programs what they rule out.
 
 /// A value of the object's read-only data.
 #[repr(transparent)]
@@ -9,7 +9,7 @@ impl<T: Copy> Setting<T> {
     /// The value that the loader has set. (By a plain read the compiler would take it for what it says here.)
     #[inline(always)]
     pub fn get(&self) -> T {
-        // SAFETY: a reference to an initialised value, which nobody writes after the programs were loaded.
+        // SAFETY: a reference to an initialised value, which the loader writes only before the programs were loaded.
         unsafe { (&raw const self.0).read_volatile() }
     }
 }

@@ -26,25 +26,25 @@ pub const ETH_LEN: u32 = 14;
 const TRANSLATED: u32 = 1 << 15;
 const FORWARD: u32 = 1 << 14;
 const DONE: u32 = 1 << 13;
-const NOTES: u32 = TRANSLATED | FORWARD | DONE;
+const MARKS: u32 = TRANSLATED | FORWARD | DONE;
 /// The host has made the packet. Of no field but `mark`, where notes are kept there.
 const MADE_HERE: u32 = 1 << 0;
 
-/// What our hooks tell each other of a packet. Once rewritten it may look like a packet of another flow, for which a
-/// later hook must not take it. Set only on what was rewritten: notes survive decapsulation, and what was inside a tunnel
-/// has not been seen by anybody.
+/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a packet of another flow, for which a
+/// later hook must not take it. Set only on rewritten packets: the bits survive decapsulation, and no hook has seen the packet
+/// inside a tunnel.
 #[derive(Clone, Copy)]
-pub struct Note(u32);
+pub struct PacketMark(u32);
 
-impl Note {
-    /// Nobody has seen the packet.
+impl PacketMark {
+    /// No hook has rewritten the packet.
     pub const NONE: Self = Self(0);
     /// It was rewritten, and is on its way to a client, ...
     pub const BACK: Self = Self(TRANSLATED);
     /// ... or to a backend, ...
     pub const FORWARD: Self = Self(TRANSLATED | FORWARD);
     /// ... with the source address with which it has to leave.
-    pub const DONE: Self = Self(NOTES);
+    pub const DONE: Self = Self(MARKS);
 
     /// On its way to a backend; does a hook where it leaves still change its source?
     #[inline(always)]
@@ -62,16 +62,16 @@ impl Note {
         self.0 & FORWARD != 0
     }
 
-    /// Has no hook anything to do to it any more?
+    /// Returns true if no hook has anything left to do.
     #[inline(always)]
     pub fn is_done(self) -> bool {
-        self.0 & NOTES == NOTES
+        self.0 & MARKS == MARKS
     }
 
     /// Has it come in through a device, where no hook of ours has rewritten it? Of a fragment that alone counts: where the
-    /// host cuts anew what conntrack has put together, the pieces look as if it had made them.
+    /// host cuts a packet that conntrack has put together, the pieces look like its own.
     #[inline(always)]
-    pub fn is_strange(self, is_fragment: bool) -> bool {
+    pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
         self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)
     }
 }
@@ -94,7 +94,7 @@ macro_rules! set_field {
 }
 
 #[inline(always)]
-fn notes_in_mark() -> bool {
+fn is_kept_in_mark() -> bool {
     NOTES_IN_MARK.get() != 0
 }
 
@@ -120,7 +120,7 @@ impl Skb {
         field!(self.protocol)
     }
 
-    /// Is the packet in a VLAN? A tag without an identifier tells a priority only, and the kernel takes the packet for one
+    /// Returns true if the packet is in a VLAN. A tag without an identifier tells a priority only, and the kernel takes the packet for one
     /// without (IEEE 802.1Q §6.9).
     #[inline(always)]
     pub fn is_in_vlan(self) -> bool {
@@ -128,10 +128,10 @@ impl Skb {
         field!(self.vlan_present) != 0 && field!(self.vlan_tci) & IDENTIFIER != 0
     }
 
-    /// Did the packet come in through a device? (If not, it was made here.)
+    /// Returns true if the packet came in through a device, and false if the host made it.
     #[inline(always)]
     pub fn came_in(self) -> bool {
-        if notes_in_mark() {
+        if is_kept_in_mark() {
             return self.mark() & MADE_HERE == 0;
         }
         field!(self.ingress_ifindex) != 0
@@ -145,56 +145,56 @@ impl Skb {
         unsafe { (&raw const (*self.0).ingress_ifindex).read_volatile() }
     }
 
-    /// What hooks that it passed before on this host have noted on the packet.
+    /// Returns the mark that earlier hooks of this host have left on the packet.
     #[inline(always)]
-    pub fn note(self) -> Note {
+    pub fn packet_mark(self) -> PacketMark {
         let mut noted = field!(self.tc_index);
-        if notes_in_mark() {
+        if is_kept_in_mark() {
             noted |= self.mark();
         }
         let made_here = if self.came_in() { 0 } else { MADE_HERE };
-        Note(noted & NOTES | made_here)
+        PacketMark(noted & MARKS | made_here)
     }
 
     /// Takes away what others have noted before the packet passed any hook of this host: a pod, or another host's class.
     #[inline(always)]
-    pub fn forget_strangers_note(self) {
-        if self.note().0 & NOTES != 0 {
+    pub fn clear_foreign_mark(self) {
+        if self.packet_mark().0 & MARKS != 0 {
             let (flags, _) = maps::place_of(self.ifindex());
             if flags & Device::EDGE != 0 {
-                self.clear_note();
+                self.clear_packet_mark();
             }
         }
     }
 
-    /// Tells the hooks that follow. What stood in our bits before was nobody's note: the kernel leaves a class there
+    /// Tells the hooks that follow. Our bits may hold something else before: the kernel leaves a class there
     /// that another's filter has named, in a pod as well, and it survives veth.
     #[inline(always)]
-    pub fn set_note(self, note: Note) {
-        set_field!(self.tc_index, field!(self.tc_index) & !NOTES | note.0);
-        if notes_in_mark() {
-            self.set_mark(self.mark() & !NOTES | note.0);
+    pub fn set_packet_mark(self, mark: PacketMark) {
+        set_field!(self.tc_index, field!(self.tc_index) & !MARKS | mark.0);
+        if is_kept_in_mark() {
+            self.set_mark(self.mark() & !MARKS | mark.0);
         }
     }
 
-    /// Notes that nothing is left to do, where another egress hook follows (a bridge's port), which must not take the packet for
-    /// another program's; else takes the note away.
+    /// Marks that nothing is left to do, where another egress hook follows (a bridge's port), which must not take the packet for
+    /// another program's; else takes the mark away.
     #[inline(always)]
-    pub fn settle_note(self) {
+    pub fn settle_packet_mark(self) {
         let is_stacked = maps::node().is_some_and(|node| node.has(Node::STACKED));
         if is_stacked && maps::is_stacked(self.ifindex()) {
-            self.set_note(Note::DONE);
+            self.set_packet_mark(PacketMark::DONE);
         } else {
-            self.clear_note();
+            self.clear_packet_mark();
         }
     }
 
-    /// Takes the note away: the next host must not find it (it survives veth).
+    /// Takes the mark away: the next host must not find it (it survives veth).
     #[inline(always)]
-    pub fn clear_note(self) {
-        set_field!(self.tc_index, field!(self.tc_index) & !NOTES);
-        if notes_in_mark() {
-            self.set_mark(self.mark() & !NOTES);
+    pub fn clear_packet_mark(self) {
+        set_field!(self.tc_index, field!(self.tc_index) & !MARKS);
+        if is_kept_in_mark() {
+            self.set_mark(self.mark() & !MARKS);
         }
     }
 
@@ -208,7 +208,7 @@ impl Skb {
         field!(self.len)
     }
 
-    /// How many packets this is on the wire: the kernel cuts some up late, and has put others together.
+    /// Returns the number of packets on the wire: the kernel cuts some up late, and has put others together.
     #[inline(always)]
     pub fn segments(self) -> u32 {
         match field!(self.gso_segs) {
@@ -217,7 +217,7 @@ impl Skb {
         }
     }
 
-    /// What lies at `offset`, if all of it is where it can be read at once, without a helper.
+    /// Reads the value at `offset`, if all of it can be read at once, without a helper.
     #[inline(always)]
     pub fn peek<T: Copy>(self, offset: u32) -> Option<T> {
         let (start, end) = (field!(self.data) as usize, field!(self.data_end) as usize);
@@ -232,7 +232,7 @@ impl Skb {
         self.buff().load(offset as usize).map_err(|_| Reason::Malformed)
     }
 
-    /// As [`Self::load`], but what was read is lent where it is: moved, it would be copied, byte by byte if it is large.
+    /// Loads a value and lends it where it is. Returned, it would be copied, byte by byte if it is large.
     #[inline(always)]
     pub fn lend<T: Copy, R>(self, offset: u32, borrow: impl FnOnce(&mut T) -> R) -> Result<R, Reason> {
         let mut place = MaybeUninit::<T>::uninit();
@@ -273,7 +273,7 @@ impl Skb {
         self.store(0, mac, 0)
     }
 
-    /// What was found in the packet: see [`Found`].
+    /// Returns what was found in the packet: see [`Found`].
     #[inline(always)]
     pub fn found(self) -> Found {
         // SAFETY: the context is lent, and its control block is an array of five words. Volatile, so that the compiler does
@@ -308,14 +308,14 @@ impl Skb {
         set_field!(self.mark, mark);
     }
 
-    /// Is the packet for this host, by the address of its frame?
+    /// Returns true if the frame is addressed to this host.
     #[inline(never)]
     pub fn is_ours(self) -> bool {
         const PACKET_HOST: u32 = 0;
         field!(self.pkt_type) == PACKET_HOST
     }
 
-    /// Does the packet carry a tag of IEEE 802.1Q that tells a priority? The stack takes it off; past the stack it would stay.
+    /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The stack takes it off; past the stack it would stay.
     #[inline(never)]
     pub fn is_tagged(self) -> bool {
         field!(self.vlan_present) != 0
@@ -355,7 +355,7 @@ impl Skb {
         Action(unsafe { bpf_redirect(ifindex, flags) } as i32)
     }
 
-    /// Is this one IP packet, longer than that? An MTU of 0 is unknown.
+    /// Returns true if this is one IP packet longer than `mtu`, of which 0 means unknown.
     #[inline(always)]
     pub fn is_longer_than(self, mtu: u32) -> bool {
         mtu != 0 && self.segments() == 1 && self.len() > ETH_LEN + mtu

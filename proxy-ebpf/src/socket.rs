@@ -23,7 +23,7 @@ use crate::socket::client::{Client, Family};
 use crate::socket::peer::{Peer, flags, is_worker};
 use crate::{decide, maps, select};
 
-/// What a program answers.
+/// The answers of a program.
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
 
@@ -69,7 +69,7 @@ pub fn kpx_getpeer6(ctx: SockAddrContext) -> i32 {
     show6(Peer::new(&ctx))
 }
 
-/// What a program does that dials.
+/// The call by which a socket dials.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
@@ -78,7 +78,7 @@ enum Call {
     Send,
 }
 
-/// What becomes of a call that dials.
+/// The fate of a call that dials.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DialResult {
@@ -204,11 +204,11 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
         }
         return refused(reason, &decision);
     }
-    // Nobody knows yet from which address its packets will come.
+    // The source address of its packets is not known yet.
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
         return DialResult::Left;
     }
-    // Nobody would count when a flow ends.
+    // No hook would see the end of the connection, and count it.
     if service.algorithm == Algorithm::LEAST_CONNECTIONS || is_worker() {
         return DialResult::Left;
     }
@@ -220,7 +220,7 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
         return DialResult::Left;
     }
     if !remember(client.cookie, at, &decision, last_secs) && proto == Proto::UDP {
-        // Nobody would know whose the answers are.
+        // The program could not tell whose the answers are.
         return DialResult::Left;
     }
     if !stays {
@@ -241,7 +241,7 @@ fn served(peer: Peer) -> Option<Proto> {
     }
 }
 
-/// What the packet path would answer, the socket is told at once; what it would drop or let pass, is left to it.
+/// Refuses at once what the packet path would reject, and leaves to it what it would drop or let pass.
 #[inline(never)]
 fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     let verdict = reason.verdict();
@@ -268,7 +268,7 @@ fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) 
     if maps::endpoint(had.service, had.at).is_some() { had.last_secs } else { 0 }
 }
 
-/// Notes whom a socket has dialled. False if there was no room.
+/// Remembers the frontend that a socket has dialled. False if there was no room.
 #[inline(never)]
 fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, last_secs: u32) -> bool {
     let (backend, proto) = (decision.backend_at(), decision.service.proto);
@@ -277,7 +277,7 @@ fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, 
     if !maps::remember_socket(&key, &socket) {
         return false;
     }
-    // A connected socket, too, may name whom it sends to.
+    // A connected socket, too, may name a destination.
     if proto == Proto::UDP {
         key = SocketKey::new(cookie, *dialled, proto, Side::FRONTEND);
         socket.at = backend;

@@ -262,7 +262,7 @@ where
             affinity: bench.map(INGRESS, maps.affinity)?.try_into()?,
             fragments: bench.map(INGRESS, maps.fragments)?.try_into()?,
             guests: bench.map(EGRESS, maps.guests)?.try_into()?,
-            nursery: bench.map(INGRESS, maps.nursery)?.try_into()?,
+            nursery: bench.map(INGRESS, maps.half_open)?.try_into()?,
             connections: bench.map(INGRESS, maps.connections)?.try_into()?,
             counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
         })

@@ -288,7 +288,7 @@ pub(super) fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, pressure: Pre
 
 /// As the programs do it: a flow no longer counts once both sides have closed it, or one has reset it.
 fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
-    opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
+    opener.has(Flow::<A>::COUNTED) && !opener.state().is_terminal()
 }
 
 fn has_opener<A: Names>(map: &HashMap<MapData, FlowKey<A>, Flow<A>>, key: &FlowKey<A>, flow: &Flow<A>) -> Result<bool> {

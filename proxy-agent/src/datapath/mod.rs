@@ -26,6 +26,7 @@ use aya::programs::SchedClassifier;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::counter::{Counter, Event, Reason};
+use proxy_common::hook::PacketHook;
 use proxy_common::names::{self, FamilyMaps};
 use tokio::sync::Notify;
 use tracing::debug;
@@ -65,7 +66,10 @@ pub struct Datapath {
 }
 
 /// The programs that a datapath has.
-const PROGRAMS: [&str; 4] = [names::INGRESS, names::EGRESS, names::ANCHOR, names::LO];
+const PROGRAMS: [&str; 4] = {
+    let [ingress, egress, anchor, lo] = PacketHook::ALL;
+    [ingress.program(), egress.program(), anchor.program(), lo.program()]
+};
 
 /// How to load the programs; unset means the default.
 #[derive(Clone, Copy, Debug, Default)]

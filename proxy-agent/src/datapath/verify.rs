@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use aya::programs::TcAttachType;
 use nix::net::if_::if_nametoindex;
-use proxy_common::names;
+use proxy_common::hook::{Direction, PacketHook};
 
 use super::attach::{Attached, Attachments, Mechanism, Stays, link_name};
 use crate::net::Handle;
@@ -35,8 +35,8 @@ impl Attachments {
     /// with TCX a look at our own files, which takes no privilege (to ask about a device takes `CAP_SYS_ADMIN`).
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<Missing>> {
         let programs = BTreeMap::from([
-            (Hook::Ingress, vec![names::INGRESS]),
-            (Hook::Egress, vec![names::EGRESS, names::LO, names::ANCHOR]),
+            (Hook::Ingress, PacketHook::programs_at(Direction::Ingress).collect::<Vec<_>>()),
+            (Hook::Egress, PacketHook::programs_at(Direction::Egress).collect()),
         ]);
         let links = tcx_links()?;
         let mut missing = Vec::new();

@@ -93,7 +93,7 @@ impl State {
     /// Returns true if the flow ends where it goes from this state to `next`.
     #[inline(always)]
     pub const fn ends_with(self, next: Self) -> bool {
-        next.is_end() && !self.is_end()
+        next.is_terminal() && !self.is_terminal()
     }
 }
 

@@ -1,9 +1,9 @@
-//! How many packets were answered in this second.
+//! The number of packets answered in this second.
 
 use super::{ANSWERED, Find};
 use crate::setting::ANSWERS_PER_SEC;
 
-/// To whom an answer goes: each has a share, that a flood of others does not use up.
+/// A kind of sender that is answered. Each has a share, which a flood of others does not use up.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub enum Asker {
@@ -16,7 +16,7 @@ impl Asker {
     pub const COUNT: u32 = Self::Other as u32 + 1;
 }
 
-/// May this CPU answer one more packet in this second? Then it is counted.
+/// Returns true if this CPU may answer one more packet in this second, and counts it.
 #[inline(always)]
 pub fn may_answer(asker: Asker, now_secs: u32) -> bool {
     let limit = ANSWERS_PER_SEC.get();

@@ -1,4 +1,4 @@
-//! What the agent has said of each device. No reference leaves this file.
+//! The agent's row of each device. No reference leaves this file.
 
 use proxy_common::device::Device;
 
@@ -15,7 +15,7 @@ pub fn place_of(ifindex: u32) -> (u32, u32) {
     DEVICES.find(&ifindex).map_or((0, 0), |device| device.read(|device| (device.flags(), device.bridge)))
 }
 
-/// Are there other devices of ours below this one?
+/// Returns true if other devices of ours are below this one.
 #[inline(always)]
 pub fn is_stacked(ifindex: u32) -> bool {
     DEVICES.find(&ifindex).is_some_and(|device| device.read(Device::flags) & Device::EDGE == 0)

@@ -11,7 +11,7 @@ use super::live::part;
 use super::{Find, Live};
 use crate::net::Net;
 
-/// Why an entry could not be made.
+/// A reason for which an entry could not be made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// Its key is taken.
@@ -29,24 +29,24 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
     })
 }
 
-/// False if there was none.
+/// Returns false if there was none.
 #[inline(always)]
 pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.remove(key).is_ok()
 }
 
-/// Puts an opener's key at the end of the line of those that may have to make room. False if the line is full.
+/// Puts an opener's key at the end of the half-open queue. Returns false if the queue is full.
 #[inline(always)]
-pub fn enlist<A: Net>(key: &FlowKey<A>) -> bool {
-    A::MAPS.nursery.push(key, 0).is_ok()
+pub fn enqueue<A: Net>(key: &FlowKey<A>) -> bool {
+    A::MAPS.half_open.push(key, 0).is_ok()
 }
 
-/// Takes the first key out of the line, into `key`. False if there is none.
+/// Takes the first key out of the half-open queue, into `key`. Returns false if there is none.
 #[inline(always)]
-pub fn next_in_line<A: Net>(key: &mut FlowKey<A>) -> bool {
-    let nursery = core::ptr::from_ref(A::MAPS.nursery).cast_mut().cast();
+pub fn dequeue<A: Net>(key: &mut FlowKey<A>) -> bool {
+    let half_open = core::ptr::from_ref(A::MAPS.half_open).cast_mut().cast();
     // SAFETY: a queue's static is its definition, which stands for the map; its elements are such keys.
-    unsafe { bpf_map_pop_elem(nursery, core::ptr::from_mut(key).cast()) == 0 }
+    unsafe { bpf_map_pop_elem(half_open, core::ptr::from_mut(key).cast()) == 0 }
 }
 
 /// An entry of the flow table, where it lives.
@@ -71,7 +71,7 @@ pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)
 }
 
-/// What a packet's own end of its flow is called at the other side of `hook`: of programs that do nothing else.
+/// Returns the name of a packet's own end of its flow at the other side of `hook`, for programs that do nothing else.
 #[cfg(feature = "bench")]
 #[inline(always)]
 pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
@@ -79,7 +79,7 @@ pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
     Some(live.read(|flow| if hook == Hook::INGRESS { flow.backend } else { flow.frontend }))
 }
 
-/// Whether there is an entry at `key`.
+/// Returns true if there is an entry at `key`.
 #[inline(always)]
 pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.get_ptr(key).is_some()
@@ -98,7 +98,7 @@ pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
 }
 
 impl<A: Net> Entry<A> {
-    /// Is this still the entry at `key`?
+    /// Returns true if this still is the entry at `key`.
     #[inline(always)]
     pub fn is_at(&self, key: &FlowKey<A>) -> bool {
         self.read(|flow| flow.key(key.proto()) == *key)

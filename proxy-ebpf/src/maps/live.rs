@@ -11,7 +11,7 @@ use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
 #[repr(transparent)]
 pub struct Live<V>(pub(super) *mut V);
 
-/// A map that finds the memory of a value. The pointers come from the kernel's lookup, and nobody else makes a [`Live`].
+/// A map that finds the memory of a value. The pointers come from the kernel's lookup, and only this module makes a [`Live`].
 pub trait Find<K, V> {
     fn find(&self, key: &K) -> Option<Live<V>>;
 }
@@ -56,7 +56,7 @@ impl<V: Copy> Live<V> {
     #[inline(always)]
     pub fn read<T: Copy>(&self, part: impl FnOnce(&V) -> T) -> T {
         // SAFETY: the memory is a `V` until the program has ended. The reference ends with `part`, which only loads
-        // integers: each of them is read whole, whoever writes it meanwhile.
+        // integers: each of them is read whole, even if another CPU writes it.
         part(unsafe { &*self.0 })
     }
 

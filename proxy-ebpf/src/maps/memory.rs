@@ -11,20 +11,20 @@ use super::{Find, Live};
 use crate::net::Net;
 use crate::open::Opening;
 use crate::packet::Packet;
-use crate::{deliver, icmp};
+use crate::{icmp, redirect};
 
 /// Room for all that a hook knows of the packet at hand.
 #[derive(Clone, Copy)]
 pub struct Scratch<A: Addr> {
     pub packet: Packet<A>,
     pub flow: Flow<A>,
-    /// What was decided of the flow that the packet opens.
+    /// The decision about the flow that the packet opens.
     pub opening: Opening<A>,
     /// A flow whose place that one may take.
     pub other: Flow<A>,
     pub service: Service,
     pub error: icmp::Error<A>,
-    pub way: deliver::Way,
+    pub route: redirect::FibResult,
 }
 
 /// The first flow of the half-open queue, while it is given up. Its own room: the hook holds its [`Scratch`] meanwhile.
@@ -34,7 +34,7 @@ pub struct Eviction<A: Addr> {
     pub flow: Flow<A>,
 }
 
-/// The right to borrow this CPU's memory, of which a hook has one. It has no size, so that it takes no register.
+/// The right to borrow this CPU's memory, one for each run of a hook. It has no size, so that it takes no register.
 pub struct Memory<'run>(PhantomData<&'run mut ()>);
 
 /// The part of that right that is for the [`Decision`].
@@ -62,7 +62,7 @@ impl<'run> Memory<'run> {
     #[inline(always)]
     pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
         let Live(scratch) = A::MAPS.scratches.find(&0)?;
-        // SAFETY: the slot is this CPU's own, and `self` is used up: nobody else has the right to borrow it during `'run`.
+        // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to borrow it during `'run`.
         Some((unsafe { &mut *scratch }, self.decision()))
     }
 

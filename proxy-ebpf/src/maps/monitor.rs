@@ -1,9 +1,10 @@
-//! What is written for those who watch.
+//! The records for `kpx monitor`.
 
 use core::ptr::copy_nonoverlapping;
 
 use proxy_common::flow::Flow;
-use proxy_common::monitor::{Place, Record, What};
+use proxy_common::hook::HookId;
+use proxy_common::monitor::{Record, What};
 
 use super::live::part;
 use super::{DecisionMemory, Find, MONITOR, MONITORED, WATCHED};
@@ -11,13 +12,13 @@ use crate::flow::now_secs;
 use crate::net::Net;
 use crate::packet::Packet;
 
-/// Does somebody watch?
+/// Returns true while an operator watches.
 #[inline(always)]
 pub fn is_watched() -> bool {
     WATCHED.get(0).is_some_and(|per_second| *per_second != 0)
 }
 
-/// Tells of a packet: see [`Record`]. `say` is place, what and reason, a byte each.
+/// Tells of a packet: see [`Record`]. `say` is the hook, what became of the packet, and the reason, a byte each.
 #[inline(always)]
 pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<&Flow<A>>, decision: DecisionMemory) {
     let Some(monitored) = MONITORED.find(&0) else { return };
@@ -41,7 +42,7 @@ pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<
     // SAFETY: the kernel has reserved room for all of the record, and each field is written. Copied from one map's memory
     // to another's: by assignment the compiler would allow for an overlap.
     unsafe {
-        (*record).place = Place(say as u8);
+        (*record).hook_id = HookId(say as u8);
         (*record).what = What((say >> 8) as u8);
         (*record).reason = (say >> 16) as u8;
         (*record).proto = packet.proto;

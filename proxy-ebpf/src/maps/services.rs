@@ -1,4 +1,4 @@
-//! What is counted for each service port.
+//! The counters of each service port.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::counter::Verdict;

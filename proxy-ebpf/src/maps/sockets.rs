@@ -1,4 +1,4 @@
-//! Whom sockets have dialled: TCP's and UDP's each in a table of their own.
+//! The frontends that sockets have dialled, in a table for TCP and one for UDP.
 
 use aya_ebpf::maps::LruHashMap;
 use proxy_common::addr::Proto;
@@ -14,7 +14,7 @@ pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
     copied(table(key), key)
 }
 
-/// False if there is no room.
+/// Returns false if there is no room.
 #[inline(always)]
 pub fn remember_socket<A: Net>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
     table(key).insert(key, socket, 0).is_ok()

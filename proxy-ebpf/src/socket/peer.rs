@@ -12,7 +12,7 @@ use proxy_common::socket::NAMES;
 
 use crate::setting::{SOCKET_FLAGS, SOCKET_NETNS};
 
-/// Where an IPv4 address begins that is mapped into IPv6 (RFC 4291 §2.5.5.2).
+/// The word before an IPv4 address that is mapped into IPv6 (RFC 4291 §2.5.5.2).
 const MAPPED: u32 = 0x0000_ffff_u32.to_be();
 
 #[derive(Clone, Copy)]
@@ -117,7 +117,7 @@ impl Peer {
         set_field!(self.user_port)(port.wire().into());
     }
 
-    /// Of the IPv6 address.
+    /// Reads a word of the IPv6 address.
     #[inline(always)]
     fn word(self, nth: usize) -> u32 {
         field!(self.user_ip6[nth])
@@ -146,9 +146,9 @@ pub fn fail(errno: i32) {
     let _set = unsafe { bpf_set_retval(-errno) };
 }
 
-/// Is it a worker of the kernel's that dials, for a file system on the network? Kernels before Linux 6.6 forget whom it
-/// has dialled, and go back to the same backend for as long as it is mounted. Whoever else goes by such a name is served
-/// by packets, too.
+/// Returns true if a worker of the kernel dials, for a file system on the network. Kernels before Linux 6.6 forget the address
+/// that it dialled, and go back to the same backend while the file system is mounted. A process of such a name is served by
+/// packets, too.
 #[inline(never)]
 pub fn is_worker() -> bool {
     if flags() & NAMES == 0 {

@@ -1,5 +1,5 @@
-//! Functions that the verifier follows apart: global ones, once for each program and for any arguments, instead of once for
-//! every call and all that may be known there. So their work does not multiply with that of their callers.
+//! BPF global functions. The verifier follows each of them once for a program and any arguments, and not once for every call
+//! with all that is known there. So its work does not multiply with that of their callers.
 //!
 //! To be one, a function must be exported, and take and return numbers, or the context as the kernel calls it.
 
@@ -25,56 +25,56 @@ macro_rules! global_functions {
 }
 
 global_functions! {
-    /// As [`crc32c::updated`].
+    /// Calls [`crc32c::updated`].
     fn kpx_crc32c(crc: u32, diff: u32, len: u32) -> u32 {
         crc32c::updated(crc, diff, len as u16)
     }
 
-    /// As [`extension::walk`].
+    /// Calls [`extension::walk`].
     fn kpx_extensions(skb: *mut __sk_buff, next: u32, at: u32) -> u64 {
         extension::walk(Skb::from_ptr(skb), next as u8, at).0
     }
 
-    /// As [`fragment::remember`]; 0.
+    /// Calls [`fragment::remember`]; 0.
     fn kpx_remember4(skb: *mut __sk_buff) -> u32 {
         fragment::remember::<Addr4>(Skb::from_ptr(skb));
         0
     }
 
-    /// As [`fragment::remember`]; 0.
+    /// Calls [`fragment::remember`]; 0.
     fn kpx_remember6(skb: *mut __sk_buff) -> u32 {
         fragment::remember::<Addr6>(Skb::from_ptr(skb));
         0
     }
 
-    /// As [`fragment::recall`]; 0 if not found.
+    /// Calls [`fragment::recall`]; 0 if not found.
     fn kpx_recall4(skb: *mut __sk_buff) -> u32 {
         fragment::recall::<Addr4>(Skb::from_ptr(skb)).into()
     }
 
-    /// As [`fragment::recall`]; 0 if not found.
+    /// Calls [`fragment::recall`]; 0 if not found.
     fn kpx_recall6(skb: *mut __sk_buff) -> u32 {
         fragment::recall::<Addr6>(Skb::from_ptr(skb)).into()
     }
 
-    /// As [`fragment::forget`]; 0.
+    /// Calls [`fragment::forget`]; 0.
     fn kpx_disown4(skb: *mut __sk_buff) -> u32 {
         fragment::forget::<Addr4>(Skb::from_ptr(skb));
         0
     }
 
-    /// As [`fragment::forget`]; 0.
+    /// Calls [`fragment::forget`]; 0.
     fn kpx_disown6(skb: *mut __sk_buff) -> u32 {
         fragment::forget::<Addr6>(Skb::from_ptr(skb));
         0
     }
 
-    /// As [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
+    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
     fn kpx_forget4(spares: u32) -> u32 {
         forget_first::<Addr4>(spares).into()
     }
 
-    /// As [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
+    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
     fn kpx_forget6(spares: u32) -> u32 {
         forget_first::<Addr6>(spares).into()
     }

@@ -1,8 +1,7 @@
-//! The usual packet: it belongs to no flow, or to one of which it tells nothing that has consequences. One look-up and
-//! one rewrite, in one function, and nothing copied that is not needed.
+//! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in one function, and nothing
+//! copied that is not needed.
 //!
-//! Whatever is unusual is left to the long way, which would decide the same of the usual: packets that open, assure or end
-//! something, fragments, options, headers that are not where they can be read at once, SCTP, flows of the host's own, the
+//! The slow path would decide the same of these packets. It takes all others: packets that open, assure or end a flow, fragments, options, headers that are not where they can be read at once, SCTP, flows of the host's own, the
 //! first packet of a flow in every second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
@@ -15,8 +14,8 @@ use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
 use crate::packet::{self, TcpHeader};
-use crate::skb::{ETH_LEN, Note, Skb};
-use crate::{Action, deliver, guest, lookup};
+use crate::skb::{ETH_LEN, PacketMark, Skb};
+use crate::{Action, guest, lookup, redirect};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
 #[derive(Clone, Copy)]
@@ -24,16 +23,16 @@ pub struct Head<A: Addr> {
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
     pub proto: Proto,
-    /// Of TCP.
+    /// The flags of TCP, or 0.
     pub flags: u8,
-    /// Of IPv4: the word of its header that ends with the checksum.
+    /// The word of an IPv4 header that ends with the checksum.
     pub check: u32,
     /// Bytes of transport header and payload.
     pub len: u32,
 }
 
 impl<A: Addr> Head<A> {
-    /// What the packet tells its flow.
+    /// Returns what the packet tells its flow.
     #[inline(always)]
     fn told(&self) -> Told {
         // A datagram has no flags.
@@ -41,16 +40,16 @@ impl<A: Addr> Head<A> {
     }
 }
 
-/// None: the packet is as it was, and has to go the long way.
+/// Returns None if the packet is as it was, and has to take the slow path.
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action, Reason>> {
-    let note = skb.note();
-    if hook == Hook::EGRESS && note.is_done() {
-        skb.settle_note();
+    let mark = skb.packet_mark();
+    if hook == Hook::EGRESS && mark.is_done() {
+        skb.settle_packet_mark();
         return Some(Err(Reason::NotOurs));
     }
     // With fast delivery, what arrives may have another way.
-    if skb.is_in_vlan() || hook == Hook::INGRESS && (note.is_translated() || deliver::is_on()) {
+    if skb.is_in_vlan() || hook == Hook::INGRESS && (mark.is_translated() || redirect::is_on()) {
         return None;
     }
     let head = A::peek(skb)?;
@@ -63,17 +62,17 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     let (src, dst) = match kind {
         EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
         EntryKind::Unsnat => (head.src, entry.read(Flow::client_between)),
-        EntryKind::Snat if note.is_forward() => (entry.read(|flow| flow.source), head.dst),
+        EntryKind::Snat if mark.is_forward() => (entry.read(|flow| flow.source), head.dst),
         // At an ingress hook it goes to a socket of the host's.
-        EntryKind::Undnat if hook == Hook::EGRESS && !note.is_forward() => {
+        EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() => {
             (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
         }
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return None,
     };
-    // What tells something new of its flow is judged first, for which the stack is too small here.
+    // The slow path judges the source of a packet with news. The stack is too small for that here.
     let is_news = match kind {
         EntryKind::Dnat => is_news_to_opener(&entry, &head),
-        EntryKind::Undnat => is_news_to_reply(&entry, &head, note),
+        EntryKind::Undnat => is_news_to_reply(&entry, &head, mark),
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     if is_news {
@@ -97,9 +96,13 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
         return Some(Err(reason));
     }
     if hook == Hook::INGRESS {
-        skb.set_note(if kind == EntryKind::Dnat { Note::forward(source_changes) } else { Note::BACK });
+        skb.set_packet_mark(if kind == EntryKind::Dnat {
+            PacketMark::forward(source_changes)
+        } else {
+            PacketMark::BACK
+        });
     } else {
-        skb.settle_note();
+        skb.settle_packet_mark();
     }
     Some(Ok(Action::PASS))
 }
@@ -119,10 +122,10 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
 #[inline(always)]
 fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
-        if guest::may_be(&head.src) && !skb.note().is_translated() {
+        if guest::may_be(&head.src) && !skb.packet_mark().is_translated() {
             return None;
         }
-        skb.clear_note();
+        skb.clear_packet_mark();
         return Some(Err(Reason::NotOurs));
     }
     if head.proto == Proto::TCP {
@@ -131,7 +134,7 @@ fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Optio
     is_for_nobody(head, memory).then_some(Err(Reason::NotOurs))
 }
 
-/// Is this datagram neither for a service, nor in the way of a flow as one of its backend's own might be? As
+/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may. As
 /// [`ingress::run`](crate::ingress::run) finds out.
 #[inline(always)]
 fn is_for_nobody<A: Net>(head: &Head<A>, memory: Memory) -> bool {
@@ -144,7 +147,7 @@ fn is_for_nobody<A: Net>(head: &Head<A>, memory: Memory) -> bool {
         || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
 }
 
-/// Does a packet towards the backend change more of its flow than counts, or find one whose backend may have left?
+/// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
 #[inline(always)]
 fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx) };
@@ -152,12 +155,12 @@ fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     step(sender, head.told()).is_news || may_have_moved()
 }
 
-/// Does a packet from the backend change more of its flow than counts, or is it perhaps none of the flow's?
+/// Returns true if a packet from the backend changes more of its flow than counts, or perhaps is none of the flow's.
 #[inline(always)]
-fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, note: Note) -> bool {
+fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
     let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
     let sender = Sender::Backend { rx: entry.read(|flow| flow.rx), is_stream };
-    step(sender, head.told()).is_news || note.is_strange(false) && entry.read(Flow::is_snat_on_devices)
+    step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: its protocol's flags. None
