@@ -155,7 +155,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     if flow.last_secs != now_secs {
         entry.set_last_secs(now_secs);
     }
-    // If the backend does not accept this RST, its next packet shall tell the opener so at once.
+    // A backend that does not accept this RST shall tell the opener so at once, by its next packet.
     if packet.resets()
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {

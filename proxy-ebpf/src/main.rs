@@ -63,7 +63,7 @@ struct Action(i32);
 impl Action {
     /// Leave the packet to the next program; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
     const PASS: Self = Self(TC_ACT_UNSPEC);
-    const DROP: Self = Self(TC_ACT_SHOT as i32);
+    const DROP: Self = Self(TC_ACT_SHOT);
 }
 
 #[classifier]

@@ -16,7 +16,7 @@ use crate::packet::checksum_offset;
 use crate::skb::{ETH_LEN, Skb};
 use crate::{Action, maps};
 
-/// Does nothing. The cost of the others is measured against it.
+/// A program that does nothing. The cost of the others is measured against it.
 #[classifier]
 pub fn kpx_empty(_ctx: TcContext) -> i32 {
     Action::PASS.0
@@ -34,7 +34,7 @@ pub fn kpx_minimal_out(ctx: TcContext) -> i32 {
     either(Skb::new(&ctx), Hook::EGRESS).0
 }
 
-/// A packet of either family.
+/// Handles a packet of either family.
 #[inline(always)]
 fn either(skb: Skb, hook: Hook) -> Action {
     let result = match skb.ethertype() {

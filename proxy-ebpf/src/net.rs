@@ -243,7 +243,7 @@ pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
 /// The difference between equals: one's complement has two zeros.
 pub const NO_DIFF: u32 = u32::MAX;
 
-/// Does as [`diff`], word by word and without the kernel.
+/// Computes the same as [`diff`], word by word and without the kernel.
 #[inline(always)]
 pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
     let sum: u64 = from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum();

@@ -76,10 +76,10 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     }
 }
 
-/// Puts `flow` at the end of the line of those that make room while they are half-open, before it exists. If the line is
-/// full, the first in it has to go: so there are never more half-open flows than places in the line, whoever opens them,
-/// and half of the table is left to the others, or what [`make_room`] makes where flows have four entries. False if other
-/// CPUs took every place that this one made.
+/// Puts `flow` at the end of the half-open queue, before it exists. If the queue is full, its first flow has to go.
+///
+/// So there are never more half-open flows than places in the queue, and half of the table is left to the others. Where flows
+/// have four entries, [`make_room`] makes that room. Returns false if other CPUs took every place that this one made.
 #[inline(never)]
 fn enqueue_half_open<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     let opener = flow.opener_key(proto);
@@ -92,7 +92,7 @@ fn enqueue_half_open<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     false
 }
 
-/// Makes room in a full table, where there are half-open flows. True if so.
+/// Makes room in a full table, where there are half-open flows. Returns true if so.
 #[inline(never)]
 fn make_room<A: Net>() -> bool {
     let mut forgotten = 0;
@@ -107,11 +107,11 @@ fn make_room<A: Net>() -> bool {
     forgotten != 0
 }
 
-/// Takes the first flow out of the line, and closes it if it is half-open, or over: while no agent sweeps, nobody else
-/// does. True if so. It may be another one that the same client has opened since: that one goes a round too early.
+/// Takes the first flow out of the half-open queue, and closes it if it is half-open or expired. Returns true if so.
 ///
-/// If it `spares` streams that want no answers, they go to the end of the line instead, and keep their backend: nobody but
-/// a flood of such streams makes them go.
+/// While no agent sweeps, no other code closes expired flows. The flow may be another one that the same client has opened since:
+/// that one goes a round too early. If the caller `spares` streams that want no answers, they go to the end of the queue
+/// instead, and keep their backend. Only a flood of such streams makes them go.
 #[inline(always)]
 pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bool) -> bool {
     if !maps::dequeue(key) || maps::flow(key, flow).is_none() {
@@ -173,7 +173,7 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
     }
 }
 
-/// Would replies of the flow come in with the tuple of another program's connection?
+/// Returns true if replies of the flow would come in with the tuple of another program's connection.
 #[inline(never)]
 fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     let key = FlowKey::new(Hook::INGRESS, proto, flow.backend, flow.source);
@@ -272,7 +272,7 @@ fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     }
 }
 
-/// Is there a flow of ours whose packets to its backend look just like this one?
+/// Returns true if a flow's packets to its backend look just like this one.
 #[inline(never)]
 pub fn collides<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);

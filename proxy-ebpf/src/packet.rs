@@ -57,12 +57,13 @@ pub struct Found {
     pub len: u32,
 }
 
-/// May open a flow.
+/// The packet may open a flow.
 const OPENS: u8 = 1 << 0;
-/// Is a first fragment, a later one.
+/// The packet is a first fragment.
 pub const FIRST: u8 = 1 << 1;
+/// The packet is a later fragment.
 pub const LATER: u8 = 1 << 2;
-/// Has the usual headers: see [`Head`].
+/// The packet has the usual headers: see [`Head`].
 const USUAL: u8 = 1 << 3;
 /// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;

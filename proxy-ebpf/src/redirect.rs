@@ -64,12 +64,12 @@ pub fn run<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Op
 #[inline(never)]
 fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Delivery {
     let Scratch { packet, flow, .. } = &*scratch;
-    // This direction takes the stack now, whatever the way of this packet; so shall the other, of which only its own end is
-    // known. (The end may have come before, while nothing was fast.)
+    // This direction takes the stack from now on, and so shall the other, which knows its own end only. (The end may have come
+    // before, while nothing was fast.)
     if is_known && flow.kind == Kind::DNAT && flow.tx.has(Seen::DIRECT) && flow.tx.with(packet.seen()).has(END) {
         note_direct(flow, packet.proto, false);
     }
-    // Of a bridge's port, whose packets are the bridge's to route, if any are.
+    // The bridge routes the packets of its ports.
     if !skb.is_ours() || skb.is_tagged() {
         return Delivery::LEFT;
     }

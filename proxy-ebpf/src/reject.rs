@@ -55,7 +55,7 @@ struct IcmpHeader {
     checksum_of_udp: u16,
 }
 
-/// May this host answer the packet? Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
+/// Returns true if this host may answer the packet. Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
     let (is_for_us, asker) = match exit {
@@ -170,7 +170,7 @@ fn write_header<A: Net>(skb: Skb, header: &Header<A>, proto: Proto, len: u16) ->
     skb.store(ETH_LEN, &A::ip_header(header.dst, header.src, proto, len), BPF_F_RECOMPUTE_CSUM)
 }
 
-/// Is the checksum at `offset` one that the device is to finish?
+/// Returns true if the device is to finish the checksum at `offset`.
 ///
 /// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change outside the pseudo
 /// header, so we tell it of one and look. (Then the field is as before: it may be quoted.)

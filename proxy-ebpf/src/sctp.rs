@@ -50,8 +50,8 @@ impl Start {
 
 /// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
 ///
-/// Where the checksum is still to be computed, by the device or at segmentation, zero stands in its place and has to stay:
-/// the kernel computes it over the packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
+/// A checksum that the device or segmentation is to compute is zero here, and has to stay so: the kernel computes it over the
+/// packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
 /// lost.)
 #[inline(always)]
 pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {

@@ -68,8 +68,8 @@ impl PacketMark {
         self.0 & MARKS == MARKS
     }
 
-    /// Has it come in through a device, where no hook of ours has rewritten it? Of a fragment that alone counts: where the
-    /// host cuts a packet that conntrack has put together, the pieces look like its own.
+    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it. A fragment's origin is not
+    /// asked: if the host cuts a packet that conntrack has put together, the pieces look like its own.
     #[inline(always)]
     pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
         self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)

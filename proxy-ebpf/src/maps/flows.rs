@@ -104,8 +104,8 @@ impl<A: Net> Entry<A> {
         self.read(|flow| flow.key(key.proto()) == *key)
     }
 
-    // If the element changes hands while it is written, its new owner is a flow of the same second whose end is noticed
-    // early or late once: the timeouts below bound what that can cost.
+    // The element may change hands while it is written. Its new owner is a flow of the same second, whose end is noticed early or
+    // late once: the timeouts bound what that can cost.
 
     /// Counts a packet: see [`Passed`](proxy_common::service_counts::Passed).
     #[inline(always)]

@@ -19,7 +19,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// None if it is not served here.
+    /// Returns None if the socket is not served here.
     #[inline(always)]
     pub fn of(peer: Peer, node: &Node) -> Option<Self> {
         let netns = peer.netns();
@@ -34,7 +34,7 @@ impl Client {
         Some(Self { cookie: peer.cookie(), netns, origin })
     }
 
-    /// May a frontend be at this address, to this client? Node ports may be at the host's own loopback address; a pod's is
+    /// Returns true if a frontend may be at this address, to this client. Node ports may be at the host's own loopback address; a pod's is
     /// another.
     #[inline(always)]
     pub fn may_dial<A: Family>(&self, addr: &A, node: &Node) -> bool {

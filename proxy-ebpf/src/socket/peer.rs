@@ -48,14 +48,14 @@ impl Peer {
         if proto > 0xff { Proto::ANY } else { Proto(proto as u8) }
     }
 
-    /// The kernel's number of the socket.
+    /// Returns the kernel's number of the socket.
     #[inline(always)]
     pub fn cookie(self) -> u64 {
         // SAFETY: the helper takes the context of this call, which is the kernel's own.
         unsafe { bpf_get_socket_cookie(self.0.cast()) }
     }
 
-    /// ... and of its network namespace.
+    /// Returns the kernel's number of the socket's network namespace.
     #[inline(always)]
     pub fn netns(self) -> u64 {
         // SAFETY: the helper takes the context of this call, and only reads it.
@@ -139,7 +139,7 @@ pub fn flags() -> u32 {
     SOCKET_FLAGS.get()
 }
 
-/// With which error the call fails, if the program refuses it.
+/// Sets the error of a call that the program refuses.
 #[inline(always)]
 pub fn fail(errno: i32) {
     // SAFETY: the helper takes a number. What it answers says nothing that could be helped.
