@@ -1,4 +1,4 @@
-//! Where clients dial and where their packets go: the maps that the agent fills.
+//! From the address that a client dials to a backend: the maps that the agent fills.
 //!
 //! `FRONTENDS` leads from what a client dials to a service port, `SERVICES` says how many backends each of the service
 //! port's sets has, `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that its other
@@ -12,7 +12,7 @@ use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
 use crate::closed::closed;
 
-/// What a client dials: the key of `FRONTENDS`, and as the ClusterIP's, the name of a service port (key of `SERVICES`).
+/// The address, port and protocol that a client dials: the key of `FRONTENDS`. The ClusterIP's is the name of a service port (key of `SERVICES`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey<A: Addr> {
@@ -56,13 +56,13 @@ impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
     }
 }
 
-/// What kind of frontend a client dialled.
+/// The kind of a frontend.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontendKind(u8);
 
 impl FrontendKind {
-    /// A ClusterIP of which no port matched: see [`FrontendKey::address`].
+    /// A ClusterIP without a matching port: see [`FrontendKey::address`].
     pub const ADDRESS: Self = Self(0);
     pub const CLUSTER_IP: Self = Self(1);
     /// At any address that the node takes node ports at: see [`FrontendKey::node_port`].
@@ -70,7 +70,7 @@ impl FrontendKind {
     pub const EXTERNAL_IP: Self = Self(3);
     pub const LOAD_BALANCER: Self = Self(4);
 
-    /// Is it subject to `externalTrafficPolicy`?
+    /// Returns true if it is subject to `externalTrafficPolicy`.
     #[inline(always)]
     pub const fn is_external(self) -> bool {
         match self.known() {
@@ -109,7 +109,7 @@ impl<A: Addr> Frontend<A> {
     }
 }
 
-/// Which endpoints of a service port: all that the cluster offers, or only this node's.
+/// The endpoints of a service port: all that the cluster offers, or only this node's.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Set(u8);
@@ -125,7 +125,7 @@ closed! {
     Set => Endpoints { CLUSTER => Cluster, LOCAL => Local }
 }
 
-/// How a service port spreads new flows over a set.
+/// The way in which a service port spreads new flows over a set.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Algorithm(pub u8);
@@ -238,7 +238,7 @@ assert_size!(Backend<Addr4> = 4 + 2 + 2);
 assert_size!(Backend<Addr6> = 16 + 2 + 2);
 
 impl<A: Addr> Backend<A> {
-    /// The endpoint is on this node: its replies come back here whatever their source address is.
+    /// The endpoint is on this node: its replies come back here from any source address.
     pub const LOCAL: u16 = 1 << 0;
 
     pub const fn new(addr: A, port: Port, flags: u16) -> Self {
@@ -358,7 +358,7 @@ impl<A: Addr> SourceRange<A> {
     }
 }
 
-/// What `SERVICE_CIDRS` says of a prefix.
+/// Values of `SERVICE_CIDRS`.
 pub mod service_net {
     /// A range from which ClusterIPs are taken: what is in it and no frontend is dropped.
     pub const RANGE: u32 = 1;

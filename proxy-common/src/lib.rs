@@ -1,4 +1,4 @@
-//! What the kernel programs and the agent must agree on: the keys and values of every map.
+//! The keys and values of every map, on which the kernel programs and the agent must agree.
 //!
 //! Three rules hold for every type here.
 //! Addresses and ports are in network byte order inside newtypes, so that an unswapped port cannot be compared with a

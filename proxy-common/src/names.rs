@@ -14,7 +14,7 @@ pub const EMPTY: &str = "kpx_empty";
 pub const MINIMAL: &str = "kpx_minimal";
 pub const MINIMAL_OUT: &str = "kpx_minimal_out";
 
-/// The programs of the hooks at which sockets say whom they dial, and are told whom they have dialled.
+/// The programs of the hooks at which sockets name the address that they dial, and ask for it.
 pub const SOCKETS: [&str; 4] = ["kpx_connect4", "kpx_connect6", "kpx_getpeer4", "kpx_getpeer6"];
 /// The same for datagrams of sockets that are not connected.
 pub const DATAGRAMS: [&str; 4] = ["kpx_sendmsg4", "kpx_sendmsg6", "kpx_recvmsg4", "kpx_recvmsg6"];
@@ -31,7 +31,7 @@ pub const CLOCK: &str = "CLOCK";
 /// How many packets each CPU has answered in a second.
 pub const ANSWERED: &str = "ANSWERED";
 
-/// Records for those who watch, whether any do, and what was lost.
+/// Records for `kpx monitor`, the limit while it runs, and the number of lost records.
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
 pub const MONITORED: &str = "MONITORED";
@@ -44,7 +44,7 @@ pub const FAST_PATH: &str = "FAST_PATH";
 /// How many packets each CPU may answer in a second (`u32`, set before loading).
 pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
 
-/// Whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
+/// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 

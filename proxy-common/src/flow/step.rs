@@ -1,4 +1,4 @@
-//! What a packet does to its flow: values in, values out, for every path that a packet takes through the programs.
+//! The step of a flow by one packet: values in, values out, for every path that a packet takes through the programs.
 
 use super::{Seen, State};
 use crate::addr::Proto;
@@ -57,7 +57,7 @@ pub const fn is_stream(proto: Proto, packets: u64) -> bool {
     proto.0 == Proto::UDP.0 && packets >= ANSWERS
 }
 
-/// What a packet makes of its flow.
+/// The effect of a packet on its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The bits that the packet's own direction has shown, with this packet's.
