@@ -44,7 +44,7 @@ struct Tables<A: Addr> {
     affinity: HashMap<MapData, AffinityKey<A>, Affinity<A>>,
     fragments: HashMap<MapData, FragmentKey<A>, Ports>,
     guests: HashMap<MapData, FlowKey<A>, Guest>,
-    nursery: Queue<MapData, FlowKey<A>>,
+    half_open: Queue<MapData, FlowKey<A>>,
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
 }
@@ -249,7 +249,7 @@ where
             affinity: bench.map(INGRESS, maps.affinity)?.try_into()?,
             fragments: bench.map(INGRESS, maps.fragments)?.try_into()?,
             guests: bench.map(EGRESS, maps.guests)?.try_into()?,
-            nursery: bench.map(INGRESS, maps.nursery)?.try_into()?,
+            half_open: bench.map(INGRESS, maps.half_open)?.try_into()?,
             connections: bench.map(INGRESS, maps.connections)?.try_into()?,
             counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
         })
@@ -261,7 +261,7 @@ where
         clear(&mut self.fragments)?;
         clear(&mut self.guests)?;
         // Flows that are gone still stand in it.
-        while self.nursery.pop(0).is_ok() {}
+        while self.half_open.pop(0).is_ok() {}
         clear(&mut self.connections)?;
         clear(&mut self.counts)
     }

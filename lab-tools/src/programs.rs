@@ -21,11 +21,11 @@ use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{EGRESS, EMPTY, FamilyMaps, INGRESS, IPV4, IPV6, MINIMAL, MINIMAL_OUT};
-use proxy_datapath::object;
 use proxy_datapath::verifier;
 
 use fixture::Fixture;
 use testbed::netns::NetNs;
+use testbed::test_run::object;
 use testbed::text::Names;
 
 /// The variants to compare: at ingress, and at egress.
@@ -104,7 +104,7 @@ struct Programs(Ebpf);
 
 impl Programs {
     fn load() -> Result<Self> {
-        let mut ebpf = verifier::loader().load(object::embedded()?).context("load the BPF object")?;
+        let mut ebpf = verifier::loader().load(object()?).context("load the BPF object")?;
         for name in VARIANTS.iter().flat_map(|(_, names)| names) {
             let program = ebpf.program_mut(name).with_context(|| format!("no program {name}"))?;
             let program: &mut SchedClassifier = program.try_into()?;

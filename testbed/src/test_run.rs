@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
@@ -64,9 +64,17 @@ impl From<i32> for Verdict {
     }
 }
 
+/// The ELF object, or nothing if there was none at build time (see `build.rs`).
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx-bench.bpf.o"));
+
+/// Returns the object with the programs that only benchmarks and tests attach (`kpx_empty` and the like).
+pub fn object() -> Result<&'static [u8]> {
+    ensure!(!OBJECT.is_empty(), "no benchmark programs: `cargo xtask test` and `cargo xtask bench` build them");
+    Ok(OBJECT)
+}
+
 fn load_empty() -> Result<Ebpf> {
-    let mut empty =
-        verifier::loader().load(object::embedded()?).context("load the BPF object for its empty program")?;
+    let mut empty = verifier::loader().load(object()?).context("load the BPF object for its empty program")?;
     let program: &mut SchedClassifier = empty.program_mut(EMPTY).context("no empty program")?.try_into()?;
     verifier::load(|| program.load()).context("load the empty program")?;
     Ok(empty)

@@ -34,6 +34,7 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
 fn measure(args: &[OsString], results: &Path) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     let kpx = build::with(&toolchain, &build::Options { release: true, ..Default::default() })?;
+    build::bench_object(&toolchain)?;
     let mut cargo = benchmark(true, results);
     cargo.args(args).env("KPX_BIN", kpx);
     workspace::run_as_root(&mut cargo)?;

@@ -30,6 +30,13 @@ pub(crate) struct Options {
     pub(crate) verbose: bool,
 }
 
+impl Options {
+    /// The feature of the kernel programs, if any.
+    fn feature(&self) -> Option<&'static str> {
+        self.log.then_some("log")
+    }
+}
+
 /// Returns the path of kpx.
 pub(crate) fn run(options: &Options) -> Result<PathBuf> {
     with(&setup::ensure(Need::Build)?, options)
@@ -57,10 +64,20 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
 
 /// Builds kernel programs that do the same with other instructions: those that log.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
+    variant(toolchain, "log")
+}
+
+/// Builds kernel programs with those that only benchmarks and tests attach, where `testbed::test_run` looks for them.
+pub(crate) fn bench_object(toolchain: &Toolchain) -> Result<PathBuf> {
+    variant(toolchain, "bench")
+}
+
+fn variant(toolchain: &Toolchain, feature: &str) -> Result<PathBuf> {
     let target_dir = workspace::target_dir()?;
-    let (bpf_dir, object) = (target_dir.join("bpf-log"), target_dir.join("kpx-log.bpf.o"));
-    step("build other kernel programs", || {
-        shell::run(kernel_programs(toolchain, &Options { log: true, ..Default::default() }, &bpf_dir))?;
+    let (bpf_dir, object) =
+        (target_dir.join(format!("bpf-{feature}")), target_dir.join(format!("kpx-{feature}.bpf.o")));
+    step(&format!("build kernel programs with feature {feature}"), || {
+        shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &object)
@@ -73,7 +90,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     step("build the kernel programs", || {
         let target_dir = workspace::target_dir()?;
         let bpf_dir = target_dir.join("bpf");
-        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
+        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &target_dir.join("kpx.bpf.o"))
@@ -81,7 +98,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
 }
 
 /// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own cargo has just run.
-fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) -> Command {
+fn kernel_programs(toolchain: &Toolchain, feature: Option<&str>, target_dir: &Path) -> Command {
     let mut cargo = match toolchain.compiler {
         Compiler::Debian => {
             let mut cargo = Command::new("/usr/bin/cargo");
@@ -102,7 +119,7 @@ fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) 
     workspace::forget_xtask(&mut cargo);
     cargo.current_dir(workspace::root()).env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker));
     cargo.args(["--locked", "--package", "proxy-ebpf", "--release", "--target", TARGET, "--target-dir"]);
-    cargo.arg(target_dir).args(options.log.then_some("--features=log"));
+    cargo.arg(target_dir).args(feature.map(|feature| format!("--features={feature}")));
     cargo
 }
 
@@ -138,7 +155,7 @@ mod tests {
 
     fn command(compiler: Compiler, options: &Options) -> String {
         let toolchain = Toolchain { compiler, linker: "/opt/bpf-linker".into() };
-        shell::show(&kernel_programs(&toolchain, options, Path::new("target/bpf")))
+        shell::show(&kernel_programs(&toolchain, options.feature(), Path::new("target/bpf")))
     }
 
     #[test]

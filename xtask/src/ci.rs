@@ -19,6 +19,7 @@ pub(crate) fn run() -> Result<()> {
     report.step("tidy", tidy::run);
     let kpx = report.step("build", || {
         let toolchain = setup::ensure(Need::Tests)?;
+        build::bench_object(&toolchain)?;
         build::with(&toolchain, &build::Options::default())
     });
     if let Some(kpx) = kpx {

@@ -16,6 +16,7 @@ use crate::{build, helm, shell, workspace};
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let toolchain = setup::ensure(Need::Tests)?;
     let kpx = build::with(&toolchain, &build::Options::default())?;
+    build::bench_object(&toolchain)?;
     let tally = all(&kpx, filter)?;
     tally.end(tally.check())
 }

@@ -98,7 +98,7 @@ impl Event {
         Self {
             what: what.to_owned(),
             reason: reason.map(|reason| reason.name().to_owned()),
-            hook: record.place.name().to_owned(),
+            hook: record.hook_id.name().to_owned(),
             ifindex: record.ifindex,
             device: nix::net::if_::if_indextoname(record.ifindex).ok().and_then(|name| name.into_string().ok()),
             protocol: is_known.then(|| record.proto.to_string().to_uppercase()),

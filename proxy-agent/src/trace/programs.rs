@@ -56,7 +56,7 @@ impl<A: Family> Programs<A> {
         // These maps remember state; the others cost nothing while they are empty. A flow has up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
-            for name in [maps.nursery, maps.affinity, maps.cursors, maps.connections, maps.fragments] {
+            for name in [maps.half_open, maps.affinity, maps.cursors, maps.connections, maps.fragments] {
                 loader.map_max_entries(name, MEMORY_MIN);
             }
         }
@@ -83,7 +83,7 @@ impl<A: Family> Programs<A> {
             frontend: none,
             service: none,
             kind: FrontendKind::ADDRESS,
-            origin: Origin::OUTSIDE,
+            origin: Origin::EXTERNAL,
             set: Set::CLUSTER,
             flags: 0,
             backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
