@@ -62,6 +62,27 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
     workspace::kpx(options.release)
 }
 
+/// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and builds no crate twice.
+pub(crate) fn with_demo(toolchain: &Toolchain) -> Result<PathBuf> {
+    object(toolchain, &Options::default())?;
+    step("build kpx and its demo", || {
+        let mut cargo = workspace::cargo();
+        cargo.args([
+            "build",
+            "--package",
+            "proxy-agent",
+            "--bin",
+            "kpx",
+            "--package",
+            "lab-tools",
+            "--bin",
+            "kpx-demo",
+        ]);
+        shell::run(cargo)
+    })?;
+    workspace::kpx(false)
+}
+
 /// Builds kernel programs that do the same with other instructions: those that log.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     variant(toolchain, "log")

@@ -20,7 +20,7 @@ pub(crate) fn run() -> Result<()> {
     let kpx = report.step("build", || {
         let toolchain = setup::ensure(Need::Tests)?;
         build::bench_object(&toolchain)?;
-        build::with(&toolchain, &build::Options::default())
+        build::with_demo(&toolchain)
     });
     if let Some(kpx) = kpx {
         report.step("test", || {

@@ -10,11 +10,11 @@ use anyhow::{Context, Result};
 use signal_hook::consts::SIGINT;
 
 use crate::setup::{self, Need};
-use crate::{build, shell, workspace};
+use crate::{build, shell};
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
-    let kpx = build::with(&toolchain, &build::Options::default())?;
+    let kpx = build::with_demo(&toolchain)?;
     // Ctrl-C reaches the demo as well, which then removes its lab. xtask waits for that, so that the prompt returns
     // after it.
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -25,11 +25,9 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     }
 }
 
-/// Runs the demo. Without a terminal as its input, the demo asks no questions.
+/// Runs the demo that was built beside kpx. Without a terminal as its input, the demo asks no questions.
 pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["run", "--package", "lab-tools", "--bin", "kpx-demo", "--"]).args(args);
-    cargo.env("KPX_BIN", kpx).stdin(input);
-    workspace::run_as_root(&mut cargo)?;
-    shell::run(cargo)
+    let mut demo = shell::as_root(&kpx.with_file_name("kpx-demo"))?;
+    demo.args(args).env("KPX_BIN", kpx).stdin(input);
+    shell::run(demo)
 }

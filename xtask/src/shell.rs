@@ -67,6 +67,14 @@ pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
     bail!("this needs root: run it as root, or let sudo work without a password (`sudo -v` first)")
 }
 
+/// Returns the command that runs a program as root.
+pub(crate) fn as_root(program: &Path) -> Result<Command> {
+    let mut words = root_prefix()?.iter().map(OsStr::new).chain([program.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    Ok(command)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
