@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tracing::info;
 
 use crate::events::Events;
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use crate::http_server;
 use crate::input::ObjectName;
 use crate::liveness::Liveness;
@@ -143,9 +143,8 @@ impl Check {
     }
 }
 
-/// What [`Health`] calls a port that cannot be had.
-fn problem(name: &ObjectName) -> String {
-    format!("healthCheckNodePort of {name}")
+fn problem(name: &ObjectName) -> Problem {
+    Problem::HealthCheck(name.clone())
 }
 
 /// The body, in the order in which kube-proxy has it.

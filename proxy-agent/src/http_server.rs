@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
-use crate::health::Health;
+use crate::health::{Health, Problem};
 
 /// Connections that wait to be taken, at most.
 const BACKLOG: i32 = 128;
@@ -64,7 +64,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Serves `router` at an address until dropped. That it cannot be had is a problem of the name `what`, and is tried again;
 /// or is the error with which this ends, if `hard_fail`.
 pub(crate) async fn keep_serving(
-    what: &str,
+    what: &Problem,
     address: SocketAddr,
     router: Router,
     hard_fail: bool,
@@ -74,10 +74,10 @@ pub(crate) async fn keep_serving(
         match listen(address).with_context(|| format!("listen on {address}")) {
             Ok(listener) => {
                 health.end(what);
-                info!(what, %address, "listening");
+                info!(what = what.to_string(), %address, "listening");
                 serve(listener, router.clone()).await;
             }
-            Err(error) if hard_fail => return Err(error).with_context(|| what.to_owned()),
+            Err(error) if hard_fail => return Err(error).with_context(|| what.to_string()),
             Err(error) => health.begin(what, format!("{error:#}")),
         }
         tokio::time::sleep(RETRY).await;

@@ -22,7 +22,7 @@ use tracing::info;
 
 use crate::datapath::{Attachments, Hooks, NodeMaps};
 use crate::desired::Desired;
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use crate::net::anchor::{self, Anchor, anchor_mtu};
 use crate::net::link::Link;
 use crate::net::role::Role;
@@ -67,7 +67,7 @@ pub struct Node {
     /// The addresses in force.
     node_addrs: (Addr4, Addr6),
     /// What [`Health`] was told of devices that could not be attached.
-    failing: BTreeSet<String>,
+    failing: BTreeSet<Problem>,
     /// This is no node.
     outside: Option<Outside>,
     /// lo carries a program: on a host outside only if a backend is one of its own sockets.
@@ -222,23 +222,26 @@ impl Node {
         }
         self.detection.learn(&desired.pod_cidrs())?;
         if !self.detection.is_known() {
-            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode goes by them");
+            health.begin(
+                &Problem::LocalPods,
+                "the Node object has no podCIDRs yet, and --detect-local-mode goes by them",
+            );
             return Ok(false);
         }
         if !self.detects {
             self.detects = true;
             self.inherited = None;
             match self.write_pods(desired).and_then(|()| self.write_node()) {
-                Ok(()) => health.end(LOCAL_PODS),
+                Ok(()) => health.end(&Problem::LocalPods),
                 Err(error) => {
                     self.detects = false; // So that the next sync tries again.
-                    health.begin(LOCAL_PODS, format!("{error:#}"));
+                    health.begin(&Problem::LocalPods, format!("{error:#}"));
                 }
             }
         } else if self.pod_cidrs != desired.pod_cidrs()
             && let Err(error) = self.write_pods(desired)
         {
-            health.begin(LOCAL_PODS, format!("{error:#}"));
+            health.begin(&Problem::LocalPods, format!("{error:#}"));
         }
         self.spare_other_proxies(desired);
         Ok(true)
@@ -307,12 +310,12 @@ impl Node {
                 Role::Device { .. } => Hooks::Both,
                 Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };
-            let what = format!("device {}", link.name);
             carried.insert(link.index);
             let known = self.attachments.devices().contains_key(&link.index);
             if let Err(error) = self.attachments.attach(link.index, &link.name, hooks) {
-                health.begin(&what, format!("{error:#}"));
-                failing.insert(what);
+                let problem = Problem::Device(link.name.clone());
+                health.begin(&problem, format!("{error:#}"));
+                failing.insert(problem);
             }
             if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
                 info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
@@ -324,7 +327,7 @@ impl Node {
                 info!(device = attached.name, ifindex, "detached");
             }
         }
-        self.failing.difference(&failing).for_each(|what| health.end(what));
+        self.failing.difference(&failing).for_each(|problem| health.end(problem));
         self.failing = failing;
     }
 
@@ -392,6 +395,3 @@ impl Node {
 
 /// Interface index of lo, in every network namespace.
 const LO: u32 = 1;
-
-/// What [`Health`] calls the detection of local pods.
-const LOCAL_PODS: &str = "local pods";

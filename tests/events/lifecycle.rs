@@ -13,7 +13,7 @@ fn nothing_is_served_before_the_node_has_addresses() -> Result<()> {
     let bed = Bed::new()?;
     bed.put(&service("web", 10))?;
     let kpx = bed.start("")?;
-    kpx.wait_problem(NODE_OBJECT, "there is none of the name n1 yet")?;
+    kpx.wait_problem(NODE_OBJECT, "no Node is named n1 yet")?;
     bed.put(&node(&[]))?;
     kpx.wait_problem(NODE_OBJECT, "n1 has no addresses yet")?;
     let status = kpx.status()?;
@@ -28,14 +28,14 @@ fn nothing_is_served_before_the_node_has_addresses() -> Result<()> {
 fn a_node_that_does_not_come_is_given_up() -> Result<()> {
     let bed = Bed::new()?;
     let kpx = bed.spawn("--node-timeout 1s")?;
-    kpx.fails("waited 1s in vain: Node object: there is none of the name n1 yet")
+    kpx.fails("gave up after 1s: Node object: no Node is named n1 yet")
 }
 
 #[test]
 fn pod_cidrs_that_do_not_come_are_given_up() -> Result<()> {
     let bed = Bed::with_node()?;
     let kpx = bed.spawn("--node-timeout 1s --detect-local-mode NodeCIDR")?;
-    kpx.fails("waited 1s in vain: local pods: the Node object has no podCIDRs yet")
+    kpx.fails("gave up after 1s: local pods: the Node object has no podCIDRs yet")
 }
 
 #[test]

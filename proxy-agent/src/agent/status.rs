@@ -8,7 +8,7 @@ use proxy_common::names;
 
 use super::Agent;
 use crate::desired::FamilyCounts;
-use crate::health::{Problem, Problems};
+use crate::health::{Problem, Problems, Reason};
 use crate::net::{self, role::Role};
 use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
 
@@ -39,7 +39,7 @@ impl Agent {
             complete: self.desired.is_complete(),
             last_sync: self.last_sync,
             syncs: self.syncs,
-            problems: problems.iter().chain(source_problems).map(problem_status).collect(),
+            problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
             unreachable: self.desired.unreachable_status(),
             devices: devices.collect(),
@@ -109,8 +109,16 @@ impl Agent {
     }
 }
 
-fn problem_status((what, problem): (&String, &Problem)) -> ProblemStatus {
-    ProblemStatus { what: what.clone(), why: problem.why.clone(), since: problem.since }
+/// Returns problems by the order of their texts.
+fn problem_status(problems: &Problems) -> Vec<ProblemStatus> {
+    let status = |(problem, reason): (&Problem, &Reason)| ProblemStatus {
+        what: problem.to_string(),
+        why: reason.why.clone(),
+        since: reason.since,
+    };
+    let mut problems: Vec<_> = problems.iter().map(status).collect();
+    problems.sort_by(|a, b| a.what.cmp(&b.what));
+    problems
 }
 
 fn table_status(counts: FamilyCounts) -> TableStatus {

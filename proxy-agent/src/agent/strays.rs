@@ -8,10 +8,7 @@ use tokio::time::Instant;
 
 use crate::datapath::Counters;
 use crate::events::Events;
-use crate::health::Health;
-
-/// What [`Health`] calls it.
-const STRAYS: &str = "pods taken for outside clients";
+use crate::health::{Health, Problem};
 
 /// A problem is over after this long without another such client.
 const QUIET: Duration = Duration::from_secs(600);
@@ -32,7 +29,7 @@ impl Strays {
         if now == self.seen {
             if self.last.is_some_and(|last| last.elapsed() >= QUIET) {
                 self.last = None;
-                health.end(STRAYS);
+                health.end(&Problem::PodsOutside);
             }
             return Ok(());
         }
@@ -40,7 +37,7 @@ impl Strays {
         let why = "connections came from addresses in this node's podCIDRs through devices that kpx takes for no pod's; \
                    they are served, masqueraded where a client outside would be: `kpx devices` shows the roles, and \
                    --cluster-cidr or --detect-local-mode tells pods apart";
-        health.begin(STRAYS, why);
+        health.begin(&Problem::PodsOutside, why);
         if !std::mem::replace(&mut self.told, true) {
             events.pods_outside(why);
         }

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::Node;
 use crate::desired::Desired;
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use crate::model::{Lead, Peer, Unreachable};
 use crate::net::link::Link;
 use crate::net::pod_route::{Hop, PodRoutes};
@@ -24,7 +24,7 @@ pub(super) struct Outside {
     /// Routes may have changed since they were asked.
     stale: bool,
     /// What [`Health`] was told of Services.
-    reported: BTreeSet<String>,
+    reported: BTreeSet<Problem>,
 }
 
 impl Outside {
@@ -68,8 +68,8 @@ impl Outside {
         let leads = fib::leads(&self.handle, &addrs, anchor).await?;
         let refused = pod_routes.reconcile(&hops(&self.peers, &leads, links)).await?;
         match refused.first() {
-            None => health.end(POD_ROUTES),
-            Some(first) => health.begin(POD_ROUTES, format!("{} refused, first {first}", refused.len())),
+            None => health.end(&Problem::PodRoutes),
+            Some(first) => health.begin(&Problem::PodRoutes, format!("{} refused, first {first}", refused.len())),
         }
         Ok(())
     }
@@ -78,11 +78,11 @@ impl Outside {
     pub(super) fn report(&mut self, desired: &Desired, health: &Health) {
         let mut cut_off = BTreeSet::new();
         for (service, unreachable) in desired.cut_off() {
-            let what = format!("Service {service}");
-            health.begin(&what, why(&unreachable));
-            cut_off.insert(what);
+            let problem = Problem::Service(service.clone());
+            health.begin(&problem, why(&unreachable));
+            cut_off.insert(problem);
         }
-        self.reported.difference(&cut_off).for_each(|what| health.end(what));
+        self.reported.difference(&cut_off).for_each(|problem| health.end(problem));
         self.reported = cut_off;
     }
 }
@@ -134,9 +134,6 @@ impl Node {
         }
     }
 }
-
-/// What [`Health`] calls routes that the kernel does not take.
-const POD_ROUTES: &str = "pod routes";
 
 fn why(unreachable: &[&Unreachable]) -> String {
     let backends: BTreeSet<_> = unreachable.iter().map(|one| one.backend.ip()).collect();

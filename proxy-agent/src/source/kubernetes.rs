@@ -19,7 +19,7 @@ use self::watch::failure::failed_plugin;
 use self::watch::{Ended, Watch};
 use crate::compact::{EndpointSlice, Service};
 use crate::events;
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use crate::input::Input;
 
 mod client;
@@ -122,20 +122,18 @@ impl Options {
             *files = self.files();
             match self.clients(outage).await {
                 Ok(clients) => {
-                    health.end(CREDENTIALS);
+                    health.end(&Problem::Credentials);
                     return clients;
                 }
                 Err(error) => {
                     let why = failed_plugin(error.as_ref()).unwrap_or_else(|| format!("{error:#}"));
-                    health.begin(CREDENTIALS, why);
+                    health.begin(&Problem::Credentials, why);
                 }
             }
             tokio::time::sleep(CREDENTIALS_RETRY).await;
         }
     }
 }
-
-const CREDENTIALS: &str = "credentials";
 
 /// All that is watched. Outlives clients, so that new credentials cost no new lists.
 struct Watches {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::failure::{End, Over};
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use crate::input::ObjectName;
 use crate::metrics::Watches;
 
@@ -20,9 +20,9 @@ const AFTER_END: Duration = Duration::from_secs(10);
 
 pub(super) struct Trouble<'a> {
     kind: String,
-    what: String,
+    watch: Problem,
     /// What cannot be told of the server's history.
-    history: String,
+    history: Problem,
     health: &'a Health,
     /// Something was amiss since the server's history was last known: who answers next may have other data. A look comes
     /// within this time.
@@ -33,13 +33,13 @@ impl<'a> Trouble<'a> {
     /// At first it has yet to be found well: an earlier client may have left a problem behind.
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
-        let (what, history) = (format!("{kind} watch"), format!("{kind} history"));
-        Self { kind, what, history, health, doubt: Some(AFTER_OUTAGE) }
+        let (watch, history) = (Problem::Watch(kind.clone()), Problem::History(kind.clone()));
+        Self { kind, watch, history, health, doubt: Some(AFTER_OUTAGE) }
     }
 
     /// `ends`: how many watches have ended in a row that had begun.
     pub(super) fn met(&mut self, over: &Over, unserved: bool, ends: u32) {
-        debug!(what = self.what, ?over, "list or watch over");
+        debug!(what = %self.watch, ?over, "list or watch over");
         if unserved {
             Watches::of_process().unserved(&self.kind);
             self.doubt = Some(AFTER_OUTAGE);
@@ -55,8 +55,8 @@ impl<'a> Trouble<'a> {
             Over::Ended(End::InTime) | Over::Lost(_) | Over::ReceiverGone => self.doubt,
         };
         match over.problem() {
-            Some(why) => self.health.begin(&self.what, why),
-            None if ends >= ENDS => self.health.begin(&self.what, format!("no watch lasts: {}", end(over))),
+            Some(why) => self.health.begin(&self.watch, why),
+            None if ends >= ENDS => self.health.begin(&self.watch, format!("no watch lasts: {}", end(over))),
             None => {}
         }
     }
@@ -65,17 +65,17 @@ impl<'a> Trouble<'a> {
     pub(super) fn listed(&mut self, ends: u32) {
         self.is_back();
         if ends < ENDS {
-            self.health.end(&self.what);
+            self.health.end(&self.watch);
         }
     }
 
     pub(super) fn over(&self) {
-        self.health.end(&self.what);
+        self.health.end(&self.watch);
     }
 
     /// Whether the server's history is the same could not be told. The watch goes on meanwhile.
     pub(super) fn untold(&self, over: &Over) {
-        debug!(what = self.history, ?over, "no look");
+        debug!(what = %self.history, ?over, "no look");
         Watches::of_process().failed(&self.kind);
         let why = over.problem().unwrap_or_else(|| end(over));
         self.health.begin(&self.history, format!("changes may be missing, the server's version is not known: {why}"));
@@ -98,12 +98,12 @@ impl<'a> Trouble<'a> {
 
     pub(super) fn unreadable(&self, objects: &BTreeMap<ObjectName, String>) {
         Watches::of_process().unreadable(&self.kind, objects.len());
-        let what = format!("{} objects", self.kind);
+        let objects_problem = Problem::Objects(self.kind.clone());
         match objects.first_key_value() {
             Some((name, why)) => {
-                self.health.begin(&what, format!("{} cannot be read, such as {name}: {why}", objects.len()));
+                self.health.begin(&objects_problem, format!("{} cannot be read, such as {name}: {why}", objects.len()));
             }
-            None => self.health.end(&what),
+            None => self.health.end(&objects_problem),
         }
     }
 }
