@@ -333,6 +333,7 @@ impl Agent {
     fn answer(&self, ask: Ask, source_problems: &Problems) {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
+            Ask::Maps(answer) => drop(answer.send(self.loaded.maps.clone())),
             Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
             Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }

@@ -2,7 +2,9 @@
 //! socket in the run directory, with JSON in return.
 
 pub mod client;
+mod flows;
 
+use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
 use std::path::{Path, PathBuf};
@@ -22,12 +24,16 @@ use crate::metrics::Readings;
 use crate::status::Status;
 use crate::view::{NameView, ServiceView, Snapshot};
 
+pub use flows::FlowFilter;
+
 /// A question to the loop, and where the answer goes.
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
     /// All Services that are served, and who knows what passed for them.
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
+    /// The kernel's ids of the maps, by name.
+    Maps(oneshot::Sender<BTreeMap<String, u32>>),
     /// What a scrape needs of the loop.
     Readings(oneshot::Sender<Result<Readings>>),
 }
@@ -66,6 +72,15 @@ impl Asker {
         tokio::task::spawn_blocking(move || snapshot.names()).await.context("look at the Services")
     }
 
+    /// Returns what tells the flows and their names.
+    async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
+        self.ask(Ask::Services).await
+    }
+
+    async fn maps(&self) -> Result<BTreeMap<String, u32>> {
+        self.ask(Ask::Maps).await
+    }
+
     pub async fn readings(&self) -> Result<Readings> {
         self.ask(Ask::Readings).await?
     }
@@ -83,7 +98,12 @@ pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
 }
 
 fn router() -> Router<Asker> {
-    Router::new().route("/status", get(status)).route("/services", get(services)).route("/names", get(names))
+    Router::new()
+        .route("/status", get(status))
+        .route("/services", get(services))
+        .route("/names", get(names))
+        .route("/maps", get(maps))
+        .route("/flows", get(flows::flows))
 }
 
 async fn status(State(asker): State<Asker>) -> Response {
@@ -96,6 +116,10 @@ async fn services(State(asker): State<Asker>) -> Response {
 
 async fn names(State(asker): State<Asker>) -> Response {
     answer(asker.names().await)
+}
+
+async fn maps(State(asker): State<Asker>) -> Response {
+    answer(asker.maps().await)
 }
 
 pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
@@ -115,7 +139,8 @@ fn socket(run_dir: &Path) -> PathBuf {
 /// The lock is an abstract socket: it belongs to the namespace, and is gone with its process however that ends.
 pub fn lock() -> Result<StdUnixListener> {
     let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
-    StdUnixListener::bind_addr(&name).context("another kpx is running on this host (or whoever holds the socket @kpx)")
+    StdUnixListener::bind_addr(&name)
+        .context("another kpx is running on this host, or another program holds the abstract socket @kpx")
 }
 
 /// Listens in the run directory.

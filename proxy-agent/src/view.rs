@@ -2,6 +2,7 @@
 //! all who read `--output json`. The form is kept: fields may be added, none is renamed or taken away.
 
 mod build;
+mod flow;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use build::{ServiceSnapshot, Snapshot};
+pub use flow::{FlowService, FlowView};
 
 /// A Service, as it was last seen, and what of it is in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
