@@ -194,7 +194,7 @@ impl Agent {
                 }
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
-                    let ask = ask.context("nobody is left to ask")?;
+                    let ask = ask.context("every handle of the agent is gone")?;
                     let _work = self.reports.liveness.work();
                     self.answer(ask, &inbox.source_health.problems());
                 }

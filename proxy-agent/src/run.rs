@@ -92,7 +92,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender, settings.sync_period) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
-            change = settings.files.changed() => Err(anyhow!("{change}: to be started anew with it")),
+            change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
             result = watchers.serve(monitor) => result.context("the monitor"),

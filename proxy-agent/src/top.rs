@@ -22,9 +22,10 @@ use crate::run::RUN_DIR;
 use keys::Act;
 use rows::{Sample, Sort, View, rows};
 
-/// Show what passes for each Service: connections, packets, bytes and refusals per second, and open flows.
+/// Show what passes for each Service: flows opened, packets, bytes and unserved packets per second, and flows.
 ///
-/// In a terminal until `q` is pressed. Elsewhere, or with --once, one table. Packets and bytes are those of both directions.
+/// In a terminal until `q` is pressed. Elsewhere, or with --once, one table. Packets and bytes are those of both directions. A
+/// packet is unserved if it would have opened a flow, and was dropped or rejected.
 #[derive(Args, Debug)]
 pub struct TopArgs {
     /// Seconds between two looks.

@@ -82,8 +82,16 @@ pub struct BackendView {
     /// Takes new flows of clients of the whole cluster, of those under a policy `Local`.
     pub in_cluster_set: bool,
     pub in_local_set: bool,
-    /// Open flows through this node.
+    /// Flows in the table, as of the last sweep.
     pub flows: u64,
+}
+
+impl ServiceView {
+    /// Returns the backends that take traffic, and all that are listed.
+    pub fn backends_in_use(&self) -> (usize, usize) {
+        let all = || self.ports.iter().flat_map(|port| &port.backends);
+        (all().filter(|backend| backend.in_cluster_set || backend.in_local_set).count(), all().count())
+    }
 }
 
 /// What passed this node for a service port.
@@ -92,7 +100,7 @@ pub struct BackendView {
 pub struct PortCounts {
     /// Flows opened since the agent started.
     pub flows_opened: u64,
-    /// Flows open now, as of the last sweep.
+    /// Flows in the table, as of the last sweep.
     pub flows: u64,
     /// Towards backends.
     pub packets: u64,
@@ -100,8 +108,21 @@ pub struct PortCounts {
     /// Back to clients.
     pub packets_returned: u64,
     pub bytes_returned: u64,
-    /// Packets that would have opened a flow and were dropped or rejected.
+    /// Packets that would have opened a flow and were dropped.
+    #[serde(default)]
+    pub dropped: u64,
+    /// Packets that would have opened a flow and were rejected, with an answer to the client.
+    #[serde(default)]
+    pub rejected: u64,
+    /// The sum of `dropped` and `rejected`: it goes with the next release.
     pub refused: u64,
+}
+
+impl PortCounts {
+    /// Returns the packets that would have opened a flow, and were dropped or rejected.
+    pub const fn unserved(&self) -> u64 {
+        self.dropped + self.rejected
+    }
 }
 
 /// What a frontend in force is called.

@@ -64,7 +64,7 @@ fn unhook(bed: &Bed, kpx: &Agent<'_>, attach: &str) -> Result<()> {
         wait_until(PROMPT, "the pin is back", || Ok(pin.exists()))?;
     }
     wait_until(PROMPT, "all are served", || Ok(bed.serves(&["p1a", "n1", "x"])))?;
-    ensure!(kpx.log().contains("was taken off, attaching anew"), "{}", kpx.log());
+    ensure!(kpx.log().contains("was taken off, attaching it again"), "{}", kpx.log());
     Ok(())
 }
 

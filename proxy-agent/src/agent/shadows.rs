@@ -33,7 +33,7 @@ impl Shadows {
             return;
         }
         let listeners = Listeners::read().unwrap_or_else(|error| {
-            debug!(error = format!("{error:#}"), "nobody knows who listens on this node");
+            debug!(error = format!("{error:#}"), "cannot list the sockets that listen on this node");
             Listeners::default()
         });
         for (addr, proto, port) in new.into_iter().filter(|&(addr, proto, port)| listeners.take(addr, proto, port)) {

@@ -10,7 +10,9 @@ use super::Agent;
 use crate::desired::FamilyCounts;
 use crate::health::{Problem, Problems, Reason};
 use crate::net::{self, role::Role};
-use crate::status::{DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus};
+use crate::status::{
+    DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, old_event_name,
+};
 
 impl Agent {
     pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {
@@ -54,7 +56,10 @@ impl Agent {
                 .counters
                 .events()?
                 .into_iter()
-                .map(|(event, count)| (event.name().to_owned(), count))
+                .flat_map(|(event, count)| {
+                    let names = [Some(event.name()), old_event_name(event.name())];
+                    names.into_iter().flatten().map(move |name| (name.to_owned(), count))
+                })
                 .collect(),
             reasons: self
                 .counters
@@ -126,6 +131,7 @@ fn table_status(counts: FamilyCounts) -> TableStatus {
         services: counts.services,
         service_ports: counts.service_ports,
         frontends: counts.frontends,
+        slots: counts.backends,
         backends: counts.backends,
     }
 }

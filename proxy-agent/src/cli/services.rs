@@ -67,12 +67,11 @@ fn port(port: &PortView) -> String {
     format!("{}{node_port}/{}{mark}", port.port, port.protocol)
 }
 
-/// Those that take traffic, of all that are listed, over all ports.
+/// Returns the backends that take traffic, of all that are listed, over all ports.
 fn backends(service: &ServiceView) -> Cell {
-    let all = || service.ports.iter().flat_map(|port| &port.backends);
-    let taking = all().filter(|backend| backend.in_cluster_set || backend.in_local_set).count();
-    let text = format!("{taking}/{}", all().count());
-    if taking == 0 { yellow(text) } else { cell(text) }
+    let (in_use, all) = service.backends_in_use();
+    let text = format!("{in_use}/{all}");
+    if in_use == 0 { yellow(text) } else { cell(text) }
 }
 
 fn conflicts(service: &ServiceView) -> impl Iterator<Item = String> {

@@ -215,7 +215,7 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Commo
         is_known,
         "mode",
         mode,
-        "must be iptables, ipvs, nftables, ebpf or blank, all of which mean the same to kpx",
+        "must be iptables, ipvs, nftables, ebpf or blank; all of them mean the same to kpx",
     );
     let (sync, min_sync) = (format!("{}.syncPeriod", common.section), format!("{}.minSyncPeriod", common.section));
     fields.positive(&sync, common.sync_period);

@@ -140,7 +140,7 @@ impl Attachments {
             }
         }
         for name in &missing {
-            warn!(program = name, "the program was taken off its cgroup, attaching anew");
+            warn!(program = name, "the program was taken off its cgroup, attaching it again");
             self.attach_socket(name)?;
         }
         Ok(missing.len() as u64)

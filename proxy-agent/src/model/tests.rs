@@ -224,13 +224,13 @@ fn what_cannot_be_read_costs_only_itself() {
             skipped EndpointSlice default/bad-ports-1 endpoints[2].addresses[0]: "fd00::1" is no IPv4 address
             skipped EndpointSlice default/bad-ports-1 endpoints[3].addresses[0]: "0.0.0.0" is no address to send to
             skipped EndpointSlice default/bad-ports-1 endpoints[5].addresses[0]: missing
-            skipped EndpointSlice default/bad-ports-1 ports[0].protocol: "tcp" is none of TCP, UDP, SCTP
+            skipped EndpointSlice default/bad-ports-1 ports[0].protocol: "tcp" is not one of TCP, UDP, SCTP
             skipped EndpointSlice default/bad-ports-1 ports[1].port: 70000 is not in 1..=65535
             skipped EndpointSlice default/bad-ports-1 ports[3].name: missing
             skipped EndpointSlice default/bad-ports-1 ports[4].port: missing
             skipped Service default/bad-ports spec.ports[0].port: 0 is not in 1..=65535
             skipped Service default/bad-ports spec.ports[1].port: 65536 is not in 1..=65535
-            skipped Service default/bad-ports spec.ports[2].protocol: "ICMP" is none of TCP, UDP, SCTP
+            skipped Service default/bad-ports spec.ports[2].protocol: "ICMP" is not one of TCP, UDP, SCTP
             skipped Service default/bad-ports spec.ports[4]: 10.96.0.1:80/tcp is listed before
         "#]],
     );

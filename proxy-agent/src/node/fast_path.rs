@@ -82,7 +82,7 @@ impl Node {
         if self.fast_path.asked == FastPath::Off {
             return Ok(());
         }
-        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("nobody knows which rules: {error:#}")]);
+        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
         let before = self.fast_path.clone();
         self.fast_path.rules = Some(rules.clone());
         self.fast_path.obstacle = None;

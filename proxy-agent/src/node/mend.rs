@@ -46,7 +46,7 @@ impl Node {
         let missing = self.attachments.verify(&self.handle).await.context("look for programs that were taken off")?;
         for Missing { ifindex, hook } in &missing {
             if let Some(attached) = self.attachments.detach(*ifindex) {
-                warn!(device = attached.name, hook = hook.name(), "the program was taken off, attaching anew");
+                warn!(device = attached.name, hook = hook.name(), "the program was taken off, attaching it again");
             }
             self.mended.programs += 1;
         }
@@ -87,7 +87,7 @@ impl Node {
         let anchor = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
         self.mended.anchors += u64::from(!stood);
         if anchor != self.anchor {
-            warn!(ifindex = anchor.ifindex, "the anchor was gone and is made anew");
+            warn!(ifindex = anchor.ifindex, "the anchor was gone, making it again");
             self.attachments.detach(self.anchor.ifindex);
             self.attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
             self.ways = Ways::open(&self.handle, anchor.ifindex).await?;

@@ -22,7 +22,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, rows: &Rows, view: &mut View) {
     frame.render_widget(header(rows), head);
     let lines = rows.header.problems.iter().map(|problem| Line::styled(problem.clone(), Color::Red));
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), problems);
-    frame.render_widget(dropped(rows), reasons);
+    frame.render_widget(unserved(rows), reasons);
     services(frame, table, rows, view);
     let foot_text = if view.typing { format!("filter: {}_", view.filter) } else { HELP.to_owned() };
     frame.render_widget(Line::styled(foot_text, Modifier::DIM), foot);
@@ -38,7 +38,7 @@ fn header(rows: &Rows) -> Line<'static> {
     ])
 }
 
-fn dropped(rows: &Rows) -> Line<'static> {
+fn unserved(rows: &Rows) -> Line<'static> {
     if rows.reasons.is_empty() {
         return Line::raw("not served: nothing");
     }
@@ -51,7 +51,7 @@ fn services(frame: &mut Frame<'_>, area: Rect, rows: &Rows, view: &mut View) {
     let room = usize::from(area.height.saturating_sub(2));
     view.scroll = view.scroll.min(rows.services.len().saturating_sub(room));
     let shown = rows.services.iter().skip(view.scroll).take(room);
-    let lines = shown.map(|row| line(cells(&row.name, &row.rates, row.backends.to_string()), Style::new()));
+    let lines = shown.map(|row| line(cells(&row.name, &row.rates, row.backends.clone()), Style::new()));
     let filter = if view.filter.is_empty() { String::new() } else { format!(" of *{}*", view.filter) };
     let total = line(cells(&format!("total{filter}"), &rows.total, String::new()), Style::from(Modifier::BOLD));
     let names = COLUMNS.iter().enumerate().map(|(at, name)| {
@@ -63,7 +63,7 @@ fn services(frame: &mut Frame<'_>, area: Rect, rows: &Rows, view: &mut View) {
         Constraint::Length(8),
         Constraint::Length(9),
         Constraint::Length(8),
-        Constraint::Length(9),
+        Constraint::Length(10),
         Constraint::Length(8),
         Constraint::Length(8),
     ];
@@ -84,10 +84,10 @@ fn aligned(column: usize, text: String) -> Line<'static> {
 fn sorted_by(sort: Sort) -> usize {
     match sort {
         Sort::Name => 0,
-        Sort::Connections => 1,
+        Sort::Opened => 1,
         Sort::Packets => 2,
         Sort::Bytes => 3,
-        Sort::Refused => 4,
+        Sort::Unserved => 4,
         Sort::Flows => 5,
     }
 }

@@ -112,8 +112,8 @@ fn cgroup2(facts: &Facts) -> Finding {
 /// They are by choice.
 fn sockets(facts: &Facts) -> Finding {
     match &facts.probed.sockets {
-        Ok(()) => ok("sockets", "--socket-lb can be had"),
-        Err(why) => ok("sockets", format!("--socket-lb cannot be had: {why}")),
+        Ok(()) => ok("sockets", "--socket-lb works here"),
+        Err(why) => ok("sockets", format!("--socket-lb does not work here: {why}")),
     }
 }
 
@@ -274,7 +274,7 @@ fn kube_proxy_rules(facts: &Facts) -> Finding {
     let rules = &facts.kube_proxy_rules;
     if rules.unknown {
         let fix = "install nft or iptables if kube-proxy ever ran here";
-        return warn(WHAT, "neither nft nor iptables is installed, so nobody can tell", fix);
+        return warn(WHAT, "neither nft nor iptables is installed, so kpx cannot tell", fix);
     }
     if rules.is_empty() {
         return ok(WHAT, "none");

@@ -35,7 +35,7 @@ fn an_annotation_asks_for_an_algorithm() {
             10.96.0.4:80/tcp cluster-ip cluster=0 local=0 least-connections
             10.96.0.5 address
             10.96.0.5:80/tcp cluster-ip cluster=0 local=0
-            skipped Service default/other metadata.annotations[kpx.dev/lb-algorithm]: "fair" is none of random, maglev, round-robin, least-connections
+            skipped Service default/other metadata.annotations[kpx.dev/lb-algorithm]: "fair" is not one of random, maglev, round-robin, least-connections
         "#]],
     );
 }
@@ -126,7 +126,7 @@ fn affinity_has_a_default_and_limits() {
             10.96.0.9 address
             10.96.0.9:80/tcp cluster-ip cluster=0 local=0
             skipped Service default/negative spec.sessionAffinityConfig.clientIP.timeoutSeconds: -1 is not in 1..=86400, so 10800 counts
-            skipped Service default/other spec.sessionAffinity: "Cookie" is none of None, ClientIP
+            skipped Service default/other spec.sessionAffinity: "Cookie" is not one of None, ClientIP
             skipped Service default/too-long spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not in 1..=86400, so 10800 counts
             skipped Service default/too-short spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not in 1..=86400, so 10800 counts
         "#]],
