@@ -43,7 +43,8 @@ fn every_query_is_about_series_that_kpx_has() -> Result<()> {
         }
     }
     // Whoever adds a metric of kpx's own shows it.
-    let own = metrics.iter().filter(|(name, _)| name.starts_with("kpx_"));
+    // The old name of a metric is told for one release, and shown by nothing.
+    let own = metrics.iter().filter(|(name, _)| name.starts_with("kpx_") && name.as_str() != "kpx_mended_total");
     let shown = |name: &str| asked.iter().any(|asked| asked.starts_with(name));
     let hidden: Vec<_> = own.map(|(name, _)| name).filter(|name| !shown(name)).collect();
     ensure!(hidden.is_empty(), "no panel and no alert asks for {hidden:?}");

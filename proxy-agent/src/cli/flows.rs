@@ -18,16 +18,16 @@ use crate::view::{FlowService, FlowView};
 /// List the flows that pass this node, as the kernel programs have them just now.
 #[derive(Args, Debug)]
 pub(super) struct FlowsArgs {
-    /// Only of this Service.
+    /// Only flows of this Service.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     service: Option<String>,
-    /// Only of this client.
+    /// Only flows of this client.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
-    /// Only to this backend.
+    /// Only flows to this backend.
     #[arg(long, value_name = "IP")]
     backend: Option<IpAddr>,
-    /// At most so many; 0 for all.
+    /// At most this many flows; 0 for all.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit: usize,
     #[command(flatten)]
@@ -85,7 +85,7 @@ fn row(flow: &FlowView, wide: bool) -> Vec<Cell> {
         "" => format!("{namespace}/{name}"),
         port_name => format!("{namespace}/{name}:{port_name}"),
     });
-    // Only what the backend sees otherwise than the client has it.
+    // Shown only where the backend sees another source than the client's own.
     let source = if flow.source == flow.client { String::new() } else { flow.source.to_string() };
     let mut row = vec![
         cell(&flow.protocol),

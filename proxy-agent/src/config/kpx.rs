@@ -1,4 +1,4 @@
-//! What kpx can be told beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
+//! The settings of kpx beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct KpxConfiguration {
     pub node_ips: Vec<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
-    /// From where ExternalIPs may be; empty: from anywhere; `none` alone: from nowhere.
+    /// The networks that may hold ExternalIPs. An empty list stands for any network, `none` alone for no network.
     #[serde(rename = "externalIPCIDRs")]
     pub external_ip_cidrs: Vec<String>,
     #[serde(with = "choice")]
@@ -42,11 +42,11 @@ pub struct KpxConfiguration {
     pub attach: Option<Mechanism>,
     #[serde(with = "choice")]
     pub fast_path: FastPath,
-    /// Entries of each family's flow table; 0: by the machine's memory.
+    /// The entries of each family's flow table; 0 goes by the machine's memory.
     pub flow_table_size: u32,
-    /// Entries of each family's tables of frontends and service ports; 0: by the machine's memory.
+    /// The entries of each family's tables of frontends and service ports; 0 goes by the machine's memory.
     pub service_table_size: u32,
-    /// Entries of each family's tables of endpoints; 0: by the machine's memory.
+    /// The entries of each family's tables of endpoints; 0 goes by the machine's memory.
     pub endpoint_table_size: u32,
     #[serde(rename = "socketLB", with = "choice")]
     pub socket_lb: SocketLb,
@@ -54,15 +54,15 @@ pub struct KpxConfiguration {
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
-    /// How long to wait for this node's object before giving up.
+    /// The time to wait for this node's object before giving up.
     pub node_timeout: GoDuration,
     pub run_dir: String,
-    /// In a BPF file system.
+    /// A folder in a BPF file system.
     pub bpf_dir: String,
-    /// The end of the agent is the end of its data path.
+    /// Takes the data path away when the agent ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
-    /// The kernel measures the programs.
+    /// Lets the kernel measure the programs.
     pub bpf_stats: bool,
 }
 
@@ -72,7 +72,7 @@ impl KpxConfiguration {
 
     /// Returns how sockets are served; None if none are.
     pub(super) fn sockets(&self, own: &mut Fields) -> Option<SocketOptions> {
-        // A scope that is no scope was named already, and says nothing of the other fields.
+        // A wrong scope was named already, and decides nothing about the other fields.
         if own.has_refused("socketLB") {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Whether a configuration can be, and what it comes to. Nothing is left half checked: every wrong field is named.
+//! Checks a configuration and resolves it. Every wrong field is named, not only the first one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::settings::{Conntrack, Mode, PodRoutes};
 
-/// Longest name of a device, in bytes (`IFNAMSIZ`, without its final zero).
+/// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
 
-/// The fields of both documents that are more than what they look like.
+/// The fields of both documents that need parsing, parsed.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) node: NodeOptions,
@@ -32,7 +32,7 @@ pub(super) struct Checked {
     pub(super) sockets: Option<SocketOptions>,
 }
 
-/// `own` knows what was refused of `kpx` when it was read.
+/// Returns the checked fields. `own` holds the fields of `kpx` that were refused before.
 pub(super) fn check(
     kube_proxy: &KubeProxyConfiguration,
     kpx: &KpxConfiguration,
@@ -85,7 +85,7 @@ pub(super) fn check(
         node_ips,
         service_cidrs,
         node_ports,
-        // As kube-proxy does in the only mode in which it serves them there.
+        // kube-proxy serves node ports there in this mode only.
         localhost_node_ports: sockets.is_some()
             && !is_host
             && !matches!(kube_proxy.mode.as_str(), "ipvs" | "nftables")
@@ -100,7 +100,7 @@ pub(super) fn check(
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets })
 }
 
-/// The unspecified address says nothing of this node.
+/// Returns the node's own address. The unspecified address names none.
 fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<IpAddr> {
     let why = "not a valid textual representation of an IP address";
     let address: Option<IpAddr> = fields.parse("bindAddress", &kube_proxy.bind_address, why);
@@ -176,14 +176,14 @@ fn device_name(fields: &mut Fields, field: &str, name: &str) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// Port 0 stands for none.
+/// Returns the address to listen on; None for port 0.
 fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<SocketAddr> {
     let address: Option<SocketAddr> =
         fields.parse(field, text, "must be IP:port, with a port from 1 to 65535, or 0 for none");
     address.filter(|address| address.port() != 0)
 }
 
-/// Zero leaves the kernel's.
+/// Returns the kernel's limits to set. Zero leaves the kernel's own value.
 fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
     let given = &kube_proxy.conntrack;
     let mut count = |field, count: i32| {
@@ -206,7 +206,7 @@ fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntr
     }
 }
 
-/// The mode, and of its section what counts.
+/// Checks the mode, and returns the settings of its section.
 fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Common {
     let common = kube_proxy.common();
     let mode = kube_proxy.mode.as_str();

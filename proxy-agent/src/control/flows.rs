@@ -87,7 +87,7 @@ impl List {
         spawn_blocking(list).await.context("open the list of flows")?
     }
 
-    /// Returns the lines, of which each batch is read when the one before was taken.
+    /// Returns the lines. A batch is read when the client has taken the one before.
     fn lines(self) -> impl TryStream<Ok = Bytes, Error = anyhow::Error> + Send + 'static {
         stream::try_unfold(self, |mut list| async {
             let batch = spawn_blocking(move || {
@@ -99,7 +99,7 @@ impl List {
         })
     }
 
-    /// Returns some lines; None if no flow is left that is asked for.
+    /// Returns some lines; None after the last flow of the filter.
     fn next_lines(&mut self) -> Result<Option<Bytes>> {
         while let Some(flows) = self.reader.next_batch()? {
             let views = flows.iter().map(|flow| FlowView::new(flow, &self.names)).filter(|view| self.filter.has(view));

@@ -24,7 +24,7 @@ pub struct ListedFlow {
     /// A socket of this node opened it.
     pub from_node: bool,
     pub state: State,
-    /// Seconds since a packet of the client passed.
+    /// The seconds since a packet of the client passed.
     pub idle_secs: u32,
 }
 
@@ -52,7 +52,7 @@ impl FlowReader {
 
 fn listed<A: Names>(walk: &mut Walk<FlowKey<A>, Flow<A>>, now_secs: u32) -> Result<Option<Vec<ListedFlow>>> {
     let batch = walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))?;
-    // A flow has two or four entries, and one of them is its opener's. At egress it is another program's.
+    // Each flow has one opener's entry among its two or four. An opener at egress belongs to another program.
     let is_opener = |(key, flow): &(FlowKey<A>, Flow<A>)| flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS;
     Ok(batch.map(|entries| entries.filter(is_opener).map(|(key, flow)| ListedFlow::of(key, &flow, now_secs)).collect()))
 }
