@@ -1,4 +1,4 @@
-//! The loop: takes in what happened, and makes the kernel's maps what they should be. There is no other loop.
+//! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
 mod pace;
 mod readings;
@@ -24,38 +24,39 @@ use crate::agent::shadows::Shadows;
 use crate::agent::strays::Strays;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::writer::Writer;
+use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
-use crate::datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
-use crate::desired::{Desired, Sync};
-use crate::health::{Health, Problem, Problems};
 use crate::health_check::HealthChecks;
-use crate::input::Input;
 use crate::metrics::Phase;
-use crate::net::LinkEvent;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
-use crate::settings::Mode;
+use proxy_core::desired::{Desired, Sync};
+use proxy_core::input::Input;
+use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
+use proxy_net::LinkEvent;
+use proxy_source::health::{Health, Problem, Problems};
 
-/// Inputs that are taken in before the maps are written: a burst costs one pass.
+/// The number of inputs taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
-/// The same for changes of devices. Small, so that the first ones of many pods do not wait for the last.
+/// The same limit for changes of devices. The limit is small, because the first of many pods must not wait for the
+/// last.
 const LINK_BATCH: usize = 64;
-/// First wait between attempts to write what the kernel refused; the longest is the sync period.
+/// The first wait between attempts to write what the kernel refused. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
-/// What reaches the loop from outside.
+/// The channels by which the outside reaches the loop.
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
-    /// Routes have changed. Silent on a node, which asks for none.
+    /// The signal that routes have changed. Silent in node mode, where the agent does not watch routes.
     pub routes: mpsc::Receiver<()>,
     pub asks: mpsc::Receiver<Ask>,
-    /// What is wrong with the source.
+    /// The problems of the source.
     pub source_health: Health,
 }
 
-/// What the agent holds of the datapath, beside what the node does.
+/// The agent's handles on the datapath, except for the node's.
 pub struct Kernel {
     pub tables: KernelTables,
     pub flows: FlowMaps,
@@ -74,7 +75,7 @@ pub struct Agent {
     node: Node,
     counters: Counters,
     loaded: Loaded,
-    /// What is wrong with our own work.
+    /// The problems of the agent's own work.
     health: Health,
     reports: Reports,
     health_checks: HealthChecks,
@@ -83,11 +84,11 @@ pub struct Agent {
     reconciler: Reconciler,
     shadows: Shadows,
     strays: Strays,
-    /// When to write again what the kernel refused, and how long the wait before was.
+    /// The time of the next write of what the kernel refused, and the length of the last wait.
     retry: Option<(Instant, Duration)>,
-    /// When to bring the node up to date again, if that failed.
+    /// The time of the next attempt to update the node, after a failed one.
     node_retry: Option<Instant>,
-    /// The maps may hold what a predecessor left, until the first sync.
+    /// Set by the first sync. Before it, the maps may hold what a predecessor left.
     synced: bool,
     syncs: u64,
     last_sync: Option<Timestamp>,
@@ -128,12 +129,12 @@ impl Agent {
         }
     }
 
-    /// In a mode other than a node's, or at another pace than at once.
+    /// Sets a mode other than node mode, or a pace other than immediate.
     pub fn of(self, mode: Mode, pace: Pace) -> Self {
         Self { mode, pace, ..self }
     }
 
-    /// Runs until something fails that a restart may mend; cancelled, it leaves everything in place.
+    /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         let mut link_batch = Vec::with_capacity(LINK_BATCH);
@@ -142,7 +143,7 @@ impl Agent {
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
-                        // Why, the source itself says.
+                        // The source itself reports why it ended.
                         return std::future::pending().await;
                     }
                     let _work = self.reports.liveness.work();
@@ -164,8 +165,8 @@ impl Agent {
                     self.note(&Problem::Devices, result);
                     self.reports.mended(self.node.take_mended());
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
-                    // With each pass all routes are asked for: once for all events that have come. And the first pass may
-                    // have waited for devices.
+                    // Each pass asks for all routes, once for all pending events. The first pass may have waited for
+                    // devices.
                     let asks = self.node.is_outside() || !self.synced;
                     if asks && inbox.links.is_empty() && self.pace.ask() {
                         self.sync().await?;
@@ -194,7 +195,7 @@ impl Agent {
                 }
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
-                    let ask = ask.context("every handle of the agent is gone")?;
+                    let ask = ask.context("the query channel is closed")?;
                     let _work = self.reports.liveness.work();
                     self.answer(ask, &inbox.source_health.problems());
                 }
@@ -202,17 +203,17 @@ impl Agent {
         }
     }
 
-    /// What keeps the programs in the kernel when this ends.
+    /// Returns what keeps the programs in the kernel after the agent's end.
     pub fn keeper(&self) -> Keeper {
         self.node.attachments().keeper()
     }
 
-    /// Takes the programs off this host. Without this they go on.
+    /// Takes the programs off this host. Otherwise the programs go on.
     pub fn detach(self) {
         self.node.detach();
     }
 
-    /// Makes the maps what the objects ask for, and the node with them. An error if the agent must begin anew.
+    /// Makes the maps and the node match the desired state. Returns an error if the agent must restart.
     async fn sync(&mut self) -> Result<()> {
         self.pace.begin();
         if !self.desired.is_complete() {
@@ -236,7 +237,7 @@ impl Agent {
                 self.retry = None;
                 self.health.end(&Problem::Maps);
             }
-            // What was refused before still waits.
+            // A write that was refused earlier still waits.
             Ok(()) => {}
             Err(error) => {
                 self.health.begin(&Problem::Maps, format!("{error:#}"));
@@ -246,7 +247,7 @@ impl Agent {
                 }
             }
         }
-        // Routes come after the frontends that they lead to.
+        // Routes follow the frontends that they lead to.
         let written = self.retry.is_none();
         let started = Instant::now();
         let result = self.node.on_sync(&self.desired, written, &self.health).await;
@@ -254,7 +255,7 @@ impl Agent {
         self.node_retry = result.is_err().then(|| Instant::now() + self.pace.sync_period);
         self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
         self.note(&Problem::Node, result);
-        // The cluster says which of the node's addresses are its own.
+        // The Node object tells which of the node's addresses are its own.
         self.health_checks.listen_on(self.node.listen_addresses()).await;
         if written && !self.node.is_outside() {
             self.shadows.look(&self.desired, self.node.own_addresses(), &self.reports.events);
@@ -265,7 +266,7 @@ impl Agent {
         Ok(())
     }
 
-    /// False if something has to be waited for, an error if the agent must begin anew.
+    /// Returns false while the agent must wait, and an error if the agent must restart.
     fn may_serve(&mut self) -> Result<bool> {
         let exists = self.lifecycle.learn(&self.desired, &self.health)?;
         if !exists || !self.node.before_sync(&self.desired, &self.health)? {
@@ -278,17 +279,14 @@ impl Agent {
         Ok(true)
     }
 
-    /// Writes what has changed; if the pass is `full`, against what the maps really hold.
+    /// Writes the changes. A `full` pass compares with what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        self.desired.read();
+        let models = self.desired.read();
         let diff_started = Instant::now();
         pass.passed(Phase::Model, diff_started.duration_since(started));
-        let Sync { changes, skipped, triggers } = if pass.full {
-            self.desired.sync_from(&self.writer.read().context("read the maps")?)
-        } else {
-            self.desired.sync()
-        };
+        let Sync { changes, skipped, triggers } =
+            if pass.full { models.sync_from(&self.writer.read().context("read the maps")?) } else { models.sync() };
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
         pass.passed(Phase::Diff, diff_started.elapsed());
@@ -307,7 +305,7 @@ impl Agent {
         pass.passed(Phase::Write, write_started.elapsed());
         let micros = started.elapsed().as_micros();
         if !changes.is_empty() || !self.synced {
-            // One that follows others is no news of its own: there may be a thousand a second.
+            // Later syncs are not worth a log line of their own: there may be a thousand a second.
             match pass.full {
                 true => info!(changes = changes.len(), micros, "synced"),
                 false => debug!(changes = changes.len(), micros, "synced"),
@@ -329,7 +327,7 @@ impl Agent {
         }
     }
 
-    /// Whoever asked may have gone meanwhile.
+    /// Answers a query. The client may have gone meanwhile.
     fn answer(&self, ask: Ask, source_problems: &Problems) {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),

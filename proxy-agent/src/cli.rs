@@ -1,34 +1,33 @@
 //! The command line. Each command prints for people or, with `-o json`, in a form that is kept (docs/cli.md).
 
 mod age;
+mod agent_args;
 mod backends;
-mod check;
-mod cleanup;
+pub(crate) mod check;
+pub(crate) mod cleanup;
 mod devices;
 mod flows;
 mod manual;
-mod output;
+pub(crate) mod output;
+mod run;
+mod runtime;
 mod select;
 mod services;
 mod status;
 
 use std::io::{Write, stderr};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
-use tokio::runtime::Runtime;
+use anyhow::Result;
+use clap::{Parser, Subcommand};
 
-use crate::config::{RunArgs, start};
-use crate::control::client::Client;
+use crate::config::RunArgs;
 use crate::monitor::{MonitorArgs, monitor};
-use crate::run::RUN_DIR;
 use crate::top::{TopArgs, top};
 use crate::trace::{TraceArgs, trace};
 
-pub(crate) use cleanup::{CleanupArgs, cleanup, kube_proxys_sysctls};
-pub use output::print;
+use cleanup::{CleanupArgs, cleanup};
+use runtime::wait_for;
 
 /// Reaches Kubernetes Services by eBPF, in place of kube-proxy.
 ///
@@ -61,27 +60,13 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-/// Which agent is asked.
-#[derive(Args, Debug)]
-struct AgentArgs {
-    /// The run directory of the agent to ask.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
-    run_dir: PathBuf,
-}
-
-impl AgentArgs {
-    fn client(&self) -> Client {
-        Client::new(&self.run_dir)
-    }
-}
-
 impl Cli {
     /// Does what was asked; errors go to standard error.
     pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
             // It gives up privileges, and that is to be done before there are threads.
-            Command::Run(args) => done(start(&args)),
+            Command::Run(args) => done(run::start(&args)),
             Command::Status(args) => wait_for(status::status(&args)),
             Command::Services(args) => done(wait_for(services::services(&args))),
             Command::Backends(args) => done(wait_for(backends::backends(&args))),
@@ -101,13 +86,4 @@ impl Cli {
             ExitCode::FAILURE
         })
     }
-}
-
-/// Runs to its end what waits for others, on threads of its own.
-pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = Runtime::new().context("start the runtime")?;
-    let result = runtime.block_on(work);
-    // Whoever still waits for a name server or a credential plugin is not waited for.
-    runtime.shutdown_background();
-    result
 }

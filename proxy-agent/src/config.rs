@@ -10,12 +10,10 @@ mod flags;
 mod invalid;
 mod kpx;
 mod kube_proxy;
-mod logging;
+pub(crate) mod logging;
 mod read;
-mod start;
 mod tree;
 mod validate;
-mod watch;
 
 /// A node's name as the API spells it: trimmed, in lower case.
 pub(crate) fn canonical_node_name(name: &str) -> String {
@@ -32,21 +30,20 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::datapath::Sizes;
-use crate::model::ModelOptions;
+use crate::files::Files;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
-use crate::source::{Source, kubernetes};
 use flags::Given;
 use invalid::{Fields, Invalid, InvalidConfiguration};
+use proxy_core::model::ModelOptions;
+use proxy_datapath::Sizes;
+use proxy_source::{Source, kubernetes};
 use read::Said;
 use validate::{Checked, check};
 
 pub use flags::{NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
-pub use start::start;
-pub use watch::Files;
 
 /// The configuration in force, defaults and all.
 #[derive(Debug)]
@@ -197,7 +194,7 @@ impl Configuration {
         Ok(text)
     }
 
-    fn write_to(&self, path: &Path) -> Result<()> {
+    pub(crate) fn write_to(&self, path: &Path) -> Result<()> {
         std::fs::write(path, self.to_yaml()?).with_context(|| format!("write {}", path.display()))
     }
 }

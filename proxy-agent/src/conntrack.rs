@@ -1,20 +1,21 @@
-//! The kernel's own connection tracking, on which kpx does not depend, but beside which it works.
+//! Works beside the kernel's own connection tracking, on which kpx does not depend.
 //!
-//! Between kpx's hooks netfilter sees every flow from a pod or from outside translated, client to backend, and the host's
-//! own untranslated, client to frontend, on their way into the anchor. So connections count against
-//! `nf_conntrack_max`, are subject to its timeouts, and NetworkPolicies may go by their state: kube-proxy's settings of
-//! all that ([`sysctl`]) mean what they meant. Only `tcp_be_liberal` has lost the reason that it had with kube-proxy,
-//! whose rules drop what conntrack takes for invalid; kpx has no such rule, but others may.
+//! Between kpx's hooks netfilter sees a flow from a pod or from outside translated: client to backend. Netfilter sees
+//! the host's own flows untranslated, client to frontend, on their way into the anchor. So connections count against
+//! `nf_conntrack_max`, are subject to its timeouts, and NetworkPolicies may go by their state. Therefore kube-proxy's
+//! settings of conntrack ([`sysctl`]) keep their meaning.
 //!
-//! What kube-proxy has translated it goes on to translate after its end ([`stale`]): for UDP, whose flows have no end of
-//! their own, those entries have to go.
+//! Only `tcp_be_liberal` has lost its reason. kube-proxy's rules drop packets that conntrack takes for invalid; kpx has
+//! no such rule, but others may.
+//!
+//! Entries that kube-proxy made go on to translate after its end ([`stale`]). UDP flows have no end of their own, so
+//! kpx deletes those entries.
 
-mod netlink;
 pub mod stale;
 pub mod sysctl;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,12 +24,12 @@ use proxy_common::addr::Proto;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::desired::Desired;
-use crate::diff::{Change, ServiceKey};
-use crate::ip_family::IpFamily;
+use proxy_core::desired::Desired;
+use proxy_core::diff::{Change, ServiceKey};
+use proxy_core::ip_family::IpFamily;
 use stale::Frontends;
 
-/// What became of the entries of one family.
+/// The result of deleting the entries of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reconciled {
     pub ip_family: IpFamily,
@@ -36,35 +37,29 @@ pub struct Reconciled {
     pub duration: Duration,
 }
 
-/// The two ends of one direction of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tuple {
-    src: SocketAddr,
-    dst: SocketAddr,
-}
-
-/// At most one look through the table in this time.
+/// The shortest time between two walks through the table.
 const PAUSE: Duration = Duration::from_secs(1);
-/// And after one that failed.
+/// The same time after a failed walk.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What was looked for, and what became of it.
-type Look = (Arc<Frontends>, Result<Vec<Reconciled>>);
+/// The frontends of a walk, and its result.
+type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
 
-/// Removes stale entries on a task of its own: the table may be large.
+/// Removes stale entries on a task of its own, because the table may be large.
 #[derive(Debug, Default)]
 pub struct Reconciler {
-    /// What is to be looked for next.
+    /// The frontends of the next walk.
     due: Option<Arc<Frontends>>,
-    /// What was last to be looked for, and of which revision it is: most changes are of endpoints, and leave it as it is.
+    /// The frontends of the last request, and their revision. Most changes are of endpoints, and leave the frontends as
+    /// they are.
     known: Option<(u64, Arc<Frontends>)>,
-    /// When the next look may begin.
+    /// The time before which the next walk does not begin.
     not_before: Option<Instant>,
-    work: Option<JoinHandle<Look>>,
+    work: Option<JoinHandle<WalkResult>>,
 }
 
 impl Reconciler {
-    /// Looks soon for entries of what clients may dial now; `own` are this node's addresses.
+    /// Asks for a walk over the frontends that clients may dial now; `own` are this node's addresses.
     pub fn set_due(&mut self, desired: &Desired, own: BTreeSet<IpAddr>) {
         let revision = desired.revision();
         let known = self.known.take().filter(|(of, known)| *of == revision && *known.own() == own);
@@ -73,7 +68,8 @@ impl Reconciler {
         self.due = Some(Arc::clone(frontends));
     }
 
-    /// Waits for the end of the next look. May be cancelled: it goes on and is waited for the next time.
+    /// Waits for the end of the next walk. The future may be cancelled: the walk goes on, and the next call waits for
+    /// it.
     pub async fn next(&mut self) -> Result<Vec<Reconciled>> {
         if self.work.is_none() {
             if self.due.is_none() {
@@ -101,7 +97,7 @@ impl Reconciler {
     }
 }
 
-/// Whether a change may make entries stale.
+/// Returns true if a change may make entries stale.
 pub fn concerns(change: &Change) -> bool {
     change.services().any(|service| match service {
         ServiceKey::V4(key) => key.proto == Proto::UDP,

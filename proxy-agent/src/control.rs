@@ -18,11 +18,12 @@ use http::StatusCode;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::datapath::FlowMaps;
 use crate::http_server;
 use crate::metrics::Readings;
 use crate::status::Status;
-use crate::view::{NameView, ServiceView, Snapshot};
+use crate::view::{self, NameView, ServiceView};
+use proxy_core::desired::Snapshot;
+use proxy_datapath::FlowMaps;
 
 pub use flows::FlowFilter;
 
@@ -58,10 +59,10 @@ impl Asker {
 
     /// Made here, outside of the loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
-        let (mut snapshot, flows) = self.ask(Ask::Services).await?;
+        let (snapshot, flows) = self.ask(Ask::Services).await?;
         let views = tokio::task::spawn_blocking(move || {
-            snapshot.counts = flows.recent_counts().context("count what passed")?;
-            Ok(snapshot.views())
+            let counts = flows.recent_counts().context("count what passed")?;
+            Ok(view::views(&snapshot, &counts))
         });
         views.await.context("look at the Services")?
     }
@@ -69,7 +70,7 @@ impl Asker {
     /// What the frontends in force are called.
     pub async fn names(&self) -> Result<Vec<NameView>> {
         let (snapshot, _) = self.ask(Ask::Services).await?;
-        tokio::task::spawn_blocking(move || snapshot.names()).await.context("look at the Services")
+        tokio::task::spawn_blocking(move || view::frontend_names(&snapshot)).await.context("look at the Services")
     }
 
     /// Returns what tells the flows and their names.

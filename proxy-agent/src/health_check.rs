@@ -17,12 +17,12 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::info;
 
-use crate::events::Events;
-use crate::health::{Health, Problem};
 use crate::http_server;
-use crate::input::ObjectName;
 use crate::liveness::Liveness;
-use crate::model::HealthCheck;
+use proxy_core::input::ObjectName;
+use proxy_core::model::HealthCheck;
+use proxy_source::events::Events;
+use proxy_source::health::{Health, Problem};
 
 /// A listener for each Service that asks for one, at each address. They end with this value.
 pub struct HealthChecks {

@@ -12,10 +12,10 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::health;
 use crate::http_server::{Client, nosniff, not_found};
 use crate::liveness::{Liveness, Report};
 use crate::metrics::{ByCode, Metrics};
+use proxy_source::health;
 
 /// Any method, as load balancers are set to ask with many.
 ///
@@ -116,8 +116,8 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::ip_family::IpFamily;
-    use crate::settings::Mode;
+    use crate::choices::Mode;
+    use proxy_core::ip_family::IpFamily;
 
     async fn ask(router: &Router, method: &str, path: &str) -> (u16, String) {
         let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
-use crate::health::{Health, Problem};
+use proxy_source::health::{Health, Problem};
 
 /// Connections that wait to be taken, at most.
 const BACKLOG: i32 = 128;

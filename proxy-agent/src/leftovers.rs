@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use nix::net::if_::if_nameindex;
 
-use crate::datapath;
-use crate::net::changes::{Changes, Undone, Wanted};
-use crate::net::filter::{self, Filter};
-use crate::net::{Handle, anchor, pod_route, rule};
 use crate::node::Node;
+use proxy_datapath as datapath;
+use proxy_net::changes::{Changes, Undone, Wanted};
+use proxy_net::filter::{self, Filter};
+use proxy_net::{Handle, anchor, pod_route, rule};
 
 /// Says what became of each thing, also if the next one fails. What cannot be removed keeps nothing else. What is `wanted`
 /// by others stays as it is.

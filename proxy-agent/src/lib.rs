@@ -3,25 +3,14 @@
 
 // The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
 pub mod agent;
-pub mod compact;
-pub mod desired;
-pub mod diff;
-pub mod input;
-pub mod model;
 pub mod monitor;
-pub mod source;
-pub mod store;
-pub mod tables;
 
 // The node.
 pub mod conntrack;
-pub mod datapath;
-pub mod net;
 pub mod node;
 
 // What others ask the agent.
 pub mod control;
-pub mod events;
 pub mod health_check;
 pub mod healthz;
 mod http_server;
@@ -31,13 +20,12 @@ pub mod metrics_server;
 pub mod ui;
 
 // The command line.
+mod all;
+mod choices;
 pub mod cli;
 pub mod config;
-mod document;
-pub mod health;
-pub mod ip_family;
+mod files;
 pub mod leftovers;
-pub mod object;
 pub mod privileges;
 pub mod run;
 pub mod settings;
@@ -45,8 +33,3 @@ pub mod status;
 pub mod top;
 pub mod trace;
 pub mod view;
-
-#[cfg(test)]
-mod builders;
-#[cfg(test)]
-mod random;

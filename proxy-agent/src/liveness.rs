@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::ip_family::IpFamily;
-use crate::settings::Mode;
+use crate::choices::Mode;
+use proxy_core::ip_family::IpFamily;
 
 /// The loop says here what it does; whoever is asked from outside reads it.
 ///

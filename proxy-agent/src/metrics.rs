@@ -11,9 +11,7 @@ mod latency;
 mod own;
 mod process;
 mod readings;
-mod requests;
 mod slis;
-mod watches;
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,14 +26,14 @@ use prometheus_client::registry::Registry;
 
 pub use exposition::TEXT_FORMAT;
 pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
-pub use latency::{Latencies, Trigger};
-pub use own::{OwnMetrics, Phase};
+pub use latency::Latencies;
+pub use own::{Mended, OwnMetrics, Phase};
 pub use readings::{ProgramReading, Readings};
-pub use requests::Requests;
 pub use slis::Slis;
-pub use watches::Watches;
 
-use crate::ip_family::IpFamily;
+use proxy_core::ip_family::IpFamily;
+use proxy_source::requests::Requests;
+use proxy_source::watches::Watches;
 
 /// Clones set the same metrics.
 #[derive(Clone, Debug)]

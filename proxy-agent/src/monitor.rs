@@ -20,7 +20,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::yield_now;
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
-use crate::datapath::Monitor;
+use proxy_datapath::Monitor;
 
 pub use command::{MonitorArgs, monitor};
 pub use event::Event;

@@ -1,287 +1,264 @@
-//! This node: which devices carry programs, the anchor and the ways to it, and what the programs know of all that.
+//! Maintains this node: the devices that carry programs, the anchor, the service routes, and the programs' knowledge of
+//! the node.
 
+mod anchor;
 pub mod detect;
 mod devices;
 mod fast_path;
+mod host_mode;
 pub mod lifecycle;
-mod mend;
 pub mod node_ports;
 mod options;
-mod outside;
+mod programs;
+mod rows;
+mod service_routes;
 mod wanted;
-mod ways;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::{self, OwnAddr};
-use tracing::info;
+use proxy_common::device::OwnAddr;
+use proxy_core::desired::Desired;
+use proxy_datapath::{Attachments, NodeMaps};
+use proxy_net::anchor::Anchor;
+use proxy_net::role::Role;
+use proxy_net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
+use tracing::{info, warn};
 
-use crate::datapath::{Attachments, Hooks, NodeMaps};
-use crate::desired::Desired;
-use crate::health::{Health, Problem};
-use crate::net::anchor::{self, Anchor, anchor_mtu};
-use crate::net::link::Link;
-use crate::net::role::Role;
-use crate::net::{Handle, LinkEvent, addr, fib, pod_route, rule, sysctl};
-use crate::settings::PodRoutes;
+use crate::all::all;
+use crate::choices::PodRoutes;
+use crate::metrics::Mended;
+use anchor::AnchorDevice;
 use detect::Detection;
+use devices::Devices;
 use fast_path::FastPathState;
-use outside::Outside;
+use host_mode::HostMode;
+use programs::DevicePrograms;
+use proxy_source::health::{Health, Problem};
+use rows::{NodeFlags, NodeRows};
+use service_routes::{Changed, ServiceRoutes, Surroundings, Want};
 use wanted::Followed;
-use ways::Ways;
 
 pub use fast_path::FastPath;
-pub use mend::Mended;
 pub use options::{Masquerade, NodeOptions};
 
-/// This node's devices, anchor, and ways to it.
+/// The devices, the anchor and the service routes of this node.
 pub struct Node {
     options: NodeOptions,
-    detection: Detection,
     handle: Handle,
-    attachments: Attachments,
-    maps: NodeMaps,
-    links: BTreeMap<u32, Link>,
-    anchor: Anchor,
-    anchor_mtu: u32,
-    /// As of the last event.
-    anchor_up: bool,
-    ways: Ways,
+    devices: Devices,
+    anchor: AnchorDevice,
+    programs: DevicePrograms,
+    routes: ServiceRoutes,
+    rows: NodeRows,
+    detection: Detection,
+    /// Set once the programs can detect local pods, as far as that is possible.
+    detects: bool,
+    fast_path: FastPathState,
+    /// This is no node.
+    host_mode: Option<HostMode>,
     /// What the cluster wants of this node, as of the last sync.
     followed: Followed,
-    /// What a predecessor had found out about this node: it stays in force until the first sync.
-    inherited: Option<device::Node>,
-    /// The programs can tell local pods, as far as anybody can.
-    detects: bool,
-    /// Some route has several next hops, as of the last list of devices.
-    has_many_ways: bool,
-    /// The Node object's, of which the programs know.
-    pod_cidrs: Vec<IpNet>,
-    /// The ranges of ClusterIPs of which the programs know, and those ClusterIPs that other proxies serve; None until they
-    /// were told.
-    service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
-    /// The addresses in force.
-    node_addrs: (Addr4, Addr6),
-    /// What [`Health`] was told of devices that could not be attached.
-    failing: BTreeSet<Problem>,
-    /// This is no node.
-    outside: Option<Outside>,
-    /// lo carries a program: on a host outside only if a backend is one of its own sockets.
-    hooks_lo: bool,
-    fast_path: FastPathState,
-    /// What others have undone and is as it should be again, since it was last asked.
+    /// The repairs since the last query.
     mended: Mended,
 }
 
 impl Node {
     /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them.
-    pub async fn start(
-        options: NodeOptions,
-        handle: Handle,
-        mut attachments: Attachments,
-        maps: NodeMaps,
-    ) -> Result<Self> {
-        let present = anchor::present_mtu(&handle).await.context("look for the anchor")?;
-        let anchor_mtu = present.unwrap_or_else(|| anchor_mtu(&BTreeMap::new()));
-        let anchor = anchor::ensure(&handle, anchor_mtu).await.context("make the anchor")?;
-        attachments.attach(anchor.ifindex, anchor::NAME, Hooks::Anchor)?;
-        let ways = Ways::open(&handle, anchor.ifindex).await?;
+    pub async fn start(options: NodeOptions, handle: Handle, attachments: Attachments, maps: NodeMaps) -> Result<Self> {
+        let is_node = options.outside.is_none();
+        let anchor = AnchorDevice::start(handle.clone()).await?;
+        let programs = DevicePrograms::start(attachments, anchor.ifindex(), is_node)?;
+        let routes = ServiceRoutes::open(&handle, anchor.ifindex()).await?;
         if options.outside != Some(PodRoutes::Nodes) {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
-        // One that drained is in service again.
-        let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
-        let fast_path = FastPathState::new(options.fast_path);
-        let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let mut node = Self {
             // Outside nobody's pods are told apart, nor is there a Node to learn from.
-            detection: if options.outside.is_none() {
-                Detection::new(options.detector.clone())
-            } else {
-                Detection::default()
-            },
-            outside: options.outside.map(|routing| Outside::new(handle.clone(), routing)),
-            hooks_lo: options.outside.is_none() || attachments.devices().values().any(|device| device.name == "lo"),
+            detection: if is_node { Detection::new(options.detector.clone()) } else { Detection::default() },
+            host_mode: options.outside.map(|routing| HostMode::new(handle.clone(), routing)),
+            fast_path: FastPathState::new(options.fast_path),
+            rows: NodeRows::new(maps)?,
+            devices: Devices::new(is_node),
             options,
             handle,
-            attachments,
-            maps,
-            links: BTreeMap::new(),
             anchor,
-            anchor_mtu,
-            anchor_up: false,
-            ways,
-            followed: Followed::default(),
-            inherited,
+            programs,
+            routes,
             detects: false,
-            has_many_ways: false,
-            pod_cidrs: Vec::new(),
-            service_nets: None,
-            node_addrs: inherited.map_or(unknown, |node| (node.addr4, node.addr6)),
-            failing: BTreeSet::new(),
+            followed: Followed::default(),
             mended: Mended::default(),
-            fast_path,
         };
         node.write_node()?;
         Ok(node)
     }
 
-    /// Takes the programs off all devices. Without this they stay.
+    /// Takes the programs off all devices. Otherwise they stay.
     pub fn detach(self) {
-        self.attachments.detach_all();
+        self.programs.attachments.detach_all();
     }
 
-    /// Removes rules, routes and anchor, whichever process left them.
+    /// Removes rules, routes and anchor, including those of earlier processes.
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
         let pod_routes = pod_route::remove(handle).await.context("remove the routes to pods");
-        rules.and(pod_routes).and(anchor::remove(handle).await.context("remove the anchor"))
+        all([rules, pod_routes, proxy_net::anchor::remove(handle).await.context("remove the anchor")])
     }
 
     pub fn attachments(&self) -> &Attachments {
-        &self.attachments
+        &self.programs.attachments
     }
 
-    /// Whether the devices have been listed. Until then none has programs but the anchor.
+    /// Returns true if the devices have been listed. Until then only the anchor has programs.
     pub fn knows_devices(&self) -> bool {
-        !self.links.is_empty()
+        self.devices.are_known()
     }
 
-    /// The addresses in force, as far as there are any.
+    /// Returns the addresses in force, as far as there are any.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        let (v4, v6) = self.node_addrs;
-        let known = [(!v4.is_unspecified()).then(|| v4.ip()), (!v6.is_unspecified()).then(|| v6.ip())];
-        known.into_iter().flatten().collect()
+        self.rows.addresses()
+    }
+
+    /// Those of all devices.
+    pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        self.devices.addresses()
     }
 
     pub fn options(&self) -> &NodeOptions {
         &self.options
     }
 
-    /// Where something listens that is to be reached at the same addresses as node ports: the unspecified address
-    /// stands for all of its family.
+    /// Returns the addresses to listen on for a service that is reachable at the same addresses as node ports. The
+    /// unspecified address stands for all of its family.
     pub fn listen_addresses(&self) -> BTreeSet<IpAddr> {
         self.options.node_ports.listen_on(self.own_addresses(), &self.addresses(), sysctl::has_ipv6())
     }
 
     pub fn anchor(&self) -> Anchor {
-        self.anchor
+        self.anchor.device()
     }
 
-    /// Takes in what the kernel says of devices: a burst of it costs little more than a single change.
+    pub fn role(&self, ifindex: u32) -> Option<Role> {
+        self.devices.role(ifindex)
+    }
+
+    /// Of a device behind which pods may be meant, see [`proxy_net::role::why_no_pod`].
+    pub fn why_no_pod(&self, ifindex: u32) -> Option<String> {
+        self.devices.why_no_pod(ifindex)
+    }
+
+    /// Of this node: `off`, `on`, or what was found.
+    pub fn fast_path(&self) -> String {
+        self.fast_path.to_string()
+    }
+
+    /// Whether this is no node.
+    pub fn is_outside(&self) -> bool {
+        self.host_mode.is_some()
+    }
+
+    /// What was mended since this was last asked.
+    pub fn take_mended(&mut self) -> Mended {
+        std::mem::take(&mut self.mended)
+    }
+
+    /// Takes in that routes have changed, whoever did it.
+    pub fn on_routes(&mut self) {
+        self.host_mode.iter_mut().for_each(HostMode::routes_changed);
+    }
+
+    /// Takes in the kernel's events about devices: a burst costs little more than a single change.
     pub async fn on_links(&mut self, events: impl IntoIterator<Item = LinkEvent>, health: &Health) -> Result<()> {
-        let (addrs_before, anchor_before) = (self.addrs_up(), self.anchor);
-        self.on_routes(); // With a device or an address the kernel drops routes, and says nothing.
-        let mut listed = false;
-        for event in events {
-            match event {
-                LinkEvent::All(links) => {
-                    self.links = links.into_iter().map(|link| (link.index, link)).collect();
-                    listed = true;
-                }
-                LinkEvent::Put(link) => drop(self.links.insert(link.index, *link)),
-                LinkEvent::Del(ifindex) => drop(self.links.remove(&ifindex)),
-            }
-        }
+        let before = (self.devices.addresses_up(), self.anchor());
+        self.on_routes(); // With a device or an address the kernel drops routes, without a message.
+        let listed = self.devices.take(events);
         // The kernel drops routes with the address that they have as source, and says nothing.
-        let lost = !addrs_before.is_subset(&self.addrs_up());
+        let lost = !before.0.is_subset(&self.devices.addresses_up());
         if listed {
-            self.has_many_ways = fib::has_many_ways(&self.handle).await.unwrap_or(true);
+            self.devices.ask_for_routes(&self.handle).await;
         }
-        // The programs know a device before it carries them. One part that fails must not keep the others from work.
+        // The programs' map has a device before the device has programs. A failing part must not keep the others from
+        // work.
         let written = self.write_devices();
-        self.attach(health);
-        let judged = if listed { self.judge_fast_path().await } else { Ok(()) };
-        let kept = if listed { self.verify_sysctls() } else { Ok(()) };
+        self.programs.attach(&self.devices, health);
+        let (judged, kept) =
+            if listed { (self.judge_fast_path().await, self.verify_sysctls()) } else { (Ok(()), Ok(())) };
         let fitted = self.fit_anchor(listed).await;
-        let verified = if listed { self.verify_programs(health).await.and(kept) } else { kept };
+        let verified = if listed {
+            self.programs.verify(&self.handle, &self.devices, &mut self.mended, health).await
+        } else {
+            Ok(())
+        };
         let updated = self.update_addresses().await;
         let fresh = *fitted.as_ref().unwrap_or(&false);
-        let led = self.update_ways(listed || lost || fresh, health).await;
-        // What comes and goes with an address or with the anchor nobody took away.
-        if let Ok(changed) = led
+        let routed = self.update_routes(listed || lost || fresh, health).await;
+        // A change that follows an address or the anchor is not another program's.
+        if let Ok(changed) = routed
             && listed
-            && (addrs_before, anchor_before) == (self.addrs_up(), self.anchor)
+            && before == (self.devices.addresses_up(), self.anchor())
         {
-            self.mended.ways(changed);
+            self.mended_routes(changed);
         }
-        written.and(judged).and(fitted.map(drop)).and(verified).and(updated).and(led.map(drop))
+        all([written, judged, fitted.map(drop), verified, kept, updated, routed.map(drop)])
     }
 
-    /// Takes in what has to be known before anything is served. False if it is not known yet; an error if the agent
-    /// must begin anew.
+    /// Finds out what this host reaches, if it is no node.
+    pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
+        let Some(host_mode) = self.host_mode.as_mut().filter(|_| self.devices.are_known()) else { return Ok(()) };
+        host_mode.scout(desired, self.devices.links(), self.anchor.ifindex(), health).await?;
+        let hooks_lo = desired.has_own_backend();
+        if self.programs.hooks_lo != hooks_lo {
+            self.programs.hooks_lo = hooks_lo;
+            self.programs.attach(&self.devices, health);
+        }
+        Ok(())
+    }
+
+    /// Takes in the facts that must be known before the node serves. Returns false while they are missing, and an error
+    /// if the agent must restart.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        // Without devices nothing is beside, so that routes that lead to pods would go, and come back; and the node has no
-        // address, where it had one.
-        if (self.is_outside() || self.inherited.is_some()) && !self.knows_devices() {
+        // Without devices no node is a neighbour, so routes that lead to pods would go and come back. The node would
+        // also lose the address that it had.
+        if (self.is_outside() || self.rows.is_inherited()) && !self.knows_devices() {
             return Ok(false);
         }
         self.detection.learn(&desired.pod_cidrs())?;
         if !self.detection.is_known() {
-            health.begin(
-                &Problem::LocalPods,
-                "the Node object has no podCIDRs yet, and --detect-local-mode goes by them",
-            );
+            health
+                .begin(&Problem::LocalPods, "the Node object has no podCIDRs yet, and --detect-local-mode needs them");
             return Ok(false);
         }
         if !self.detects {
             self.detects = true;
-            self.inherited = None;
+            self.rows.disinherit();
             match self.write_pods(desired).and_then(|()| self.write_node()) {
                 Ok(()) => health.end(&Problem::LocalPods),
                 Err(error) => {
-                    self.detects = false; // So that the next sync tries again.
+                    self.detects = false; // The next sync tries again.
                     health.begin(&Problem::LocalPods, format!("{error:#}"));
                 }
             }
-        } else if self.pod_cidrs != desired.pod_cidrs()
+        } else if !self.rows.knows_pods(&desired.pod_cidrs())
             && let Err(error) = self.write_pods(desired)
         {
             health.begin(&Problem::LocalPods, format!("{error:#}"));
         }
-        self.spare_other_proxies(desired);
+        self.rows.spare_other_proxies(desired);
         Ok(true)
     }
 
-    /// A Service that another proxy is to serve from now on is still ours, or nobody's: from the moment on in which its
-    /// frontends go, packets to it are to pass.
-    fn spare_other_proxies(&mut self, desired: &Desired) {
-        let others = desired.of_other_proxies();
-        let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };
-        let all = &known | others;
-        // What fails here fails once more after the sync, and is told then.
-        if self.maps.set_service_nets(&cidrs, &all).is_ok() {
-            self.service_nets = Some((cidrs, all));
-        }
-    }
-
-    /// Takes in what the cluster's objects say, after a sync; `written` if all frontends are in the maps.
+    /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps.
     pub async fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> Result<()> {
         let followed = self.follow(desired, health).await;
         // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
-        let told = if written { self.write_service_nets(desired) } else { Ok(()) };
-        if let Some(outside) = &mut self.outside {
-            outside.report(desired, health);
-        }
-        followed.and(told)
-    }
-
-    fn write_service_nets(&mut self, desired: &Desired) -> Result<()> {
         let given = &self.options.service_cidrs;
-        let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
-        let others = desired.of_other_proxies();
-        let is_known = |(known_cidrs, known_others): &(Vec<IpNet>, BTreeSet<IpAddr>)| {
-            known_cidrs == cidrs && known_others == others
-        };
-        if !self.service_nets.as_ref().is_some_and(is_known) {
-            self.maps.set_service_nets(cidrs, others)?;
-            self.service_nets = Some((cidrs.to_vec(), others.clone()));
+        let told = if written { self.rows.write_service_nets(given, desired) } else { Ok(()) };
+        if let Some(host_mode) = &mut self.host_mode {
+            host_mode.report(desired, health);
         }
-        Ok(())
+        all([followed, told])
     }
 
     async fn follow(&mut self, desired: &Desired, health: &Health) -> Result<()> {
@@ -289,109 +266,129 @@ impl Node {
             return Ok(());
         }
         let updated = self.update_addresses().await;
-        let result = updated.and(self.update_ways(false, health).await.map(drop));
+        let result = all([updated, self.update_routes(false, health).await.map(drop)]);
         self.followed.end(result.is_ok());
         result
     }
 
-    /// The addresses of devices that are up.
-    fn addrs_up(&self) -> BTreeSet<IpAddr> {
-        let up = self.links.values().filter(|link| link.up);
-        up.flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
+    async fn judge_fast_path(&mut self) -> Result<()> {
+        let before = self.fast_path.clone();
+        self.fast_path.judge(self.programs.attachments.changes()).await;
+        if before.flag() == self.fast_path.flag() {
+            return Ok(());
+        }
+        self.write_node().inspect_err(|_| self.fast_path = before) // So that the next look tries again.
     }
 
-    /// Gives every device the programs that its role asks for. What fails is tried again with the next event.
-    fn attach(&mut self, health: &Health) {
-        let mut carried = BTreeSet::from([self.anchor.ifindex]);
-        let mut failing = BTreeSet::new();
-        for link in self.links.values() {
-            let hooks = match self.role_of(link) {
-                Role::Loopback if self.hooks_lo => Hooks::Loopback,
-                Role::Device { .. } => Hooks::Both,
-                Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
-            };
-            carried.insert(link.index);
-            let known = self.attachments.devices().contains_key(&link.index);
-            if let Err(error) = self.attachments.attach(link.index, &link.name, hooks) {
-                let problem = Problem::Device(link.name.clone());
-                health.begin(&problem, format!("{error:#}"));
-                failing.insert(problem);
-            }
-            if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
-                info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
-            }
+    /// Parameters that somebody has set back, as systemd-sysctl does whenever it is run.
+    fn verify_sysctls(&mut self) -> Result<()> {
+        self.mended.sysctls += self.anchor.verify_sysctls(self.devices.links())?;
+        self.mended.sysctls += self.programs.verify_changes(&self.devices)?;
+        Ok(())
+    }
+
+    /// Makes the anchor as it should be. True if anything was done: then routes may have been lost.
+    async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
+        let Some(fitted) = self.anchor.fit(self.devices.links(), listed).await? else { return Ok(false) };
+        self.mended.anchors += u64::from(!fitted.stood);
+        let is_new = fitted.device != self.anchor.device();
+        if is_new {
+            self.programs.move_anchor(fitted.device.ifindex)?;
+            self.routes = ServiceRoutes::open(&self.handle, fitted.device.ifindex).await?;
         }
-        let gone = self.attachments.devices().keys().filter(|ifindex| !carried.contains(ifindex)).copied();
-        for ifindex in gone.collect::<Vec<_>>() {
-            if let Some(attached) = self.attachments.detach(ifindex) {
-                info!(device = attached.name, ifindex, "detached");
-            }
+        self.anchor.set(&fitted);
+        if is_new {
+            self.write_node()?;
         }
-        self.failing.difference(&failing).for_each(|problem| health.end(problem));
-        self.failing = failing;
+        Ok(true)
+    }
+
+    /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
+    async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<Changed> {
+        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
+        // predecessor left leads to services that will be there again.
+        let Some(wanted) = self.followed.wanted() else { return Ok(Changed::default()) };
+        // Nor before the devices have their programs: what a pod sends would come to the anchor untranslated.
+        if !self.knows_devices() {
+            return Ok(Changed::default());
+        }
+        let given = &self.options.service_cidrs;
+        let want = Want::of(&Surroundings {
+            service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },
+            service_addresses: &wanted.service_addresses,
+            external_frontends: &wanted.external_frontends,
+            own: &self.own_addresses(),
+            primary: &self.addresses(),
+            has_ipv6: sysctl::has_ipv6(),
+        });
+        self.routes.update(&want, verify, health).await
+    }
+
+    fn mended_routes(&mut self, Changed { routes, rules }: Changed) {
+        if routes + rules > 0 {
+            warn!(routes, rules, "ways to the anchor were gone or changed, and are put back");
+        }
+        self.mended.routes += routes;
+        self.mended.rules += rules;
+    }
+
+    async fn update_addresses(&mut self) -> Result<()> {
+        if self.rows.is_inherited() {
+            return Ok(()); // The cluster's view of this node is not known yet.
+        }
+        let addrs = (self.node_address::<Addr4>().await?, self.node_address::<Addr6>().await?);
+        if addrs == self.rows.addrs {
+            return Ok(());
+        }
+        info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
+        let before = std::mem::replace(&mut self.rows.addrs, addrs);
+        all([self.write_node(), self.write_addrs()]).inspect_err(|_| self.rows.addrs = before) // The next event tries again.
+    }
+
+    async fn node_address<A: Addr>(&self) -> Result<A> {
+        let mut preferred = self.options.node_ips.clone();
+        preferred.extend(self.followed.wanted().into_iter().flat_map(|wanted| &wanted.node_addresses));
+        // This lookup lists all routes, so it is left out where an address is named.
+        let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
+        let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
+        Ok(addr::node_address(self.devices.links(), &preferred, default_route).unwrap_or(A::UNSPECIFIED))
     }
 
     fn write_devices(&mut self) -> Result<()> {
-        let devices = self.links.values().filter_map(|link| {
-            let Role::Device { pod } = self.role_of(link) else { return None };
-            let detected = self.detection.finds(link, &self.links);
-            Some((link.index, devices::row(link, &self.links, pod, detected, self.has_many_ways)))
-        });
-        let devices = devices.collect();
-        self.maps.set_devices(&devices).and(self.write_addrs()).and(self.note_stacked())
+        let written = self.rows.write_devices(&self.devices.rows(&self.detection));
+        all([written, self.write_addrs(), self.note_stacked()])
+    }
+
+    /// Tells the programs whether there are bridges, where that has changed.
+    fn note_stacked(&mut self) -> Result<()> {
+        if self.rows.misses_stack(self.devices.flags())? { self.write_node() } else { Ok(()) }
     }
 
     fn write_addrs(&mut self) -> Result<()> {
         let primary = self.addresses();
-        let own = self.links.values().flat_map(|link| link.addrs.iter().map(|net| (link.index, net.addr())));
+        let links = self.devices.links().values();
+        let own = links.flat_map(|link| link.addrs.iter().map(|net| (link.index, net.addr())));
         let addrs = own.map(|(ifindex, addr)| {
             let serves = self.options.node_ports.accepts(addr, &primary);
             (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
         });
         let localhost = self.options.localhost(&primary).map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
         let addrs = addrs.chain(localhost).collect();
-        self.maps.set_addrs(&addrs)
+        self.rows.write_addrs(&addrs)
     }
 
-    /// Those of all devices.
-    pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
-        self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
-    }
-
-    async fn update_addresses(&mut self) -> Result<()> {
-        if self.inherited.is_some() {
-            return Ok(()); // What the cluster says of this node is not known yet.
-        }
-        let addrs = (self.node_address::<Addr4>().await?, self.node_address::<Addr6>().await?);
-        if addrs == self.node_addrs {
-            return Ok(());
-        }
-        info!(ipv4 = ?addrs.0, ipv6 = ?addrs.1, "node addresses");
-        let before = std::mem::replace(&mut self.node_addrs, addrs);
-        self.write_node().and(self.write_addrs()).inspect_err(|_| self.node_addrs = before) // To be tried again.
-    }
-
-    async fn node_address<A: Addr>(&self) -> Result<A> {
-        let mut preferred = self.options.node_ips.clone();
-        preferred.extend(self.followed.wanted().into_iter().flat_map(|wanted| &wanted.node_addresses));
-        // Which is a list of all routes, so only where nobody names an address.
-        let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
-        let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
-        Ok(addr::node_address(&self.links, &preferred, default_route).unwrap_or(A::UNSPECIFIED))
+    fn write_pods(&mut self, desired: &Desired) -> Result<()> {
+        let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
+        self.rows.write_pods(&self.detection, pod_cidrs)
     }
 
     fn write_node(&mut self) -> Result<()> {
-        if let Some(inherited) = self.inherited {
-            let inherited = inherited.without(device::Node::FAST_PATH | device::Node::STACKED);
-            let inherited = inherited.with(self.fast_path.flag() | devices::flags(&self.links));
-            return self.maps.set_node(inherited.with_anchor(self.anchor.ifindex, self.anchor.mac));
-        }
-        let (addr4, addr6) = self.node_addrs;
         let detection = if self.detects { self.detection.flags() } else { 0 };
-        let flags = self.options.flags() | detection | self.fast_path.flag() | devices::flags(&self.links);
-        self.maps.set_node(device::Node::new(addr4, addr6, self.anchor.ifindex, self.anchor.mac, flags))
+        let options = self.options.flags() | detection;
+        let host = self.fast_path.flag() | self.devices.flags();
+        self.rows.write_node(self.anchor.device(), NodeFlags { options, host })
     }
 }
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 const LO: u32 = 1;

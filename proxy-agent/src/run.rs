@@ -17,28 +17,27 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
-use crate::cli::kube_proxys_sysctls;
+use crate::choices::Mode;
+use crate::cli::cleanup::wanted::kube_proxys_sysctls;
 use crate::control::Asker;
-use crate::datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
-use crate::desired::Desired;
-use crate::events::Events;
-use crate::health::Health;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
-use crate::net::changes::{Changes, Undone};
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::run::servers::Servers;
-use crate::settings::{Mode, Settings};
-use crate::source::Source;
-use crate::{conntrack, control, leftovers, net};
+use crate::settings::Settings;
+use crate::{conntrack, control, leftovers};
+use proxy_core::desired::Desired;
+use proxy_datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
+use proxy_net as net;
+use proxy_net::changes::{Changes, Undone};
+use proxy_source::Source;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
 
 pub use prepare::{Prepared, prepare};
-
-/// Where the agent answers `kpx status`.
-pub const RUN_DIR: &str = "/run/kpx";
 
 /// Inputs and device events that may wait for the loop.
 const QUEUE: usize = 4_096;

@@ -1,15 +1,16 @@
 //! All that an operator decides, resolved: flags, files and defaults become this, and nothing else reads them.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::Files;
-use crate::datapath::{Mechanism, Sizes, SocketOptions};
-use crate::model::ModelOptions;
+pub use crate::choices::{Mode, PodRoutes, SocketLb};
+pub use crate::conntrack::sysctl::Conntrack;
+use crate::files::Files;
 use crate::node::NodeOptions;
-use crate::source::Source;
+use proxy_core::model::ModelOptions;
+use proxy_datapath::{Mechanism, Sizes, SocketOptions};
+use proxy_source::Source;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -56,59 +57,4 @@ pub struct Settings {
     pub cgroup_root: Option<PathBuf>,
     /// What all this was read from.
     pub files: Files,
-}
-
-/// What this host is to the cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// One of its nodes: takes the place of kube-proxy.
-    #[default]
-    Node,
-    /// None of its nodes: ClusterIPs become reachable from it.
-    Host,
-}
-
-/// How a host that is no node finds pods, beside the routes that it has for them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum PodRoutes {
-    /// Not at all: the default route does not count.
-    #[default]
-    Off,
-    /// By the default route: its gateway knows where pods are.
-    Default,
-    /// By routes of ours through the pods' nodes, as far as these are the host's neighbours.
-    Nodes,
-}
-
-/// Which sockets that dial services are led to backends before they send anything.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum SocketLb {
-    /// None: their packets are.
-    #[default]
-    Off,
-    /// Those of the host's own network namespace.
-    Host,
-    /// Those of pods as well.
-    All,
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Node => "node",
-            Self::Host => "host",
-        })
-    }
-}
-
-/// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Conntrack {
-    pub max_per_core: Option<u32>,
-    pub min: Option<u32>,
-    pub tcp_established_timeout: Option<Duration>,
-    pub tcp_close_wait_timeout: Option<Duration>,
-    pub tcp_be_liberal: bool,
-    pub udp_timeout: Option<Duration>,
-    pub udp_stream_timeout: Option<Duration>,
 }

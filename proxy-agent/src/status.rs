@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::LoadedProgram;
+use proxy_datapath::{LoadedProgram, SocketsStatus};
 
 /// The state of an agent and of the programs that it loaded.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -115,16 +115,6 @@ pub struct DeviceStatus {
     /// Why a veth into another network namespace counts as no pod's; null for all else.
     #[serde(default)]
     pub no_pod: Option<String>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SocketsStatus {
-    /// `host` or `all`.
-    pub scope: String,
-    pub udp: bool,
-    /// Below which they are.
-    pub cgroup: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -15,12 +15,13 @@ use crossterm::event::EventStream;
 use futures::StreamExt;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::cli::print;
+use crate::choices::RUN_DIR;
+use crate::cli::output::print;
 use crate::control::client::Client;
-use crate::run::RUN_DIR;
 
 use keys::Act;
 use rows::{Sample, Sort, View, rows};
+use screen::Screen;
 
 /// Show what passes for each Service: flows opened, packets, bytes and unserved packets per second, and flows.
 ///
@@ -61,19 +62,11 @@ pub async fn top(args: &TopArgs) -> Result<()> {
         let second = sample(&client).await?;
         return print(&table::text(&rows(&first, &second, &view)));
     }
-    let mut terminal = ratatui::try_init().context("take the terminal over")?;
-    let result = watch(&client, &mut terminal, period, first, view).await;
-    // Whatever happened: the shell must find the terminal as it was.
-    ratatui::try_restore().context("give the terminal back").and(result)
+    let mut screen = Screen::open()?;
+    watch(&client, &mut screen, period, first, view).await
 }
 
-async fn watch(
-    client: &Client,
-    terminal: &mut ratatui::DefaultTerminal,
-    period: Duration,
-    first: Sample,
-    mut view: View,
-) -> Result<()> {
+async fn watch(client: &Client, screen: &mut Screen, period: Duration, first: Sample, mut view: View) -> Result<()> {
     let mut looks = interval(period);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     looks.tick().await;
@@ -81,7 +74,7 @@ async fn watch(
     let (mut before, mut now) = (first.clone(), first);
     loop {
         let rows = rows(&before, &now, &view);
-        terminal.draw(|frame| screen::draw(frame, &rows, &mut view)).context("draw")?;
+        screen.draw(&rows, &mut view)?;
         tokio::select! {
             _ = looks.tick() => match sample(client).await {
                 Ok(sample) => (before, now) = (now, sample),

@@ -9,10 +9,10 @@ use clap::{Args, ValueEnum};
 use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
 
-use crate::cli::print;
+use crate::choices::RUN_DIR;
+use crate::cli::output::print;
 use crate::config::{NodeArgs, canonical_node_name};
-use crate::object;
-use crate::run::RUN_DIR;
+use proxy_datapath::object;
 
 pub(crate) mod explain;
 mod ground;
@@ -21,7 +21,6 @@ mod manifests;
 mod packet;
 mod programs;
 pub mod report;
-mod routes;
 mod scene;
 mod target;
 mod words;

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use build::{ServiceSnapshot, Snapshot};
+pub use build::{frontend_names, views};
 pub use flow::{FlowService, FlowView};
 
 /// A Service, as it was last seen, and what of it is in force.

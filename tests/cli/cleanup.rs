@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
-use kpx_tests::agent::wait_until;
-use kpx_tests::netns::NetNs;
 use tempfile::TempDir;
+use testbed::agent::{kpx, wait_until};
+use testbed::netns::NetNs;
 
-use crate::node::{Node, kpx, namespace};
+use crate::node::{Node, namespace};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -28,18 +28,18 @@ fn run_words(ns: &NetNs, program: &str, arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn what_a_killed_kpx_left_is_removed() -> Result<()> {
+fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
     let mut node = Node::start("killed", "--attach clsact")?;
     // Somebody else's filter beside ours keeps the qdisc.
     let filter = "filter add dev wire ingress prio 7 protocol all bpf da bytecode";
     let words: Vec<_> = filter.split(' ').chain(["1,6 0 0 4294967295,"]).collect();
-    run_words(&node.ns, "tc", &words)?;
+    run_words(node.ns(), "tc", &words)?;
     node.kill()?;
-    ensure!(run(&node.ns, "ip", "link")?.contains("kpx0"), "it left something");
+    ensure!(run(node.ns(), "ip", "link")?.contains("kpx0"), "it left something");
     let mut said = String::new();
     wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
-        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display()))?;
-        said = String::from_utf8(output.stdout)?.replace(&node.ns.bpf_dir().display().to_string(), "BPF_DIR");
+        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display()))?;
+        said = String::from_utf8(output.stdout)?.replace(&node.ns().bpf_dir().display().to_string(), "BPF_DIR");
         Ok(output.status.success())
     })?;
     expect![[r#"
@@ -57,16 +57,16 @@ fn what_a_killed_kpx_left_is_removed() -> Result<()> {
         removed the value 86400 of sysctl net/netfilter/nf_conntrack_tcp_timeout_established, which is 432000 again
     "#]]
     .assert_eq(&said);
-    let (links, rules) = (run(&node.ns, "ip", "link")?, run(&node.ns, "ip", "rule")?);
+    let (links, rules) = (run(node.ns(), "ip", "link")?, run(node.ns(), "ip", "rule")?);
     ensure!(!links.contains("kpx") && !rules.lines().any(|rule| rule.starts_with("75:")), "{links}{rules}");
-    ensure!(run(&node.ns, "tc", "qdisc show dev wire")?.contains("clsact"), "it carries another's filter");
-    let again = kpx(&node.ns, "cleanup")?;
+    ensure!(run(node.ns(), "tc", "qdisc show dev wire")?.contains("clsact"), "it carries another's filter");
+    let again = kpx(node.ns(), "cleanup")?;
     ensure!(again.status.success() && again.stdout == b"nothing to remove\n", "{again:?}");
     Ok(())
 }
 
 #[test]
-fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
+fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     let ns = namespace("proxy")?;
     for family in ["ip", "ip6"] {
         run(&ns, "nft", &format!("add table {family} kube-proxy"))?;
@@ -113,32 +113,32 @@ fn what_kube_proxy_left_is_found_and_removed() -> Result<()> {
 fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let mut node = Node::start(&format!("serves-{how}"), &format!("--attach {how}"))?;
-        run(&node.ns, "nft", "add table ip kube-proxy")?;
+        run(node.ns(), "nft", "add table ip kube-proxy")?;
         // The run directory is not that agent's, as on a node where it is a container's.
-        let output = kpx(&node.ns, "cleanup --kube-proxy")?;
+        let output = kpx(node.ns(), "cleanup --kube-proxy")?;
         ensure!(output.status.success(), "{how}: {output:?}");
-        run(&node.ns, "nft", "add table ip kube-proxy")?;
+        run(node.ns(), "nft", "add table ip kube-proxy")?;
         node.kill()?;
-        let output = kpx(&node.ns, "cleanup --kube-proxy")?;
+        let output = kpx(node.ns(), "cleanup --kube-proxy")?;
         ensure!(
             output.status.success() && output.stdout == b"removed the nftables table ip kube-proxy\n",
             "{output:?}"
         );
-        ensure!(run(&node.ns, "ip", "link")?.contains("kpx0"), "{how}: kpx's own stays");
-        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display()))?;
+        ensure!(run(node.ns(), "ip", "link")?.contains("kpx0"), "{how}: kpx's own stays");
+        let output = node.kpx(&format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display()))?;
         ensure!(output.status.success(), "{how}: {output:?}");
-        run(&node.ns, "nft", "add table ip kube-proxy")?;
-        ensure!(!kpx(&node.ns, "cleanup --kube-proxy")?.status.success(), "{how}: nothing serves any more");
+        run(node.ns(), "nft", "add table ip kube-proxy")?;
+        ensure!(!kpx(node.ns(), "cleanup --kube-proxy")?.status.success(), "{how}: nothing serves any more");
     }
     Ok(())
 }
 
 #[test]
-fn what_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
+fn cleanup_keeps_sysctls_of_kube_proxy() -> Result<()> {
     let mut node = Node::start("sysctls", "--conntrack-tcp-timeout-established=2h")?;
-    run(&node.ns, "nft", "add table ip kube-proxy")?;
+    run(node.ns(), "nft", "add table ip kube-proxy")?;
     node.kill()?;
-    let cleanup = format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display());
+    let cleanup = format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display());
     let mut said = String::new();
     wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
         let output = node.kpx(&cleanup)?;
@@ -148,16 +148,16 @@ fn what_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
     let key = "netfilter/nf_conntrack_tcp_timeout";
     let stays = format!("left as it is: sysctl net/{key}_close_wait is 3600, as kube-proxy wants it\n");
     ensure!(said.contains(&stays), "{said}");
-    ensure!(node.ns.read(&format!("/proc/sys/net/{key}_close_wait"))?.trim() == "3600");
+    ensure!(node.ns().read(&format!("/proc/sys/net/{key}_close_wait"))?.trim() == "3600");
     // kube-proxy does not want that value.
     ensure!(said.contains(&format!("removed the value 7200 of sysctl net/{key}_established")), "{said}");
-    ensure!(node.ns.read(&format!("/proc/sys/net/{key}_established"))?.trim() == "432000");
+    ensure!(node.ns().read(&format!("/proc/sys/net/{key}_established"))?.trim() == "432000");
     Ok(())
 }
 
 /// Its own configuration says what it wants.
 #[test]
-fn what_a_running_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
+fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
     let mut node = Node::start("running", "--conntrack-tcp-timeout-established=2h --conntrack-udp-timeout=40s")?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let config = dir.path().join("config.conf");
@@ -172,9 +172,9 @@ fn what_a_running_kube_proxy_wants_of_the_kernel_stays() -> Result<()> {
     fs::set_permissions(&program, Permissions::from_mode(0o755))?;
     let mut command = Command::new(&program);
     command.arg("--v=2").arg(format!("--config={}", config.display())).stdin(Stdio::piped());
-    let mut kube_proxy = node.ns.spawn(&mut command)?;
+    let mut kube_proxy = node.ns().spawn(&mut command)?;
     node.kill()?;
-    let cleanup = format!("cleanup --bpf-dir {}", node.ns.bpf_dir().display());
+    let cleanup = format!("cleanup --bpf-dir {}", node.ns().bpf_dir().display());
     let mut said = String::new();
     wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
         let output = node.kpx(&cleanup)?;
@@ -196,8 +196,8 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
         let mut node = Node::start(&format!("keep-{has_rules}"), "")?;
         let nat = "add chain ip kube-proxy nat { type nat hook postrouting priority 100 ; }";
         let install = || -> Result<()> {
-            run(&node.ns, "nft", "add table ip kube-proxy")?;
-            run(&node.ns, "nft", nat).map(drop)
+            run(node.ns(), "nft", "add table ip kube-proxy")?;
+            run(node.ns(), "nft", nat).map(drop)
         };
         install()?;
         let output = node.kpx("cleanup --kube-proxy")?;
@@ -209,14 +209,14 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
             install()?;
         }
         node.kill()?;
-        let drain = format!("cleanup --drain --timeout 1s --bpf-dir {}", node.ns.bpf_dir().display());
+        let drain = format!("cleanup --drain --timeout 1s --bpf-dir {}", node.ns().bpf_dir().display());
         let mut said = String::new();
         wait_until(DEADLINE, "the kernel has let go of the dead process's lock", || {
             let output = node.kpx(&drain)?;
             said = String::from_utf8(output.stdout)?;
             Ok(output.status.success())
         })?;
-        let keeps = run(&node.ns, "nft", "list tables")?.contains("kpx-keep");
+        let keeps = run(node.ns(), "nft", "list tables")?.contains("kpx-keep");
         if has_rules {
             ensure!(said.contains("removed the nftables table ip kpx-keep") && !keeps, "{said}");
         } else {

@@ -6,8 +6,9 @@ use std::net::TcpStream;
 use anyhow::{Context, Result, ensure};
 use expect_test::expect_file;
 use serde_json::Value;
+use testbed::agent::kpx;
 
-use crate::node::{Node, kpx, namespace};
+use crate::node::{Node, namespace};
 use crate::schema::schema;
 
 /// A section: its heading, what there is to say, what is run, and whether its data has a form to keep.
@@ -21,7 +22,7 @@ struct Section {
 #[test]
 fn the_document_shows_what_the_commands_print() -> Result<()> {
     let node = Node::start("doc", "")?;
-    let refused = node.ns.run(|| TcpStream::connect("10.96.0.11:80"));
+    let refused = node.ns().run(|| TcpStream::connect("10.96.0.11:80"));
     ensure!(refused.is_err(), "nobody serves web-old");
     let _connection = node.connect()?;
     let mut text = HEAD.to_owned();

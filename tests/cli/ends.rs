@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::agent::binary;
+use testbed::agent::{binary, kpx};
 
-use crate::node::{Node, kpx, namespace};
+use crate::node::{Node, namespace};
 
 #[test]
 fn exit_codes_say_how_it_went() -> Result<()> {
@@ -76,7 +76,7 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     assert_eq!(told, "kpx: kpx serves no Service web in namespace kube-system\n");
     let output = node.kpx("services")?;
     ensure!(!output.stdout.contains(&0x1b), "no colours where nobody sees them: {output:?}");
-    let refused = kpx(&node.ns, "cleanup")?;
+    let refused = kpx(node.ns(), "cleanup")?;
     ensure!(refused.status.code() == Some(1), "kpx runs: {refused:?}");
     Ok(())
 }

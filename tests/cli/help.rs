@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use expect_test::expect_file;
-use kpx_tests::agent::binary;
+use testbed::agent::binary;
 
 /// All that kpx lists, but `run`: its flags are docs/configuration.md's.
 fn commands(help: &str) -> Vec<String> {

@@ -4,9 +4,9 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::agent::binary;
-use kpx_tests::netns::NetNs;
 use tempfile::TempDir;
+use testbed::agent::binary;
+use testbed::netns::NetNs;
 
 use crate::node::namespace;
 

@@ -2,6 +2,7 @@
 //! made of it: `UPDATE_EXPECT=1` writes it anew.
 
 mod cleanup;
+mod config;
 mod document;
 mod ends;
 mod flows;

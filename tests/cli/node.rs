@@ -3,67 +3,48 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::agent::{binary, wait_until};
-use kpx_tests::netns::NetNs;
-use tempfile::TempDir;
+use testbed::agent::{Agent, kpx, wait_until};
+use testbed::netns::NetNs;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A network namespace with eth0 (192.0.2.1/24) and a default route, that forwards.
 pub(crate) fn namespace(name: &str) -> Result<NetNs> {
-    let ns = NetNs::create(format!("kpx-cli-{}-{name}", std::process::id()))?;
-    ns.ip("link add eth0 type veth peer name wire
-         link set lo up
-         link set wire up
-         link set eth0 up
-         addr add 192.0.2.1/24 dev eth0
-         route add default via 192.0.2.254")?;
+    let ns = NetNs::machine_v4(&format!("cli-{name}"))?;
+    ns.ip("route add default via 192.0.2.254")?;
     ns.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))?;
     Ok(ns)
 }
 
-/// Runs kpx there.
-pub(crate) fn kpx(ns: &NetNs, arguments: &str) -> Result<Output> {
-    let mut command = Command::new(binary()?);
-    command.args(arguments.split_whitespace()).env_remove("RUST_LOG");
-    ns.run(|| command.output()).with_context(|| format!("run {command:?}"))
-}
-
 /// A node that kpx serves.
 pub(crate) struct Node {
-    pub(crate) ns: NetNs,
-    dir: TempDir,
-    agent: Child,
+    agent: Agent<'static>,
 }
 
 impl Node {
     /// Starts kpx with the cluster's manifests, and waits until it is healthy.
     pub(crate) fn start(name: &str, arguments: &str) -> Result<Self> {
-        let ns = namespace(name)?;
-        let dir = TempDir::with_prefix("kpx-cli-")?;
-        fs::create_dir(dir.path().join("manifests"))?;
-        fs::write(dir.path().join("manifests/cluster.yaml"), CLUSTER)?;
-        fs::write(dir.path().join("manifests/typo.yaml"), "apiVersion: v1\nkind: Service\nmetadata: {nam: typo}\n")?;
-        let log = fs::File::create(dir.path().join("log"))?;
-        let mut command = Command::new(binary()?);
-        command.args(["run", "--node-name", "n1", "--manifests"]).arg(dir.path().join("manifests"));
-        command.arg("--run-dir").arg(dir.path()).arg("--bpf-dir").arg(ns.bpf_dir()).args(arguments.split_whitespace());
-        // Shown in the document, and on every machine the same.
-        command.args(["--service-table-size", "65536", "--endpoint-table-size", "262144"]);
-        let agent = ns.spawn(command.stdout(Stdio::null()).stderr(log))?;
-        let node = Self { ns, dir, agent };
-        let log = || fs::read_to_string(node.dir.path().join("log")).unwrap_or_default();
-        wait_until(DEADLINE, "kpx is healthy", || Ok(node.kpx("status")?.status.success())).with_context(log)?;
-        Ok(node)
+        let typo = "apiVersion: v1\nkind: Service\nmetadata: {nam: typo}\n";
+        // The document shows these sizes, which otherwise depend on the machine.
+        let arguments = format!("{arguments} --service-table-size 65536 --endpoint-table-size 262144");
+        let agent = Agent::start_alone(namespace(name)?, &[("cluster", CLUSTER), ("typo", typo)], &arguments)?;
+        let is_healthy =
+            || Ok(kpx(agent.ns(), &format!("status --run-dir {}", agent.run_dir().display()))?.status.success());
+        wait_until(DEADLINE, "kpx is healthy", is_healthy).with_context(|| agent.log())?;
+        Ok(Self { agent })
+    }
+
+    pub(crate) fn ns(&self) -> &NetNs {
+        self.agent.ns()
     }
 
     /// Runs a command that asks this node's agent.
     pub(crate) fn kpx(&self, arguments: &str) -> Result<Output> {
-        kpx(&self.ns, &format!("{arguments} --run-dir {}", self.dir.path().display()))
+        kpx(self.ns(), &format!("{arguments} --run-dir {}", self.agent.run_dir().display()))
     }
 
     /// What a command prints; an error if it fails.
@@ -75,7 +56,7 @@ impl Node {
 
     /// A connection to the cluster's web, held open as long as the result lives.
     pub(crate) fn connect(&self) -> Result<(TcpStream, TcpStream)> {
-        self.ns.run(|| {
+        self.ns().run(|| {
             let listener = TcpListener::bind("192.0.2.1:8080")?;
             let mut client = TcpStream::connect("10.96.0.10:80")?;
             let (mut server, _) = listener.accept()?;
@@ -87,17 +68,9 @@ impl Node {
         })
     }
 
-    /// Ends kpx as a crash would.
+    /// Ends kpx as a crash does.
     pub(crate) fn kill(&mut self) -> Result<()> {
-        self.agent.kill()?;
-        self.agent.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.kill(); // It may have been killed already.
+        self.agent.kill()
     }
 }
 

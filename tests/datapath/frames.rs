@@ -1,16 +1,17 @@
-//! Frames that are no packets of ours, or odd ones.
+//! Frames without a packet that kpx translates, and odd frames.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::Verdict::Pass;
 use proxy_common::names::INGRESS;
+use testbed::test_run::Verdict::Pass;
 
-use crate::lab::{counted_since, labs, words};
+use crate::fixture::{counted_since, fixtures};
+use crate::packets::words;
 
 #[test]
-fn frames_that_are_no_packets_of_ours() -> Result<()> {
-    for lab in labs("odd")? {
-        let v4 = lab.names.addr("web")?.is_ipv4();
-        let syn = lab.names.frame("tcp S client:1000 > web:80")?;
+fn foreign_frames_pass_untouched() -> Result<()> {
+    for fixture in fixtures("odd")? {
+        let v4 = fixture.names.addr("web")?.is_ipv4();
+        let syn = fixture.names.frame("tcp S client:1000 > web:80")?;
         let ip_len = if v4 { 20 } else { 40 };
         let edited = |edit: &dyn Fn(&mut Vec<u8>)| {
             let mut frame = syn.clone();
@@ -44,7 +45,7 @@ fn frames_that_are_no_packets_of_ours() -> Result<()> {
                 ("ICMP", set(23, &[1]), "protocol"),
                 ("GRE", set(23, &[47]), "protocol"),
                 ("to loopback", set(30, &[127, 0, 0, 1]), "not_unicast"),
-                ("to everybody", set(30, &[255; 4]), "not_unicast"),
+                ("to broadcast", set(30, &[255; 4]), "not_unicast"),
                 ("from link-local", set(26, &[169, 254, 1, 1]), "not_unicast"),
             ]);
         } else {
@@ -53,10 +54,10 @@ fn frames_that_are_no_packets_of_ours() -> Result<()> {
             cases.extend([
                 ("IP version 4", set(14, &[0x45]), "malformed"),
                 ("a payload length beyond the packet", set(18, &[5, 0xdc]), "malformed"),
-                // Their headers would be the TCP header: 1000 is 3, 232.
+                // The TCP header stands in the place of these headers: 1000 is 3, 232.
                 ("a hop-by-hop header of 1,864 bytes", set(20, &[0]), "malformed"),
-                ("a routing header that is not done with", set(20, &[43]), "protocol"),
-                ("a fragment of what is no transport", set(20, &[44]), "fragment"),
+                ("a routing header with segments left", set(20, &[43]), "protocol"),
+                ("a fragment of no transport", set(20, &[44]), "fragment"),
                 ("ESP", set(20, &[50]), "protocol"),
                 ("AH", set(20, &[51]), "protocol"),
                 ("ICMPv6", set(20, &[58]), "protocol"),
@@ -66,27 +67,27 @@ fn frames_that_are_no_packets_of_ours() -> Result<()> {
             ]);
         }
         for (name, frame, counted) in cases {
-            let before = lab.counts()?;
-            let outcome = lab.run(INGRESS, &frame).with_context(|| name.to_owned())?;
+            let before = fixture.counts()?;
+            let outcome = fixture.run(INGRESS, &frame).with_context(|| name.to_owned())?;
             ensure!(outcome.verdict == Pass && outcome.packet == frame, "{name}: {:?}", outcome.verdict);
-            let now = counted_since(&before, &lab.counts()?);
+            let now = counted_since(&before, &fixture.counts()?);
             ensure!(now == words(counted), "{name}: {now:?}");
         }
     }
     Ok(())
 }
 
-/// Short frames are filled up on an Ethernet, and what fills them is nobody's.
+/// Ethernet pads short frames, and the padding belongs to no packet.
 #[test]
-fn what_is_behind_the_packet_stays() -> Result<()> {
-    for lab in labs("padding")? {
+fn padding_stays() -> Result<()> {
+    for fixture in fixtures("padding")? {
         for packet in ["tcp S client:1000 > web:80", "udp client:1000 > web:53", "sctp INIT client:1000 > web:3868"] {
-            let frame = lab.names.frame(packet)?;
+            let frame = fixture.names.frame(packet)?;
             let padding: Vec<u8> = (1..=46).collect();
-            let outcome = lab.run(INGRESS, &[&frame[..], &padding].concat())?;
+            let outcome = fixture.run(INGRESS, &[&frame[..], &padding].concat())?;
             ensure!(outcome.verdict == Pass && outcome.packet[..frame.len()] != frame, "{packet}: not rewritten");
             ensure!(outcome.packet[frame.len()..] == padding, "{packet}: padding became {:?}", outcome.packet);
-            let text = lab.names.text(&outcome.packet)?;
+            let text = fixture.names.text(&outcome.packet)?;
             ensure!(text.contains("> pod:"), "{packet} became {text}");
         }
     }
@@ -94,16 +95,16 @@ fn what_is_behind_the_packet_stays() -> Result<()> {
 }
 
 #[test]
-fn a_udp_checksum_of_zero_stays_zero() -> Result<()> {
-    for lab in labs("zero")? {
-        if !lab.names.addr("web")?.is_ipv4() {
+fn zero_udp_checksum_stays_zero() -> Result<()> {
+    for fixture in fixtures("zero")? {
+        if !fixture.names.addr("web")?.is_ipv4() {
             continue; // Illegal over IPv6 (RFC 8200 §8.1).
         }
-        let mut frame = lab.names.frame("udp client:1000 > web:53 +4")?;
+        let mut frame = fixture.names.frame("udp client:1000 > web:53 +4")?;
         frame[40..42].fill(0);
-        let outcome = lab.run(INGRESS, &frame)?;
+        let outcome = fixture.run(INGRESS, &frame)?;
         ensure!(outcome.packet[40..42] == [0, 0], "the checksum became {:?}", &outcome.packet[40..42]);
-        assert_eq!(lab.names.text(&outcome.packet)?, "udp client:1000 > pod:5353 +4");
+        assert_eq!(fixture.names.text(&outcome.packet)?, "udp client:1000 > pod:5353 +4");
     }
     Ok(())
 }

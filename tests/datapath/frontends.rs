@@ -1,19 +1,19 @@
-//! Services of every kind for the rows.
+//! The Services of every kind that rows name.
 
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use proxy_agent::datapath::Maps;
-use proxy_agent::diff::{Change, FamilyChange};
-use proxy_agent::tables::RangeKey;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::frontend::{
     Algorithm, Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey,
 };
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_core::tables::RangeKey;
+use proxy_datapath::Maps;
 
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
-/// What a service offers beside its ClusterIP: address, port, protocol, kind; the service's ClusterIP and port.
+/// A frontend beside a ClusterIP: address, port, protocol, kind; the ClusterIP and port of its Service.
 type External = (&'static str, u16, Proto, FrontendKind, (&'static str, u16));
 
 const EXTERNALS: [External; 13] = [
@@ -32,7 +32,7 @@ const EXTERNALS: [External; 13] = [
     ("fenced", 81, Proto::TCP, FrontendKind::LOAD_BALANCER, ("fenced-ip", 81)),
 ];
 
-/// A service port, and its backends in the cluster-wide and in the local set: name, and whether it is here.
+/// A service port, and its backends in the cluster-wide and in the local set: a name, and true for a local backend.
 struct ServicePort {
     name: &'static str,
     port: u16,
@@ -66,9 +66,9 @@ fn service_ports() -> Vec<ServicePort> {
     ]
 }
 
-/// The writes that make these services and frontends.
-pub(crate) fn frontends<A: Addr>(lab: &Lab) -> Result<Vec<FamilyChange<A>>> {
-    let addr = |name: &str| -> Result<A> { A::from_ip(lab.names.addr(name)?).context("family") };
+/// Returns the changes that make these Services and frontends.
+pub(crate) fn frontends<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
+    let addr = |name: &str| -> Result<A> { A::from_ip(fixture.names.addr(name)?).context("family") };
     let mut changes = Vec::new();
     for ServicePort { name, port, proto, service, cluster, local } in service_ports() {
         let key = FrontendKey::new(addr(name)?, Port::new(port), proto);
@@ -103,8 +103,8 @@ pub(crate) fn frontends<A: Addr>(lab: &Lab) -> Result<Vec<FamilyChange<A>>> {
     Ok(changes)
 }
 
-impl Lab {
-    /// A service's backend leaves, and another one takes its place.
+impl Fixture {
+    /// Replaces a backend of a Service by another.
     pub(crate) fn leave(&mut self, service: &str, port: u16, old: &str, new: &str) -> Result<()> {
         let (service, old, new) = (self.names.addr(service)?, self.names.addr(old)?, self.names.addr(new)?);
         let changes: Vec<Change> = if service.is_ipv4() {

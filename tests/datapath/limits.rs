@@ -1,4 +1,4 @@
-//! What happens where there is no room, and how much the programs need themselves.
+//! Tables without room, and the limits of the programs themselves.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -7,89 +7,86 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::Program;
-use kpx_tests::bench::Bench;
-use kpx_tests::bench::Verdict::{Drop, Pass};
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
-use proxy_agent::datapath::verifier;
-use proxy_agent::object;
 use proxy_common::names::{EGRESS, FAST_PATH, INGRESS};
+use proxy_datapath::object;
+use proxy_datapath::verifier;
+use testbed::test_run::Bench;
+use testbed::test_run::Verdict::{Drop, Pass};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::lab::{labs, labs_with_room};
+use crate::fixture::{fixtures, fixtures_with_room};
 
 #[test]
-fn where_all_ports_are_taken_a_flow_that_is_over_makes_room() -> Result<()> {
-    for lab in labs("evict")? {
+fn ended_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
+    for fixture in fixtures("evict")? {
         // Twice as many connections as there are ports, one after the other.
         for port in 1_000..10_000_u16 {
             for (program, packet) in [(INGRESS, "tcp S client"), (INGRESS, "tcp R client")] {
-                let frame = lab.names.frame(&format!("{packet}:{port} > self:80"))?;
-                let verdict = lab.run(program, &frame)?.verdict;
-                ensure!(verdict == Pass, "{packet}:{port}: {verdict:?} {:?}", lab.counts()?);
+                let frame = fixture.names.frame(&format!("{packet}:{port} > self:80"))?;
+                let verdict = fixture.run(program, &frame)?.verdict;
+                ensure!(verdict == Pass, "{packet}:{port}: {verdict:?} {:?}", fixture.counts()?);
             }
         }
-        ensure!(lab.counts()?.get("flow_opened") == Some(&9_000), "{:?}", lab.counts()?);
+        ensure!(fixture.counts()?.get("flow_opened") == Some(&9_000), "{:?}", fixture.counts()?);
     }
     Ok(())
 }
 
 #[test]
-fn a_full_table_refuses_new_flows_and_keeps_the_old() -> Result<()> {
-    for mut lab in labs_with_room("full", Some(64))? {
+fn full_table_refuses_new_flows_and_keeps_old() -> Result<()> {
+    for mut fixture in fixtures_with_room("full", Some(64))? {
         let mut open = 0;
         for port in 1..200 {
-            let frame = lab.names.frame(&format!("tcp S client:{port} > web:80"))?;
-            if lab.run(INGRESS, &frame)?.verdict == Drop {
+            let frame = fixture.names.frame(&format!("tcp S client:{port} > web:80"))?;
+            if fixture.run(INGRESS, &frame)?.verdict == Drop {
                 break;
             }
             open = port;
-            lab.run(EGRESS, &lab.names.frame(&format!("tcp SA pod:8080 > client:{port}"))?)?;
-            lab.run(INGRESS, &lab.names.frame(&format!("tcp A client:{port} > web:80"))?)?;
+            fixture.run(EGRESS, &fixture.names.frame(&format!("tcp SA pod:8080 > client:{port}"))?)?;
+            fixture.run(INGRESS, &fixture.names.frame(&format!("tcp A client:{port} > web:80"))?)?;
         }
         ensure!((20..100).contains(&open), "{open} flows");
-        let counts = lab.counts()?;
+        let counts = fixture.counts()?;
         ensure!(counts["flows_full"] == 1 && counts["flow_forgotten"] == 0, "{counts:?}");
-        lab.check(&[
-            (EGRESS, "tcp SA pod:8080 > client:1", Pass, "tcp SA web:80 > client:1", "returned"),
-            (INGRESS, "tcp A client:1 > web:80", Pass, "tcp A client:1 > pod:8080", "forwarded"),
-        ])?;
+        fixture.rows("limits::full_table_refuses_new_flows_and_keeps_old")?;
     }
     Ok(())
 }
 
 #[test]
-fn source_ports_are_never_given_twice_and_can_run_out() -> Result<()> {
-    for lab in labs("ports")? {
+fn source_ports_are_never_drawn_twice_and_can_run_out() -> Result<()> {
+    for fixture in fixtures("ports")? {
         let mut given = BTreeMap::new();
         let mut refused = 0;
         for port in 1..=8_000_u16 {
-            let frame = lab.names.frame(&format!("udp client:{port} > self:53"))?;
-            let outcome = lab.run(INGRESS, &frame)?;
+            let frame = fixture.names.frame(&format!("udp client:{port} > self:53"))?;
+            let outcome = fixture.run(INGRESS, &frame)?;
             if outcome.verdict == Drop {
                 refused += 1;
                 continue;
             }
-            let text = lab.names.text(&outcome.packet)?;
+            let text = fixture.names.text(&outcome.packet)?;
             let other = given.insert(text.clone(), port);
             ensure!(other.is_none(), "{text} for ports {other:?} and {port}");
-            // Answered and asked again, it keeps its port.
+            // After an answer and another packet, the flow keeps its port.
             let source = text.split([':', ' ']).nth(2).context("a port")?;
-            let answer = lab.names.frame(&format!("udp client:5353 > node:{source}"))?;
-            lab.run(EGRESS, &lab.run(INGRESS, &answer)?.packet)?;
-            lab.run(INGRESS, &frame)?;
+            let answer = fixture.names.frame(&format!("udp client:5353 > node:{source}"))?;
+            fixture.run(EGRESS, &fixture.run(INGRESS, &answer)?.packet)?;
+            fixture.run(INGRESS, &frame)?;
         }
         let range = usize::from(u16::MAX - 61_000) + 1;
         ensure!(given.len() > range * 9 / 10 && given.len() <= range, "{} ports given", given.len());
-        ensure!(refused > 0 && lab.counts()?.get("no_source_port") == Some(&refused), "{refused} refused");
+        ensure!(refused > 0 && fixture.counts()?.get("no_source_port") == Some(&refused), "{refused} refused");
     }
     Ok(())
 }
 
-/// Of the million that the kernel follows before it refuses a program, no more than a quarter: the rest is for kernels that
-/// follow more ways.
+/// The kernel follows a million instructions before it refuses a program. A quarter is the limit here: some kernels follow
+/// more paths.
 #[test]
-fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
+fn every_program_is_far_from_verifiers_limit() -> Result<()> {
     const MOST: u32 = 250_000;
     for fast_path in [0_u32, 1] {
         let mut loader = verifier::loader();
@@ -101,7 +98,7 @@ fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
                 Program::CgroupSockAddr(program) => verifier::load(|| program.load()).and_then(|()| program.info()),
                 _ => bail!("{name} is of a type that kpx does not have"),
             };
-            // Kernels before 5.16 do not tell.
+            // Kernels before 5.16 do not report the number.
             let verified = loaded.with_context(|| format!("load {name}"))?.verified_instruction_count().unwrap_or(0);
             ensure!(verified <= MOST, "{name}: {verified} instructions");
             count += 1;
@@ -111,7 +108,7 @@ fn every_program_is_far_from_the_verifiers_limit() -> Result<()> {
     Ok(())
 }
 
-/// At any signal to the thread that loads a program the verifier gives up.
+/// The verifier gives up at any signal to the thread that loads a program.
 #[test]
 fn programs_load_while_signals_arrive() -> Result<()> {
     const SIGNALS: usize = 8;

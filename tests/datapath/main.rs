@@ -1,25 +1,28 @@
-//! What the programs do to packets: tables of packets, run through BPF_PROG_TEST_RUN, for both families alike.
+//! Tables of packets (`rows/*.packets`), which the programs translate by BPF_PROG_TEST_RUN, for both families alike.
 //!
-//! Every row names the program, the packet that goes in, the verdict, the packet that comes out, and all that is counted.
+//! Each row names the hook, the packet that goes in, the verdict, the packet that comes out, and all counters that grow.
 
 mod counts;
 mod fast;
-mod fast_bed;
+mod fast_fixture;
+mod fixture;
 mod flows;
 mod forgery;
 mod fragments;
 mod frames;
 mod frontends;
 mod guests;
+mod half_open;
 mod icmp;
-mod lab;
 mod limits;
 mod meetings;
 mod monitor;
-mod nursery;
 mod offload;
 mod options;
+mod packets;
 mod policy;
+#[path = "../reference/mod.rs"]
+mod reference;
 mod reuse;
 mod sctp;
 mod stack;

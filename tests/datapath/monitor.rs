@@ -1,30 +1,30 @@
-//! What the programs tell of single packets, while somebody watches.
+//! Reports of single packets, which the programs write while a monitor watches.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::bench::Verdict::{Drop, Pass, Redirect};
-use proxy_agent::datapath::AnyRecord;
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::monitor::{Record, What};
-use proxy_common::names::{ANCHOR, EGRESS, INGRESS};
+use proxy_common::names::{EGRESS, INGRESS};
 use proxy_common::policy::Decision;
+use proxy_datapath::AnyRecord;
+use testbed::test_run::Verdict::Drop;
 
-use crate::lab::{Lab, labs, labs_of};
+use crate::fixture::{Fixture, fixtures, fixtures_of};
 use crate::reuse::Setup;
 
-/// As the tests speak of packets: who, whom, what and why.
-fn told(lab: &mut Lab) -> Result<Vec<String>> {
-    let mut told = Vec::new();
-    while let Some(record) = lab.bench.datapath.monitor.record() {
-        told.push(match record {
-            AnyRecord::V4(record) => text(lab, &record)?,
-            AnyRecord::V6(record) => text(lab, &record)?,
+/// Returns the reports so far as text: reason, hook, peers, Service and backend.
+fn reports(fixture: &mut Fixture) -> Result<Vec<String>> {
+    let mut reports = Vec::new();
+    while let Some(record) = fixture.bench.datapath.monitor.record() {
+        reports.push(match record {
+            AnyRecord::V4(record) => text(fixture, &record)?,
+            AnyRecord::V6(record) => text(fixture, &record)?,
         });
     }
-    Ok(told)
+    Ok(reports)
 }
 
-fn text<A: Addr>(lab: &Lab, record: &Record<A>) -> Result<String> {
+fn text<A: Addr>(fixture: &Fixture, record: &Record<A>) -> Result<String> {
     let what = match record.what {
         What::DECIDED => "decided".to_owned(),
         _ => Reason::from_index(record.reason.into()).context("a reason")?.name().to_owned(),
@@ -33,7 +33,7 @@ fn text<A: Addr>(lab: &Lab, record: &Record<A>) -> Result<String> {
     if record.proto == Proto::ANY {
         return Ok(format!("{what} at {place}"));
     }
-    let name = |ip| lab.names.name(ip);
+    let name = |ip| fixture.names.name(ip);
     let decision = &record.decision;
     let service = decision.has(Decision::<A>::FRONTEND).then(|| name(decision.service.addr.ip()));
     let backend = decision.has(Decision::<A>::BACKEND).then(|| name(decision.backend.addr.ip()));
@@ -49,30 +49,16 @@ fn text<A: Addr>(lab: &Lab, record: &Record<A>) -> Result<String> {
 }
 
 #[test]
-fn openers_and_refusals_are_told_of_and_nothing_else() -> Result<()> {
-    for mut lab in labs("monitor")? {
-        let openers = [
-            (INGRESS, "tcp S client:1000 > web:80", Pass, "tcp S client:1000 > pod:8080", "flow_opened forwarded"),
-            (ANCHOR, "tcp S node:1000 > web:80", Redirect, "tcp S node:$p > pod:8080", "flow_opened forwarded"),
-        ];
-        lab.check(&openers)?;
-        ensure!(told(&mut lab)?.is_empty(), "nobody watches");
-        lab.bench.datapath.monitor.watch(true)?;
-        lab.check(&[
-            (INGRESS, "tcp A client:1000 > web:80 +5", Pass, "tcp A client:1000 > pod:8080 +5", "forwarded"),
-            (EGRESS, "tcp A pod:8080 > client:1000 +5", Pass, "tcp A web:80 > client:1000 +5", "returned"),
-            (INGRESS, "tcp S client:1000 > stranger:80", Pass, "same", "not_ours"),
-        ])?;
-        ensure!(told(&mut lab)?.is_empty(), "of no packet of an open flow, and none that is not ours");
-        lab.check(&[
-            (INGRESS, "tcp S client:2000 > web:80", Pass, "tcp S client:2000 > pod:8080", "flow_opened forwarded"),
-            (ANCHOR, "tcp S node:2000 > web:80", Redirect, "tcp S node:$q > pod:8080", "flow_opened forwarded"),
-            (INGRESS, "tcp S client:2000 > none:80", Redirect, "tcp RA none:80 > client:2000", "no_endpoints rejected"),
-            (INGRESS, "tcp S client:2000 > local:80", Drop, "-", "no_local_endpoints"),
-            (ANCHOR, "tcp A node:2001 > web:80", Redirect, "tcp R web:80 > node:2001", "no_flow rejected"),
-        ])?;
-        ensure!(lab.names.port("$p") != lab.names.port("$q"), "two open flows have one tuple");
-        let found = told(&mut lab)?;
+fn monitor_reports_openers_and_refusals_only() -> Result<()> {
+    for mut fixture in fixtures("monitor")? {
+        fixture.rows("monitor::monitor_reports_openers_and_refusals_only/unwatched")?;
+        ensure!(reports(&mut fixture)?.is_empty(), "no monitor watches");
+        fixture.bench.datapath.monitor.watch(true)?;
+        fixture.rows("monitor::monitor_reports_openers_and_refusals_only/silent")?;
+        ensure!(reports(&mut fixture)?.is_empty(), "a report of an open flow's packet, or of a foreign one");
+        fixture.rows("monitor::monitor_reports_openers_and_refusals_only/reported")?;
+        ensure!(fixture.names.port("$p") != fixture.names.port("$q"), "two open flows have one tuple");
+        let found = reports(&mut fixture)?;
         let want = [
             "decided at ingress: client:2000 > web:80 web => pod",
             "decided at anchor: node:2000 > web:80 web => pod",
@@ -81,24 +67,24 @@ fn openers_and_refusals_are_told_of_and_nothing_else() -> Result<()> {
             "no_flow at anchor: node:2001 > web:80 -",
         ];
         ensure!(found == want, "{found:#?}");
-        lab.bench.datapath.monitor.watch(false)?;
-        lab.check(&[(INGRESS, "tcp S client:2002 > local:80", Drop, "-", "no_local_endpoints")])?;
-        ensure!(told(&mut lab)?.is_empty(), "nobody watches any more");
-        ensure!(lab.bench.datapath.monitor.lost()? == 0, "nothing was lost");
+        fixture.bench.datapath.monitor.watch(false)?;
+        fixture.rows("monitor::monitor_reports_openers_and_refusals_only/unwatched_again")?;
+        ensure!(reports(&mut fixture)?.is_empty(), "no monitor watches any more");
+        ensure!(fixture.bench.datapath.monitor.lost()? == 0, "nothing was lost");
     }
     Ok(())
 }
 
-/// Whichever way it goes through the programs.
+/// Each packet takes another path through the programs.
 #[test]
-fn a_packet_that_the_kernel_does_not_let_change_is_told_of_as_it_came() -> Result<()> {
-    for mut lab in labs_of("refused", Setup { refuses: true, ..Setup::default() })? {
-        lab.bench.datapath.monitor.watch(true)?;
+fn packet_that_kernel_refuses_to_change_is_reported_unchanged() -> Result<()> {
+    for mut fixture in fixtures_of("refused", Setup { refuses: true, ..Setup::default() })? {
+        fixture.bench.datapath.monitor.watch(true)?;
         let other = (INGRESS, "tcp S stranger:7 > local:80");
         for (program, packet) in [
             (INGRESS, "tcp S client:1000 > web:80"),
             other,
-            // Of an open flow.
+            // The next packets belong to an open flow.
             (INGRESS, "tcp A client:1000 > web:80 +5"),
             other,
             (EGRESS, "tcp SA pod:8080 > client:1000"),
@@ -107,11 +93,11 @@ fn a_packet_that_the_kernel_does_not_let_change_is_told_of_as_it_came() -> Resul
             other,
             (INGRESS, "[options] tcp A client:1000 > web:80"),
         ] {
-            let frame = lab.names.frame(packet)?;
-            let outcome = lab.netns.run(|| lab.bench.run(program, &frame))?;
+            let frame = fixture.names.frame(packet)?;
+            let outcome = fixture.netns.run(|| fixture.bench.run(program, &frame))?;
             ensure!(outcome.verdict == Drop, "{packet}: {:?}", outcome.verdict);
         }
-        let found = told(&mut lab)?;
+        let found = reports(&mut fixture)?;
         let others = "no_local_endpoints at ingress: stranger:7 > local:80 local";
         let want = [
             "decided at ingress: client:1000 > web:80 web => pod",
@@ -131,18 +117,18 @@ fn a_packet_that_the_kernel_does_not_let_change_is_told_of_as_it_came() -> Resul
 }
 
 #[test]
-fn a_flood_is_cut_off_and_counted() -> Result<()> {
-    for mut lab in labs("flood")? {
-        lab.bench.datapath.monitor.watch(true)?;
-        let frame = lab.names.frame("tcp S client:1000 > local:80")?;
+fn lost_reports_of_flood_are_counted() -> Result<()> {
+    for mut fixture in fixtures("flood")? {
+        fixture.bench.datapath.monitor.watch(true)?;
+        let frame = fixture.names.frame("tcp S client:1000 > local:80")?;
         let runs = 30_000;
-        lab.netns.run(|| (0..runs).try_for_each(|_| lab.bench.run(INGRESS, &frame).map(drop)))?;
-        let mut told = 0;
-        while lab.bench.datapath.monitor.record().is_some() {
-            told += 1;
+        fixture.netns.run(|| (0..runs).try_for_each(|_| fixture.bench.run(INGRESS, &frame).map(drop)))?;
+        let mut reported = 0;
+        while fixture.bench.datapath.monitor.record().is_some() {
+            reported += 1;
         }
-        let lost = lab.bench.datapath.monitor.lost()?;
-        ensure!(told + lost == runs && lost > 0, "{told} told, {lost} lost");
+        let lost = fixture.bench.datapath.monitor.lost()?;
+        ensure!(reported + lost == runs && lost > 0, "{reported} reported, {lost} lost");
     }
     Ok(())
 }

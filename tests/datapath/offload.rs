@@ -1,33 +1,33 @@
-//! What only packets on a device can have: checksums that the device is to finish, and segmentation that it is to do.
+//! Offload, which only packets on a device have: checksums that the device is to finish, segmentation that it is to do.
 //!
-//! Frames enter and leave through packet sockets with a virtio header (linux/virtio_net.h), which says of both what the
-//! kernel has noted on a packet. What is left to the device the test does itself, by those notes alone.
+//! Frames enter and leave through packet sockets with a virtio header (linux/virtio_net.h): it holds the kernel's notes on
+//! the packet. The test does the device's work itself, by those notes alone.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use kpx_tests::kernel;
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
+use testbed::kernel;
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use nix::{libc, setsockopt_impl, sockopt_impl};
-use proxy_agent::datapath::Hooks;
+use proxy_datapath::Hooks;
 
-use crate::lab::{Lab, labs};
+use crate::fixture::{Fixture, fixtures};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
 sockopt_impl!(VirtioHeader, SetOnly, libc::SOL_PACKET, libc::PACKET_VNET_HDR, bool);
 
-/// What the kernel has noted on a packet.
+/// The kernel's notes on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Notes {
-    /// The checksum from here on is to be finished, in the field at this offset from here.
+    /// The start of the bytes that the checksum covers, and the offset of its field from there.
     checksum: Option<(u16, u16)>,
     /// The kind of segmentation, and the size of each segment's payload.
     segments: Option<(u8, u16)>,
@@ -37,13 +37,13 @@ const NEEDS_CHECKSUM: u8 = 1;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 const UDP_SEGMENTS: u8 = 5;
-/// From here on: commit 860b7f27b8f7 (linux/virtio_net.h: Support USO offload in vnet header).
+/// The first kernel with UDP segmentation from sockets: commit 860b7f27b8f7 (linux/virtio_net.h: Support USO offload in vnet header).
 const UDP_FROM_SOCKETS: (u32, u32) = (6, 2);
 
 #[test]
-fn a_pending_checksum_stays_pending_and_comes_out_right() -> Result<()> {
-    for mut lab in labs("pending")? {
-        let wire = Wire::new(&mut lab)?;
+fn pending_checksum_stays_pending_and_comes_out_right() -> Result<()> {
+    for mut fixture in fixtures("pending")? {
+        let wire = Wire::new(&mut fixture)?;
         for (packet, out) in [
             ("udp client:1000 > web:53 +100", "udp client:1000 > pod:5353 +100"),
             ("tcp S client:1000 > web:80", "tcp S client:1000 > pod:8080"),
@@ -51,12 +51,12 @@ fn a_pending_checksum_stays_pending_and_comes_out_right() -> Result<()> {
             ("[options] tcp PA client:1000 > web:80 +99", "[options] tcp PA client:1000 > pod:8080 +99"),
             ("udp pod:5353 > client:1000 +7", "udp web:53 > client:1000 +7"),
         ] {
-            let (frame, notes) = pending(&lab.names.frame(packet)?)?;
+            let (frame, notes) = pending(&fixture.names.frame(packet)?)?;
             wire.send(&frame, notes)?;
             let (frame, found) = wire.receive()?;
             ensure!(found == notes, "{packet}: {found:?}, not {notes:?}");
-            ensure!(lab.names.text(&frame).is_err(), "{packet}: the checksum was finished");
-            let text = lab.names.text(&finished(frame, found)?)?;
+            ensure!(fixture.names.text(&frame).is_err(), "{packet}: the checksum was finished");
+            let text = fixture.names.text(&finished(frame, found)?)?;
             ensure!(text == out, "{packet} became {text}");
         }
     }
@@ -64,46 +64,46 @@ fn a_pending_checksum_stays_pending_and_comes_out_right() -> Result<()> {
 }
 
 #[test]
-fn a_reject_of_a_packet_with_a_pending_checksum_is_right() -> Result<()> {
-    for mut lab in labs("rejpend")? {
-        let wire = Wire::new(&mut lab)?;
+fn reject_of_packet_with_pending_checksum_is_right() -> Result<()> {
+    for mut fixture in fixtures("rejpend")? {
+        let wire = Wire::new(&mut fixture)?;
         for (packet, out) in [
             ("udp client:1000 > none:80 +100", "unreachable udp client:1000 > none:80"),
             ("tcp S client:1000 > none:80", "tcp RA none:80 > client:1000"),
             ("[options=40] udp client:1000 > none:80 +100", "unreachable udp client:1000 > none:80"),
             ("[options=16] tcp S client:1000 > none:80", "tcp RA none:80 > client:1000"),
         ] {
-            let (frame, notes) = pending(&lab.names.frame(packet)?)?;
+            let (frame, notes) = pending(&fixture.names.frame(packet)?)?;
             wire.send(&frame, notes)?;
             let (frame, found) = wire.receive()?;
-            let text = lab.names.text(&finished(frame, found)?)?;
+            let text = fixture.names.text(&finished(frame, found)?)?;
             ensure!(text == out, "{packet} became {text}");
         }
     }
     Ok(())
 }
 
-/// Its CRC would be finished in the middle of what the ICMP error quotes; but such a packet is one of a socket here, and
-/// nobody finishes what does not leave the host.
+/// A device would finish the CRC in the middle of the ICMP error's quote. Such a packet is from a socket of this host, and
+/// the answer never leaves the host.
 #[test]
-fn an_sctp_packet_with_a_pending_checksum_is_rejected() -> Result<()> {
-    for mut lab in labs("sctppend")? {
-        let wire = Wire::new(&mut lab)?;
-        let (frame, notes) = pending(&lab.names.frame("sctp INIT client:1000 > none:3868 +16")?)?;
+fn sctp_packet_with_pending_checksum_is_rejected() -> Result<()> {
+    for mut fixture in fixtures("sctppend")? {
+        let wire = Wire::new(&mut fixture)?;
+        let (frame, notes) = pending(&fixture.names.frame("sctp INIT client:1000 > none:3868 +16")?)?;
         wire.send(&frame, notes)?;
-        let text = lab.names.text(&wire.receive()?.0)?;
+        let text = fixture.names.text(&wire.receive()?.0)?;
         ensure!(text == "unreachable sctp INIT client:1000 > none:3868", "it became {text}");
     }
     Ok(())
 }
 
 #[test]
-fn segmentation_stays_as_it_was_asked_for() -> Result<()> {
-    for mut lab in labs("segments")? {
-        let wire = Wire::new(&mut lab)?;
-        let tcp = if lab.names.addr("web")?.is_ipv4() { TCP4 } else { TCP6 };
-        wire.send(&lab.names.frame("tcp S client:1000 > web:80")?, Notes::default())?;
-        ensure!(lab.names.text(&wire.receive()?.0)? == "tcp S client:1000 > pod:8080");
+fn requested_segmentation_stays() -> Result<()> {
+    for mut fixture in fixtures("segments")? {
+        let wire = Wire::new(&mut fixture)?;
+        let tcp = if fixture.names.addr("web")?.is_ipv4() { TCP4 } else { TCP6 };
+        wire.send(&fixture.names.frame("tcp S client:1000 > web:80")?, Notes::default())?;
+        ensure!(fixture.names.text(&wire.receive()?.0)? == "tcp S client:1000 > pod:8080");
         for (packet, kind, out) in [
             ("tcp PA client:1000 > web:80 +9000", tcp, "tcp PA client:1000 > pod:8080 +9000"),
             ("udp client:1000 > web:53 +9000", UDP_SEGMENTS, "udp client:1000 > pod:5353 +9000"),
@@ -113,12 +113,12 @@ fn segmentation_stays_as_it_was_asked_for() -> Result<()> {
                 println!("{packet}: left out, as this kernel takes no UDP from a socket that is to be segmented");
                 continue;
             }
-            let (frame, notes) = pending(&lab.names.frame(packet)?)?;
+            let (frame, notes) = pending(&fixture.names.frame(packet)?)?;
             let notes = Notes { segments: Some((kind, 1_000)), ..notes };
             wire.send(&frame, notes)?;
             let (frame, found) = wire.receive()?;
             ensure!(found == notes, "{packet}: {found:?}, not {notes:?}");
-            let text = lab.names.text(&finished(frame, found)?)?;
+            let text = fixture.names.text(&finished(frame, found)?)?;
             ensure!(text == out, "{packet} became {text}");
         }
     }
@@ -129,10 +129,10 @@ fn segmentation_stays_as_it_was_asked_for() -> Result<()> {
 pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
-    pub(crate) fn new(lab: &mut Lab) -> Result<Self> {
-        // Frames are sent to this address. Nobody answers for the pods, so their neighbours are known beforehand.
-        let pods = ["client", "pod"].map(|name| lab.names.addr(name)).into_iter().collect::<Result<Vec<_>>>()?;
-        lab.netns.ip(&format!(
+    pub(crate) fn new(fixture: &mut Fixture) -> Result<Self> {
+        // Frames are sent to this address. No pod answers for itself here, so the neighbour entries are permanent.
+        let pods = ["client", "pod"].map(|name| fixture.names.addr(name)).into_iter().collect::<Result<Vec<_>>>()?;
+        fixture.netns.ip(&format!(
             "link set pod0 address 02:00:00:00:00:02
              route replace {client} dev pod0
              neigh replace {client} dev pod0 lladdr 02:00:00:00:00:01
@@ -148,11 +148,11 @@ impl Wire {
             ("ipv4/conf/all/send_redirects", "0"),
             ("ipv4/conf/pod0/send_redirects", "0"),
         ] {
-            lab.netns.sysctl(key, value)?;
+            fixture.netns.sysctl(key, value)?;
         }
-        let attachments = &mut lab.bench.datapath.attachments;
-        lab.netns.run(|| attachments.attach(nix::net::if_::if_nametoindex("pod0")?, "pod0", Hooks::Both))?;
-        lab.netns.run(|| {
+        let attachments = &mut fixture.bench.datapath.attachments;
+        fixture.netns.run(|| attachments.attach(nix::net::if_::if_nametoindex("pod0")?, "pod0", Hooks::Both))?;
+        fixture.netns.run(|| {
             let flags = SockFlag::SOCK_CLOEXEC;
             let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?;
             setsockopt(&socket, VirtioHeader, &true).context("ask for virtio headers")?;
@@ -181,7 +181,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The next frame that is none of the kernel's own (neighbour discovery, multicast reports, redirects).
+    /// Receives the next frame, except the kernel's own (neighbour discovery, multicast reports, redirects).
     pub(crate) fn receive(&self) -> Result<(Vec<u8>, Notes)> {
         let since = Instant::now();
         let mut buffer = vec![0; 1 << 17];
@@ -207,7 +207,7 @@ impl Wire {
     }
 }
 
-/// The frame as its sender leaves it to the device: in the place of the checksum, the sum of the pseudo header.
+/// Returns the frame as its sender leaves it to the device: the checksum field holds the sum of the pseudo header.
 fn pending(frame: &[u8]) -> Result<(Vec<u8>, Notes)> {
     let (proto, start) = transport(frame)?;
     let mut frame = frame.to_vec();
@@ -223,7 +223,7 @@ fn pending(frame: &[u8]) -> Result<(Vec<u8>, Notes)> {
     Ok((frame, Notes { checksum: Some((start as u16, field(proto) as u16)), segments: None }))
 }
 
-/// The frame as the device would have it.
+/// Returns the frame as the device would send it.
 fn finished(mut frame: Vec<u8>, notes: Notes) -> Result<Vec<u8>> {
     let Some((start, offset)) = notes.checksum else { return Ok(frame) };
     let (start, at) = (usize::from(start), usize::from(start + offset));
@@ -232,7 +232,7 @@ fn finished(mut frame: Vec<u8>, notes: Notes) -> Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Protocol and place of a frame's transport header, behind IPv4 options or one IPv6 header of padding.
+/// Returns the protocol and the offset of a frame's transport header, behind IPv4 options or one IPv6 header of padding.
 fn transport(frame: &[u8]) -> Result<(u8, usize)> {
     let (proto, start) = match frame[14] >> 4 {
         4 => (frame[23], 14 + usize::from(frame[14] & 0x0f) * 4),
@@ -251,7 +251,7 @@ fn field(proto: u8) -> usize {
     }
 }
 
-/// One's complement sum (RFC 1071).
+/// Returns the one's complement sum (RFC 1071).
 pub(crate) fn sum(bytes: &[u8]) -> u16 {
     let word = |two: &[u8]| u32::from(u16::from_be_bytes([two[0], two.get(1).copied().unwrap_or(0)]));
     let mut sum: u32 = bytes.chunks(2).map(word).sum();

@@ -1,5 +1,5 @@
-//! Programs that were loaded once serve one test after the other, with what the last one left cleared away: to verify
-//! them takes most of a test's time, and in a virtual machine nearly all of it.
+//! Loaded programs that serve one test after the other, with cleared maps: to verify programs takes most of a test's time,
+//! and in a virtual machine nearly all of it.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -8,11 +8,6 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
-use kpx_tests::bench::Bench;
-use proxy_agent::datapath::{Datapath, Maps, Options, Sizes, open};
-use proxy_agent::diff::diff;
-use proxy_agent::object;
-use proxy_agent::tables::Tables;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::flow::{Flow, FlowKey};
@@ -22,35 +17,40 @@ use proxy_common::guest::Guest;
 use proxy_common::monitor::Monitored;
 use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
 use proxy_common::service_counts::ServiceCounts;
+use proxy_core::diff::diff;
+use proxy_core::tables::Tables;
+use proxy_datapath::object;
+use proxy_datapath::{Datapath, Maps, Options, Sizes, open};
+use testbed::test_run::Bench;
 
-/// Those that no test uses now, by what they were loaded for; the one that was used last comes last.
+/// The benches that no test uses now, with their set-up; the bench that was used last comes last.
 static IDLE: Mutex<Vec<(Setup, Box<Bench>)>> = Mutex::new(Vec::new());
 
-/// Each has some sixty files open, of the 1,024 that a process may open by default.
+/// Each bench has some sixty files open, and a process may open 1,024 by default.
 const MOST_IDLE: usize = 8;
 
-/// What programs are loaded for.
+/// The options that programs are loaded with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// Room for so many entries of flows; None: for as many as a node has.
+    /// The number of flow entries; None: as many as a node has.
     pub(crate) flow_entries: Option<u32>,
-    /// With what it takes to deliver packets past the stack.
+    /// The programs can redirect packets past the stack.
     pub(crate) fast_path: bool,
-    /// By a kernel that refuses to change a checksum, and so any packet.
+    /// The kernel refuses to change a checksum, and so any packet.
     pub(crate) refuses: bool,
-    /// Answers of each CPU in a second; None: as many as are asked for.
+    /// The answers of each CPU in a second; None: no limit.
     pub(crate) answers_per_sec: Option<u32>,
 }
 
-/// Goes back to the idle ones with this value, unless its test has panicked.
+/// A bench that goes back to the idle ones with this value, unless its test has panicked.
 pub(crate) struct Reused {
     setup: Setup,
-    /// There until it is dropped.
+    /// The bench, present until this value is dropped.
     bench: Option<Box<Bench>>,
 }
 
 impl Reused {
-    /// With empty tables, and nothing counted.
+    /// Takes or loads a bench with empty tables and counters.
     pub(crate) fn get(setup: Setup) -> Result<Self> {
         let Setup { flow_entries, fast_path, refuses, answers_per_sec } = setup;
         let idle = take_idle(setup);
@@ -62,12 +62,12 @@ impl Reused {
             bench.map(Box::new)
         };
         let mut bench = idle.map_or_else(load, Ok)?;
-        clear_all(&mut bench.datapath).context("clear what the last test left")?;
+        clear_all(&mut bench.datapath).context("clear the maps of the last test")?;
         Ok(Self { setup, bench: Some(bench) })
     }
 }
 
-/// Without calls of `bpf_l4_csum_replace`: in their place is what the kernel answers where it has no memory.
+/// Returns the object without calls of `bpf_l4_csum_replace`: each returns the kernel's error for lack of memory instead.
 fn refused(object: &[u8]) -> Result<Vec<u8>> {
     // Opcodes, registers, offset, and the immediate in this machine's order.
     const CALL: [u8; 8] = [0x85, 0, 0, 0, 11, 0, 0, 0];
@@ -132,7 +132,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     clear_family::<Addr6>(maps, IPV6)
 }
 
-/// What the programs themselves write.
+/// Clears the maps that the programs themselves write.
 fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) -> Result<()> {
     clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
     clear::<FlowKey<A>, Guest>(maps, names.guests)?;
@@ -151,7 +151,7 @@ fn clear<K: Pod, V: Pod>(maps: &BTreeMap<String, u32>, name: &str) -> Result<()>
     keys.iter().try_for_each(|key| map.remove(key)).with_context(|| format!("clear {name}"))
 }
 
-/// On all CPUs.
+/// Zeroes a map on all CPUs.
 fn zero<V: Pod + Default>(maps: &BTreeMap<String, u32>, name: &str) -> Result<()> {
     let mut map: PerCpuArray<MapData, V> = open(maps, name)?;
     for index in 0..map.len() {

@@ -1,4 +1,4 @@
-//! The sweep: who goes, when, and what it costs.
+//! The sweep: the flows that it removes, the time they have, and its own cost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -6,29 +6,29 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
-use proxy_agent::datapath::{Pressure, open};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{IPV4, IPV6};
+use proxy_datapath::{Pressure, open};
 
 use crate::reuse::{Reused, Setup};
 
 type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
-/// Programs with room for so many entries, by default for as many as a node has, and their flow table.
+/// Loads programs with so many flow entries, by default as many as a node has, and opens their flow table.
 fn bench<A: Addr>(name: &str, flow_entries: Option<u32>) -> Result<(Reused, Flows<A>)> {
     let bench = Reused::get(Setup { flow_entries, ..Setup::default() })?;
     let flows = open(&bench.datapath.loaded.maps, name)?;
     Ok((bench, flows))
 }
 
-/// Now, for a flow table: on a machine that has just been started nothing was silent for hours.
+/// Returns a time ten hours ahead: on a machine that has just booted, no flow can have been silent for hours.
 fn later() -> Result<u32> {
     const HOURS: u32 = 10 * 3_600;
     Ok(u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())? + HOURS)
 }
 
-/// The nth established TCP connection, silent for so long.
+/// Returns the nth established TCP connection, silent for so long.
 fn established<A: Addr>(n: u32, idle_secs: u32) -> Result<Flow<A>> {
     let now_secs = later()?;
     let at = |host: u32, port| {
@@ -53,7 +53,7 @@ fn put<A: Addr>(flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, mut flow: Flo
 }
 
 #[test]
-fn a_fuller_table_waits_less_for_silent_flows() -> Result<()> {
+fn fuller_table_keeps_silent_flows_for_less_time() -> Result<()> {
     fuller::<Addr4>(IPV4.flows)?;
     fuller::<Addr6>(IPV6.flows)
 }
@@ -69,7 +69,7 @@ fn fuller<A: Addr>(name: &str) -> Result<()> {
     ensure!(swept.expired == 0 && swept.entries == 820 && swept.pressure == Pressure::High, "{swept:?}");
     let swept = sweep()?;
     ensure!(swept.expired == 400 && swept.entries == 20 && swept.pressure == Pressure::None, "{swept:?}");
-    // Nearly full: those go at once that have been silent for a quarter of what they may.
+    // The table is nearly full: a flow goes at once after a quarter of the silence that it may have.
     for n in 10..480 {
         put(&mut flows, established(n, if n < 100 { 2_000 } else { 2_100 })?)?;
     }
@@ -79,12 +79,12 @@ fn fuller<A: Addr>(name: &str) -> Result<()> {
 }
 
 #[test]
-fn a_table_that_changes_is_walked_through_once() -> Result<()> {
+fn changing_table_is_walked_once() -> Result<()> {
     changing::<Addr4>(IPV4.flows)?;
     changing::<Addr6>(IPV6.flows)
 }
 
-/// While others come and go, those that stay are met once each.
+/// Flows that stay are met once each while others come and go.
 fn changing<A: Addr>(name: &str) -> Result<()> {
     const STAY: u32 = 20_000;
     let (bench, mut flows) = bench::<A>(name, None)?;
@@ -113,7 +113,7 @@ fn changing<A: Addr>(name: &str) -> Result<()> {
 }
 
 #[test]
-fn a_large_table_is_swept_in_little_time() -> Result<()> {
+fn large_table_is_swept_in_little_time() -> Result<()> {
     let (bench, mut flows) = bench::<Addr4>(IPV4.flows, None)?;
     (0..120_000).try_for_each(|n| put(&mut flows, established(n, 0)?))?;
     let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
@@ -122,7 +122,7 @@ fn a_large_table_is_swept_in_little_time() -> Result<()> {
     let spent = cpu()? - started.1;
     println!("{} entries: {:?} in all, {spent:?} of a CPU", swept[Addr4::FAMILY].entries, started.0.elapsed());
     ensure!(swept[Addr4::FAMILY].flows == 120_000, "{swept:?}");
-    // Two calls an entry.
+    // The walk by key takes two calls per entry.
     let started = cpu()?;
     ensure!(flows.iter().count() == 240_000);
     let by_key = cpu()? - started;

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
 
-use crate::bed::{Bed, Observed};
-use kpx_tests::reference::node;
-use kpx_tests::reference::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS};
-use kpx_tests::reference::world::{Detector, Hook, NodeFacts, Packet, Proto, World, object};
+use crate::reference::fixture::{Fixture, Observed};
+use testbed::reference::cluster::{Cluster, Detector, Hook, NodeFacts, Packet, Proto, object};
+use testbed::reference::node;
+use testbed::reference::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS};
 
 const TIMEOUT_SECS: u32 = 20;
 const PORT: u16 = 80;
@@ -21,19 +21,19 @@ const TIMES: u16 = 60;
 fn a_client_has_its_backend_until_it_stays_away() -> Result<()> {
     let netns = node::namespace("affinity")?;
     netns.run(|| {
-        let mut bed = Bed::new("here")?;
+        let mut fixture = Fixture::new("here")?;
         for family in Family::ALL {
-            check(&mut bed, family)?;
+            check(&mut fixture, family)?;
         }
         Ok(())
     })
 }
 
-fn check(bed: &mut Bed, family: Family) -> Result<()> {
+fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
     let service = SocketAddr::new(CLUSTER_IPS.addr(family, 1), PORT);
     let node_port = SocketAddr::new(place::primary(family), NODE_PORT);
-    let world = world(family, &[10, 11, 12, 13]);
-    bed.enter(&world)?;
+    let cluster = cluster(family, &[10, 11, 12, 13]);
+    fixture.enter(&cluster)?;
     let client = |port| Packet {
         hook: Hook::Ingress(Device::Uplink),
         proto: Proto::Tcp,
@@ -41,21 +41,21 @@ fn check(bed: &mut Bed, family: Family) -> Result<()> {
         dst: service,
     };
 
-    let first = backend(bed, &client(1_000))?;
+    let first = backend(fixture, &client(1_000))?;
     for port in 1_001..1_000 + TIMES {
-        ensure!(backend(bed, &client(port))? == first, "port {port} is led elsewhere");
+        ensure!(backend(fixture, &client(port))? == first, "port {port} is led elsewhere");
         let by_node_port = Packet { dst: node_port, ..client(port) };
-        ensure!(backend(bed, &by_node_port)? == first, "the node port leads elsewhere");
+        ensure!(backend(fixture, &by_node_port)? == first, "the node port leads elsewhere");
     }
     // Every new flow starts the time anew.
     for port in 2_000..2_000 + TIMES {
-        bed.age_affinity(&client(port), service, TIMEOUT_SECS - 5)?;
-        ensure!(backend(bed, &client(port))? == first, "port {port} is led elsewhere before the time is over");
+        fixture.age_affinity(&client(port), service, TIMEOUT_SECS - 5)?;
+        ensure!(backend(fixture, &client(port))? == first, "port {port} is led elsewhere before the time is over");
     }
     let mut backends = BTreeSet::new();
     for port in 3_000..3_000 + TIMES {
-        bed.age_affinity(&client(port), service, TIMEOUT_SECS + 5)?;
-        backends.insert(backend(bed, &client(port))?);
+        fixture.age_affinity(&client(port), service, TIMEOUT_SECS + 5)?;
+        backends.insert(backend(fixture, &client(port))?);
     }
     ensure!(backends.len() == 4, "when the time is over clients still come to {backends:?} only");
 
@@ -64,28 +64,29 @@ fn check(bed: &mut Bed, family: Family) -> Result<()> {
         let host = u8::try_from(host).expect("few clients");
         Packet { src: SocketAddr::new(OUTSIDE.addr(family, host), 4_000), ..client(4_000) }
     });
-    let before =
-        clients.map(|client| Ok((client.src, (client, backend(bed, &client)?)))).collect::<Result<BTreeMap<_, _>>>()?;
-    bed.enter(&self::world(family, &[11, 12, 13]))?;
+    let before = clients
+        .map(|client| Ok((client.src, (client, backend(fixture, &client)?))))
+        .collect::<Result<BTreeMap<_, _>>>()?;
+    fixture.enter(&self::cluster(family, &[11, 12, 13]))?;
     let gone = PODS.addr(family, 10);
     for (client, had) in before.values() {
-        let has = backend(bed, client)?;
+        let has = backend(fixture, client)?;
         ensure!(if had.ip() == gone { has.ip() != gone } else { has == *had }, "{client:?} had {had} and has {has}");
-        ensure!(backend(bed, client)? == has, "{client:?} does not stay with {has}");
+        ensure!(backend(fixture, client)? == has, "{client:?} does not stay with {has}");
     }
     ensure!(before.values().any(|(_, had)| had.ip() == gone), "nobody had the backend that left");
     Ok(())
 }
 
-fn backend(bed: &mut Bed, packet: &Packet) -> Result<SocketAddr> {
-    match bed.send(packet)? {
+fn backend(fixture: &mut Fixture, packet: &Packet) -> Result<SocketAddr> {
+    match fixture.send(packet)? {
         Observed::Forward(forwarded) => Ok(forwarded.backend),
         other => bail!("{packet:?}: {other:?}"),
     }
 }
 
 /// One Service with a node port, and these pods.
-fn world(family: Family, pods: &[u8]) -> World {
+fn cluster(family: Family, pods: &[u8]) -> Cluster {
     let cluster_ip = CLUSTER_IPS.addr(family, 1);
     let metadata = json!({ "namespace": "default", "name": "web" });
     let service = object(json!({
@@ -115,7 +116,7 @@ fn world(family: Family, pods: &[u8]) -> World {
         "ports": [{ "name": "", "port": 8_080 }],
         "endpoints": endpoints.collect::<Vec<_>>(),
     }));
-    World {
+    Cluster {
         services: vec![service],
         slices: vec![slice],
         service_cidrs: Vec::new(),

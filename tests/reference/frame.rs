@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail, ensure};
 use etherparse::{IpHeaders, IpNumber, NetSlice, PacketBuilder, PacketBuilderStep, SlicedPacket, ip_number};
 
-use kpx_tests::reference::world::{Packet, Proto};
+use testbed::reference::cluster::{Packet, Proto};
 
 /// A SYN, a datagram, or an INIT.
 pub(crate) fn of(packet: &Packet) -> Result<Vec<u8>> {

@@ -5,27 +5,27 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 
-use crate::bed::{Bed, Observed};
-use crate::seed;
-use crate::tally::Tally;
-use kpx_tests::reference::generate::{self, dice};
-use kpx_tests::reference::model::{self, Answer, Entry};
-use kpx_tests::reference::node;
-use kpx_tests::reference::world::{Packet, World};
+use crate::reference::fixture::{Fixture, Observed};
+use crate::reference::seed;
+use crate::reference::tally::Tally;
+use testbed::reference::cluster::{Cluster, Packet};
+use testbed::reference::generate::{self, dice};
+use testbed::reference::model::{self, Answer, Entry};
+use testbed::reference::node;
 
 const PAIRS: u64 = 100_000;
-/// Packets to one world, since a world costs as much as many packets.
+/// Packets to one cluster, since a cluster costs as much as many packets.
 const PACKETS: u64 = 200;
 
 #[test]
-fn the_kernel_does_what_the_model_says() -> Result<()> {
+fn kernel_and_model_agree_on_random_pairs() -> Result<()> {
     let first = seed()?;
     let netns = node::namespace("reference")?;
     netns.run(|| {
-        let mut bed = Bed::new("here")?;
+        let mut fixture = Fixture::new("here")?;
         let mut tally = Tally::default();
         for seed in (first..).take((PAIRS / PACKETS) as usize) {
-            compare(&mut bed, seed, &mut tally)?;
+            compare(&mut fixture, seed, &mut tally)?;
         }
         println!("{tally}");
         tally.check()
@@ -35,21 +35,21 @@ fn the_kernel_does_what_the_model_says() -> Result<()> {
 /// Which backend a client has of a service port.
 type Affinities = BTreeMap<(Entry, IpAddr), SocketAddr>;
 
-fn compare(bed: &mut Bed, seed: u64, tally: &mut Tally) -> Result<()> {
+fn compare(fixture: &mut Fixture, seed: u64, tally: &mut Tally) -> Result<()> {
     let mut dice = dice(seed);
-    let world = generate::world(&mut dice);
-    bed.enter(&world).with_context(|| format!("KPX_SEED={seed}"))?;
+    let cluster = generate::cluster(&mut dice);
+    fixture.enter(&cluster).with_context(|| format!("KPX_SEED={seed}"))?;
     let mut affinities = Affinities::new();
     for _ in 0..PACKETS {
-        let packet = generate::packet(&mut dice, &world);
-        let answer = model::answer(&world, &packet);
+        let packet = generate::packet(&mut dice, &cluster);
+        let answer = model::answer(&cluster, &packet);
         tally.add(&packet, &answer);
-        if let Err(difference) = check(bed, &packet, &answer, &mut affinities) {
-            let world = smallest(bed, &world, &packet)?;
-            let answer = model::answer(&world, &packet);
+        if let Err(difference) = check(fixture, &packet, &answer, &mut affinities) {
+            let cluster = smallest(fixture, &cluster, &packet)?;
+            let answer = model::answer(&cluster, &packet);
             bail!(
-                "KPX_SEED={seed}: {difference:#}\n{world}\n{packet:#?}\nshould be {answer:#?}\nskipped {:#?}",
-                bed.skipped()
+                "KPX_SEED={seed}: {difference:#}\n{cluster}\n{packet:#?}\nshould be {answer:#?}\nskipped {:#?}",
+                fixture.skipped()
             );
         }
     }
@@ -57,8 +57,8 @@ fn compare(bed: &mut Bed, seed: u64, tally: &mut Tally) -> Result<()> {
 }
 
 /// Sends the packet, and says how what becomes of it differs from the answer.
-fn check(bed: &mut Bed, packet: &Packet, answer: &Answer, affinities: &mut Affinities) -> Result<()> {
-    let observed = bed.send(packet)?;
+fn check(fixture: &mut Fixture, packet: &Packet, answer: &Answer, affinities: &mut Affinities) -> Result<()> {
+    let observed = fixture.send(packet)?;
     agree(answer, &observed)?;
     let (Answer::Forward(forward), Observed::Forward(forwarded)) = (answer, observed) else { return Ok(()) };
     if forward.has_affinity {
@@ -89,30 +89,30 @@ pub(crate) fn agree(answer: &Answer, observed: &Observed) -> Result<()> {
     }
 }
 
-/// Leaves out of the world what is not needed for the difference to show.
-fn smallest(bed: &mut Bed, world: &World, packet: &Packet) -> Result<World> {
+/// Leaves out of the cluster what is not needed for the difference to show.
+fn smallest(fixture: &mut Fixture, cluster: &Cluster, packet: &Packet) -> Result<Cluster> {
     /// A backend at random may be a right one by chance.
     const TRIES: usize = 30;
-    let mut differs = |world: &World| -> Result<bool> {
-        bed.enter(world)?;
-        let answer = model::answer(world, packet);
-        Ok((0..TRIES).any(|_| check(bed, packet, &answer, &mut Affinities::new()).is_err()))
+    let mut differs = |cluster: &Cluster| -> Result<bool> {
+        fixture.enter(cluster)?;
+        let answer = model::answer(cluster, packet);
+        Ok((0..TRIES).any(|_| check(fixture, packet, &answer, &mut Affinities::new()).is_err()))
     };
-    let mut smallest = world.clone();
-    for index in (0..world.services.len()).rev() {
+    let mut smallest = cluster.clone();
+    for index in (0..cluster.services.len()).rev() {
         let mut smaller = smallest.clone();
         smaller.services.remove(index);
         if differs(&smaller)? {
             smallest = smaller;
         }
     }
-    for index in (0..world.slices.len()).rev() {
+    for index in (0..cluster.slices.len()).rev() {
         let mut smaller = smallest.clone();
         smaller.slices.remove(index);
         if differs(&smaller)? {
             smallest = smaller;
         }
     }
-    bed.enter(&smallest)?;
+    fixture.enter(&smallest)?;
     Ok(smallest)
 }

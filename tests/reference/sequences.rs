@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::bed::{Bed, Forwarded, Observed};
-use crate::pairs::agree;
-use crate::seed;
-use kpx_tests::reference::generate::{self, Dice, dice};
-use kpx_tests::reference::model::{self, Answer};
-use kpx_tests::reference::node;
-use kpx_tests::reference::world::{Packet, Proto, World};
+use crate::reference::fixture::{Fixture, Forwarded, Observed};
+use crate::reference::pairs::agree;
+use crate::reference::seed;
+use testbed::reference::cluster::{Cluster, Packet, Proto};
+use testbed::reference::generate::{self, Dice, dice};
+use testbed::reference::model::{self, Answer};
+use testbed::reference::node;
 
 /// A UDP flow leaves a backend that serves no longer, if there is one that does; no other flow ever leaves its backend.
 #[test]
@@ -20,28 +20,28 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
     let first = seed()?;
     let netns = node::namespace("moves")?;
     netns.run(|| {
-        let mut bed = Bed::new("here")?;
+        let mut fixture = Fixture::new("here")?;
         let mut outcomes = BTreeMap::new();
         for seed in (first..).take(WORLDS) {
             let mut dice = dice(seed);
-            let mut world = generate::world(&mut dice);
-            bed.enter(&world)?;
-            let mut flows = open_some(&mut bed, &mut dice, &world)?;
+            let mut cluster = generate::cluster(&mut dice);
+            fixture.enter(&cluster)?;
+            let mut flows = open_some(&mut fixture, &mut dice, &cluster)?;
             for step in 0..STEPS {
-                generate::change_endpoints(&mut dice, &mut world);
-                bed.enter(&world)?;
+                generate::change_endpoints(&mut dice, &mut cluster);
+                fixture.enter(&cluster)?;
                 for (packet, flow, outcomes_so_far) in &mut flows {
                     let context = || {
-                        format!("KPX_SEED={seed}, step {step}: {packet:?} had {flow:?} {outcomes_so_far:?}\n{world}")
+                        format!("KPX_SEED={seed}, step {step}: {packet:?} had {flow:?} {outcomes_so_far:?}\n{cluster}")
                     };
-                    let (now, outcome) = follow(&mut bed, &world, packet, *flow).with_context(context)?;
+                    let (now, outcome) = follow(&mut fixture, &cluster, packet, *flow).with_context(context)?;
                     *flow = now;
                     outcomes_so_far.push(outcome);
                     *outcomes.entry(outcome).or_insert(0) += 1;
                 }
             }
             for (packet, ..) in flows.iter().filter(|(_, flow, _)| flow.is_some()) {
-                bed.forget(packet)?;
+                fixture.forget(packet)?;
             }
         }
         println!("{outcomes:?}");
@@ -55,17 +55,17 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
 /// A flow, if it stands, and what has become of it so far.
 type Flow = (Packet, Option<Forwarded>, Vec<&'static str>);
 
-fn open_some(bed: &mut Bed, dice: &mut Dice, world: &World) -> Result<Vec<Flow>> {
+fn open_some(fixture: &mut Fixture, dice: &mut Dice, cluster: &Cluster) -> Result<Vec<Flow>> {
     const PACKETS: usize = 300;
     let mut flows: BTreeMap<_, Flow> = BTreeMap::new();
     for _ in 0..PACKETS {
-        let packet = generate::packet(dice, world);
-        let is_forwarded = matches!(model::answer(world, &packet), Answer::Forward(_));
+        let packet = generate::packet(dice, cluster);
+        let is_forwarded = matches!(model::answer(cluster, &packet), Answer::Forward(_));
         let key = (packet.src, packet.dst, packet.proto);
         if !is_forwarded || flows.contains_key(&key) {
             continue;
         }
-        let Observed::Forward(forwarded) = bed.send_and_keep(&packet)? else { continue };
+        let Observed::Forward(forwarded) = fixture.send_and_keep(&packet)? else { continue };
         flows.insert(key, (packet, Some(forwarded), Vec::new()));
     }
     Ok(flows.into_values().collect())
@@ -73,17 +73,17 @@ fn open_some(bed: &mut Bed, dice: &mut Dice, world: &World) -> Result<Vec<Flow>>
 
 /// Sends the packet again, and says what becomes of its flow.
 fn follow(
-    bed: &mut Bed,
-    world: &World,
+    fixture: &mut Fixture,
+    cluster: &Cluster,
     packet: &Packet,
     flow: Option<Forwarded>,
 ) -> Result<(Option<Forwarded>, &'static str)> {
-    let observed = bed.send_and_keep(packet)?;
+    let observed = fixture.send_and_keep(packet)?;
     let now = match observed {
         Observed::Forward(forwarded) => Some(forwarded),
         _ => None,
     };
-    let serving = model::serving(world, packet);
+    let serving = model::serving(cluster, packet);
     let leaves = |flow: &Forwarded| {
         let has_others = serving.as_ref().is_some_and(|serving| !serving.is_empty());
         packet.proto == Proto::Udp && has_others && !serving.iter().flatten().any(|at| *at == flow.backend)
@@ -93,7 +93,7 @@ fn follow(
         let nobody_serves = packet.proto == Proto::Udp && serving.is_some_and(|serving| serving.is_empty());
         return Ok((now, if nobody_serves { "stays, as nobody serves" } else { "stays" }));
     }
-    let answer = model::answer(world, packet);
+    let answer = model::answer(cluster, packet);
     agree(&answer, &observed).with_context(|| format!("it should be {answer:?}"))?;
     let outcome = match (flow, now) {
         (Some(_), Some(_)) => "moves",
@@ -112,23 +112,23 @@ fn every_node_chooses_alike_by_maglev() -> Result<()> {
     let first = seed()?;
     let netns = node::namespace("maglev")?;
     netns.run(|| {
-        let (mut here, mut there) = (Bed::new("here")?, Bed::new("there")?);
+        let (mut here, mut there) = (Fixture::new("here")?, Fixture::new("there")?);
         let mut alike = 0;
         let mut backends = BTreeSet::new();
         for seed in (first..).take(WORLDS) {
             let mut dice = dice(seed);
-            let mut world = generate::world(&mut dice);
-            choose_by_maglev(&mut world);
-            let mut elsewhere = world.clone();
+            let mut cluster = generate::cluster(&mut dice);
+            choose_by_maglev(&mut cluster);
+            let mut elsewhere = cluster.clone();
             elsewhere.node.name = "there";
-            here.enter(&world)?;
+            here.enter(&cluster)?;
             there.enter(&elsewhere)?;
             for _ in 0..PACKETS {
-                let packet = generate::packet(&mut dice, &world);
+                let packet = generate::packet(&mut dice, &cluster);
                 let (at_here, at_there) = (here.send(&packet)?, there.send(&packet)?);
                 if let (Observed::Forward(at_here), Observed::Forward(at_there)) = (at_here, at_there) {
                     let same = at_here.backend == at_there.backend;
-                    ensure!(same, "KPX_SEED={seed}: {packet:?}: {at_here:?} here, {at_there:?} there\n{world}");
+                    ensure!(same, "KPX_SEED={seed}: {packet:?}: {at_here:?} here, {at_there:?} there\n{cluster}");
                     alike += 1;
                     backends.insert(at_here.backend);
                 }
@@ -140,8 +140,8 @@ fn every_node_chooses_alike_by_maglev() -> Result<()> {
 }
 
 /// Every Service, with nothing about it that differs from node to node.
-fn choose_by_maglev(world: &mut World) {
-    for service in &mut world.services {
+fn choose_by_maglev(cluster: &mut Cluster) {
+    for service in &mut cluster.services {
         let annotations = service.metadata.annotations.get_or_insert_default();
         annotations.insert("kpx.dev/lb-algorithm".to_owned(), "maglev".to_owned());
         let spec = service.spec.as_mut().expect("every Service has a spec");
@@ -149,7 +149,7 @@ fn choose_by_maglev(world: &mut World) {
         spec.internal_traffic_policy = None;
         spec.external_traffic_policy = None;
     }
-    for endpoint in world.slices.iter_mut().flat_map(|slice| slice.endpoints.iter_mut().flatten()) {
+    for endpoint in cluster.slices.iter_mut().flat_map(|slice| slice.endpoints.iter_mut().flatten()) {
         endpoint.hints = None;
     }
 }

@@ -6,8 +6,8 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use proxy_common::counter::Reason;
 
-use kpx_tests::reference::model::{Answer, Kind};
-use kpx_tests::reference::world::{Hook, Packet, Proto};
+use testbed::reference::cluster::{Hook, Packet, Proto};
+use testbed::reference::model::{Answer, Kind};
 
 /// At least this many of each.
 const ENOUGH: u64 = 100;

@@ -1,9 +1,9 @@
 //! `kpx check` knows what this kernel can do.
 
 use anyhow::{Context, Result, ensure};
-use kpx_tests::kernel;
-use kpx_tests::netns::NetNs;
 use serde_json::Value;
+use testbed::kernel;
+use testbed::netns::NetNs;
 
 use crate::ipvs::kpx;
 
@@ -11,7 +11,7 @@ use crate::ipvs::kpx;
 const TCX: (u32, u32) = (6, 6);
 
 #[test]
-fn nothing_of_this_kernel_is_in_the_way_of_kpx() -> Result<()> {
+fn this_kernel_fits_kpx() -> Result<()> {
     let ns = NetNs::create(format!("kpx-check-{}", std::process::id()))?;
     let output = kpx(&ns, "check --output json")?;
     let report: Value = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;

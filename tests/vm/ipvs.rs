@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
-use kpx_tests::agent::binary;
-use kpx_tests::netns::NetNs;
+use testbed::agent::binary;
+use testbed::netns::NetNs;
 
 const FRONTENDS: [&str; 2] = ["10.96.0.10:80", "[fd00:10:96::10]:80"];
 const BACKENDS: [&str; 2] = ["192.0.2.1:8080", "[fd00::1]:8080"];
 
 #[test]
-fn what_kube_proxy_left_in_mode_ipvs_is_found_and_removed() -> Result<()> {
+fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
     let ns = NetNs::create(format!("kpx-ipvs-{}", std::process::id()))?;
     ns.ip("link add eth0 type dummy
          link set eth0 up

@@ -2,3 +2,5 @@
 
 mod check;
 mod ipvs;
+#[path = "../reachability/plain.rs"]
+mod plain;

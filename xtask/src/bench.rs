@@ -43,7 +43,7 @@ fn measure(args: &[OsString], results: &Path) -> Result<()> {
 fn benchmark(release: bool, results: &Path) -> Command {
     let mut cargo = workspace::cargo();
     cargo.arg("run").args(release.then_some("--release"));
-    cargo.args(["--package", "kpx-tests", "--bin", "kpx-bench", "--"]);
+    cargo.args(["--package", "lab-tools", "--bin", "kpx-bench", "--features", "bench", "--"]);
     cargo.env("KPX_BENCH_RESULTS", results).env("KPX_BENCH_DOCS", workspace::root().join("docs"));
     cargo
 }

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
 /// Without a terminal as its input, the demo asks nothing.
 pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
     let mut cargo = workspace::cargo();
-    cargo.args(["run", "--package", "kpx-tests", "--bin", "kpx-demo", "--"]).args(args);
+    cargo.args(["run", "--package", "lab-tools", "--bin", "kpx-demo", "--"]).args(args);
     cargo.env("KPX_BIN", kpx).stdin(input);
     workspace::run_as_root(&mut cargo)?;
     shell::run(cargo)

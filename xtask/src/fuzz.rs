@@ -10,7 +10,7 @@ use crate::step::step;
 use crate::{build, shell, workspace};
 
 /// Where libFuzzer's targets are, apart from the workspace.
-const PARSERS: &str = "tests/fuzz/parsers";
+const PARSERS: &str = "lab-tools/fuzz/parsers";
 /// Needs nothing but a compiler for C++.
 const CARGO_FUZZ: &str = "cargo-fuzz";
 
@@ -55,9 +55,11 @@ fn packets(options: &Options) -> Result<()> {
     cargo.args([
         "test",
         "--config",
-        "profile.dev.package.kpx-tests.opt-level=1",
+        "profile.dev.package.lab-tools.opt-level=1",
+        "--config",
+        "profile.dev.package.testbed.opt-level=1",
         "--package",
-        "kpx-tests",
+        "lab-tools",
         "--test",
         "fuzz",
     ]);

@@ -12,7 +12,7 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let kpx = build::with(&toolchain, &build::Options::default())?;
     let other = build::other_object(&toolchain)?;
     let mut cargo = workspace::cargo();
-    cargo.args(["run", "--package", "kpx-tests", "--bin", "kpx-soak", "--"]).args(args);
+    cargo.args(["run", "--package", "lab-tools", "--bin", "kpx-soak", "--features", "soak", "--"]).args(args);
     cargo.env("KPX_BIN", kpx).env("KPX_OTHER_OBJECT", other);
     workspace::run_as_root(&mut cargo)?;
     shell::run(cargo)

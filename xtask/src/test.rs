@@ -20,10 +20,12 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     tally.end(tally.check())
 }
 
+/// The packages whose tests need root and a kernel.
+const PACKAGES: [&str; 3] = ["testbed", "kpx-tests", "lab-tools"];
 /// Test programs whose tests have programs in the kernel of their own, and measure no time.
-const SIDE_BY_SIDE: [&str; 2] = ["datapath", "reference"];
+const SIDE_BY_SIDE: [&str; 1] = ["kernel"];
 /// Test programs that wait most of their time, so that a CPU that they share is no hurry to them.
-const PATIENT: [&str; 1] = ["cells"];
+const PATIENT: [&str; 1] = ["reachability"];
 /// Runs beside both, for so many seconds: the slice of `cargo xtask fuzz` that every run of all tests has.
 const FUZZ: &str = "fuzz";
 const FUZZ_SECS: &str = "300";
@@ -41,7 +43,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     alone.retain(|name| !(side_by_side.contains(name) || patient.contains(name) || fuzzes && name == FUZZ));
     let in_labs = |targets: &[String]| {
         let mut cargo = workspace::cargo();
-        cargo.args(["test", "--no-fail-fast", "--package", "kpx-tests"]);
+        cargo.args(["test", "--no-fail-fast"]).args(PACKAGES.iter().flat_map(|package| ["--package", package]));
         cargo.args(targets.iter().flat_map(|target| ["--test", target])).args(filter);
         cargo.env("KPX_BIN", kpx).envs(helm.as_ref().map(|helm| ("HELM", helm)));
         workspace::run_as_root(&mut cargo)?;
@@ -97,14 +99,14 @@ fn programs() -> Result<Vec<String>> {
     let output = cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().context("run cargo metadata")?;
     let metadata: Value = serde_json::from_slice(&output.stdout).context("read cargo's metadata")?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
-    let tests = packages.filter(|package| package["name"] == "kpx-tests");
+    let tests = packages.filter(|package| PACKAGES.iter().any(|name| package["name"] == *name));
     let targets = tests.flat_map(|package| package["targets"].as_array().into_iter().flatten());
     // Some are for other kernels only, and say so by `test = false`.
     let programs = targets
         .filter(|target| target["kind"][0] == "test" && target["test"] == true)
         .filter_map(|target| target["name"].as_str());
     let programs: Vec<_> = programs.map(str::to_owned).collect();
-    ensure!(!programs.is_empty(), "cargo's metadata name no test program of kpx-tests");
+    ensure!(!programs.is_empty(), "cargo's metadata name no test program that needs a kernel");
     Ok(programs)
 }
 

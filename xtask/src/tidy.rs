@@ -1,5 +1,8 @@
 //! House rules that a machine can check. Each violation comes with its place and the rule's reason.
 
+mod figures;
+mod imports;
+mod prose;
 mod rules;
 mod source;
 
@@ -16,7 +19,10 @@ pub(crate) fn run() -> Result<()> {
     for violation in &violations {
         eprintln!("{violation}");
     }
+    let excesses = figures::print(workspace::root(), &tree)?;
+    excesses.iter().for_each(|excess| eprintln!("{excess}"));
     ensure!(violations.is_empty(), "{} house rules broken", violations.len());
+    ensure!(excesses.is_empty(), "{} figures above their limits", excesses.len());
     println!("{} files are tidy", tree.files.len());
     Ok(())
 }

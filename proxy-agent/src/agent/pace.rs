@@ -1,15 +1,15 @@
-//! When a pass may come: writing is what costs, so an operator may have it done only so often.
+//! Decides when a pass may begin. Passes cost because of their writes, so the operator may limit how often they come.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How often passes may come, and whether one waits.
+/// The limits on how often passes come, and the pass that waits.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// What could not be done is tried again so often at least.
+    /// The longest time until failed work is tried again.
     pub(super) sync_period: Duration,
-    /// At most one pass in this time.
+    /// The shortest time between the beginnings of two passes.
     min_period: Duration,
     last: Option<Instant>,
     is_waiting: bool,
@@ -20,29 +20,29 @@ impl Pace {
         Self { sync_period, min_period, last: None, is_waiting: false }
     }
 
-    /// Something has changed. Whether a pass may come at once; if not, it waits.
+    /// Notes a change. Returns true if a pass may begin at once; otherwise the pass waits.
     pub(super) fn ask(&mut self) -> bool {
         self.is_waiting = self.last.is_some_and(|last| last.elapsed() < self.min_period);
         !self.is_waiting
     }
 
-    /// When the pass may come that waits.
+    /// Returns the time at which the waiting pass may begin.
     pub(super) fn due(&self) -> Option<Instant> {
         self.last.filter(|_| self.is_waiting).map(|last| last + self.min_period)
     }
 
-    /// A pass begins, which may find that there is nothing yet to go by.
+    /// Notes that a pass begins, which may find nothing to write yet.
     pub(super) fn begin(&mut self) {
         self.is_waiting = false;
     }
 
-    /// It counts.
+    /// Counts this pass for the next one's wait.
     pub(super) fn count(&mut self) {
         self.last = Some(Instant::now());
     }
 }
 
-/// kube-proxy's period, and no wait.
+/// Returns kube-proxy's period, without a wait.
 impl Default for Pace {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::ZERO)
@@ -58,7 +58,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_too_early_waits_for_its_time() {
+    async fn an_early_pass_waits_for_its_time() {
         let mut pace = Pace::new(30 * SECOND, SECOND);
         assert!(pace.ask(), "the first comes at once");
         pass(&mut pace);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_waits_unless_it_was_asked_for() {
+    async fn a_pass_waits_only_under_a_minimum_period() {
         let mut pace = Pace::default();
         pass(&mut pace);
         assert!(pace.ask());
@@ -85,7 +85,7 @@ mod tests {
         let mut early = Pace::new(30 * SECOND, SECOND);
         assert!(early.ask());
         early.begin();
-        assert!(early.ask(), "what came to nothing does not count");
+        assert!(early.ask(), "a pass without work does not count");
     }
 
     fn pass(pace: &mut Pace) {

@@ -1,4 +1,4 @@
-//! What a scrape asks of the loop.
+//! Collects the values that a scrape asks of the loop.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use proxy_common::addr::Addr;
 use proxy_common::frontend::{Service, Set};
 
 use super::Agent;
-use crate::datapath::Keeper;
-use crate::ip_family::IpFamily;
 use crate::metrics::{ProgramReading, Readings};
-use crate::tables::FamilyTables;
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::FamilyTables;
+use proxy_datapath::Keeper;
 
 impl Agent {
     pub(super) fn readings(&self, source_problems: usize) -> Result<Readings> {
@@ -46,7 +46,7 @@ impl Agent {
     }
 }
 
-/// Of the internal policy and of the external one.
+/// Counts the services without local endpoints, for the internal policy and for the external one.
 fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
     [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
         let without = |service: &&Service| {

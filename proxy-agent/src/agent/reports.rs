@@ -1,4 +1,4 @@
-//! Where the loop says how it does: what is wrong, whether it is live, how long things take.
+//! Reports the loop's state: its problems, its liveness, its durations.
 
 use std::time::Duration;
 
@@ -6,31 +6,30 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::conntrack::Reconciled;
-use crate::desired::Desired;
-use crate::events::Events;
-use crate::health::Health;
-use crate::input::{Input, Update};
-use crate::ip_family::IpFamily;
 use crate::liveness::Liveness;
-use crate::metrics::{Latencies, Metrics, Phase, ProxySync, Trigger};
-use crate::node::Mended;
+use crate::metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
+use proxy_core::desired::Desired;
+use proxy_core::input::{Input, Trigger, Update};
+use proxy_core::ip_family::IpFamily;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
 
 #[derive(Debug)]
 pub struct Reports {
-    /// What is wrong with the agent's own work.
+    /// The problems of the agent's own work.
     pub(super) health: Health,
     pub(super) liveness: Liveness,
-    /// What the cluster is told.
+    /// The Events that the agent sends to the cluster.
     pub(super) events: Events,
     metrics: Metrics,
     latencies: Latencies,
 }
 
-/// One pass of the loop over what changed.
+/// A pass of the loop over the changes.
 pub(super) struct Pass {
-    /// There is something to bring into force.
+    /// Set if there is something to bring into force.
     asked: bool,
-    /// Begins with reading the maps.
+    /// Set if the pass begins by reading the maps.
     pub(super) full: bool,
     started: Instant,
     phases: Vec<(Phase, Duration)>,
@@ -60,7 +59,7 @@ impl Reports {
         }
     }
 
-    /// What has been received up to now, and is not in force yet.
+    /// Records what has been received and is not in force yet.
     pub(super) fn know(&self, desired: &Desired) {
         let (proxy, pending) = (&self.metrics.proxy, desired.pending());
         let count = |pending: usize| i64::try_from(pending).unwrap_or(i64::MAX);
@@ -72,7 +71,7 @@ impl Reports {
         }
     }
 
-    /// Something is to be brought into force. Said before the work on it begins, which may hang.
+    /// Records that there is work to bring into force. The record precedes the work, because the work may hang.
     pub(super) fn queued(&self) {
         for family in IpFamily::ALL {
             self.liveness.queued(family);
@@ -84,7 +83,7 @@ impl Reports {
         triggers.into_iter().for_each(|trigger| self.latencies.add(trigger));
     }
 
-    /// The end of a pass, after which all that is asked of a family is in force or not.
+    /// Records the end of a pass, and for each family whether its desired state is in force.
     pub(super) fn end(&mut self, pass: Pass, in_force: impl Fn(IpFamily) -> bool) {
         let duration = pass.started.elapsed();
         for family in IpFamily::ALL {

@@ -1,5 +1,6 @@
-//! Processes of this node that get no packets any more because a Service has their address and port: told, not hindered,
-//! since kube-proxy serves such Services, and there are clusters that are entered so.
+//! Finds processes of this node that get no packets any more because a Service has their address and port. The agent
+//! reports such processes and leaves the Service in place: kube-proxy serves such Services, and some clusters are
+//! entered through them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -7,20 +8,20 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::addr::Proto;
 use tracing::{debug, warn};
 
-use crate::desired::Desired;
-use crate::events::Events;
-use crate::net::listeners::Listeners;
+use proxy_core::desired::Desired;
+use proxy_net::listeners::Listeners;
+use proxy_source::events::Events;
 
 #[derive(Debug, Default)]
 pub(super) struct Shadows {
-    /// External frontends at the node's own addresses, as of the last look.
+    /// The external frontends at the node's own addresses at the last scan.
     known: BTreeSet<(IpAddr, Proto, u16)>,
-    /// What that look was at.
+    /// The revision and the own addresses at the last scan.
     seen: Option<(u64, BTreeSet<IpAddr>)>,
 }
 
 impl Shadows {
-    /// Looks for processes behind what is new among the frontends at the node's `own` addresses.
+    /// Looks for processes behind the new frontends at the node's `own` addresses.
     pub(super) fn look(&mut self, desired: &Desired, own: BTreeSet<IpAddr>, events: &Events) {
         if self.seen.as_ref().is_some_and(|(revision, seen)| (*revision, seen) == (desired.revision(), &own)) {
             return;
@@ -33,14 +34,13 @@ impl Shadows {
             return;
         }
         let listeners = Listeners::read().unwrap_or_else(|error| {
-            debug!(error = format!("{error:#}"), "cannot list the sockets that listen on this node");
+            debug!(error = format!("{error:#}"), "the listeners of this node are not known");
             Listeners::default()
         });
         for (addr, proto, port) in new.into_iter().filter(|&(addr, proto, port)| listeners.take(addr, proto, port)) {
             let Some((service, field)) = desired.said_by(addr, proto, port) else { continue };
             let at = SocketAddr::new(addr, port);
-            let note =
-                format!("{field}: a process listens at {at}/{proto:?}, and what is sent there goes to this Service");
+            let note = format!("{field}: a process listens at {at}/{proto:?}, but packets to it go to this Service");
             warn!(%service, field, address = %at, ?proto, "a process of this node is cut off by a Service");
             events.shadows(&service, desired.uid(&service), note);
         }

@@ -1,4 +1,4 @@
-//! What the loop says of itself: `kpx status`.
+//! Collects the loop's state for `kpx status`.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,13 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
-use crate::desired::FamilyCounts;
-use crate::health::{Problem, Problems, Reason};
-use crate::net::{self, role::Role};
 use crate::status::{
-    DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, old_event_name,
+    DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
+    old_event_name,
 };
+use proxy_core::desired::{Desired, FamilyCounts};
+use proxy_net::{self as net, role::Role};
+use proxy_source::health::{Problem, Problems, Reason};
 
 impl Agent {
     pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {
@@ -43,7 +44,7 @@ impl Agent {
             syncs: self.syncs,
             problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
-            unreachable: self.desired.unreachable_status(),
+            unreachable: unreachable_status(&self.desired),
             devices: devices.collect(),
             sockets: self.node.attachments().sockets_status(),
             kept_by: self.keeper().name().to_owned(),
@@ -73,7 +74,8 @@ impl Agent {
         })
     }
 
-    /// Walks through no map: of those that the agent fills it knows the tables, of the flows the last sweep's count.
+    /// Returns the fill of each map without a walk through any. The fill comes from the tables for the maps that the
+    /// agent fills, and from the last sweep's count for the flows.
     pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
@@ -124,6 +126,18 @@ fn problem_status(problems: &Problems) -> Vec<ProblemStatus> {
     let mut problems: Vec<_> = problems.iter().map(status).collect();
     problems.sort_by(|a, b| a.what.cmp(&b.what));
     problems
+}
+
+fn unreachable_status(desired: &Desired) -> Vec<UnreachableStatus> {
+    let by_service = desired.unreachable().into_iter();
+    let all = by_service.flat_map(|(service, all)| all.into_iter().map(move |one| (service, one)));
+    let status = all.map(|(service, one)| UnreachableStatus {
+        service: service.to_string(),
+        port: format!("{}/{:?}", one.port, one.proto),
+        backend: one.backend,
+        why: one.to_string(),
+    });
+    status.collect()
 }
 
 fn table_status(counts: FamilyCounts) -> TableStatus {

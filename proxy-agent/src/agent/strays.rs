@@ -1,4 +1,5 @@
-//! Pods of this node that detection takes for clients outside the cluster: they are served, and the operator is told.
+//! Finds pods of this node that detection takes for clients outside the cluster. The programs serve such pods, and the
+//! agent reports them to the operator.
 
 use std::time::Duration;
 
@@ -6,24 +7,24 @@ use anyhow::Result;
 use proxy_common::counter::Event;
 use tokio::time::Instant;
 
-use crate::datapath::Counters;
-use crate::events::Events;
-use crate::health::{Health, Problem};
+use proxy_datapath::Counters;
+use proxy_source::events::Events;
+use proxy_source::health::{Health, Problem};
 
-/// A problem is over after this long without another such client.
+/// The problem ends after this long without another such client.
 const QUIET: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(super) struct Strays {
-    /// Connections counted as of the last look.
+    /// The number of connections counted at the last check.
     seen: u64,
     last: Option<Instant>,
-    /// The cluster is told once.
+    /// Set after the Event was sent, which happens once.
     told: bool,
 }
 
 impl Strays {
-    /// Looks whether the programs have counted more of them.
+    /// Checks whether the programs have counted more of these connections.
     pub(super) fn look(&mut self, counters: &Counters, health: &Health, events: &Events) -> Result<()> {
         let now = counters.event(Event::PodOutside)?;
         if now == self.seen {
@@ -34,8 +35,8 @@ impl Strays {
             return Ok(());
         }
         (self.seen, self.last) = (now, Some(Instant::now()));
-        let why = "connections came from addresses in this node's podCIDRs through devices that kpx takes for no pod's; \
-                   they are served, masqueraded where a client outside would be: `kpx devices` shows the roles, and \
+        let why = "connections came from addresses in this node's podCIDRs through devices that kpx does not take for pods'; \
+                   they are served, and masqueraded like an external client's: `kpx devices` shows the roles, and \
                    --cluster-cidr or --detect-local-mode tells pods apart";
         health.begin(&Problem::PodsOutside, why);
         if !std::mem::replace(&mut self.told, true) {

@@ -1,4 +1,4 @@
-//! Looks through the flow tables now and then.
+//! Sweeps the flow tables periodically.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
 use tokio::time::Instant as Due;
 
-use crate::datapath::{FlowMaps, Pressure, Swept};
+use proxy_datapath::{FlowMaps, Pressure, Swept};
 
-/// How often flows are looked through for those that are over.
+/// The time between two sweeps for expired flows.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
-/// ... where there is hardly room for more.
+/// The same time while a table is nearly full.
 const EMERGENCY_PERIOD: Duration = Duration::from_secs(1);
 
-/// Sweeps the flow tables on a thread of its own: a large table takes a while.
+/// Sweeps the flow tables on a thread of its own, because a large table takes a while.
 pub(super) struct Sweeper {
     due: Due,
     flows: FlowMaps,
@@ -30,23 +30,23 @@ impl Sweeper {
         Self { due: Due::now(), flows, sweep: None, last: BTreeMap::new() }
     }
 
-    /// A handle on what it sweeps.
+    /// Returns a handle on the swept tables.
     pub(super) fn flows(&self) -> FlowMaps {
         self.flows.clone()
     }
 
-    /// What the last sweep found.
+    /// Returns the result of the last sweep.
     pub(super) fn last(&self) -> &SweptFamilies {
         &self.last
     }
 
-    /// How many flows the last sweep removed.
+    /// Returns the number of flows that the last sweep removed.
     pub(super) fn expired(&self) -> u64 {
         self.last.values().map(|swept| swept.expired as u64).sum()
     }
 
-    /// Waits for the end of the next sweep, and says how long it took. May be cancelled: the sweep goes on and is waited
-    /// for the next time.
+    /// Waits for the end of the next sweep, and returns its duration. The future may be cancelled: the sweep goes on,
+    /// and the next call waits for it.
     pub(super) async fn next(&mut self) -> Result<Duration> {
         if self.sweep.is_none() {
             tokio::time::sleep_until(self.due).await;

@@ -1,24 +1,25 @@
-//! Writes changes to the maps, and remembers which service ports the maps do not hold as they should.
+//! Writes changes to the maps, and remembers the service ports whose rows in the maps are incomplete.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use tracing::debug;
 
-use crate::datapath::Maps;
-use crate::diff::{Change, ServiceKey};
-use crate::ip_family::IpFamily;
-use crate::tables::Tables;
+use proxy_core::diff::{Change, ServiceKey};
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::Tables;
+use proxy_datapath::Maps;
 
-/// Changes that are handed over at once, at most: after one that is refused they are looked through anew.
+/// The largest number of changes that one call hands over. After a refused change the agent looks through the rest
+/// again.
 const BATCH: usize = 1_024;
 
 pub(super) struct Writer<M> {
     maps: M,
-    /// Service ports of which a write was refused or left out. What changes of them since then is no safe way on from
-    /// what the maps hold: they wait for a pass that starts from there.
+    /// The service ports with a refused or omitted write. Later changes of such a port do not follow from what the maps
+    /// hold, so they wait for a pass that starts from the maps.
     behind: BTreeSet<ServiceKey>,
-    /// The maps could not be read when they had to be.
+    /// Set if reading the maps failed when it was required.
     unread: bool,
 }
 
@@ -33,7 +34,7 @@ impl<M: Maps> Writer<M> {
         tables
     }
 
-    /// Whether all that was written of a family has arrived.
+    /// Returns true if everything written of a family has arrived.
     pub(super) fn is_whole(&self, family: IpFamily) -> bool {
         let of = |service: &ServiceKey| match service {
             ServiceKey::V4(_) => IpFamily::V4,
@@ -42,14 +43,14 @@ impl<M: Maps> Writer<M> {
         !self.unread && self.behind.iter().all(|service| of(service) != family)
     }
 
-    /// Writes the way from what the maps really hold.
+    /// Writes the changes that lead from what the maps really hold to the desired state.
     pub(super) fn write_from_maps(&mut self, changes: &[Change]) -> Result<()> {
         self.behind.clear();
         self.write(changes)
     }
 
-    /// A refused write costs the rest of its own service port, whose order would not be safe without it. All else is
-    /// written: it may be the very deletion that makes room.
+    /// Writes changes in order. A refused write costs the rest of its own service port, whose order would not be safe
+    /// without it. The other ports' changes are written: one of them may be the very deletion that makes room.
     pub(super) fn write(&mut self, changes: &[Change]) -> Result<()> {
         let mut first_error = Ok(());
         let (mut left, mut most) = (changes, BATCH);
@@ -63,7 +64,7 @@ impl<M: Maps> Writer<M> {
             let (made, result) = self.maps.apply_all(&left[..ready]);
             left[..made].iter().for_each(|change| debug!(%change, "map"));
             left = &left[made..];
-            // Where a map is full, one refusal follows the other.
+            // In a full map one refusal follows the other.
             most = if result.is_ok() { (most * 2).min(BATCH) } else { 1 };
             if let Err(error) = result {
                 if let [refused, rest @ ..] = left {
@@ -87,11 +88,11 @@ mod tests {
     use proxy_common::frontend::{Set, SlotKey};
 
     use super::*;
-    use crate::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
-    use crate::desired::Desired;
-    use crate::diff::FamilyChange;
+    use proxy_core::builders::{ServiceBuilder, SliceBuilder, listed, service, slice};
+    use proxy_core::desired::Desired;
+    use proxy_core::diff::FamilyChange;
 
-    /// Has room for two slots.
+    /// A map with room for two slots.
     #[derive(Default)]
     struct SmallMaps(Tables);
 
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_waits_for_a_pass_from_the_maps() {
+    fn a_refused_service_port_waits_for_a_pass_from_the_maps() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let mut writer = Writer::new(SmallMaps::default());
@@ -122,18 +123,18 @@ mod tests {
         assert!(writer.write(&desired.sync().changes).is_ok());
         desired.apply(pods(4).into());
         assert!(writer.write(&desired.sync().changes).is_err());
-        // Needs no room, but counts on what was refused.
+        // This change needs no room, but builds on a refused one.
         desired.apply(web(30).into());
         assert!(writer.write(&desired.sync().changes).is_ok());
         assert_whole(&writer);
-        // Others do not wait.
+        // Other service ports do not wait.
         desired.apply(service("other").cluster_ip("10.96.0.2").tcp(80).into());
         assert!(writer.write(&desired.sync().changes).is_ok());
         assert_eq!(writer.maps.0.v4.services.len(), 2);
         let now = writer.read().unwrap();
         assert!(writer.write_from_maps(&desired.sync_from(&now).changes).is_err());
         assert_whole(&writer);
-        // There is room for what is left.
+        // The remaining changes find room.
         desired.apply(pods(1).into());
         desired.sync();
         let now = writer.read().unwrap();

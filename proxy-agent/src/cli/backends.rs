@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 
-use super::AgentArgs;
+use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, list, yellow};
 use super::select::SelectArgs;
 use crate::view::{BackendView, ServiceView};

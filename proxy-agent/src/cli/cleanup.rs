@@ -4,7 +4,7 @@ mod drain;
 mod keep;
 mod kube_proxy;
 mod stand_by;
-mod wanted;
+pub(crate) mod wanted;
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -13,16 +13,18 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 
 use super::output::print;
+use crate::choices::RUN_DIR;
 use crate::config::duration::GoDuration;
 use crate::control::client::Client;
-use crate::datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
-use crate::net::changes::{Changes, Undone, Wanted};
-use crate::net::{Handle, filter};
-use crate::run::RUN_DIR;
 use crate::settings::Settings;
-use crate::{control, leftovers, net, object};
+use crate::{control, leftovers};
+use proxy_datapath::object;
+use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
+use proxy_net as net;
+use proxy_net::changes::{Changes, Undone, Wanted};
+use proxy_net::{Handle, filter};
 
-pub(crate) use wanted::kube_proxys_sysctls;
+use wanted::kube_proxys_sysctls;
 
 /// Remove from this host everything that a kpx left. Needs root.
 ///

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::AgentArgs;
+use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell};
 use crate::status::DeviceStatus;
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
 
-use super::AgentArgs;
 use super::age::span;
+use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, yellow};
 use crate::control::FlowFilter;
 use crate::control::client::Lines;

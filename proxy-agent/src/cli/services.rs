@@ -4,9 +4,10 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 
+use super::age;
+use super::agent_args::AgentArgs;
 use super::output::{Form, NONE, OutputArgs, cell, list, red, yellow};
 use super::select::SelectArgs;
-use super::{AgentArgs, age};
 use crate::view::{PortView, ServiceView};
 
 /// List the Services that the running agent serves, with what of them is in force.

@@ -8,8 +8,9 @@ use clap::Args;
 use comfy_table::Cell;
 use proxy_common::counter::{Event, Reason, Verdict};
 
+use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
-use super::{AgentArgs, age, devices};
+use super::{age, devices};
 use crate::status::{MapFill, OptionsStatus, Status, UnreachableStatus};
 
 /// Show how the running agent does. Ends with 1 if it is not healthy or does not answer.

@@ -6,7 +6,7 @@ use proxy_common::frontend::Algorithm;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serializer};
 
-use crate::model::{ALGORITHMS, algorithm_name};
+use proxy_core::model::{ALGORITHMS, algorithm_name};
 
 /// Returns all values as flags and documents spell them, without the help of each.
 pub(super) fn values<T: ValueEnum>() -> Vec<PossibleValue> {

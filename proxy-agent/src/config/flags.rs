@@ -68,26 +68,26 @@ pub(super) enum Kind {
 
 /// What the command line says, by the name of the flag.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Given(BTreeMap<&'static str, Value>);
+pub(crate) struct Given(BTreeMap<&'static str, Value>);
 
 /// The flags of `kpx run`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RunArgs(pub(super) Given);
+pub struct RunArgs(pub(crate) Given);
 
 /// Those of them that say how a node treats packets, for `kpx trace`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeArgs(pub(super) Given);
 
 impl Given {
-    pub(super) fn text(&self, flag: &str) -> Option<&str> {
+    pub(crate) fn text(&self, flag: &str) -> Option<&str> {
         self.0.get(flag).and_then(Value::as_str).filter(|text| !text.is_empty())
     }
 
-    pub(super) fn path(&self, flag: &str) -> Option<PathBuf> {
+    pub(crate) fn path(&self, flag: &str) -> Option<PathBuf> {
         self.text(flag).map(|path| Path::new(path).to_owned())
     }
 
-    pub(super) fn is_set(&self, flag: &str) -> bool {
+    pub(crate) fn is_set(&self, flag: &str) -> bool {
         self.0.get(flag).is_some_and(|value| value == &Value::Bool(true))
     }
 

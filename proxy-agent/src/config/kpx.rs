@@ -5,10 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::choice::{self, LbAlgorithm};
 use super::duration::GoDuration;
 use super::invalid::Fields;
-use crate::datapath::{BPF_DIR, Mechanism, SocketOptions};
+use crate::choices::{Mode, PodRoutes, RUN_DIR, SocketLb};
 use crate::node::{FastPath, Masquerade};
-use crate::run::RUN_DIR;
-use crate::settings::{Mode, PodRoutes, SocketLb};
+use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

@@ -2,14 +2,17 @@
 
 use std::io::{IsTerminal, stderr};
 
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use super::Configuration;
 use super::kube_proxy::Logging;
+use crate::settings::Settings;
 
 /// Logs to standard error from here on. RUST_LOG goes before what the configuration says.
-pub(super) fn start(logging: &Logging) {
+pub(crate) fn start(logging: &Logging) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
     let subscriber = tracing_subscriber::registry().with(filter);
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
@@ -20,12 +23,47 @@ pub(super) fn start(logging: &Logging) {
     };
 }
 
+impl Configuration {
+    /// What is in force, and what was not taken as it stands.
+    pub(crate) fn log(&self, settings: &Settings) {
+        let (remarks, common) = (&self.remarks, self.checked.common);
+        if !remarks.doubtful_fields.is_empty() {
+            warn!(
+                fields = remarks.doubtful_fields.join(", "),
+                "fields of the configuration are unknown, or given twice"
+            );
+        }
+        if !remarks.ignored_flags.is_empty() {
+            info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy that mean nothing to kpx are ignored");
+        }
+        if !remarks.overruled_flags.is_empty() {
+            warn!(flags = remarks.overruled_flags.join(", "), "flags are ignored, as the file of --config says it all");
+        }
+        if !remarks.unknown_feature_gates.is_empty() {
+            warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
+        }
+        info!(
+            from = self.files.names(),
+            mode = %settings.mode,
+            proxy_mode = self.kube_proxy.mode,
+            masquerade = %settings.node.masquerade,
+            masquerade_all = settings.node.masquerade_all,
+            local_pods = %settings.node.detector,
+            node_ports = %settings.node.node_ports,
+            min_sync_period = %common.min_sync_period,
+            "configuration"
+        );
+    }
+}
+
 /// kube logs every failure on its own; those that last are in our log once, as problems.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",
-        2..=3 => "info,proxy_agent::source=debug,kube_client=off,kube_runtime=error",
-        4..=5 => "info,proxy_agent=debug,kpx=debug,kube_client=warn,kube_runtime=warn",
-        _ => "debug,proxy_agent=trace,kpx=trace",
+        2..=3 => "info,proxy_source=debug,kube_client=off,kube_runtime=error",
+        4..=5 => {
+            "info,proxy_agent=debug,proxy_datapath=debug,proxy_net=debug,proxy_source=debug,kpx=debug,kube_client=warn,kube_runtime=warn"
+        }
+        _ => "debug,proxy_agent=trace,proxy_datapath=trace,proxy_net=trace,proxy_source=trace,kpx=trace",
     }
 }

@@ -11,7 +11,7 @@ use super::invalid::Fields;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
 use super::tree;
-use crate::document::{Document, documents_with};
+use proxy_source::document::{Document, documents_with};
 
 /// What files say of each kind of configuration, as far as they say anything.
 #[derive(Debug, Default)]

@@ -10,12 +10,12 @@ use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
-use crate::datapath::SocketOptions;
-use crate::model::{ModelOptions, Reach};
 use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::settings::{Conntrack, Mode, PodRoutes};
+use proxy_core::model::{ModelOptions, Reach};
+use proxy_datapath::SocketOptions;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
@@ -77,7 +77,7 @@ pub(super) fn check(
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
     let outside = is_host.then_some(kpx.pod_routes);
-    let reach = outside.map(Reach::unknown).map(Arc::new);
+    let reach = outside.map(|routes| Arc::new(Reach::unknown(routes == PodRoutes::Default)));
     let (ips, cidrs) = (node_ips.clone(), service_cidrs.clone());
     let algorithm = kpx.lb_algorithm.0;
     let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, reach };

@@ -1,9 +1,10 @@
-//! Kernel entries that translate what is ours to translate: kube-proxy made them, and while packets come they stay.
+//! Deletes kernel entries that translate packets which kpx has to translate. kube-proxy made these entries, and they
+//! stay while packets come.
 //!
-//! With kpx no rule of netfilter has to do with frontends. Packets from pods and from outside are translated before it,
-//! and such an entry stands in their way: its replies look like theirs. The host's own packets do pass netfilter untranslated
-//! on their way into the anchor, where such an entry sends them to a backend that may long be gone. Entries that
-//! netfilter made by itself of the host's packets to frontends translate nothing, and are left alone.
+//! With kpx no netfilter rule translates frontends. Packets from pods and from outside are translated before netfilter.
+//! A stale entry stands in their way, because its replies look like theirs. The host's own packets do pass netfilter
+//! untranslated on their way into the anchor. There such an entry sends them to a backend that may be gone. Entries
+//! that netfilter made by itself of the host's packets to frontends translate nothing, and kpx leaves them alone.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,26 +17,26 @@ use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::FrontendKey;
 use tracing::{debug, info};
 
-use super::netlink::{self, Handle};
-use super::{Reconciled, Tuple};
-use crate::ip_family::IpFamily;
-use crate::net::sysctl;
-use crate::tables::{FamilyTables, Tables};
+use super::Reconciled;
+use proxy_core::ip_family::IpFamily;
+use proxy_core::tables::{FamilyTables, Tables};
+use proxy_net::conntrack::{self, Handle, Tuple};
+use proxy_net::sysctl;
 
-/// How many entries there are in this network namespace.
+/// The number of entries in this network namespace.
 const COUNT: &str = "netfilter/nf_conntrack_count";
 
-/// What clients dial by UDP.
+/// The addresses and ports that clients dial by UDP.
 #[derive(Clone, Debug, Default)]
 pub struct Frontends {
-    /// A node port has the unspecified address.
+    /// The dialled sockets. A node port has the unspecified address.
     dialled: BTreeSet<SocketAddr>,
-    /// Where node ports are dialled.
+    /// The addresses at which node ports are dialled.
     own: BTreeSet<IpAddr>,
 }
 
 impl Frontends {
-    /// `own` are this node's addresses.
+    /// Collects the UDP frontends; `own` are this node's addresses.
     pub fn of(tables: &Tables, own: BTreeSet<IpAddr>) -> Self {
         Self { dialled: dialled(&tables.v4).chain(dialled(&tables.v6)).collect(), own }
     }
@@ -54,7 +55,7 @@ impl Frontends {
         self.dialled.contains(&at) || self.own.contains(&at.ip()) && is_node_port()
     }
 
-    /// Whether an entry of these two tuples translates a frontend's address or port.
+    /// Returns true if an entry of these two tuples translates a frontend's address or port.
     fn are_translated(&self, original: &Tuple, reply: &Tuple) -> bool {
         reply.src != original.dst && self.has(original.dst)
     }
@@ -65,16 +66,16 @@ fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr
     udp.map(|key| SocketAddr::new(key.addr.ip(), key.port.get()))
 }
 
-/// Deletes the entries that translate frontends, and says what it did in the families in which there are frontends.
-/// Where the kernel tracks nothing, or not for us, there is nothing to do.
+/// Deletes the entries that translate frontends. Returns the result for each family that has frontends. Nothing is to
+/// be done where the kernel tracks no connections, or where this process may not see them.
 pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());
     }
-    let (connection, handle) = match netlink::connect() {
+    let (connection, handle) = match conntrack::connect() {
         Ok(connected) => connected,
         Err(error) => {
-            debug!(%error, "the kernel tells nothing of its connections");
+            debug!(%error, "the kernel does not list its connections");
             return Ok(Vec::new());
         }
     };
@@ -99,7 +100,7 @@ pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     };
     match done {
         Err(error) if is_denied(&error) => {
-            debug!(error = format!("{error:#}"), "the kernel tells nothing of its connections");
+            debug!(error = format!("{error:#}"), "the kernel does not list its connections");
             Ok(Vec::new())
         }
         done => done,
@@ -126,7 +127,7 @@ async fn remove_family(handle: &Handle, family: NetfilterProtoFamily, frontends:
     Ok(deleted)
 }
 
-/// Without the right, or without the kernel's module.
+/// Returns true if the right or the kernel module is missing.
 fn is_denied(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|error| {
@@ -140,11 +141,11 @@ fn is_denied(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, service};
-    use crate::desired::Desired;
+    use proxy_core::builders::{listed, service};
+    use proxy_core::desired::Desired;
 
     #[test]
-    fn only_what_translates_a_frontend_of_udp_is_stale() {
+    fn only_an_entry_that_translates_a_udp_frontend_is_stale() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let dns = service("dns")

@@ -1,7 +1,7 @@
-//! kube-proxy's settings of connection tracking (`KubeProxyConfiguration.conntrack`).
+//! Applies kube-proxy's settings of connection tracking (`KubeProxyConfiguration.conntrack`).
 //!
-//! The size of the table is the whole machine's and can be set from the initial network namespace only; all else belongs
-//! to this network namespace.
+//! The size of the table belongs to the whole machine, and only the initial network namespace can set it. All other
+//! settings belong to this network namespace.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,22 +12,33 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use tracing::{debug, info, warn};
 
-use crate::events::Events;
-use crate::net::changes::Changes;
-use crate::net::sysctl;
-use crate::settings::Conntrack;
+use proxy_net::changes::Changes;
+use proxy_net::sysctl;
+use proxy_source::events::Events;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
-/// Buckets of the hash table. The kernel takes it here only, and for all namespaces.
+/// The number of buckets of the hash table. The kernel takes it only here, and for all namespaces.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
-/// Makes the kernel's settings what the operator asks for. A setting that cannot be written is told, and is no reason
-/// not to serve: connections are tracked all the same, as the kernel sees fit.
+/// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    pub max_per_core: Option<u32>,
+    pub min: Option<u32>,
+    pub tcp_established_timeout: Option<Duration>,
+    pub tcp_close_wait_timeout: Option<Duration>,
+    pub tcp_be_liberal: bool,
+    pub udp_timeout: Option<Duration>,
+    pub udp_stream_timeout: Option<Duration>,
+}
+
+/// Sets the kernel's parameters as the operator asks. A failed write is reported and does not keep the agent from
+/// serving: the kernel tracks connections all the same.
 pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     if let Some(max) = max(settings, processors())
         && let Err(error) = set_max(max, changes)
     {
-        warn!(error = format!("{error:#}"), "the limits of conntrack stay as they are");
+        warn!(error = format!("{error:#}"), "the limits of conntrack are unchanged");
         if is_read_only(&error) {
             events.sysctls_read_only(&error);
         }
@@ -35,24 +46,25 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     for (key, value) in timeouts(settings) {
         match write(key, value, changes) {
             Ok(()) => {}
-            Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack stays as it is"),
+            Err(error) => warn!(error = format!("{error:#}"), "a setting of conntrack is unchanged"),
         }
     }
 }
 
-/// What [`apply`] makes of the kernel's parameters, by key.
+/// Returns the kernel parameters that [`apply`] sets, by key.
 pub fn wanted(settings: &Conntrack) -> BTreeMap<&'static str, String> {
     let max = max(settings, processors()).map(|max| (MAX, u64::from(max)));
     timeouts(settings).chain(max).map(|(key, value)| (key, value.to_string())).collect()
 }
 
-/// Entries, for all families together: so many for each processor, and at least so many.
+/// Returns the number of entries for all families together: a number per processor, but at least a minimum.
 fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = settings.max_per_core.filter(|per_core| *per_core > 0)?;
     Some(per_core.saturating_mul(processors).max(settings.min.unwrap_or_default()))
 }
 
-/// Timeouts in seconds, and whether TCP is followed strictly. What is 0 is left as it is.
+/// Returns timeouts in seconds, and whether conntrack follows TCP strictly. A setting of 0 leaves the parameter
+/// unchanged.
 fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     let secs = |time: Option<Duration>| time.map_or(0, |time| time.as_secs());
     let values = [
@@ -65,12 +77,12 @@ fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     values.into_iter().filter(|(_, value)| *value > 0)
 }
 
-/// The table grows with the entries: four to a bucket.
+/// Sets the number of entries and grows the hash table with it: four entries to a bucket.
 fn set_max(max: u32, changes: &Changes) -> Result<()> {
     write(MAX, u64::from(max), changes)?;
     let size = match fs::read_to_string(HASH_SIZE) {
         Ok(size) => size,
-        // Built into the kernel, or not there at all.
+        // The module is built into the kernel, or missing.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error).with_context(|| format!("read {HASH_SIZE}")),
     };
@@ -83,7 +95,7 @@ fn set_max(max: u32, changes: &Changes) -> Result<()> {
     Ok(())
 }
 
-/// Where nothing is tracked there is nothing to set.
+/// Writes a parameter, unless the kernel tracks no connections.
 fn write(key: &str, value: u64, changes: &Changes) -> Result<()> {
     if sysctl::read(key)?.is_none() {
         debug!(key, "the kernel tracks no connections");
@@ -92,7 +104,7 @@ fn write(key: &str, value: u64, changes: &Changes) -> Result<()> {
     changes.set_sysctl(key, &value.to_string())
 }
 
-/// Those that this process may use, as Go counts them for kube-proxy.
+/// Returns the number of processors that this process may use, as Go counts them for kube-proxy.
 fn processors() -> u32 {
     let usable = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
     let count = (0..CpuSet::count()).filter(|cpu| usable.is_set(*cpu).unwrap_or_default()).count();
@@ -109,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_entries_grow_with_the_processors() {
+    fn the_limit_grows_with_the_processors() {
         let cases = [
             ("nothing is asked for", None, Some(131_072), None),
             ("0 leaves it", Some(0), Some(131_072), None),
@@ -124,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_asked_for_is_written() {
+    fn only_requested_settings_are_written() {
         assert_eq!(timeouts(&Conntrack::default()).count(), 0);
         let settings = Conntrack {
             tcp_established_timeout: Some(Duration::from_secs(86_400)),

@@ -16,8 +16,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::spawn_blocking;
 
 use super::Asker;
-use crate::datapath::{FlowMaps, FlowReader};
-use crate::view::{FlowView, Names, Snapshot};
+use crate::view::{FlowView, Names, frontend_names};
+use proxy_core::desired::Snapshot;
+use proxy_datapath::{FlowMaps, FlowReader};
 
 /// The lists that are made at a time: each keeps a batch, and the names of all frontends.
 const LISTS: usize = 4;
@@ -82,8 +83,9 @@ impl List {
         filter: FlowFilter,
         room: SemaphorePermit<'static>,
     ) -> Result<Self> {
-        let list =
-            move || Ok(Self { reader: flows.reader()?, names: Names::new(snapshot.names()), filter, _room: room });
+        let list = move || {
+            Ok(Self { reader: flows.reader()?, names: Names::new(frontend_names(&snapshot)), filter, _room: room })
+        };
         spawn_blocking(list).await.context("open the list of flows")?
     }
 

@@ -10,7 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use super::{ByCode, ByFamily, Histograms, Seconds};
-use crate::ip_family::IpFamily;
+use proxy_core::ip_family::IpFamily;
 
 #[derive(Clone, Debug)]
 pub struct ProxyMetrics {

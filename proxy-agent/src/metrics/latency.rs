@@ -5,20 +5,11 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use super::ProxyMetrics;
-use crate::input::ObjectName;
-use crate::ip_family::IpFamily;
+use proxy_core::input::{ObjectName, Trigger};
+use proxy_core::ip_family::IpFamily;
 
 /// Triggers that are remembered of one Service: a family that stays out of force must not cost more and more.
 const PENDING: usize = 256;
-
-/// What the change of an EndpointSlice says of when it came to pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trigger {
-    pub service: ObjectName,
-    pub family: IpFamily,
-    /// None if the slice is gone: what then was not in force yet never will be.
-    pub at: Option<Timestamp>,
-}
 
 /// Triggers of changes that are not in force yet.
 #[derive(Debug)]
@@ -64,8 +55,8 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::object_name;
     use crate::metrics::Metrics;
+    use proxy_core::builders::object_name;
 
     #[test]
     fn each_trigger_counts_once_when_its_family_is_in_force() {

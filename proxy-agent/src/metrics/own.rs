@@ -10,8 +10,7 @@ use prometheus_client::registry::Registry;
 
 use super::kube_proxy::durations;
 use super::{ByFamily, Histograms};
-use crate::ip_family::IpFamily;
-use crate::node::Mended;
+use proxy_core::ip_family::IpFamily;
 
 #[derive(Clone, Debug)]
 pub struct OwnMetrics {
@@ -20,6 +19,21 @@ pub struct OwnMetrics {
     sweep_duration: Histogram,
     flows_expired: Counter,
     mended: Family<ByWhat, Counter>,
+}
+
+/// How much of a node has been put back after others had undone it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mended {
+    /// Programs that somebody had taken off a device.
+    pub programs: u64,
+    /// Times that the anchor was gone or down.
+    pub anchors: u64,
+    /// Routes to it, gone or changed.
+    pub routes: u64,
+    /// Rules that lead there.
+    pub rules: u64,
+    /// Kernel parameters.
+    pub sysctls: u64,
 }
 
 /// What a sync consists of, in this order.

@@ -11,8 +11,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy_common::counter::{Event, Reason};
 
-use crate::ip_family::IpFamily;
 use crate::status::{MapFill, old_event_name};
+use proxy_core::ip_family::IpFamily;
 
 /// Answered by the loop at once: nothing here walks through a map.
 #[derive(Clone, Debug, Default)]

@@ -11,8 +11,8 @@ use proxy_common::counter::Reason;
 
 use super::event::Event;
 use super::text;
+use crate::choices::RUN_DIR;
 use crate::control::client::Client;
-use crate::run::RUN_DIR;
 use crate::view::Names;
 
 /// Show packets as they open flows, are dropped or rejected, until stopped.

@@ -10,8 +10,8 @@ use proxy_common::monitor::{Record, What};
 use proxy_common::policy::{Decision, Origin};
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::AnyRecord;
 use crate::view::Names;
+use proxy_datapath::AnyRecord;
 
 /// A packet that opened a flow, or was dropped or rejected; or that some were too many to tell of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! How local pods are told from everybody else, where the operator says how (`--detect-local-mode`).
+//! Detects local pods among all clients, where the operator says how (`--detect-local-mode`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,18 +7,18 @@ use anyhow::{Result, bail};
 use ipnet::IpNet;
 use proxy_common::device::Node;
 
-use crate::net::link::{Link, LinkKind};
+use proxy_net::link::{Link, LinkKind};
 
-/// Who counts as a local pod.
+/// The property by which a client counts as a local pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
-    /// Who has an address in these networks, at most one a family. None of a family: no means to tell.
+    /// An address in these networks, at most one a family. A family without a network has no detection.
     ClusterCidr(Vec<IpNet>),
-    /// Who has an address in `spec.podCIDRs` of the Node object.
+    /// An address in `spec.podCIDRs` of the Node object.
     NodeCidr,
-    /// Who sends through this bridge.
+    /// A packet through this bridge.
     Bridge(String),
-    /// Who sends through a device whose name begins so.
+    /// A packet through a device whose name begins with this prefix.
     Prefix(String),
 }
 
@@ -43,11 +43,11 @@ impl fmt::Display for Detector {
     }
 }
 
-/// A detector, and what it has to learn from the cluster.
+/// A detector, with the facts that it learns from the cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Detection {
     detector: Detector,
-    /// `spec.podCIDRs` once the Node object has them.
+    /// The `spec.podCIDRs`, once the Node object has them.
     pod_cidrs: Vec<IpNet>,
 }
 
@@ -56,8 +56,8 @@ impl Detection {
         Self { detector, pod_cidrs: Vec::new() }
     }
 
-    /// Takes in the Node object's `spec.podCIDRs`. An error if the detector goes by others already: flows that were
-    /// opened are not thought over, so the agent must begin anew.
+    /// Takes in the Node object's `spec.podCIDRs`. Returns an error if the detector has used other ones: open flows are
+    /// not judged again, so the agent must restart.
     pub fn learn(&mut self, pod_cidrs: &[IpNet]) -> Result<()> {
         if self.detector != Detector::NodeCidr || self.pod_cidrs == pod_cidrs {
             return Ok(());
@@ -69,12 +69,12 @@ impl Detection {
         Ok(())
     }
 
-    /// Not, as long as the Node object has no podCIDRs and the detector goes by them.
+    /// Returns false while the detector needs podCIDRs and the Node object has none.
     pub fn is_known(&self) -> bool {
         self.detector != Detector::NodeCidr || !self.pod_cidrs.is_empty()
     }
 
-    /// Where local pods have their addresses: the first network of each family.
+    /// Returns the networks of local pods' addresses: the first of each family.
     pub fn nets(&self) -> Vec<IpNet> {
         let nets = match &self.detector {
             Detector::ClusterCidr(nets) => nets,
@@ -85,9 +85,9 @@ impl Detection {
         [first(true), first(false)].into_iter().flatten().copied().collect()
     }
 
-    /// Whether who sends through `link` is a local pod. `links` are all devices, by interface index.
+    /// Returns true if a client behind `link` is a local pod. `links` are all devices, by interface index.
     pub fn finds(&self, link: &Link, links: &BTreeMap<u32, Link>) -> bool {
-        // IP sees the bridge as the way in of what its ports receive.
+        // For packets from a bridge's ports, the IP layer sees the bridge as the input device.
         let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
         let name = &bridge.unwrap_or(link).name;
         match &self.detector {
@@ -97,7 +97,7 @@ impl Detection {
         }
     }
 
-    /// For which families there is a means to tell: `DETECTS4` and `DETECTS6` of [`Node`].
+    /// Returns the families that have detection: `DETECTS4` and `DETECTS6` of [`Node`].
     pub fn flags(&self) -> u32 {
         if matches!(self.detector, Detector::Bridge(_) | Detector::Prefix(_)) {
             return Node::DETECTS4 | Node::DETECTS6;
@@ -110,10 +110,10 @@ impl Detection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::role::Behind;
+    use proxy_net::role::Behind;
 
     #[test]
-    fn networks_and_families() {
+    fn a_detector_yields_networks_and_families() {
         let both = Node::DETECTS4 | Node::DETECTS6;
         let pod_cidrs = ["10.244.1.0/24", "10.244.9.0/24", "fd00:1::/64"];
         let cases: [(&str, Detector, &[&str], u32); 6] = [
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_cidrs_are_waited_for_and_must_not_change() {
+    fn detection_waits_for_pod_cidrs_that_must_not_change() {
         let mut detection = Detection::new(Detector::NodeCidr);
         assert!(!detection.is_known());
         detection.learn(&[]).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_lead_to_local_pods() {
+    fn a_detector_finds_devices_of_local_pods() {
         let cni0 = link(1, "cni0", LinkKind::Bridge, None);
         let port = link(2, "veth1234", LinkKind::Veth, Some(1));
         let routed = link(3, "cali5678", LinkKind::Veth, None);

@@ -1,52 +1,127 @@
-//! What the programs are told of a device.
+//! The devices of this host, and what the programs are told of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use anyhow::Result;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, Device};
 
-use super::Node;
-use crate::desired::Desired;
-use crate::net::link::{Link, LinkKind};
-use crate::net::{addr, sysctl};
+use super::detect::Detection;
+use proxy_net::link::{Link, LinkKind};
+use proxy_net::role::{self, Role, role};
+use proxy_net::{Handle, LinkEvent, addr, fib, sysctl};
 
-impl Node {
-    /// Tells the programs where pods have their addresses.
-    pub(super) fn write_pods(&mut self, desired: &Desired) -> Result<()> {
-        let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
-        self.maps.set_pods(&self.detection.nets(), &pod_cidrs)?;
-        self.pod_cidrs = pod_cidrs;
-        Ok(())
+/// The devices of this host, as of the last event.
+#[derive(Debug)]
+pub(super) struct Devices {
+    links: BTreeMap<u32, Link>,
+    /// This host is a node of the cluster.
+    is_node: bool,
+    /// Some route has several next hops, as of the last list of devices.
+    has_many_ways: bool,
+}
+
+impl Devices {
+    /// None are known yet.
+    pub(super) fn new(is_node: bool) -> Self {
+        Self { links: BTreeMap::new(), is_node, has_many_ways: false }
     }
 
-    /// Tells the programs whether there are bridges, where that has changed.
-    pub(super) fn note_stacked(&mut self) -> Result<()> {
-        let flags = flags(&self.links);
-        match self.maps.node()? {
-            Some(known) if known.has(device::Node::STACKED) != (flags != 0) => self.write_node(),
-            _ => Ok(()),
+    /// Takes in what the kernel says of devices. True if that was a list of all.
+    pub(super) fn take(&mut self, events: impl IntoIterator<Item = LinkEvent>) -> bool {
+        let mut listed = false;
+        for event in events {
+            match event {
+                LinkEvent::All(links) => {
+                    self.links = links.into_iter().map(|link| (link.index, link)).collect();
+                    listed = true;
+                }
+                LinkEvent::Put(link) => drop(self.links.insert(link.index, *link)),
+                LinkEvent::Del(ifindex) => drop(self.links.remove(&ifindex)),
+            }
+        }
+        listed
+    }
+
+    /// Asks whether some route has several next hops.
+    pub(super) async fn ask_for_routes(&mut self, handle: &Handle) {
+        self.has_many_ways = fib::has_many_ways(handle).await.unwrap_or(true);
+    }
+
+    /// By interface index.
+    pub(super) fn links(&self) -> &BTreeMap<u32, Link> {
+        &self.links
+    }
+
+    /// Whether the devices have been listed.
+    pub(super) fn are_known(&self) -> bool {
+        !self.links.is_empty()
+    }
+
+    /// The addresses of all devices.
+    pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
+    }
+
+    /// The addresses of devices that are up.
+    pub(super) fn addresses_up(&self) -> BTreeSet<IpAddr> {
+        let up = self.links.values().filter(|link| link.up);
+        up.flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
+    }
+
+    pub(super) fn role(&self, ifindex: u32) -> Option<Role> {
+        self.links.get(&ifindex).map(|link| self.role_of(link))
+    }
+
+    /// Of a device behind which pods may be meant, see [`role::why_no_pod`].
+    pub(super) fn why_no_pod(&self, ifindex: u32) -> Option<String> {
+        let link = self.links.get(&ifindex).filter(|_| self.is_node)?;
+        role::why_no_pod(link, &self.links)
+    }
+
+    /// Outside of the cluster nobody's pods are told from other clients.
+    pub(super) fn role_of(&self, link: &Link) -> Role {
+        match role(link, &self.links) {
+            Role::Device { pod: true } if !self.is_node => {
+                if link.master.is_some() {
+                    Role::Ignored("its bridge is served")
+                } else {
+                    Role::Device { pod: false }
+                }
+            }
+            role => role,
         }
     }
+
+    /// The rows of `DEVICES`.
+    pub(super) fn rows(&self, detection: &Detection) -> BTreeMap<u32, Device> {
+        let rows = self.links.values().filter_map(|link| {
+            let Role::Device { pod } = self.role_of(link) else { return None };
+            let detected = detection.finds(link, &self.links);
+            Some((link.index, row(link, &self.links, pod, detected, self.has_many_ways)))
+        });
+        rows.collect()
+    }
+
+    /// What all devices together make of the node, as a flag of [`device::Node`].
+    pub(super) fn flags(&self) -> u32 {
+        let is_stacked = self.links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
+        if is_stacked { device::Node::STACKED } else { 0 }
+    }
 }
 
-/// What all devices together make of the node, as a flag of [`device::Node`].
-pub(super) fn flags(links: &BTreeMap<u32, Link>) -> u32 {
-    let is_stacked = links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
-    if is_stacked { device::Node::STACKED } else { 0 }
-}
-
-/// A macvlan or ipvlan lies on another device, whose hooks see its packets, too. Other kinds count as well.
+/// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks see its packets as
+/// well. Some other kinds of device count too.
 fn may_be_macvlan(link: &Link) -> bool {
     link.kind == LinkKind::Other && link.ethernet && !link.peer_netns
 }
 
-/// The row of `DEVICES` for a link. `links` are all devices, by interface index.
+/// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
 ///
-/// `has_many_ways`: some route has several next hops, of which a look-up names one.
-pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_many_ways: bool) -> Device {
+/// `has_many_ways` is set if some route has several next hops: a lookup names only one of them.
+fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_many_ways: bool) -> Device {
     let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
-    // The host's IP layer is behind the bridge, with the bridge's parameters.
+    // The host's IP layer is behind the bridge, and uses the bridge's parameters.
     let routed = bridge.unwrap_or(link);
     let flags = [
         (pod, Device::POD),
@@ -63,16 +138,18 @@ pub(super) fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected:
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// The master of all ports of Open vSwitch, in its kernel module's words. Hosts have their addresses on ports of other names.
+/// The master of all ports of Open vSwitch, by its kernel module's name. Hosts have their addresses on ports of other
+/// names.
 const OPEN_VSWITCH: &str = "ovs-system";
 
-/// Does a packet pass no other hook of this host before it arrives at such a device? A bridge, a VLAN, an overlay or a
-/// macvlan has others below it.
+/// Returns true if a packet passes no other hook of this host before it arrives at such a device. A bridge, a VLAN, an
+/// overlay or a macvlan has other devices below it.
 fn is_edge(kind: LinkKind) -> bool {
     matches!(kind, LinkKind::Physical | LinkKind::Veth | LinkKind::Netkit)
 }
 
-/// Does the kernel drop what it would answer through another device (RFC 3704 §2.2)? It takes the larger of two parameters.
+/// Returns true if the kernel drops packets whose replies it would send through another device (RFC 3704 §2.2). The
+/// kernel uses the larger of two parameters.
 fn is_strict(name: &str) -> bool {
     let of = |name: &str| {
         let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter")).ok().flatten();
@@ -84,7 +161,7 @@ fn is_strict(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::role::Behind;
+    use proxy_net::role::Behind;
 
     #[test]
     fn a_port_is_routed_by_its_bridge() {

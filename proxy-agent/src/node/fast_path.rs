@@ -1,4 +1,4 @@
-//! Whether packets of open connections skip the node's stack (`--fast-path`), and what speaks against it.
+//! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains why not.
 
 use std::fmt;
 
@@ -6,30 +6,31 @@ use anyhow::Result;
 use proxy_common::device;
 use tracing::{info, warn};
 
-use super::Node;
-use crate::net::{forward, sysctl};
+use proxy_net::changes::Changes;
+use proxy_net::{forward, sysctl};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
     #[default]
     Off,
-    /// As long as netfilter has no rules for what is forwarded.
+    /// On while netfilter has no rules for forwarded packets.
     Auto,
     On,
 }
 
-/// What was asked for, and what was found.
+/// The operator's choice, and the state of this node.
 #[derive(Clone, Debug)]
 pub(super) struct FastPathState {
     asked: FastPath,
-    /// Rules that packets would skip; None before anybody has looked.
+    /// The rules that packets would skip; None before the first check.
     rules: Option<Vec<String>>,
-    /// Why conntrack cannot be told that packets skip it. It would call invalid what it still sees of them.
+    /// The reason why conntrack cannot be configured for skipped packets: conntrack would call later packets of such
+    /// connections invalid.
     obstacle: Option<String>,
 }
 
-/// Conntrack does not see what passes fast. So it must not take a packet that it does see for one out of window, nor expect
-/// acknowledgements.
+/// The parameters that make conntrack tolerate packets on the fast path, which it does not see. Conntrack must not take
+/// a packet that it does see for one out of window, nor expect acknowledgements.
 const LIBERAL: [&str; 2] = ["netfilter/nf_conntrack_tcp_be_liberal", "netfilter/nf_conntrack_tcp_ignore_invalid_rst"];
 const UNACKNOWLEDGED: &str = "netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
@@ -39,7 +40,7 @@ impl FastPathState {
         Self { asked, rules: None, obstacle: None }
     }
 
-    /// As a flag of the programs' [`device::Node`].
+    /// Returns the flag of the programs' [`device::Node`].
     pub(super) fn flag(&self) -> u32 {
         if self.is_on() { device::Node::FAST_PATH } else { 0 }
     }
@@ -70,39 +71,38 @@ impl fmt::Display for FastPathState {
     }
 }
 
-impl Node {
-    /// Of this node: `off`, `on`, or what was found.
-    pub fn fast_path(&self) -> String {
-        self.fast_path.to_string()
-    }
-
+impl FastPathState {
     /// Looks what netfilter has for packets that are forwarded, and switches accordingly. Where that cannot be told, there
-    /// may be anything.
-    pub(super) async fn judge_fast_path(&mut self) -> Result<()> {
-        if self.fast_path.asked == FastPath::Off {
-            return Ok(());
+    /// may be anything. `changes`: where changes of this host are noted, if they outlive the agent.
+    pub(super) async fn judge(&mut self, changes: Option<&Changes>) {
+        if self.asked == FastPath::Off {
+            return;
         }
         let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
-        let before = self.fast_path.clone();
-        self.fast_path.rules = Some(rules.clone());
-        self.fast_path.obstacle = None;
-        if self.fast_path.is_on() {
-            self.fast_path.obstacle = self.relax_conntrack().err().map(|error| format!("{error:#}"));
+        let before = self.clone();
+        self.rules = Some(rules);
+        self.obstacle = None;
+        if self.is_on() {
+            self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
         }
-        if let Some(error) = &self.fast_path.obstacle {
+        self.log(&before);
+    }
+
+    fn log(&self, before: &Self) {
+        if let Some(error) = &self.obstacle {
             if before.obstacle.as_ref() != Some(error) {
                 warn!(error, "packets of open connections take the stack: conntrack would take some for invalid");
             }
-        } else if before.rules.as_ref() != Some(&rules) || before.obstacle.is_some() {
-            let (is_on, rules) = (self.fast_path.is_on(), rules.join("; "));
-            match (is_on, rules.is_empty()) {
+        } else if before.rules != self.rules || before.obstacle.is_some() {
+            let rules = self.rules.as_ref().map(|rules| rules.join("; ")).unwrap_or_default();
+            match (self.is_on(), rules.is_empty()) {
                 (true, true) => {
                     info!("packets of open connections skip the stack: no rules were found that they would miss")
                 }
                 (true, false) => {
                     warn!(
                         rules,
-                        "packets of open connections skip the stack, and these rules: they see connections open and end, no more"
+                        "packets of open connections skip the stack, and these rules, which see connections only open and end"
                     );
                 }
                 (false, _) => {
@@ -110,29 +110,25 @@ impl Node {
                 }
             }
         }
-        if before.flag() == self.fast_path.flag() {
-            return Ok(());
-        }
-        self.write_node().inspect_err(|_| self.fast_path = before) // So that the next look tries again.
     }
+}
 
-    fn relax_conntrack(&self) -> Result<()> {
-        for key in LIBERAL {
-            self.set_if_there(key, "1")?;
-        }
-        match sysctl::read(ESTABLISHED)? {
-            Some(secs) => self.set_if_there(UNACKNOWLEDGED, &secs),
-            None => Ok(()),
-        }
+fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
+    for key in LIBERAL {
+        set_if_there(key, "1", changes)?;
     }
+    match sysctl::read(ESTABLISHED)? {
+        Some(secs) => set_if_there(UNACKNOWLEDGED, &secs, changes),
+        None => Ok(()),
+    }
+}
 
-    /// Where nothing is tracked there is nothing to set.
-    fn set_if_there(&self, key: &str, value: &str) -> Result<()> {
-        match (sysctl::read(key)?, self.attachments.changes()) {
-            (None, _) => Ok(()),
-            (_, Some(changes)) => changes.set_sysctl(key, value),
-            (_, None) => sysctl::write(key, value),
-        }
+/// Sets a parameter, unless the kernel tracks no connections.
+fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()> {
+    match (sysctl::read(key)?, changes) {
+        (None, _) => Ok(()),
+        (_, Some(changes)) => changes.set_sysctl(key, value),
+        (_, None) => sysctl::write(key, value),
     }
 }
 
@@ -141,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_is_on_where_no_rules_were_found() {
+    fn auto_is_on_without_rules() {
         let rules = |rules: &[&str]| Some(rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>());
         let cases = [
             (FastPath::Off, rules(&[]), false, "off"),

@@ -1,5 +1,6 @@
-//! How this node's object decides over the agent: nothing is served before it is there, and what the agent has built on
-//! must not change. kube-proxy does the same (`pkg/proxy/node.go`): whoever starts us starts us anew.
+//! Follows this node's Node object: nothing is served before it exists, and the properties that the agent uses must not
+//! change. kube-proxy does the same (`pkg/proxy/node.go`). After a change the agent ends, and its supervisor restarts
+//! it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,23 +8,23 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use tokio::time::{Instant, sleep_until};
 
-use crate::desired::Desired;
-use crate::health::{Health, Problem};
+use proxy_core::desired::Desired;
+use proxy_source::health::{Health, Problem};
 
-/// What is known of the Node object, and for how long more the rest is waited for.
+/// The known state of the Node object, and the deadline for the rest.
 #[derive(Debug)]
 pub struct Lifecycle {
     node_name: String,
-    /// None where there need be no Node object: manifests are what somebody wrote by hand.
+    /// The time to wait. None where no Node object is needed: with manifests written by hand.
     patience: Option<Duration>,
-    /// The operator's, which take the place of the object's in their family.
+    /// The operator's addresses, which replace the object's in their family.
     given: Vec<IpAddr>,
-    /// What is wrong with the source.
+    /// The problems of the source.
     source_health: Health,
     deadline: Option<Instant>,
-    /// The agent serves: what it has built on must stay.
+    /// Set once the agent serves: the properties in use must stay.
     serves: bool,
-    /// The object's, one of each family for which the operator gave none; not before there is an object.
+    /// The object's addresses, one of each family for which the operator gave none. None until there is an object.
     addresses: Option<Vec<IpAddr>>,
 }
 
@@ -33,14 +34,14 @@ impl Lifecycle {
         Self { node_name, patience, given, source_health, deadline: None, serves: false, addresses: None }
     }
 
-    /// Takes in what the cluster says, once it has said all. False if something has to be waited for; an error if the
-    /// agent must begin anew.
+    /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error if the agent must
+    /// restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
         if self.patience.is_none() {
             return Ok(true);
         }
         let Some(exists) = desired.has_node() else {
-            let why = "the API server serves no Nodes, or not to kpx: nothing tells of their end or new addresses";
+            let why = "the API server serves no Nodes, or not to kpx: their end and new addresses go unnoticed";
             self.source_health.begin(&Problem::NodeObject, why);
             return Ok(true);
         };
@@ -53,7 +54,7 @@ impl Lifecycle {
                 health.begin(&Problem::NodeObject, format!("no Node is named {name} yet"));
                 return Ok(false);
             }
-            // It had some once, and there is no sense in doing without.
+            // The node had addresses before, and the agent keeps them.
             (true, true) if known.is_empty() => return Ok(true),
             (false, true) if known.is_empty() && self.given.is_empty() => {
                 health.begin(&Problem::NodeObject, format!("{name} has no addresses yet"));
@@ -71,7 +72,7 @@ impl Lifecycle {
         Ok(true)
     }
 
-    /// Something is missing without which nothing can be served. Waited for since the first time.
+    /// Notes that the node cannot serve yet. The deadline counts from the first call.
     pub fn wait(&mut self) {
         if let Some(patience) = self.patience
             && !self.serves
@@ -80,13 +81,13 @@ impl Lifecycle {
         }
     }
 
-    /// Nothing is missing: the agent serves. Whether it does so for the first time.
+    /// Notes that the agent serves. Returns true for the first time.
     pub fn serve(&mut self) -> bool {
         self.deadline = None;
         !std::mem::replace(&mut self.serves, true)
     }
 
-    /// Ends when there is no more patience, with what is missing.
+    /// Ends at the deadline, with an error that names the missing objects.
     pub async fn give_up(&self, health: &Health) -> anyhow::Error {
         match self.deadline {
             Some(deadline) => sleep_until(deadline).await,
@@ -98,7 +99,7 @@ impl Lifecycle {
         anyhow!("gave up after {patience:?}: {}", problems.collect::<Vec<_>>().join("; "))
     }
 
-    /// The first address of each family for which the operator gave none.
+    /// Returns the first address of each family for which the operator gave none.
     fn missing(&self, known: &[IpAddr]) -> Vec<IpAddr> {
         let is_given = |is_of_family: fn(&IpAddr) -> bool| self.given.iter().any(is_of_family);
         let families = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6];
@@ -110,8 +111,8 @@ impl Lifecycle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, node};
-    use crate::input::{Input, ObjectName, Update};
+    use proxy_core::builders::{listed, node};
+    use proxy_core::input::{Input, ObjectName, Update};
 
     const V4: (&str, &str) = ("InternalIP", "192.0.2.1");
     const V6: (&str, &str) = ("InternalIP", "fd00::1");
@@ -119,7 +120,7 @@ mod tests {
     const OUTSIDE: (&str, &str) = ("ExternalIP", "198.51.100.1");
 
     #[test]
-    fn a_node_is_waited_for_and_then_must_stay_as_it_is() {
+    fn the_agent_waits_for_a_node_that_must_not_change() {
         let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
         assert!(!bed.learn().unwrap());
         assert_eq!(bed.problem(), "no Node is named here yet");
@@ -131,7 +132,7 @@ mod tests {
         assert!(bed.lifecycle.serve());
         assert!(!bed.lifecycle.serve());
 
-        assert!(bed.hears(node("here", Some("a"), &[V4])).unwrap(), "what is not its primary address may change");
+        assert!(bed.hears(node("here", Some("a"), &[V4])).unwrap(), "other addresses than the primary one may change");
         assert!(bed.hears(node("here", None, &[])).unwrap(), "it has none for a while");
         let error = bed.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
         let want = "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_a_new_family_is_a_change_and_so_is_the_end() {
+    fn a_new_family_or_a_deletion_ends_the_agent() {
         let ends = [node("here", None, &[V4, V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
         for end in ends {
             let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_object_somebody_has_to_forbid_it() {
+    fn the_agent_serves_without_a_node_only_if_nodes_are_refused() {
         let mut manifests = Bed::new(None, &[]);
         assert!(manifests.learn().unwrap());
 
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_with_what_is_missing() {
+    async fn the_deadline_names_the_missing_objects() {
         let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
         assert!(!bed.learn().unwrap());
         bed.lifecycle.wait();

@@ -1,4 +1,4 @@
-//! At which of the node's own addresses node ports are served.
+//! Decides which of the node's own addresses serve node ports.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,25 +6,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// `--nodeport-addresses`.
+/// The value of `--nodeport-addresses`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// All of them.
+    /// All addresses.
     #[default]
     All,
     /// The node's primary addresses.
     Primary,
-    /// Those in these networks; of a family that has none, or one of length zero, all.
+    /// The addresses in these networks. For a family without a network, or with one of length zero, all addresses.
     In(Vec<IpNet>),
 }
 
 impl NodePortAddresses {
-    /// `primary` are the node's primary addresses. Loopback addresses never take node ports.
+    /// Returns true if the address serves node ports. `primary` are the node's primary addresses. Loopback addresses
+    /// never take node ports.
     pub fn accepts(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
         self.names(addr, primary) && !addr.is_loopback()
     }
 
-    /// As kube-proxy takes it, where loopback addresses of IPv4 are like others.
+    /// Returns true by kube-proxy's rule, in which loopback addresses of IPv4 are like others.
     pub fn names(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
         match self {
             Self::All => true,
@@ -33,8 +34,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Where something listens that is to be reached at the same addresses: the unspecified address stands for all of
-    /// its family. `own` are the node's addresses.
+    /// Returns the addresses to listen on for a service that is reachable at the same addresses. The unspecified
+    /// address stands for all of its family. `own` are the node's addresses.
     pub fn listen_on(
         &self,
         own: impl IntoIterator<Item = IpAddr>,
@@ -79,11 +80,11 @@ mod tests {
     const OWN: [&str; 6] = ["127.0.0.1", "192.0.2.1", "10.1.0.1", "::1", "fd00::1", "2001:db8::1"];
     const PRIMARY: [&str; 2] = ["192.0.2.1", "fd00::1"];
 
-    /// Name, option, which of the node's own addresses it accepts, and where to listen.
+    /// A case: name, option, the node's own addresses that it accepts, and the addresses to listen on.
     type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a [&'a str]);
 
     #[test]
-    fn addresses_accepted_and_listened_on() {
+    fn each_option_accepts_its_addresses() {
         let every = ["192.0.2.1", "10.1.0.1", "fd00::1", "2001:db8::1"];
         let cases: [Case<'_>; 8] = [
             ("unset: all but loopback", &[], &every, &["0.0.0.0", "::"]),

@@ -1,4 +1,4 @@
-//! What an operator may say about a node; all of it has a default, or is found out otherwise.
+//! Holds the operator's settings of a node; each has a default, or is found out otherwise.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,9 +9,9 @@ use proxy_common::device::Node;
 use super::detect::Detector;
 use super::fast_path::FastPath;
 use super::node_ports::NodePortAddresses;
-use crate::settings::PodRoutes;
+use crate::choices::PodRoutes;
 
-/// What an operator says about this node.
+/// The operator's settings of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeOptions {
     /// The node's own addresses, before those of its Node object.
@@ -19,26 +19,26 @@ pub struct NodeOptions {
     /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
     pub node_ports: NodePortAddresses,
-    /// Node ports are served at the host's own 127.0.0.1, which sockets can be and packets cannot.
+    /// Set to serve node ports at the host's own 127.0.0.1, for sockets, since packets cannot go there.
     pub localhost_node_ports: bool,
     pub detector: Detector,
     pub masquerade: Masquerade,
-    /// Every client of a ClusterIP is masqueraded.
+    /// Set to masquerade every client of a ClusterIP.
     pub masquerade_all: bool,
-    /// ClusterIPs serve clients outside the cluster, too, as kube-proxy's do.
+    /// Set to serve ClusterIPs to clients outside the cluster too, as kube-proxy does.
     pub cluster_ip_external: bool,
     pub fast_path: FastPath,
-    /// Of a host that is no node.
+    /// The pod routes of host mode.
     pub outside: Option<PodRoutes>,
 }
 
-/// Which clients' addresses are replaced by the node's.
+/// The choice of clients to masquerade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Masquerade {
-    /// Those to whom replies would not find back otherwise.
+    /// The clients whose replies would otherwise bypass the node.
     #[default]
     Default,
-    /// Those for whom kube-proxy does it.
+    /// The clients that kube-proxy masquerades.
     Compat,
 }
 
@@ -69,13 +69,13 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// The loopback address at which node ports are served, if they are at any. `primary` are the node's primary addresses.
+    /// Returns the loopback address that serves node ports, if any. `primary` are the node's primary addresses.
     pub(crate) fn localhost(&self, primary: &[IpAddr]) -> Option<IpAddr> {
         let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
         (self.localhost_node_ports && self.node_ports.names(localhost, primary)).then_some(localhost)
     }
 
-    /// As flags of [`Node`].
+    /// Returns the settings as flags of [`Node`].
     pub(crate) fn flags(&self) -> u32 {
         let flags = [
             (self.masquerade == Masquerade::Compat, Node::COMPAT),

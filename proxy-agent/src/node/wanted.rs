@@ -1,4 +1,4 @@
-//! What the cluster's objects say that concerns addresses and ways, and whether it is in force.
+//! Tracks the desired addresses, routes and rules, and whether they are in force.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy_common::addr::Proto;
 
-use crate::desired::Desired;
+use proxy_core::desired::Desired;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// Of the frontends, from which the last two fields are made.
+    /// The revision of the frontends, from which the last two fields are made.
     revision: u64,
     pub(super) node_addresses: Vec<IpAddr>,
     pub(super) service_cidrs: Vec<IpNet>,
@@ -18,21 +18,22 @@ pub(super) struct Wanted {
     pub(super) external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
 }
 
-/// What was wanted last.
+/// The desired state of the last sync.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     wanted: Option<Wanted>,
-    /// If not, nobody knows what of it is in force, and of what was wanted before.
+    /// Set if the desired state is in force. Otherwise the node's state is unknown: it may mix this desired state with
+    /// earlier ones.
     is_done: bool,
 }
 
 impl Followed {
-    /// None before the first sync.
+    /// Returns the last desired state, or None before the first sync.
     pub(super) fn wanted(&self) -> Option<&Wanted> {
         self.wanted.as_ref()
     }
 
-    /// Takes in what is wanted now. True if there is something to do, of which [`Self::end`] is to be told.
+    /// Takes in the desired state. Returns true if there is work, whose result goes to [`Self::end`].
     pub(super) fn begin(&mut self, desired: &Desired) -> bool {
         let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
         let known = self.wanted.as_mut().filter(|_| self.is_done);
@@ -68,7 +69,7 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{listed, service_cidr};
+    use proxy_core::builders::{listed, service_cidr};
 
     fn declare(desired: &mut Desired, cidr: &str) {
         desired.apply(service_cidr("kubernetes", &[cidr]));
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_tried_again_whatever_is_wanted_then() {
+    fn a_failed_change_is_tried_again() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
         let mut followed = Followed::default();
@@ -90,7 +91,7 @@ mod tests {
         declare(&mut desired, "10.97.0.0/16");
         assert!(followed.begin(&desired), "something else is wanted");
         followed.end(false);
-        // What it was before, of which half may be in force no longer.
+        // The first state is desired again; half of it may no longer be in force.
         declare(&mut desired, "10.96.0.0/16");
         assert!(followed.begin(&desired), "half of the other is in force");
         followed.end(true);

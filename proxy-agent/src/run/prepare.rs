@@ -6,10 +6,11 @@ use anyhow::{Context, Result, bail};
 use tokio::runtime::Builder;
 use tracing::warn;
 
-use crate::datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
-use crate::net::filter::{self, Filter};
+use crate::control;
 use crate::settings::Settings;
-use crate::{control, net};
+use proxy_datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
+use proxy_net as net;
+use proxy_net::filter::{self, Filter};
 
 /// What takes more privileges than are kept.
 pub struct Prepared {

@@ -8,13 +8,13 @@ use axum::Router;
 use tokio::task::JoinSet;
 
 use crate::control::Asker;
-use crate::events::Events;
-use crate::health::{Health, Problem};
 use crate::http_server::keep_serving;
 use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{healthz, metrics_server, ui};
+use proxy_source::events::Events;
+use proxy_source::health::{Health, Problem};
 
 /// Tells the cluster that a server cannot be had.
 type Failed = fn(&Events, &Error);

@@ -1,84 +1,168 @@
-//! What is shown in a terminal.
+//! The full screen of `kpx top`: lines of styled text, drawn from the top left corner.
 
-use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
-use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
+use std::io::{Stdout, Write, stdout};
+
+use anyhow::{Context, Result};
+use crossterm::cursor::{Hide, MoveTo, Show};
+use crossterm::style::{Attribute, Color, ContentStyle, PrintStyledContent};
+use crossterm::terminal::{
+    BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen,
+    disable_raw_mode, enable_raw_mode, size,
+};
+use crossterm::{execute, queue};
 
 use super::keys::HELP;
 use super::rows::{Rows, Sort, View, number};
 use super::table::{COLUMNS, cells};
 
-pub(super) fn draw(frame: &mut Frame<'_>, rows: &Rows, view: &mut View) {
-    let [head, problems, reasons, table, foot] = Layout::vertical([
-        Constraint::Length(1),
-        Constraint::Length(rows.header.problems.len().min(3) as u16),
-        Constraint::Length(2),
-        Constraint::Min(3),
-        Constraint::Length(1),
-    ])
-    .areas(frame.area());
-    frame.render_widget(header(rows), head);
-    let lines = rows.header.problems.iter().map(|problem| Line::styled(problem.clone(), Color::Red));
-    frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), problems);
-    frame.render_widget(unserved(rows), reasons);
-    services(frame, table, rows, view);
-    let foot_text = if view.typing { format!("filter: {}_", view.filter) } else { HELP.to_owned() };
-    frame.render_widget(Line::styled(foot_text, Modifier::DIM), foot);
+/// The problems that fit above the table.
+const PROBLEMS_MAX: usize = 3;
+/// The columns' widths; the first one takes the rest of the line.
+const WIDTHS: [usize; 7] = [0, 8, 9, 8, 10, 8, 8];
+const GAP: usize = 2;
+/// The narrowest first column.
+const NAME_WIDTH_MIN: usize = 12;
+
+/// The terminal in raw mode, on its alternate screen. Drop gives the shell its terminal back.
+pub(super) struct Screen {
+    output: Stdout,
 }
 
-fn header(rows: &Rows) -> Line<'static> {
+impl Screen {
+    pub(super) fn open() -> Result<Self> {
+        enable_raw_mode().context("take the terminal over")?;
+        let mut screen = Self { output: stdout() };
+        execute!(screen.output, EnterAlternateScreen, Hide).context("take the terminal over")?;
+        Ok(screen)
+    }
+
+    pub(super) fn draw(&mut self, rows: &Rows, view: &mut View) -> Result<()> {
+        let (width, height) = size().context("read the terminal's size")?;
+        let lines = lines(rows, view, usize::from(width), usize::from(height));
+        self.write(&lines).context("draw")
+    }
+
+    fn write(&mut self, lines: &[Line]) -> std::io::Result<()> {
+        queue!(self.output, BeginSynchronizedUpdate)?;
+        for (row, line) in (0_u16..).zip(lines) {
+            queue!(self.output, MoveTo(0, row))?;
+            for (style, text) in &line.0 {
+                queue!(self.output, PrintStyledContent(style.apply(text)))?;
+            }
+            queue!(self.output, Clear(ClearType::UntilNewLine))?;
+        }
+        queue!(self.output, Clear(ClearType::FromCursorDown), EndSynchronizedUpdate)?;
+        self.output.flush()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no repair.
+        let _left = execute!(self.output, Show, LeaveAlternateScreen);
+        let _cooked = disable_raw_mode();
+    }
+}
+
+/// A line of spans, each in one style.
+#[derive(Debug, Default, PartialEq)]
+struct Line(Vec<(ContentStyle, String)>);
+
+impl Line {
+    fn plain(text: String) -> Self {
+        Self::styled(ContentStyle::new(), text)
+    }
+
+    fn styled(style: ContentStyle, text: String) -> Self {
+        Self(vec![(style, text)])
+    }
+
+    /// Removes what a terminal of this width cannot show, and control characters.
+    fn cut(mut self, width: usize) -> Self {
+        let mut room = width;
+        for (_, text) in &mut self.0 {
+            *text = text.chars().filter(|letter| !letter.is_control()).take(room).collect();
+            room -= text.chars().count();
+        }
+        self
+    }
+}
+
+fn colored(color: Color) -> ContentStyle {
+    ContentStyle { foreground_color: Some(color), ..ContentStyle::new() }
+}
+
+fn with(attribute: Attribute) -> ContentStyle {
+    ContentStyle { attributes: attribute.into(), ..ContentStyle::new() }
+}
+
+/// Returns at most `height` lines: header, problems, reasons, table and keys. Limits the scroll position to the rows.
+fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line> {
+    let mut lines = vec![header(rows)];
+    let problems = rows.header.problems.iter().take(PROBLEMS_MAX);
+    lines.extend(problems.map(|problem| Line::styled(colored(Color::Red), problem.clone())));
+    lines.extend([unserved(rows), Line::default()]);
+    // The names of the columns, the total and the keys stand beside the services.
+    let room = height.saturating_sub(lines.len() + 3);
+    view.scroll = view.scroll.min(rows.services.len().saturating_sub(room));
+    lines.push(column_names(view.sort, width));
+    let shown = rows.services.iter().skip(view.scroll).take(room);
+    lines.extend(shown.map(|row| {
+        let cells = cells(&row.name, &row.rates, row.backends.clone());
+        Line(aligned(cells, width).map(|cell| (ContentStyle::new(), cell)).into())
+    }));
+    let filter = if view.filter.is_empty() { String::new() } else { format!(" of *{}*", view.filter) };
+    let total = cells(&format!("total{filter}"), &rows.total, String::new());
+    lines.push(Line(aligned(total, width).map(|cell| (with(Attribute::Bold), cell)).into()));
+    let foot = if view.typing { format!("filter: {}_", view.filter) } else { HELP.to_owned() };
+    lines.resize_with(height.saturating_sub(1).max(lines.len()), Line::default);
+    lines.push(Line::styled(with(Attribute::Dim), foot));
+    lines.into_iter().map(|line| line.cut(width)).take(height).collect()
+}
+
+fn header(rows: &Rows) -> Line {
     let header = &rows.header;
     let (health, color) = if header.healthy { ("healthy", Color::Green) } else { ("unhealthy", Color::Red) };
-    Line::from(vec![
-        Span::styled(format!("kpx {} on {}: ", header.version, header.node_name), Modifier::BOLD),
-        Span::styled(health, color),
-        Span::raw(format!("; {} services, {} flows", header.services, rows.total.flows)),
+    Line(vec![
+        (with(Attribute::Bold), format!("kpx {} on {}: ", header.version, header.node_name)),
+        (colored(color), health.to_owned()),
+        (ContentStyle::new(), format!("; {} services, {} flows", header.services, rows.total.flows)),
     ])
 }
 
-fn unserved(rows: &Rows) -> Line<'static> {
+fn unserved(rows: &Rows) -> Line {
     if rows.reasons.is_empty() {
-        return Line::raw("not served: nothing");
+        return Line::plain("not served: nothing".to_owned());
     }
     let reasons: Vec<_> = rows.reasons.iter().map(|(name, rate)| format!("{name} {}/s", number(*rate))).collect();
-    Line::styled(format!("not served: {}", reasons.join(", ")), Color::Yellow)
+    Line::styled(colored(Color::Yellow), format!("not served: {}", reasons.join(", ")))
 }
 
-fn services(frame: &mut Frame<'_>, area: Rect, rows: &Rows, view: &mut View) {
-    // Beside the names of columns and the total.
-    let room = usize::from(area.height.saturating_sub(2));
-    view.scroll = view.scroll.min(rows.services.len().saturating_sub(room));
-    let shown = rows.services.iter().skip(view.scroll).take(room);
-    let lines = shown.map(|row| line(cells(&row.name, &row.rates, row.backends.clone()), Style::new()));
-    let filter = if view.filter.is_empty() { String::new() } else { format!(" of *{}*", view.filter) };
-    let total = line(cells(&format!("total{filter}"), &rows.total, String::new()), Style::from(Modifier::BOLD));
-    let names = COLUMNS.iter().enumerate().map(|(at, name)| {
-        let style = if at == sorted_by(view.sort) { Modifier::BOLD | Modifier::REVERSED } else { Modifier::BOLD };
-        Cell::from(aligned(at, (*name).to_owned())).style(style)
-    });
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(8),
-        Constraint::Length(9),
-        Constraint::Length(8),
-        Constraint::Length(10),
-        Constraint::Length(8),
-        Constraint::Length(8),
-    ];
-    let table = Table::new(lines.chain([total]), widths).header(TableRow::new(names)).column_spacing(2);
-    frame.render_widget(table, area);
+fn column_names(sort: Sort, width: usize) -> Line {
+    let names = aligned(COLUMNS.map(str::to_owned), width);
+    let style = |column| {
+        let mut style = with(Attribute::Bold);
+        if column == sorted_by(sort) {
+            style.attributes.set(Attribute::Reverse);
+        }
+        style
+    };
+    Line(names.into_iter().enumerate().map(|(column, name)| (style(column), name)).collect())
 }
 
-fn line(cells: [String; 7], style: Style) -> TableRow<'static> {
-    let cells = cells.into_iter().enumerate().map(|(at, text)| Cell::from(aligned(at, text)));
-    TableRow::new(cells).style(style)
-}
-
-/// Numbers to the right.
-fn aligned(column: usize, text: String) -> Line<'static> {
-    if column == 0 { Line::raw(text) } else { Line::raw(text).right_aligned() }
+/// Pads the cells to their columns: names to the left, numbers to the right.
+fn aligned(cells: [String; 7], width: usize) -> [String; 7] {
+    let numbers: usize = WIDTHS[1..].iter().map(|width| width + GAP).sum();
+    let name_width = width.saturating_sub(numbers).max(NAME_WIDTH_MIN);
+    let mut column = 0..;
+    cells.map(|cell| match column.next() {
+        Some(0) => {
+            let name: String = cell.chars().take(name_width).collect();
+            format!("{name:<name_width$}")
+        }
+        Some(at) => format!("{:GAP$}{cell:>width$}", "", width = WIDTHS[at]),
+        None => cell,
+    })
 }
 
 fn sorted_by(sort: Sort) -> usize {
@@ -90,4 +174,11 @@ fn sorted_by(sort: Sort) -> usize {
         Sort::Unserved => 4,
         Sort::Flows => 5,
     }
+}
+
+/// Returns the screen's text without its styles.
+#[cfg(test)]
+pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
+    let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
+    lines(rows, view, width, height).iter().map(line).collect()
 }

@@ -14,7 +14,7 @@ use super::report::{
     Algorithm, Backend, Frontend, FrontendKind, Origin, Outcome, Service, Set, Source, Tally, Verdict,
 };
 use super::scene::{PortName, Scene};
-use crate::tables::set_name;
+use proxy_core::tables::set_name;
 
 /// One packet's fate, explained.
 pub(super) fn outcome<A: Addr>(scene: &Scene<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {

@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
 use super::programs::LO;
-use crate::net::anchor::{self, Anchor};
-use crate::net::sysctl;
+use proxy_net::anchor::{self, Anchor};
+use proxy_net::sysctl;
 
 /// Interface indices of what stands for a node's devices.
 #[derive(Clone, Copy, Debug)]

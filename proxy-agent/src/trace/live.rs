@@ -17,16 +17,16 @@ use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey,
 use proxy_common::names;
 
 use super::programs::LO;
-use super::routes::{Way, way_to};
 use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
-use crate::datapath;
-use crate::net::role::TELL_PODS;
-use crate::net::{self, anchor};
 use crate::status::Status;
-use crate::tables::{FamilyTables, RangeKey};
 use crate::view::Names;
+use proxy_core::tables::{FamilyTables, RangeKey};
+use proxy_datapath as datapath;
+use proxy_net::next_hop::{NextHop, next_hop};
+use proxy_net::role::TELL_PODS;
+use proxy_net::{self as net, anchor};
 
 /// A packet's origin, as the command line says it.
 pub(super) struct Origin<'a> {
@@ -207,7 +207,7 @@ fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
 
 /// The address with which the host would dial.
 async fn source_to(target: IpAddr) -> Result<IpAddr> {
-    let Way { source, .. } = way_to(target).await?;
+    let NextHop { source, .. } = next_hop(target).await?;
     source.with_context(|| format!("the host has no address to reach {target} with: say --from"))
 }
 
@@ -225,7 +225,7 @@ async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, t
     }
     // What the kernel takes for its own, such as all of 127.0.0.0/8, never gets to a route of ours.
     let to = to.addr.ip();
-    if is_own(to) || way_to(to).await.is_ok_and(|way| way.device == LO) {
+    if is_own(to) || next_hop(to).await.is_ok_and(|way| way.device == LO) {
         return Ok(Entry { program: names::LO, device: "lo".to_owned(), ifindex: LO });
     }
     let ifindex = scene.node.anchor_ifindex;
@@ -240,7 +240,7 @@ fn at_device<A: Family>(scene: &Scene<A>, device: String, ifindex: u32) -> Resul
 /// The device through which packets of `client` arrive: the one through which those to it leave, and of a bridge the
 /// port behind which the client was seen.
 async fn device_of<A: Family>(scene: &Scene<A>, client: IpAddr) -> Result<u32> {
-    let way = way_to(client).await.with_context(|| format!("find the device of {client}; --in-device names it"))?;
+    let way = next_hop(client).await.with_context(|| format!("find the device of {client}; --in-device names it"))?;
     if let Some(port) = way.port {
         return Ok(port);
     }

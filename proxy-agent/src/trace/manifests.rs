@@ -16,19 +16,19 @@ use super::ground::{self, Ground};
 use super::programs::LO;
 use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
-use crate::compact::Address;
 use crate::config::NodeArgs;
-use crate::desired::Desired;
-use crate::events::Queue;
-use crate::health::Health;
-use crate::model::{self, Cause};
-use crate::net::anchor::Anchor;
-use crate::net::{self, anchor};
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
-use crate::source::Source;
-use crate::store::Store;
-use crate::view::Names;
+use crate::view::{Names, frontend_names};
+use proxy_core::compact::Address;
+use proxy_core::desired::Desired;
+use proxy_core::model::{self, Cause};
+use proxy_core::store::Store;
+use proxy_net::anchor::Anchor;
+use proxy_net::{self as net, anchor};
+use proxy_source::Source;
+use proxy_source::events::Queue;
+use proxy_source::health::Health;
 
 /// The objects of a folder, and what the node is by them.
 pub(super) struct Folder {
@@ -114,7 +114,7 @@ impl Folder {
             generation: 0,
             affinity: BTreeMap::new(),
             connections: BTreeMap::new(),
-            names: port_names(&Names::new(snapshot.names()), tables),
+            names: port_names(&Names::new(frontend_names(&snapshot)), tables),
             entry: self.entry(from.ip(), host, to, &ground),
             notes: self.notes.iter().cloned().chain(conflicts).collect(),
             note_on_strangers: None,

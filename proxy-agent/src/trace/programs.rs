@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, bail};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
-use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{Ebpf, Pod};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -18,7 +18,8 @@ use proxy_common::policy::{Decision, Origin};
 
 use super::packet;
 use super::scene::{Entry, Family, Net, Scene};
-use crate::datapath::verifier;
+use proxy_datapath::test_run::{Field, SkBuff, test_run};
+use proxy_datapath::verifier;
 
 /// A program that waits for packets at a hook, and its maps.
 pub(super) struct Programs<A: Addr> {
@@ -123,15 +124,9 @@ impl<A: Family> Programs<A> {
     /// The action that the program answers (linux/pkt_cls.h).
     fn test_run(&self, frame: &[u8]) -> Result<i32> {
         let name = self.entry.program;
-        let mut context = [0; SK_BUFF_LEN];
-        context[SK_BUFF_IFINDEX..][..4].copy_from_slice(&self.entry.ifindex.to_ne_bytes());
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(frame);
-        // The kernel takes lo by itself, and by its index only so.
-        options.ctx_in = (self.entry.ifindex != LO).then_some(&context);
-        let result = self.program()?.test_run(options);
-        let result = result.with_context(|| format!("run {name} as on device {}", self.entry.device))?;
-        Ok(result.return_value.cast_signed())
+        let context = (self.entry.ifindex != LO).then(|| SkBuff::new([(Field::IFINDEX, self.entry.ifindex)]));
+        let ran = test_run(self.program()?, frame, context.as_ref(), &mut []);
+        Ok(ran.with_context(|| format!("run {name} as on device {}", self.entry.device))?.action)
     }
 
     fn program(&self) -> Result<&SchedClassifier> {
@@ -233,10 +228,6 @@ pub(super) const LO: u32 = 1;
 
 /// linux/pkt_cls.h.
 const ACTION_DROP: i32 = 2;
-
-/// Length of `struct __sk_buff` and place of its `ifindex` (linux/bpf.h), with which the kernel chooses the device.
-const SK_BUFF_LEN: usize = 192;
-const SK_BUFF_IFINDEX: usize = 40;
 
 pub(super) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {
     let ip = A::from_ip(addr.ip()).with_context(|| format!("{} is no {} address", addr.ip(), A::FAMILY))?;

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use aya::Pod;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 
-use crate::model::Skipped;
-use crate::tables::{FamilyTables, Tables};
-use crate::view::{Names, Snapshot};
+use crate::view::Names;
+use proxy_core::desired::Snapshot;
+use proxy_core::model::Skipped;
+use proxy_core::tables::{FamilyTables, Tables};
+use proxy_datapath::FamilyNames;
 
 /// What the maps of one family hold, and where the packet comes in.
 #[derive(Clone, Debug)]
@@ -39,15 +39,12 @@ pub(super) struct Scene<A: Addr> {
 }
 
 /// A family and where its part is.
-pub(super) trait Family: Addr + Pod {
-    const MAPS: FamilyMaps;
+pub(super) trait Family: FamilyNames {
     fn tables(tables: &Tables) -> &FamilyTables<Self>;
     fn conflicts(snapshot: &Snapshot) -> &BTreeMap<FrontendKey<Self>, Vec<Skipped>>;
 }
 
 impl Family for Addr4 {
-    const MAPS: FamilyMaps = IPV4;
-
     fn tables(tables: &Tables) -> &FamilyTables<Self> {
         &tables.v4
     }
@@ -58,8 +55,6 @@ impl Family for Addr4 {
 }
 
 impl Family for Addr6 {
-    const MAPS: FamilyMaps = IPV6;
-
     fn tables(tables: &Tables) -> &FamilyTables<Self> {
         &tables.v6
     }

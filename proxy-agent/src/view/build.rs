@@ -3,70 +3,58 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
-use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
+use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 
 use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
-use crate::compact::{EndpointSlice, Service, ServicePort, Shared};
-use crate::datapath::{Counts, FamilyCounts};
-use crate::input::ObjectName;
-use crate::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
+use proxy_core::compact::{ServicePort, Shared};
+use proxy_core::desired::{ServiceSnapshot, Snapshot};
+use proxy_core::input::ObjectName;
+use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
+use proxy_datapath::{Counts, FamilyCounts};
 
-/// What the loop knows of all Services that it serves, as of the last sync.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    pub node: NodeModel,
-    pub services: Vec<ServiceSnapshot>,
-    pub conflicts4: BTreeMap<FrontendKey<Addr4>, Vec<Skipped>>,
-    pub conflicts6: BTreeMap<FrontendKey<Addr6>, Vec<Skipped>>,
-    /// Read by whoever makes the views.
-    pub counts: Arc<Counts>,
+/// By namespace and name.
+pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {
+    let views = Views { snapshot, counts };
+    snapshot.services.iter().map(|service| views.view(service)).collect()
 }
 
-#[derive(Clone, Debug)]
-pub struct ServiceSnapshot {
-    pub object: Arc<Service>,
-    pub slices: Vec<Arc<EndpointSlice>>,
-    pub v4: Option<Arc<FamilyModel<Addr4>>>,
-    pub v6: Option<Arc<FamilyModel<Addr6>>>,
-    pub health_check_node_port: Option<u16>,
+/// Of all frontends in force.
+pub fn frontend_names(snapshot: &Snapshot) -> Vec<NameView> {
+    let names = snapshot.services.iter().flat_map(|service| {
+        let v4 = service.v4.iter().flat_map(|v4| names(service, v4, &snapshot.conflicts4));
+        let v6 = service.v6.iter().flat_map(|v6| names(service, v6, &snapshot.conflicts6));
+        v4.chain(v6)
+    });
+    names.collect()
 }
 
-impl Snapshot {
-    /// By namespace and name.
-    pub fn views(&self) -> Vec<ServiceView> {
-        self.services.iter().map(|service| self.view(service)).collect()
-    }
+/// The state of the loop, and the flows that were counted after it.
+struct Views<'a> {
+    snapshot: &'a Snapshot,
+    counts: &'a Counts,
+}
 
-    /// Of all frontends in force.
-    pub fn names(&self) -> Vec<NameView> {
-        let names = self.services.iter().flat_map(|service| {
-            let v4 = service.v4.iter().flat_map(|v4| names(service, v4, &self.conflicts4));
-            let v6 = service.v6.iter().flat_map(|v6| names(service, v6, &self.conflicts6));
-            v4.chain(v6)
-        });
-        names.collect()
-    }
-
+impl Views<'_> {
     fn view(&self, service: &ServiceSnapshot) -> ServiceView {
+        let Self { snapshot: Snapshot { node, conflicts4, conflicts6, .. }, counts } = self;
         let object = &service.object;
         let ObjectName { namespace, name } = &object.name;
         let mut ports: Vec<_> = object.ports.iter().map(port_view).collect();
         let mut addresses = Addresses::default();
         if let Some(v4) = &service.v4 {
-            FamilyView { service, model: v4, conflicts: &self.conflicts4, counts: &self.counts.v4 }.add_to(
+            FamilyView { service, model: v4, conflicts: conflicts4, counts: &counts.v4 }.add_to(
                 &mut ports,
                 &mut addresses,
-                &self.node,
+                node,
             );
         }
         if let Some(v6) = &service.v6 {
-            FamilyView { service, model: v6, conflicts: &self.conflicts6, counts: &self.counts.v6 }.add_to(
+            FamilyView { service, model: v6, conflicts: conflicts6, counts: &counts.v6 }.add_to(
                 &mut ports,
                 &mut addresses,
-                &self.node,
+                node,
             );
         }
         ports.retain(|port| !port.frontends.is_empty());

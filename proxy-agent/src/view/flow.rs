@@ -6,7 +6,7 @@ use proxy_common::flow::State;
 use serde::{Deserialize, Serialize};
 
 use super::{NameView, Names};
-use crate::datapath::ListedFlow;
+use proxy_datapath::ListedFlow;
 
 /// A flow. The form is kept: fields may be added, none is renamed or taken away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

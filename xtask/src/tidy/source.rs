@@ -6,9 +6,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+/// The folders of what is only there for tests.
+pub(super) const TESTS: [&str; 3] = ["lab-tools", "testbed", "tests"];
+
 pub(super) struct Tree {
     /// Sorted by path.
     pub(super) files: Vec<File>,
+    /// The lines of packet rows, with the path of their file.
+    pub(super) packet_rows: Vec<(String, String)>,
 }
 
 pub(super) struct File {
@@ -52,18 +57,24 @@ impl Tree {
         Self::parse(texts.collect::<Result<_>>()?)
     }
 
-    /// From paths and texts.
+    /// Parses texts, which come with their paths.
     pub(super) fn parse(mut texts: Vec<(String, String)>) -> Result<Self> {
         texts.sort();
+        let (texts, tables): (Vec<_>, Vec<_>) = texts.into_iter().partition(|(path, _)| path.ends_with(".rs"));
+        let rows = tables.iter().flat_map(|(path, text)| {
+            let rows = text.lines().filter(|line| line.contains('|') && !line.starts_with('#'));
+            rows.map(|row| (path.clone(), row.to_owned()))
+        });
+        let packet_rows = rows.collect();
         let mut files = texts.iter().map(|(path, text)| File::parse(path, text)).collect::<Result<Vec<_>>>()?;
         let mut modules: Vec<_> = files.iter().flat_map(File::test_modules).collect();
-        modules.push("tests".to_owned());
+        modules.extend(TESTS.map(str::to_owned));
         for file in &mut files {
             if modules.iter().any(|module| file.is_in(module)) {
                 file.tokens.iter_mut().for_each(|token| token.test = true);
             }
         }
-        Ok(Self { files })
+        Ok(Self { files, packet_rows })
     }
 
     pub(super) fn file(&self, path: &str) -> Option<&File> {
@@ -76,7 +87,7 @@ impl Tree {
     }
 }
 
-/// Every Rust file below, but for build products and hidden directories.
+/// Finds every Rust file and every file of packet rows below, except build products and hidden directories.
 fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
         let entry = entry?;
@@ -86,7 +97,7 @@ fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
             if !hidden && name != "target" {
                 find(&entry.path(), paths)?;
             }
-        } else if name.to_string_lossy().ends_with(".rs") {
+        } else if [".rs", ".packets"].iter().any(|end| name.to_string_lossy().ends_with(end)) {
             paths.push(entry.path());
         }
     }
@@ -119,11 +130,30 @@ impl File {
     }
 
     pub(super) fn paths(&self) -> Vec<Mention> {
+        self.paths_in(0, self.tokens.len())
+    }
+
+    /// Returns what `use` declarations name: those that pass names on, or the others.
+    pub(super) fn imports(&self, public: bool) -> Vec<Mention> {
+        let starts = (0..self.tokens.len()).filter(|&at| self.has(at, &["use"]) && !self.has(at + 1, &["<"]));
+        let starts = starts.filter(|&at| self.is_public(at) == public);
+        let end = |start: usize| (start..self.tokens.len()).find(|&end| self.has(end, &[";"])).unwrap_or(start);
+        starts.flat_map(|at| self.paths_in(at + 1, end(at))).collect()
+    }
+
+    /// Returns true behind `pub` or `pub(…)`.
+    fn is_public(&self, at: usize) -> bool {
+        let Some(before) = at.checked_sub(1) else { return false };
+        let before = if self.has(before, &[")"]) { self.tokens[before].partner.saturating_sub(1) } else { before };
+        self.has(before, &["pub"])
+    }
+
+    fn paths_in(&self, start: usize, end: usize) -> Vec<Mention> {
         let mut paths = Vec::new();
         // What stands before each open brace as `a::b::{`, or nothing if it is no tree of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
-        let mut at = 0;
-        while let Some(token) = self.tokens.get(at) {
+        let mut at = start;
+        while let Some(token) = self.tokens.get(at).filter(|_| at < end) {
             match token.text.as_str() {
                 "{" => prefixes.push(None),
                 "}" => drop(prefixes.pop()),

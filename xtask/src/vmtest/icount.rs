@@ -1,7 +1,7 @@
 //! Counts what Services cost in instructions: `cargo xtask bench icount`.
 //!
 //! One guest under software emulation, whose clock advances by a nanosecond with each instruction, runs the benchmark's own
-//! labs (`tests/src/bin/bench/icount.rs`) and prints its results.
+//! labs (`lab-tools/src/bin/bench/icount.rs`) and prints its results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,9 @@ use crate::{build, workspace};
 
 /// What the guest runs. Optimised: a client's own instructions count as well.
 const PROGRAMS: &[Program] = &[
-    ("init", "kpx-tests", "--bin", "kpx-guest"),
-    ("bin/kpx", "proxy-agent", "--bin", "kpx"),
-    ("bin/bench", "kpx-tests", "--bin", "kpx-bench"),
+    ("init", "lab-tools", "", "--bin", "kpx-guest"),
+    ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
+    ("bin/bench", "lab-tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
 /// Of this machine, beside those of every guest.
@@ -122,11 +122,11 @@ impl Options {
         if !self.no_build {
             build::object(&setup::ensure(Need::Lab)?, &build::Options::default())?;
         }
-        let program = |(at, package, kind, name): &Program| {
+        let program = |(at, package, features, kind, name): &Program| {
             // Cargo's own place is that of other builds, too.
             let kept = folder.join(format!("{SUITE}-{name}"));
             if !self.no_build {
-                let built = step(&format!("build {name}"), || link(package, kind, name, self.release()))?;
+                let built = step(&format!("build {name}"), || link(package, features, kind, name, self.release()))?;
                 fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
             }
             Ok((*at, kept))

@@ -15,16 +15,16 @@ use tokio::sync::mpsc;
 use super::probe::{Probed, probe};
 use super::processes;
 use super::rules::KubeProxyRules;
+use crate::choices::RUN_DIR;
 use crate::control;
 use crate::control::client::Client;
-use crate::net::anchor::anchor_mtu;
-use crate::net::filter;
-use crate::net::link::Link;
-use crate::net::role::{Role, role, why_no_pod};
-use crate::net::{self, LinkEvent, sysctl};
 use crate::privileges::{Need, missing_here};
-use crate::run::RUN_DIR;
-use crate::source::{Source, kubernetes};
+use proxy_net::anchor::anchor_mtu;
+use proxy_net::filter;
+use proxy_net::link::Link;
+use proxy_net::role::{Role, role, why_no_pod};
+use proxy_net::{self as net, LinkEvent, sysctl};
+use proxy_source::{Source, kubernetes};
 
 /// All that the judgement goes by.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use super::facts::{
 };
 use super::{Finding, Level};
 use crate::cli::output::list;
-use crate::net::role::TELL_PODS;
+use proxy_net::role::TELL_PODS;
 
 /// BPF memory is no longer charged to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, anyhow};
 use caps::{CapSet, Capability};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::datapath::{Datapath, Hooks, Mechanism, Options, SocketOptions};
-use crate::object;
+use proxy_datapath::object;
+use proxy_datapath::{Datapath, Hooks, Mechanism, Options, SocketOptions};
 
 /// The error says why not.
 #[derive(Clone, Debug)]

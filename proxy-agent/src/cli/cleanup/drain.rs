@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::datapath::{Drain, find};
-use crate::net::{Handle, filter};
-use crate::object;
+use proxy_datapath::object;
+use proxy_datapath::{Drain, find};
+use proxy_net::{Handle, filter};
 
 /// How often the flows are counted.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -8,7 +8,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::{Removed, keep};
 use crate::cli::check::{Chains, KUBE_IPVS0, KubeProxyRules};
-use crate::net::Handle;
+use proxy_net::Handle;
 
 /// IPVS's virtual servers in this network namespace, below three lines of headings.
 const IP_VS: &str = "/proc/net/ip_vs";

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::{CleanupArgs, once};
 use crate::cli::check::holds_lock;
 use crate::control;
-use crate::net::{Handle, anchor, filter};
+use proxy_net::{Handle, anchor, filter};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::fs;
 use crate::cli::check::{KubeProxyRules, kube_proxies};
 use crate::config::Configuration;
 use crate::conntrack;
-use crate::net::changes::Wanted;
+use proxy_net::changes::Wanted;
 
 /// What kube-proxy's configuration means where it says nothing.
 const DEFAULTS: &str = "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";

@@ -2,11 +2,11 @@
 
 use super::{Flag, Kind, StandsFor};
 use crate::config::choice::{LbAlgorithm, values};
-use crate::datapath::Mechanism;
 use crate::node::{FastPath, Masquerade};
 use crate::settings::{Mode, PodRoutes, SocketLb};
 use Kind::{Choice, Dir, Duration, File, Gates, Integer, List, Number, OneOf, Switch, Text, Version};
 use StandsFor::{Deed, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
+use proxy_datapath::Mechanism;
 
 /// Those that `kpx trace` takes as well.
 pub(super) const OF_A_NODE: [&str; 10] = [

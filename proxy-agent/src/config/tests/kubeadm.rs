@@ -6,7 +6,7 @@ use super::ConfigFile;
 use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::settings::{Conntrack, Mode};
-use crate::source::{Source, kubernetes};
+use proxy_source::{Source, kubernetes};
 
 const CONFIG: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0

@@ -1,10 +1,11 @@
 use expect_test::{expect, expect_file};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::builders::{listed, node, service, slice};
-use crate::desired::Desired;
-use crate::input::Input;
-use crate::view::{Names, ServiceView};
+use crate::view::{Names, ServiceView, frontend_names, views};
+use proxy_core::builders::{listed, node, service, slice};
+use proxy_core::desired::Desired;
+use proxy_core::input::Input;
+use proxy_datapath::Counts;
 
 fn desired(inputs: impl IntoIterator<Item = Input>) -> Desired {
     let mut desired = Desired::new("here");
@@ -33,7 +34,7 @@ fn web() -> [Input; 4] {
 
 #[test]
 fn a_view_has_all_that_is_known_of_a_service() {
-    let views = desired(web()).snapshot().views();
+    let views = views(&desired(web()).snapshot(), &Counts::default());
     let text = serde_json::to_string_pretty(&views).unwrap();
     expect_file!["web.json"].assert_eq(&text);
     assert_eq!(serde_json::from_str::<Vec<ServiceView>>(&text).unwrap(), views);
@@ -47,7 +48,7 @@ fn a_frontend_that_another_service_holds_is_shown_with_the_reason() {
     let headless = service("headless").cluster_ip("None").tcp(80);
     inputs.push(headless.into());
     let snapshot = desired(inputs).snapshot();
-    let views = snapshot.views();
+    let views = views(&snapshot, &Counts::default());
     let rows = views.iter().flat_map(|service| {
         let frontends = service.ports.iter().flat_map(|port| &port.frontends);
         let lost = frontends.filter_map(|frontend| Some((&frontend.kind, frontend.conflict.as_ref()?)));
@@ -58,7 +59,7 @@ fn a_frontend_that_another_service_holds_is_shown_with_the_reason() {
     "#]]
     .assert_eq(&rows.collect::<String>());
     assert_eq!(views.len(), 2, "nothing is served of a headless Service");
-    let names = Names::new(snapshot.names());
+    let names = Names::new(frontend_names(&snapshot));
     let name = |at: &str, protocol| {
         let name = names.find(at.parse().unwrap(), protocol)?;
         Some(format!("{}/{}:{}", name.namespace, name.name, name.port_name))

@@ -1,0 +1,85 @@
+//! Sessions as text: the seed of a cluster, and what happens in it, a line each.
+//!
+//! ```text
+//! # why it is kept
+//! cluster 17
+//! packet ingress:eth0 in mark=0x0 segments=0 0200…
+//! age 45
+//! endpoints 99
+//! ```
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result, bail};
+use testbed::reference::place::Device;
+
+use crate::model::{At, MADE_HERE, Sent, hex, made_here, unhex};
+use crate::steps::Step;
+
+pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
+    let mut text = why.lines().map(|line| format!("# {line}\n")).collect::<String>();
+    let _infallible = writeln!(text, "cluster {cluster}");
+    for step in steps {
+        let _infallible = match step {
+            Step::Age(secs) => writeln!(text, "age {secs}"),
+            Step::Endpoints(seed) => writeln!(text, "endpoints {seed}"),
+            Step::Packet(sent) => writeln!(text, "{}", packet(sent)),
+        };
+    }
+    text
+}
+
+/// A packet, as a line.
+pub(crate) fn packet(sent: &Sent) -> String {
+    let (at, whose) = (at(sent.at), if sent.came_in { "in" } else { "own" });
+    format!("packet {at} {whose} mark={:#x} segments={} {}", sent.mark, sent.segments, hex(&sent.frame))
+}
+
+/// The cluster's seed, and the steps.
+pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
+    let (mut cluster, mut steps) = (None, Vec::new());
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        match line.split_whitespace().collect::<Vec<_>>().as_slice() {
+            [] => {}
+            ["cluster", seed] => cluster = Some(seed.parse()?),
+            ["age", secs] => steps.push(Step::Age(secs.parse()?)),
+            ["endpoints", seed] => steps.push(Step::Endpoints(seed.parse()?)),
+            ["packet", at, whose, mark, segments, frame] => {
+                let mark = mark.strip_prefix("mark=0x").context("mark=")?;
+                let segments = segments.strip_prefix("segments=").context("segments=")?;
+                steps.push(Step::Packet(Sent {
+                    at: place(at)?,
+                    came_in: *whose == "in",
+                    mark: u32::from_str_radix(mark, 16)? & !MADE_HERE | made_here(*whose == "in"),
+                    segments: segments.parse()?,
+                    frame: unhex(frame)?,
+                }));
+            }
+            _ => bail!("{line}: not a step"),
+        }
+    }
+    Ok((cluster.context("no cluster")?, steps))
+}
+
+fn at(at: At) -> String {
+    match at {
+        At::Ingress(device) => format!("ingress:{}", device.name()),
+        At::Egress(device) => format!("egress:{}", device.name()),
+        At::Anchor => "anchor".to_owned(),
+        At::Lo => "lo".to_owned(),
+    }
+}
+
+fn place(text: &str) -> Result<At> {
+    let device = |name: &str| {
+        let found = Device::ALL.into_iter().find(|device| device.name() == name);
+        found.with_context(|| format!("{name}: no device"))
+    };
+    Ok(match text.split_once(':') {
+        Some(("ingress", name)) => At::Ingress(device(name)?),
+        Some(("egress", name)) => At::Egress(device(name)?),
+        None if text == "anchor" => At::Anchor,
+        None if text == "lo" => At::Lo,
+        _ => bail!("{text}: no hook"),
+    })
+}

@@ -1,0 +1,356 @@
+//! The programs, run on one packet after the other, and their tables.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use aya::Pod;
+use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
+use aya::util::nr_cpus;
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::device;
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
+use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::guest::Guest;
+use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
+use proxy_common::service_counts::ServiceCounts;
+use proxy_datapath::test_run::{Field, SkBuff, test_run};
+use proxy_datapath::{Options, Sizes};
+use testbed::reference::cluster::Cluster;
+use testbed::reference::node::Node;
+use testbed::reference::place::Device;
+use testbed::test_run::{Bench, Verdict};
+
+use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
+
+pub(crate) struct Fixture {
+    node: Node,
+    /// Packets of open connections skip the stack.
+    pub(crate) is_fast: bool,
+    v4: Tables<Addr4>,
+    v6: Tables<Addr6>,
+    clock: Clock,
+    /// As last read.
+    counts: Counts,
+    out: Vec<u8>,
+    cb: u8,
+}
+
+struct Tables<A: Addr> {
+    flows: Vec<HashMap<MapData, FlowKey<A>, Flow<A>>>,
+    affinity: HashMap<MapData, AffinityKey<A>, Affinity<A>>,
+    fragments: HashMap<MapData, FragmentKey<A>, Ports>,
+    guests: HashMap<MapData, FlowKey<A>, Guest>,
+    nursery: Queue<MapData, FlowKey<A>>,
+    connections: HashMap<MapData, FrontendKey<A>, u32>,
+    counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
+}
+
+/// What the programs take for the time until the kernel's next tick, which may come late: milliseconds into a new second
+/// they would still count the old one.
+struct Clock {
+    told: PerCpuArray<MapData, [u64; 2]>,
+    second: u32,
+}
+
+/// An entry of the flow table: what it does, and what it remembers for all of its flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    leg: &'static str,
+    peers: [SocketAddr; 4],
+    passed: (u64, u64),
+    said: Option<(bool, bool, bool, bool, bool, u32)>,
+}
+
+impl Fixture {
+    pub(crate) fn new(is_fast: bool) -> Result<Self> {
+        let sizes = Sizes { flows: Some(1 << 16), ..Sizes::default() };
+        let node = Node::new("here", Options { sizes, fast_path: is_fast, ..Options::default() })?;
+        let (v4, v6) = (Tables::new(&node.bench, &IPV4)?, Tables::new(&node.bench, &IPV6)?);
+        let clock = Clock { told: node.bench.map(INGRESS, CLOCK)?.try_into()?, second: 0 };
+        let mut fixture =
+            Self { node, is_fast, v4, v6, clock, counts: Counts::default(), out: vec![0; 1 << 14], cb: 0 };
+        fixture.counts = fixture.read_counts()?;
+        Ok(fixture)
+    }
+
+    /// Runs the program at the packet's hook on it. And the second at which it ran, if that can be told.
+    pub(crate) fn run(&mut self, sent: &Sent) -> Result<(Got, Option<u32>)> {
+        let (program, device) = match sent.at {
+            At::Ingress(device) => (INGRESS, device),
+            At::Egress(device) => (EGRESS, device),
+            At::Anchor => (ANCHOR, Device::Anchor),
+            At::Lo => (LO, Device::Lo),
+        };
+        let ifindex = self.node.ifindexes[&device];
+        // Whether it came in, its mark says. Where it leaves, no hook is to judge through what.
+        let came_in_by = if sent.came_in && !matches!(sent.at, At::Egress(_) | At::Lo) { ifindex } else { 0 };
+        // What others have left there.
+        self.cb = self.cb.wrapping_add(1);
+        let cb = Field::CB.map(|field| (field, u32::from_ne_bytes([self.cb; 4])));
+        let fields = [
+            (Field::MARK, sent.mark),
+            (Field::INGRESS_IFINDEX, came_in_by),
+            (Field::IFINDEX, ifindex),
+            (Field::GSO_SEGS, sent.segments),
+        ];
+        let context = SkBuff::new(fields.into_iter().chain(cb));
+        let program = self.node.bench.datapath.attachments.program(program)?;
+        let before = self.clock.now_secs()?;
+        let ran = test_run(program, &sent.frame, Some(&context), &mut self.out)?;
+        let second = Some(before).filter(|before| now_secs().is_ok_and(|after| after == *before));
+        let got = Got {
+            verdict: Verdict::from(ran.action),
+            mark: ran.context.get(Field::MARK),
+            frame: self.out[..ran.len].to_vec(),
+        };
+        Ok((got, second))
+    }
+
+    /// Makes the objects and the node what they are in `cluster`.
+    pub(crate) fn enter(&mut self, cluster: &Cluster) -> Result<()> {
+        self.node.enter(cluster)?;
+        if self.is_fast {
+            let maps = &mut self.node.bench.datapath.node;
+            let node = maps.node()?.context("the programs know the node")?;
+            maps.set_node(node.with(device::Node::FAST_PATH))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets all that is remembered of clients.
+    pub(crate) fn forget(&mut self) -> Result<()> {
+        self.v4.forget()?;
+        self.v6.forget()
+    }
+
+    /// As if nothing had happened for so long.
+    pub(crate) fn age(&mut self, secs: u32) -> Result<()> {
+        self.v4.age(secs)?;
+        self.v6.age(secs)
+    }
+
+    /// Backend and source of the flow with this opener.
+    pub(crate) fn chosen(
+        &self,
+        table: Table,
+        proto: u8,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Result<(SocketAddr, SocketAddr)> {
+        if src.is_ipv4() { self.v4.chosen(table, proto, src, dst) } else { self.v6.chosen(table, proto, src, dst) }
+    }
+
+    /// What has been counted since the last time.
+    pub(crate) fn counted(&mut self) -> Result<Counts> {
+        let now = self.read_counts()?;
+        let before = std::mem::replace(&mut self.counts, now.clone());
+        let mut since = Counts::default();
+        let grown = |now: u64, before: Option<&u64>| now - before.copied().unwrap_or(0);
+        since.events.extend(now.events.iter().map(|(event, n)| (*event, grown(*n, before.events.get(event)))));
+        since.reasons.extend(now.reasons.iter().map(|(reason, n)| (*reason, grown(*n, before.reasons.get(reason)))));
+        since.events.retain(|_, n| *n > 0);
+        since.reasons.retain(|_, n| *n > 0);
+        // Forgotten between sessions.
+        since.services = now.services;
+        Ok(since)
+    }
+
+    fn read_counts(&self) -> Result<Counts> {
+        let counters = &self.node.bench.datapath.counters;
+        let mut services = self.v4.counts()?;
+        services.extend(self.v6.counts()?);
+        Ok(Counts {
+            events: counters.events()?.into_iter().collect(),
+            reasons: counters.reasons()?.into_iter().collect(),
+            services,
+        })
+    }
+
+    /// Says how the flow tables differ from what the model remembers.
+    pub(crate) fn compare_flows(&self, model: &Model) -> Result<()> {
+        let mut entries = self.v4.entries()?;
+        entries.extend(self.v6.entries()?);
+        let mut wanted = BTreeMap::new();
+        for flow in model.flows.values() {
+            wanted.extend(flow.legs().into_iter().map(|(tuple, leg)| (tuple, Entry::of(flow, leg))));
+        }
+        for (tuple, want) in &wanted {
+            let found = entries.get(tuple).with_context(|| format!("no entry {tuple:?}, which should be {want:?}"))?;
+            ensure!(found == want, "the entry {tuple:?} is\n{found:?} and should be\n{want:?}");
+        }
+        let odd = entries.iter().find(|(tuple, _)| !wanted.contains_key(tuple));
+        ensure!(odd.is_none(), "an entry of no flow: {odd:?}");
+        Ok(())
+    }
+}
+
+/// Seconds since boot, as the programs count them.
+fn now_secs() -> Result<u32> {
+    Ok(u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?)
+}
+
+impl Clock {
+    /// As [`now_secs`]; in a new second the programs ask for the time anew.
+    fn now_secs(&mut self) -> Result<u32> {
+        let now = now_secs()?;
+        if now != self.second {
+            let cpus = nr_cpus().map_err(|(_, error)| error).context("count CPUs")?;
+            let never = PerCpuValues::try_from(vec![[0; 2]; cpus])?;
+            self.told.set(0, never, 0).context("let the programs forget the time")?;
+            self.second = now;
+        }
+        Ok(now)
+    }
+}
+
+impl Entry {
+    fn of(flow: &model::Flow, leg: Leg) -> Self {
+        let nothing = (0, 0);
+        let (passed, said) = match leg {
+            Leg::ToBackend => {
+                let (client, backend) = (flow.client_said, flow.backend_said);
+                let said =
+                    (client.goodbye, client.reset, backend.anything, backend.goodbye, backend.reset, flow.last_secs);
+                ((flow.sent.packets, flow.sent.bytes), Some(said))
+            }
+            Leg::ToClient => ((flow.returned.packets, flow.returned.bytes), None),
+            Leg::AsNode | Leg::FromNode => (nothing, None),
+        };
+        Self { leg: name(leg), peers: [flow.client, flow.frontend, flow.backend, flow.source], passed, said }
+    }
+}
+
+fn name(leg: Leg) -> &'static str {
+    match leg {
+        Leg::ToBackend => "to backend",
+        Leg::AsNode => "as node",
+        Leg::FromNode => "from node",
+        Leg::ToClient => "to client",
+    }
+}
+
+impl<A: Addr> Tables<A>
+where
+    FlowKey<A>: Pod,
+    Flow<A>: Pod,
+    AffinityKey<A>: Pod,
+    Affinity<A>: Pod,
+    Guest: Pod,
+    FragmentKey<A>: Pod,
+    FrontendKey<A>: Pod,
+{
+    fn new(bench: &Bench, maps: &FamilyMaps) -> Result<Self> {
+        Ok(Self {
+            flows: vec![bench.map(INGRESS, maps.flows)?.try_into()?],
+            affinity: bench.map(INGRESS, maps.affinity)?.try_into()?,
+            fragments: bench.map(INGRESS, maps.fragments)?.try_into()?,
+            guests: bench.map(EGRESS, maps.guests)?.try_into()?,
+            nursery: bench.map(INGRESS, maps.nursery)?.try_into()?,
+            connections: bench.map(INGRESS, maps.connections)?.try_into()?,
+            counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
+        })
+    }
+
+    fn forget(&mut self) -> Result<()> {
+        self.flows.iter_mut().try_for_each(clear)?;
+        clear(&mut self.affinity)?;
+        clear(&mut self.fragments)?;
+        clear(&mut self.guests)?;
+        // Flows that are gone still stand in it.
+        while self.nursery.pop(0).is_ok() {}
+        clear(&mut self.connections)?;
+        clear(&mut self.counts)
+    }
+
+    fn age(&mut self, secs: u32) -> Result<()> {
+        for flows in &mut self.flows {
+            let entries: Vec<_> = flows.iter().collect::<Result<_, _>>()?;
+            for (key, mut flow) in entries {
+                flow.last_secs = flow.last_secs.saturating_sub(secs);
+                flows.insert(key, flow, 0)?;
+            }
+        }
+        for row in self.guests.iter().collect::<Result<Vec<_>, _>>()? {
+            let (key, mut guest) = row;
+            guest.until_secs = guest.until_secs.saturating_sub(secs);
+            self.guests.insert(key, guest, 0)?;
+        }
+        Ok(())
+    }
+
+    fn chosen(&self, table: Table, proto: u8, src: SocketAddr, dst: SocketAddr) -> Result<(SocketAddr, SocketAddr)> {
+        let hook = match table {
+            Table::Arriving => Hook::INGRESS,
+            Table::Leaving => Hook::EGRESS,
+            Table::Starting => Hook::ANCHOR,
+        };
+        let key = FlowKey::new(hook, Proto(proto), sock_addr(src)?, sock_addr(dst)?);
+        let flow = self.flows.iter().find_map(|flows| flows.get(&key, 0).ok()).context("no flow was opened")?;
+        Ok((plain(flow.backend), plain(flow.source)))
+    }
+
+    fn counts(&self) -> Result<BTreeMap<(SocketAddr, u8), ServiceCounts>> {
+        let counts = self.counts.iter().map(|row| {
+            let (key, counts) = row?;
+            Ok(((SocketAddr::new(key.addr.ip(), key.port.get()), key.proto.0), counts))
+        });
+        // One that counts nothing may be there or not.
+        counts.filter(|row| row.as_ref().map_or(true, |(_, counts)| *counts != ServiceCounts::NOTHING)).collect()
+    }
+
+    fn entries(&self) -> Result<BTreeMap<Tuple, Entry>> {
+        let mut entries = BTreeMap::new();
+        for row in self.flows.iter().flat_map(|flows| flows.iter()) {
+            let (key, flow) = row?;
+            let table = match key.hook() {
+                Hook::INGRESS => Table::Arriving,
+                Hook::EGRESS => Table::Leaving,
+                _ => Table::Starting,
+            };
+            let leg = match flow.kind {
+                Kind::DNAT => Leg::ToBackend,
+                Kind::SNAT => Leg::AsNode,
+                Kind::UNSNAT => Leg::FromNode,
+                _ => Leg::ToClient,
+            };
+            let (tx, rx) = (flow.tx, flow.rx);
+            let said = (
+                tx.has(Seen::FIN),
+                tx.has(Seen::RST),
+                rx.has(Seen::PACKET),
+                rx.has(Seen::FIN),
+                rx.has(Seen::RST),
+                flow.last_secs,
+            );
+            let entry = Entry {
+                leg: name(leg),
+                peers: [flow.client, flow.frontend, flow.backend, flow.source].map(plain),
+                passed: match leg {
+                    Leg::ToBackend | Leg::ToClient => (flow.passed.packets, flow.passed.bytes),
+                    Leg::AsNode | Leg::FromNode => (0, 0),
+                },
+                said: (leg == Leg::ToBackend).then_some(said),
+            };
+            let tuple = (table, key.proto().0, plain(key.src()), plain(key.dst()));
+            ensure!(entries.insert(tuple, entry).is_none(), "{tuple:?} is there twice");
+        }
+        Ok(entries)
+    }
+}
+
+fn clear<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
+    let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
+    keys.iter().try_for_each(|key| Ok(map.remove(key)?))
+}
+
+fn sock_addr<A: Addr>(at: SocketAddr) -> Result<SockAddr<A>> {
+    Ok(SockAddr::new(A::from_ip(at.ip()).context("an address of the family")?, Port::new(at.port())))
+}
+
+fn plain<A: Addr>(at: SockAddr<A>) -> SocketAddr {
+    SocketAddr::new(at.addr.ip(), at.port.get())
+}

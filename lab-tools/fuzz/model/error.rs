@@ -1,0 +1,131 @@
+//! ICMP errors about packets of flows (RFC 792, RFC 4443 §3): each end hears of its packet as it sent it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::counter::Reason;
+use testbed::reference::place::Family;
+
+use super::flow::{Flow, Leg, Table};
+use super::rewrite::{self, addr_changes, update};
+use super::wire::{self, Ip, Part, SCTP, TCP, UDP, byte, half};
+use super::{At, FORWARD, Got, Model, Sent, TRANSLATED, inject, leave, noted, pass, unnoted};
+
+/// An error, and the packet that it quotes.
+struct Quoting {
+    ip: Ip,
+    quote: Ip,
+    src: SocketAddr,
+    dst: SocketAddr,
+}
+
+impl Model {
+    pub(super) fn error(&mut self, sent: &Sent, family: Family) -> Result<Got, Reason> {
+        let error = read(&sent.frame, family)?;
+        if matches!(sent.at, At::Ingress(_)) && sent.mark & TRANSLATED != 0 {
+            return Err(Reason::SeenBefore);
+        }
+        let tables: &[Table] = match sent.at {
+            At::Ingress(_) => &[Table::Arriving],
+            At::Egress(_) => &[Table::Leaving],
+            At::Anchor => &[Table::Starting],
+            At::Lo => &[Table::Leaving, Table::Starting],
+        };
+        // The packet went the other way.
+        let found = tables.iter().find_map(|table| {
+            let (id, leg) = *self.index.get(&(*table, error.quote.proto, error.dst, error.src))?;
+            let flow = self.flows[&id].clone();
+            (*table != Table::Leaving || belongs(sent, &flow, leg)).then_some((*table, leg, flow))
+        });
+        let (table, leg, flow) = found.ok_or(Reason::Protocol)?;
+        // A router on the way keeps its address.
+        let src_or = |from: SocketAddr, to: SocketAddr| if error.ip.src == from.ip() { to.ip() } else { error.ip.src };
+        let frame = |src, dst, quoted_src, quoted_dst| {
+            let mut frame = sent.frame.clone();
+            error.rewrite(&mut frame, src, dst, quoted_src, quoted_dst);
+            frame
+        };
+        let (src, dst) = (error.ip.src, error.ip.dst);
+        Ok(match (table, leg) {
+            (Table::Arriving, Leg::ToBackend) => {
+                let frame = frame(src, flow.backend.ip(), flow.backend, flow.between());
+                self.forward(pass(noted(sent.mark, TRANSLATED | FORWARD), frame))
+            }
+            (Table::Arriving, Leg::FromNode) => {
+                pass(noted(sent.mark, TRANSLATED), frame(src, flow.client.ip(), flow.between(), error.dst))
+            }
+            (Table::Arriving, _) => {
+                let frame = frame(src, flow.client.ip(), flow.client, flow.frontend);
+                self.give(pass(noted(sent.mark, TRANSLATED), frame))
+            }
+            (Table::Leaving, Leg::AsNode) => {
+                // The error of a router too: its backend knows nobody beyond the node.
+                pass(unnoted(sent), frame(flow.source.ip(), dst, error.src, flow.source))
+            }
+            (Table::Leaving, _) => {
+                let frame = frame(src_or(flow.backend, flow.frontend), dst, flow.client, flow.frontend);
+                self.give(if flow.by_host { inject(frame, &flow) } else { pass(unnoted(sent), frame) })
+            }
+            (Table::Starting, _) => {
+                let src = src_or(flow.client, flow.source);
+                let frame = frame(src, flow.backend.ip(), flow.backend, flow.source);
+                self.forward(leave(sent, frame, flow.backend.ip(), TRANSLATED | FORWARD))
+            }
+        })
+    }
+}
+
+/// As for packets: of a masqueraded flow only what a hook has noted, and what the host itself has met.
+fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
+    let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
+    match leg {
+        Leg::AsNode => translated || !sent.came_in,
+        Leg::ToBackend => false,
+        _ if forward => false,
+        _ => flow.by_host || !flow.changes_address() || translated || !sent.came_in,
+    }
+}
+
+/// An error whose quote goes as far as the ports, of a packet that its receiver sent.
+fn read(frame: &[u8], family: Family) -> Result<Quoting, Reason> {
+    let ip = wire::outer(frame, family)?;
+    let (icmp, errors): (u8, &[u8]) = match family {
+        // Destination unreachable, time exceeded, parameter problem.
+        Family::V4 => (1, &[3, 11, 12]),
+        // The same, and packet too big.
+        Family::V6 => (58, &[1, 2, 3, 4]),
+    };
+    if ip.proto != icmp || ip.part != Part::Whole {
+        return Err(Reason::Protocol);
+    }
+    let kind = byte(frame, ip.l4).ok_or(Reason::Malformed)?;
+    if !errors.contains(&kind) {
+        return Err(Reason::Protocol);
+    }
+    let quote = wire::ip(frame, ip.l4 + 8, family).map_err(|_| Reason::Protocol)?;
+    let is_complete = quote.l4 + 8 <= ip.end && !matches!(quote.part, Part::Later { .. });
+    if !is_complete || ![TCP, UDP, SCTP].contains(&quote.proto) || quote.src != ip.dst {
+        return Err(Reason::Protocol);
+    }
+    let port = |at| half(frame, quote.l4 + at).ok_or(Reason::Protocol);
+    let (src, dst) = (SocketAddr::new(quote.src, port(0)?), SocketAddr::new(quote.dst, port(2)?));
+    Ok(Quoting { ip, quote, src, dst })
+}
+
+impl Quoting {
+    /// Other addresses for the error, other peers for what it quotes. The quoted transport's checksum is nobody's business.
+    fn rewrite(&self, frame: &mut [u8], src: IpAddr, dst: IpAddr, quoted_src: SocketAddr, quoted_dst: SocketAddr) {
+        let ports = [(self.src.port(), quoted_src.port()), (self.dst.port(), quoted_dst.port())];
+        let mut changes: Vec<_> = ports.into_iter().filter(|(from, to)| from != to).collect();
+        if self.ip.family == Family::V6 {
+            // An IPv4 header's checksum makes up for its addresses, and ICMP there has no pseudo header.
+            let addrs = [(self.src.ip(), quoted_src.ip()), (self.dst.ip(), quoted_dst.ip())];
+            let outer = [(self.ip.src, src), (self.ip.dst, dst)];
+            changes.extend(addrs.into_iter().chain(outer).flat_map(|(from, to)| addr_changes(from, to)));
+        }
+        update(frame, self.ip.l4 + 2, &changes, false);
+        frame[self.quote.l4..self.quote.l4 + 2].copy_from_slice(&quoted_src.port().to_be_bytes());
+        frame[self.quote.l4 + 2..self.quote.l4 + 4].copy_from_slice(&quoted_dst.port().to_be_bytes());
+        rewrite::set_addrs(frame, &self.quote, quoted_src.ip(), quoted_dst.ip());
+        rewrite::set_addrs(frame, &self.ip, src, dst);
+    }
+}

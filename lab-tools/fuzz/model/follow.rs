@@ -1,0 +1,135 @@
+//! Which flow a packet belongs to, and what the flow learns from it.
+
+use proxy_common::counter::{Event, Reason};
+use testbed::reference::model as reference;
+
+use super::flow::{Leg, Table};
+use super::wire::{self, Part};
+use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, open};
+
+impl Model {
+    /// The flow that the packet belongs to, and what is to be done to it. The flow has heard the packet then. An error if
+    /// the packet comes in another's name.
+    pub(super) fn follow(
+        &mut self,
+        sent: &Sent,
+        packet: &Packet,
+        table: Table,
+        now_secs: u32,
+    ) -> Result<Option<(u64, Leg)>, Reason> {
+        let (src, dst) = packet.peers();
+        let Some((id, leg)) = self.index.get(&(table, packet.proto, src, dst)).copied() else { return Ok(None) };
+        if self.is_in_anothers_name(sent, packet, id, leg, now_secs) {
+            return Err(Reason::Forged);
+        }
+        Ok(self.heed(sent, packet, id, leg, now_secs))
+    }
+
+    /// Would a flow learn something from a packet whose sender cannot be where it came in?
+    fn is_in_anothers_name(&self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> bool {
+        let (src, dst) = packet.peers();
+        match (sent.at, leg) {
+            (At::Anchor | At::Lo, Leg::ToBackend) => sent.came_in && self.is_news(packet, id, now_secs),
+            (At::Ingress(_), Leg::ToClient) => reference::is_forged(&open::question(sent.at, packet.proto, src, dst)),
+            (At::Ingress(_), Leg::ToBackend) => {
+                self.is_news(packet, id, now_secs)
+                    && reference::is_forged(&open::question(sent.at, packet.proto, src, dst))
+            }
+            _ => false,
+        }
+    }
+
+    /// Does a client's packet change more of its flow than counts?
+    fn is_news(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
+        let flow = &self.flows[&id];
+        let (client, backend) = (flow.client_said, flow.backend_said);
+        let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
+        let assures = backend.anything && !flow.assured;
+        let ends = packet.says(|transport| transport.ends) && !client.goodbye;
+        let resets = packet.says(|transport| transport.resets) || client.reset || backend.reset;
+        opens || assures || ends || resets || flow.last_secs != now_secs
+    }
+
+    /// As [`Self::follow`], of a packet that may be the flow's.
+    fn heed(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> Option<(u64, Leg)> {
+        let flow = &self.flows[&id];
+        match leg {
+            Leg::ToBackend => {
+                let opens = packet.transport.is_some_and(|transport| transport.opens);
+                if opens && flow.yields(now_secs) {
+                    self.close(id);
+                    return None;
+                }
+                if packet.proto == wire::UDP && self.has_moved(id) {
+                    *self.counts.events.entry(Event::FlowMoved).or_default() += 1;
+                    self.close(id);
+                    return None;
+                }
+            }
+            Leg::ToClient | Leg::AsNode if !self.belongs(sent, packet.ip.part != Part::Whole, id, leg) => return None,
+            _ => {}
+        }
+        self.hear(sent, packet, id, leg, now_secs);
+        Some((id, leg))
+    }
+
+    /// The flow has heard the packet.
+    pub(super) fn hear(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) {
+        let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
+        let passed = match leg {
+            Leg::ToBackend => {
+                let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
+                flow.assured |= flow.backend_said.anything && !opens && !packet.says(|transport| transport.resets);
+                flow.client_said.hear(packet.transport.as_ref());
+                flow.backend_said.reset &= flow.client_said.reset;
+                &mut flow.sent
+            }
+            Leg::ToClient => {
+                flow.backend_said.hear(packet.transport.as_ref());
+                flow.client_said.reset &= flow.backend_said.reset;
+                &mut flow.returned
+            }
+            Leg::AsNode | Leg::FromNode => return,
+        };
+        passed.packets += u64::from(sent.segments.max(1));
+        passed.bytes += sent.frame.len() as u64;
+        flow.last_secs = now_secs;
+    }
+
+    /// Whether what leaves and looks like a packet of the flow is one. What is on its way to a backend is no reply. Between
+    /// the hooks of a masqueraded flow the client has a port that on its own machine may be in use: only what a hook has
+    /// noted is the flow's there, and what the host itself answers.
+    pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {
+        let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
+        let flow = &self.flows[&id];
+        match leg {
+            Leg::AsNode => forward,
+            _ if forward => false,
+            _ if flow.by_host || !flow.changes_address() => true,
+            _ => translated || (!sent.came_in && !is_fragment),
+        }
+    }
+
+    /// Does another backend serve who dials what this flow's client dialled, but its own no longer?
+    pub(super) fn has_moved(&self, id: u64) -> bool {
+        let flow = &self.flows[&id];
+        if flow.service.is_none() {
+            return false;
+        }
+        let serving =
+            reference::serving(&self.cluster, &open::question(At::Anchor, flow.proto, flow.client, flow.frontend));
+        serving.is_some_and(|serving| !serving.is_empty() && !serving.contains(&flow.backend))
+    }
+
+    pub(super) fn close(&mut self, id: u64) {
+        let flow = self.flows.remove(&id).expect("who closes a flow has found it");
+        for (tuple, _) in flow.legs() {
+            self.index.remove(&tuple);
+        }
+        if let Some(service) = flow.service {
+            let counts = self.counts.services.entry((service, flow.proto)).or_default();
+            counts.sent += flow.sent;
+            counts.returned += flow.returned;
+        }
+    }
+}

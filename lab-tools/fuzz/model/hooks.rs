@@ -1,0 +1,196 @@
+//! The four programs: what is done to a packet where.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use proxy_common::counter::Reason;
+use testbed::reference::place::Family;
+
+use super::flow::{Flow, Leg, Table};
+use super::wire::{self, Part};
+use super::{
+    At, DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, inject, leave, noted, open, pass, rewrite, unnoted,
+};
+
+impl Model {
+    /// Reads a packet; a later fragment as its first one was at the same place. What is first there ends what was remembered
+    /// of another packet.
+    pub(super) fn read(&mut self, sent: &Sent, family: Family, table: Table) -> Result<Packet, Reason> {
+        let ip = wire::outer(&sent.frame, family)?;
+        if let Part::Later { id, split } = ip.part {
+            let known = self.fragments.get(&(table, id, split, ip.src, ip.dst));
+            let (sport, dport, proto) = *known.ok_or(Reason::Fragment)?;
+            return Ok(Packet { ip, ports: (sport, dport), proto, transport: None });
+        }
+        if let Part::First { id, split } = ip.part {
+            self.fragments.remove(&(table, id, split, ip.src, ip.dst));
+        }
+        let transport = wire::transport(&sent.frame, &ip)?;
+        Ok(Packet { ip, ports: (transport.sport, transport.dport), proto: ip.proto, transport: Some(transport) })
+    }
+
+    pub(super) fn arriving(
+        &mut self,
+        sent: &Sent,
+        got: &Got,
+        family: Family,
+        now_secs: u32,
+        chosen: open::Chosen<'_>,
+    ) -> Result<Result<Got, Reason>> {
+        let packet = match self.read(sent, family, Table::Arriving) {
+            Ok(_) if sent.mark & TRANSLATED != 0 => return Ok(Err(Reason::SeenBefore)),
+            Ok(packet) => packet,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let found = match self.follow(sent, &packet, Table::Arriving, now_secs) {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        if let Some(skipped) = self.skipped(sent, got, &packet, found, now_secs) {
+            return Ok(Ok(skipped));
+        }
+        let (id, leg) = match found {
+            Some(found) => found,
+            None => match self.open(sent, got, &packet, now_secs, chosen)? {
+                Ok(id) => (id, Leg::ToBackend),
+                Err(reason) => return Ok(Err(reason)),
+            },
+        };
+        let flow = self.flows[&id].clone();
+        Ok(match leg {
+            Leg::ToBackend => {
+                let translated = self.translate(sent, &packet, Table::Arriving, flow.between(), flow.backend);
+                let note = if flow.changes_address() { TRANSLATED | FORWARD } else { DONE };
+                translated.map(|frame| self.forward(pass(noted(sent.mark, note), frame)))
+            }
+            Leg::FromNode => {
+                let src = packet.peers().0;
+                let translated = self.translate(sent, &packet, Table::Arriving, src, flow.between());
+                translated.map(|frame| pass(noted(sent.mark, TRANSLATED), frame))
+            }
+            Leg::ToClient if flow.is_guest => {
+                let translated = self.translate(sent, &packet, Table::Arriving, flow.frontend, flow.client);
+                translated.map(|frame| pass(sent.mark, frame))
+            }
+            Leg::ToClient | Leg::AsNode => self.give_back(sent, &packet, Table::Arriving, &flow),
+        })
+    }
+
+    pub(super) fn leaving(
+        &mut self,
+        sent: &Sent,
+        got: &Got,
+        family: Family,
+        now_secs: u32,
+        chosen: open::Chosen<'_>,
+    ) -> Result<Result<Got, Reason>> {
+        if sent.mark & DONE == DONE {
+            return Ok(Err(Reason::NotOurs));
+        }
+        let read = self.read(sent, family, Table::Leaving);
+        let found = read.and_then(|packet| Ok((self.follow(sent, &packet, Table::Leaving, now_secs)?, packet)));
+        let (found, packet) = match found {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let found = match found {
+            Some(found) => Some(found),
+            None => self.meet_guest(sent, got, &packet, now_secs, chosen)?.map(|id| (id, Leg::ToBackend)),
+        };
+        let Some((id, leg)) = found else { return Ok(Err(Reason::NotOurs)) };
+        let flow = self.flows[&id].clone();
+        if matches!(leg, Leg::AsNode | Leg::ToBackend) {
+            let dst = packet.peers().1;
+            let translated = self.translate(sent, &packet, Table::Leaving, flow.source, dst);
+            return Ok(translated.map(|frame| pass(unnoted(sent), frame)));
+        }
+        let translated = self.translate(sent, &packet, Table::Leaving, flow.frontend, flow.client);
+        Ok(translated.map(|frame| self.give(pass(unnoted(sent), frame))))
+    }
+
+    /// What the host sends to a service.
+    pub(super) fn starting(
+        &mut self,
+        sent: &Sent,
+        got: &Got,
+        family: Family,
+        now_secs: u32,
+        chosen: open::Chosen<'_>,
+    ) -> Result<Result<Got, Reason>> {
+        // On lo a packet is read once, as one that leaves.
+        let table = if sent.at == At::Lo { Table::Leaving } else { Table::Starting };
+        let packet = match self.read(sent, family, table) {
+            Ok(packet) => packet,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let id = match self.follow(sent, &packet, Table::Starting, now_secs) {
+            Err(reason) => return Ok(Err(reason)),
+            Ok(Some((id, _))) => id,
+            Ok(None) => match self.open(sent, got, &packet, now_secs, chosen)? {
+                Ok(id) => id,
+                // It came in past the place where its flow is followed.
+                Err(Reason::NoFlow) if sent.at == At::Anchor && sent.came_in && self.is_met_arriving(&packet) => {
+                    return Ok(Err(Reason::Unhooked));
+                }
+                Err(reason) => return Ok(Err(reason)),
+            },
+        };
+        let flow = self.flows[&id].clone();
+        let translated = self.translate(sent, &packet, table, flow.source, flow.backend);
+        Ok(translated.map(|frame| self.forward(leave(sent, frame, flow.backend.ip(), DONE))))
+    }
+
+    fn is_met_arriving(&self, packet: &Packet) -> bool {
+        let (src, dst) = packet.peers();
+        self.index.contains_key(&(Table::Arriving, packet.proto, src, dst))
+    }
+
+    /// What the host sends to itself: a reply of a backend here, or what it sends to a service.
+    pub(super) fn inside(
+        &mut self,
+        sent: &Sent,
+        got: &Got,
+        family: Family,
+        now_secs: u32,
+        chosen: open::Chosen<'_>,
+    ) -> Result<Result<Got, Reason>> {
+        let packet = match self.read(sent, family, Table::Leaving) {
+            Ok(packet) => packet,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let found = match self.follow(sent, &packet, Table::Leaving, now_secs) {
+            Ok(found) => found,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        if let Some((id, _)) = found {
+            let flow = self.flows[&id].clone();
+            return Ok(self.give_back(sent, &packet, Table::Leaving, &flow));
+        }
+        self.starting(sent, got, family, now_secs, chosen)
+    }
+
+    /// A reply to a socket of the host goes in where that socket's packets go out.
+    pub(super) fn give_back(&mut self, sent: &Sent, packet: &Packet, table: Table, flow: &Flow) -> Result<Got, Reason> {
+        let frame = self.translate(sent, packet, table, flow.frontend, flow.client)?;
+        Ok(self.give(inject(frame, flow)))
+    }
+
+    /// Gives a packet other peers. A first fragment is remembered as it was.
+    pub(super) fn translate(
+        &mut self,
+        sent: &Sent,
+        packet: &Packet,
+        table: Table,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Result<Vec<u8>, Reason> {
+        let mut frame = sent.frame.clone();
+        rewrite::peers(&mut frame, &packet.ip, packet.ports, src, dst)?;
+        if let Part::First { id, split } = packet.ip.part {
+            let (sport, dport) = packet.ports;
+            let key = (table, id, split, packet.ip.src, packet.ip.dst);
+            self.fragments.insert(key, (sport, dport, packet.proto));
+        }
+        Ok(frame)
+    }
+}

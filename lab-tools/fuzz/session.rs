@@ -1,0 +1,92 @@
+//! Packets one after the other, to a node in one state of its cluster.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use testbed::reference::generate::{self, dice};
+
+use crate::corpus;
+use crate::fixture::Fixture;
+use crate::model::{Got, Model, Sent, hex};
+use crate::steps::Step;
+
+/// Packets between two looks at the counters: reading them costs as much as many packets.
+const UNCOUNTED: u32 = 64;
+
+pub(crate) struct Session<'a> {
+    fixture: &'a mut Fixture,
+    pub(crate) model: Model,
+    uncounted: u32,
+    counts_each: bool,
+    pub(crate) tally: Tally,
+}
+
+/// How often each thing has happened.
+pub(crate) type Tally = BTreeMap<&'static str, u64>;
+
+/// A packet ran over the end of a second, so that nobody knows what time its flow remembers.
+#[derive(Debug)]
+pub(crate) struct Blurred;
+
+impl<'a> Session<'a> {
+    pub(crate) fn start(fixture: &'a mut Fixture, cluster: u64, counts_each: bool) -> Result<Self> {
+        let cluster = generate::cluster(&mut dice(cluster));
+        fixture.forget()?;
+        fixture.enter(&cluster)?;
+        fixture.counted()?;
+        let model = Model::new(cluster, fixture.is_fast);
+        Ok(Self { fixture, model, uncounted: 0, counts_each, tally: Tally::new() })
+    }
+
+    /// What a packet became. The outer error is a difference.
+    pub(crate) fn step(&mut self, step: &Step) -> Result<Result<Option<Got>, Blurred>> {
+        match step {
+            Step::Age(secs) => {
+                self.fixture.age(*secs)?;
+                self.model.age(*secs);
+            }
+            Step::Endpoints(seed) => {
+                let mut cluster = self.model.cluster().clone();
+                generate::change_endpoints(&mut dice(*seed), &mut cluster);
+                self.fixture.enter(&cluster)?;
+                self.model.set_world(cluster);
+            }
+            Step::Packet(sent) => return self.packet(sent).map(|got| got.map(Some)),
+        }
+        Ok(Ok(None))
+    }
+
+    fn packet(&mut self, sent: &Sent) -> Result<Result<Got, Blurred>> {
+        let (got, second) = self.fixture.run(sent)?;
+        let Some(second) = second else { return Ok(Err(Blurred)) };
+        let fixture = &*self.fixture;
+        let judged =
+            self.model.judge(sent, &got, second, &|table, proto, src, dst| fixture.chosen(table, proto, src, dst));
+        judged.with_context(|| {
+            let (line, became) = (corpus::packet(sent), hex(&got.frame));
+            format!("{line} became {:?} mark={:#x} {became}", got.verdict, got.mark)
+        })?;
+        self.uncounted += 1;
+        if self.counts_each || self.uncounted == UNCOUNTED {
+            self.compare_counts()?;
+        }
+        Ok(Ok(got))
+    }
+
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.compare_counts()?;
+        self.fixture.compare_flows(&self.model)
+    }
+
+    fn compare_counts(&mut self) -> Result<()> {
+        self.uncounted = 0;
+        let counted = self.fixture.counted().context("read the counters")?;
+        let wanted = &mut self.model.counts;
+        ensure!(counted == *wanted, "what was counted is\n{counted:?}\nand should be\n{wanted:?}");
+        wanted.events.iter().for_each(|(event, n)| *self.tally.entry(event.name()).or_default() += n);
+        wanted.reasons.iter().for_each(|(reason, n)| *self.tally.entry(reason.name()).or_default() += n);
+        wanted.events.clear();
+        wanted.reasons.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! What happens next in a session: mostly packets that have to do with what is there already.
+
+use std::net::{IpAddr, SocketAddr};
+
+use rand::Rng;
+use testbed::reference::cluster::{Hook, Proto};
+use testbed::reference::generate::{self, Dice, one};
+use testbed::reference::place::{Device, Family, OUTSIDE};
+use testbed::test_run::Verdict;
+
+use crate::craft::{self, Between};
+use crate::model::wire::{SCTP, TCP, UDP};
+use crate::model::{At, DONE, FORWARD, Got, Leg, MADE_HERE, Model, Sent, TRANSLATED, Table, made_here};
+use crate::mutate;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Packet(Sent),
+    /// Nothing happens for so many seconds.
+    Age(u32),
+    /// Endpoints come and go, by these dice.
+    Endpoints(u64),
+}
+
+/// So long that no flow is ever just about to be forgotten.
+const AGES: [u32; 5] = [25, 45, 100, 1_000, 20_000];
+
+pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) -> Step {
+    if let Some((sent, got)) = last
+        && dice.random_bool(0.3)
+        && let Some(sent) = onwards(dice, sent, got)
+    {
+        return Step::Packet(sent);
+    }
+    match dice.random_range(0..1_000) {
+        0..4 => return Step::Age(one(dice, &AGES)),
+        4..6 => return Step::Endpoints(dice.random()),
+        _ => {}
+    }
+    let mut sent = match dice.random_range(0..100) {
+        0..35 => first(dice, model),
+        35..75 => of_flow(dice, model),
+        75..93 => error(dice, model),
+        _ => anything(dice),
+    };
+    mutate::frame(dice, &mut sent.frame);
+    Step::Packet(sent)
+}
+
+/// What an ingress hook let through, or sent past the stack, where it leaves.
+fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
+    let passed = matches!(sent.at, At::Ingress(_)) && got.verdict != Verdict::Drop && got.mark & TRANSLATED != 0;
+    let at = At::Egress(one(dice, &Device::OUTER));
+    passed.then(|| Sent { at, came_in: true, mark: got.mark, segments: sent.segments, frame: got.frame.clone() })
+}
+
+/// Dials something.
+fn first(dice: &mut Dice, model: &Model) -> Sent {
+    let packet = generate::packet(dice, model.cluster());
+    let at = match packet.hook {
+        Hook::Ingress(device) => At::Ingress(device),
+        Hook::Anchor => At::Anchor,
+        Hook::Lo => At::Lo,
+    };
+    let mut src = packet.src;
+    // Few ports, so that clients come again, and tuples collide.
+    if dice.random_bool(0.7) {
+        src.set_port(dice.random_range(40_000..40_008));
+    }
+    let (proto, opens) = match packet.proto {
+        Proto::Tcp => (TCP, 2),
+        Proto::Udp => (UDP, 0),
+        Proto::Sctp => (SCTP, 1),
+    };
+    let says = if dice.random_bool(0.9) { opens } else { dice.random() };
+    let transport = craft::transport(dice, src, packet.dst, proto, says);
+    let between = Between::random(dice);
+    let frame = craft::frame(dice, src.ip(), packet.dst.ip(), proto, &between, &transport);
+    sent(dice, at, None, frame)
+}
+
+/// A packet of a flow, at one of the places that it passes.
+fn of_flow(dice: &mut Dice, model: &Model) -> Sent {
+    let Some((at, leg, proto, src, dst)) = any_leg(dice, model) else { return first(dice, model) };
+    let says = match proto {
+        // SYN, SYN ACK, ACK, FIN ACK, RST, RST ACK
+        TCP => one(dice, &[2, 0x12, 0x10, 0x10, 0x18, 0x11, 0x11, 4, 0x14]),
+        // INIT, INIT ACK, DATA, ABORT, SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE
+        _ => one(dice, &[1, 2, 0, 0, 6, 7, 8, 14]),
+    };
+    let transport = craft::transport(dice, src, dst, proto, says);
+    let between = Between::random(dice);
+    let frame = craft::frame(dice, src.ip(), dst.ip(), proto, &between, &transport);
+    sent(dice, at, Some(leg), frame)
+}
+
+/// An ICMP error about a packet of a flow that went the other way.
+fn error(dice: &mut Dice, model: &Model) -> Sent {
+    let Some((at, leg, proto, src, dst)) = any_leg(dice, model) else { return anything(dice) };
+    let transport = craft::transport(dice, dst, src, proto, 0x10);
+    let between = Between::random(dice);
+    let quoted = craft::ip(dice, dst.ip(), src.ip(), proto, &between, &transport);
+    let router = OUTSIDE.addr(Family::of(src.ip()), 99);
+    let from = if dice.random_bool(0.6) { src.ip() } else { router };
+    let (icmp, message) = craft::error(dice, from, dst.ip(), &quoted);
+    let between = if dice.random_bool(0.9) { Between::default() } else { Between::random(dice) };
+    let frame = craft::frame(dice, from, dst.ip(), icmp, &between, &message);
+    sent(dice, at, Some(leg), frame)
+}
+
+/// A place, what happens there, and how packets look that pass it.
+fn any_leg(dice: &mut Dice, model: &Model) -> Option<(At, Leg, u8, SocketAddr, SocketAddr)> {
+    let newest = *model.flows.keys().next_back()?;
+    let oldest = *model.flows.keys().next()?;
+    // Mostly one of the last, so that some get far.
+    let from = if dice.random_bool(0.6) { newest.saturating_sub(4).max(oldest) } else { oldest };
+    let (_, flow) = model.flows.range(dice.random_range(from..=newest)..).next()?;
+    let legs = flow.legs();
+    let ((table, proto, src, dst), leg) = legs[dice.random_range(0..legs.len())];
+    let device = one(dice, &Device::OUTER);
+    let at = match table {
+        Table::Arriving => At::Ingress(device),
+        // As it has come in from the backend.
+        Table::Leaving if leg == Leg::ToClient && dice.random_bool(0.4) => At::Ingress(device),
+        Table::Leaving if flow.to_host || dice.random_bool(0.05) => At::Lo,
+        Table::Leaving => At::Egress(device),
+        Table::Starting if flow.on_lo => At::Lo,
+        Table::Starting => At::Anchor,
+    };
+    Some((at, leg, proto, src, dst))
+}
+
+/// Any protocol, any bytes, between any two.
+fn anything(dice: &mut Dice) -> Sent {
+    let family = one(dice, &Family::ALL);
+    let mut addr = || -> IpAddr {
+        let net = one(dice, &[OUTSIDE, testbed::reference::place::PODS, testbed::reference::place::CLUSTER_IPS]);
+        net.addr(family, dice.random_range(1..20))
+    };
+    let (src, dst) = (addr(), addr());
+    let at = match dice.random_range(0..6) {
+        0 => At::Anchor,
+        1 => At::Lo,
+        2 => At::Egress(one(dice, &Device::OUTER)),
+        _ => At::Ingress(one(dice, &Device::OUTER)),
+    };
+    let body = craft::random_bytes(dice, 0, 100);
+    let between = Between::random(dice);
+    let proto = dice.random();
+    let frame = craft::frame(dice, src, dst, proto, &between, &body);
+    sent(dice, at, None, frame)
+}
+
+/// With what hooks before have noted, likely or not.
+fn sent(dice: &mut Dice, at: At, leg: Option<Leg>, frame: Vec<u8>) -> Sent {
+    let notes = [0, TRANSLATED, TRANSLATED | FORWARD, DONE];
+    let likely = dice.random_bool(0.8);
+    let mark = match (at, leg) {
+        (At::Ingress(_), _) if dice.random_bool(0.02) => one(dice, &notes[1..]),
+        (At::Egress(_), Some(Leg::AsNode)) if likely => TRANSLATED | FORWARD,
+        (At::Egress(_), Some(_)) if likely => one(dice, &notes[..2]),
+        (At::Egress(_), _) => one(dice, &notes),
+        _ => 0,
+    };
+    let others = if dice.random_bool(0.1) { dice.random_range(0..FORWARD) & !MADE_HERE } else { 0 };
+    let came_in = match at {
+        At::Ingress(_) => true,
+        At::Egress(_) => dice.random_bool(0.7),
+        At::Anchor | At::Lo => dice.random_bool(0.05),
+    };
+    let segments = if dice.random_bool(0.05) { dice.random_range(1..45) } else { 0 };
+    Sent { at, came_in, mark: mark | others | made_here(came_in), segments, frame }
+}

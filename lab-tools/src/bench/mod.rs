@@ -1,0 +1,20 @@
+//! What Services cost on the way of packets: clients and servers in network namespaces, side by side with what they would
+//! do without Services, and with kube-proxy's rules.
+//!
+//! Every figure is a ratio to [`Variant::Direct`] of the same round, because a machine is never as fast as a moment ago.
+
+mod cell;
+mod cpu;
+mod datagrams;
+mod fixture;
+mod kube_proxy;
+mod rounds;
+mod services;
+mod summary;
+mod traffic;
+
+pub use self::cell::{Mode, Path, Selection, Variant};
+pub use self::fixture::Fixture;
+pub use self::rounds::{Listener, Options, Sample, Skipped, run};
+pub use self::summary::{Key, Spread, Summary, summarise};
+pub use self::traffic::{Slice, Work};

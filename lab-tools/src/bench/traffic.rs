@@ -1,0 +1,182 @@
+//! Clients and servers that do one thing over and over for the length of a slice, on one CPU.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::panic::resume_unwind;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket;
+use nix::unistd::Pid;
+use socket2::{Domain, Socket, Type};
+
+use super::cpu::{self, Busy};
+use super::{Mode, datagrams};
+use testbed::netns::NetNs;
+
+/// No answer takes so long, unless it never comes.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// Of a slice, before it counts.
+const WARM_UP: u32 = 8;
+/// As common clients and servers write at a time.
+const BLOCK: usize = 128 << 10;
+
+/// One client and one server for one slice of time.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a> {
+    pub client: &'a NetNs,
+    /// Where it dials.
+    pub to: SocketAddr,
+    pub server: &'a NetNs,
+    /// Where that listens.
+    pub at: SocketAddr,
+    pub length: Duration,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// In the mode's unit.
+    pub amount: u64,
+    pub time: Duration,
+    /// Of all CPUs together, whoever was busy, interrupts included.
+    pub cpu: Duration,
+}
+
+impl Slice<'_> {
+    /// On a thread of its own: those that it starts stay on its CPU, and nothing else does.
+    pub fn run(&self, mode: Mode) -> Result<Work> {
+        let pinned = || {
+            pin()?;
+            self.work(mode)
+        };
+        thread::scope(|scope| scope.spawn(pinned).join()).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn work(&self, mode: Mode) -> Result<Work> {
+        let done = match mode {
+            Mode::TcpCrr => self.tcp(answer_connections, |slice| slice.connect_request_response()),
+            Mode::TcpRr => self.tcp(echo_one, |slice| slice.request_response()),
+            Mode::TcpStream => self.tcp(swallow_one, |slice| slice.stream()),
+            Mode::UdpRr | Mode::UdpStream | Mode::UdpPps => datagrams::run(self, mode),
+        };
+        done.with_context(|| format!("{mode}, {} to {}", self.client.name(), self.to))
+    }
+
+    /// With a server that ends when its listener is shut down.
+    fn tcp(&self, serve: fn(TcpListener), work: impl FnOnce(&Self) -> Result<Work> + Send) -> Result<Work> {
+        let listener =
+            self.server.run(|| TcpListener::bind(self.at)).with_context(|| format!("listen on {}", self.at))?;
+        let handle = listener.try_clone().context("duplicate a listener")?;
+        thread::scope(|scope| {
+            scope.spawn(move || serve(listener));
+            let done = self.client.run(|| work(self));
+            socket::shutdown(std::os::fd::AsRawFd::as_raw_fd(&handle), socket::Shutdown::Both)
+                .context("end a server")?;
+            done
+        })
+    }
+
+    fn connect_request_response(&self) -> Result<Work> {
+        self.timed(|| {
+            let mut stream = self.connect()?;
+            exchange(&mut stream)?;
+            Ok(1)
+        })
+    }
+
+    fn request_response(&self) -> Result<Work> {
+        let mut stream = self.connect()?;
+        self.timed(|| exchange(&mut stream).map(|()| 1))
+    }
+
+    fn stream(&self) -> Result<Work> {
+        let mut stream = self.connect()?;
+        let block = vec![0x5a; BLOCK];
+        let done = self.timed(|| Ok(u64::try_from(stream.write(&block)?)?))?;
+        // A server that got all of it has nothing to say.
+        stream.shutdown(Shutdown::Write)?;
+        ensure!(stream.read(&mut [0])? == 0, "an answer to a stream");
+        Ok(done)
+    }
+
+    /// Repeats `step`, which says how much it did, until the time is over; what comes first does not count.
+    pub(super) fn timed(&self, mut step: impl FnMut() -> Result<u64>) -> Result<Work> {
+        let started = Instant::now();
+        while started.elapsed() < self.length / WARM_UP {
+            step()?;
+        }
+        let (busy, started, mut amount) = (Busy::now()?, Instant::now(), 0);
+        let time = loop {
+            amount += step()?;
+            let time = started.elapsed();
+            // A server on the same CPU may not have had its turn yet.
+            if time >= self.length && (amount > 0 || time >= PATIENCE) {
+                break time;
+            }
+        };
+        Ok(Work { amount, time, cpu: busy.since()? })
+    }
+
+    /// Gives up where nobody answers.
+    fn connect(&self) -> Result<TcpStream> {
+        let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
+        socket.set_tcp_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?; // That of connect as well.
+        socket.connect(&self.to.into()).with_context(|| format!("connect to {}", self.to))?;
+        Ok(socket.into())
+    }
+
+    /// Whether somebody accepts a connection and answers, without a server of this slice.
+    pub fn is_served(&self) -> bool {
+        self.client.run(|| self.connect().and_then(|mut stream| exchange(&mut stream))).is_ok()
+    }
+}
+
+fn exchange(stream: &mut TcpStream) -> Result<()> {
+    stream.write_all(&[1]).context("send")?;
+    stream.read_exact(&mut [0]).context("wait for an answer")
+}
+
+/// One connection after the other.
+fn answer_connections(listener: TcpListener) {
+    while let Ok((mut stream, _)) = listener.accept() {
+        let mut byte = [0];
+        // Until the client closes. What goes wrong here is the client's to report.
+        while let Ok(1) = stream.read(&mut byte) {
+            if stream.write_all(&byte).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+fn echo_one(listener: TcpListener) {
+    let Ok((mut stream, _)) = listener.accept() else { return };
+    let _ = stream.set_nodelay(true);
+    let mut byte = [0];
+    while let Ok(1) = stream.read(&mut byte) {
+        if stream.write_all(&byte).is_err() {
+            break;
+        }
+    }
+}
+
+fn swallow_one(listener: TcpListener) {
+    let Ok((mut stream, _)) = listener.accept() else { return };
+    let mut block = vec![0; BLOCK];
+    while matches!(stream.read(&mut block), Ok(1..)) {}
+}
+
+/// Client and server share the last CPU, whose time then says what the path costs. On two they would wake each other, and
+/// how fast one CPU wakes another differs by more from moment to moment than what is to be measured, above all on virtual
+/// machines.
+fn pin() -> Result<()> {
+    let last = usize::try_from(cpu::count()? - 1)?;
+    let mut cpus = CpuSet::new();
+    cpus.set(last)?;
+    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("stay on CPU {last}"))
+}

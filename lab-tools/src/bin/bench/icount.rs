@@ -1,0 +1,83 @@
+//! The section `icount`: what Services cost in instructions, with IPVS among the rivals.
+//!
+//! Runs in a virtual machine whose clock counts instructions, one a nanosecond, and has nothing else to do: so one variant
+//! after the other, each in a lab of its own. `cargo xtask bench icount` boots it, and keeps what this prints.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab_tools::bench::{Fixture, Mode, Path, Sample, Skipped, Variant};
+use testbed::lab::{Lab, Layout};
+
+use crate::machine::Machine;
+use crate::record::Record;
+
+const VARIANTS: [Variant; 7] = [
+    Variant::Direct,
+    Variant::IptablesLegacy,
+    Variant::IptablesNft,
+    Variant::Nftables,
+    Variant::Ipvs,
+    Variant::Kpx,
+    Variant::KpxFast,
+];
+const MODES: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::UdpRr];
+/// Of a slice may be spent waiting: the clock then jumps to whatever comes next.
+const IDLE: f64 = 0.01;
+
+#[derive(clap::Parser)]
+pub(crate) struct Args {
+    #[arg(long, value_delimiter = ',')]
+    services: Vec<usize>,
+    /// Each measures every mode once
+    #[arg(long)]
+    rounds: usize,
+    /// How long each is measured in each round, in millions of instructions
+    #[arg(long)]
+    slice: u64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    print(&Record::Machine(Machine::read()?))?;
+    for &services in &args.services {
+        for variant in VARIANTS {
+            if let Err(error) = measure(args, services, variant) {
+                let why = format!("{services} Services: {error:#}");
+                print(&Record::Skipped(Skipped { variant, why }))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
+    let path = Path::Local;
+    let lab = Lab::start(Layout::Routed)?;
+    let fixture = Fixture::start(&lab, variant, services, None)?;
+    fixture.prove(path)?;
+    let slice = fixture.slice(path, Duration::from_millis(args.slice));
+    for round in 0..args.rounds {
+        for mode in MODES {
+            let done = slice.run(mode)?;
+            let (seconds, cpu_seconds) = (done.time.as_secs_f64(), done.cpu.as_secs_f64());
+            ensure!(seconds - cpu_seconds <= seconds * IDLE, "{mode}: {:.3} s of idle time", seconds - cpu_seconds);
+            print(&Record::Sample(Sample {
+                services,
+                path,
+                mode,
+                variant,
+                round,
+                amount: done.amount,
+                seconds,
+                cpu_seconds,
+            }))?;
+        }
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "whoever booted the machine reads its console")]
+fn print(record: &Record) -> Result<()> {
+    println!("{}", serde_json::to_string(record).context("write a record")?);
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Results as they are kept: a file of JSON lines for each section.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use comfy_table::CellAlignment;
+use lab_tools::bench::{Sample, Skipped};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Record {
+    /// Where the section was run: the first of each file.
+    Machine(Machine),
+    Sample(Sample),
+    Skipped(Skipped),
+    /// What readers of the section's figures must know, such as why there are none.
+    Note(String),
+    Table(Table),
+}
+
+/// Figures that are shown as they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) header: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+#[expect(clippy::print_stdout, reason = "the result of a benchmark is what it prints")]
+pub(crate) fn show(figures: &Table) {
+    let mut table = comfy_table::Table::new();
+    table.set_header(&figures.header).add_rows(&figures.rows);
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    println!("{table}");
+}
+
+/// Replaces a section's file once all is in it.
+pub(crate) struct Writer {
+    file: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl Writer {
+    pub(crate) fn create(results: &Path, section: &str) -> Result<Self> {
+        fs::create_dir_all(results).with_context(|| format!("create {}", results.display()))?;
+        let path = path(results, section);
+        let new = path.with_extension("new");
+        let file = File::create(&new).with_context(|| format!("create {}", new.display()))?;
+        let mut writer = Self { file: BufWriter::new(file), path };
+        writer.write(&Record::Machine(Machine::read()?))?;
+        Ok(writer)
+    }
+
+    pub(crate) fn write(&mut self, record: &Record) -> Result<()> {
+        let line = serde_json::to_string(record)?;
+        writeln!(self.file, "{line}").with_context(|| format!("write {}", self.path.display()))
+    }
+
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.file.flush().with_context(|| format!("write {}", self.path.display()))?;
+        let new = self.path.with_extension("new");
+        fs::rename(&new, &self.path).with_context(|| format!("rename to {}", self.path.display()))
+    }
+}
+
+/// Nothing if the section was never run.
+pub(crate) fn read(results: &Path, section: &str) -> Result<Vec<Record>> {
+    let path = path(results, section);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+    };
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))).collect()
+}
+
+fn path(results: &Path, section: &str) -> PathBuf {
+    results.join(format!("{section}.jsonl"))
+}

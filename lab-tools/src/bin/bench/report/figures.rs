@@ -1,0 +1,123 @@
+//! Tables in Markdown.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use lab_tools::bench::{Key, Mode, Spread, Summary, Variant};
+
+use super::Cells;
+use crate::record::Record;
+
+pub(super) fn machine(records: &[Record]) -> String {
+    let machines = records.iter().filter_map(|record| match record {
+        Record::Machine(machine) => Some(machine.to_string()),
+        _ => None,
+    });
+    machines.collect::<Vec<_>>().join("\n")
+}
+
+pub(super) fn skipped(records: &[Record]) -> String {
+    let skipped = records.iter().filter_map(|record| match record {
+        Record::Skipped(skipped) => Some(format!("- {}: {}", skipped.variant, skipped.why)),
+        _ => None,
+    });
+    let lines: Vec<_> = skipped.collect();
+    if lines.is_empty() { "Nothing was left out.".to_owned() } else { lines.join("\n") }
+}
+
+/// What a section made by itself.
+pub(super) fn tables(records: &[Record]) -> String {
+    let table = |record: &Record| match record {
+        Record::Machine(machine) => Some(machine.to_string()),
+        Record::Table(table) => Some(markdown(&table.header, &table.rows)),
+        _ => None,
+    };
+    records.iter().filter_map(table).collect::<Vec<_>>().join("\n\n")
+}
+
+/// A table for each path and number of Services: in each mode the ratio to direct, and what one costs.
+pub(super) fn cells(cells: &Cells) -> String {
+    let tables: BTreeSet<_> = cells.keys().map(|key| (key.path, key.services)).collect();
+    let mut text = String::new();
+    for (path, services) in tables {
+        let here = |key: &&Key| key.path == path && key.services == services;
+        let modes: BTreeSet<_> = cells.keys().filter(here).map(|key| key.mode).collect();
+        let variants: BTreeSet<_> = cells.keys().filter(here).map(|key| key.variant).collect();
+        let row = |&variant: &Variant| {
+            let cell = |&mode| {
+                let cell = cells.get(&Key { services, path, mode, variant });
+                cell.map_or_else(|| "–".to_owned(), |cell| figure(variant, mode, cell))
+            };
+            [variant.to_string()].into_iter().chain(modes.iter().map(cell)).collect()
+        };
+        let rows: Vec<Vec<String>> = variants.iter().map(row).collect();
+        let header: Vec<_> = [String::new()].into_iter().chain(modes.iter().map(Mode::to_string)).collect();
+        let count = grouped(services as u64);
+        let (first, s) =
+            if services == 1 { ("the measured Services alone".to_owned(), "") } else { (count, " Services") };
+        let _ = write!(text, "\n### {path}, {first}{s}\n\n{}\n", markdown(&header, &rows));
+    }
+    text
+}
+
+/// Of direct the rate, of all others the ratio to it; then CPU time.
+fn figure(variant: Variant, mode: Mode, cell: &Summary) -> String {
+    let what = if variant == Variant::Direct { rate(mode, cell.rate.median) } else { spread(&cell.ratio) };
+    format!("{what} · {}", cost(mode, cell.cpu))
+}
+
+/// The median, and in brackets the middle half.
+pub(super) fn spread(values: &Spread) -> String {
+    format!("**{:.2}** ({:.2}–{:.2})", values.median, values.low, values.high)
+}
+
+fn rate(mode: Mode, per_second: f64) -> String {
+    match mode.unit() {
+        "bytes" => format!("{:.1} Gbit/s", per_second * 8.0 / 1e9),
+        _ => format!("{}/s", grouped(per_second as u64)),
+    }
+}
+
+/// CPU time of one; of bytes, of a mebibyte.
+pub(super) fn cost(mode: Mode, seconds: f64) -> String {
+    match mode.unit() {
+        "bytes" => format!("{:.0} µs/MiB", seconds * 1e6 * f64::from(1 << 20)),
+        _ => format!("{:.1} µs", seconds * 1e6),
+    }
+}
+
+/// With a comma after each third digit from the right.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let comma = |(at, digit): (usize, char)| {
+        let comma = at > 0 && (digits.len() - at).is_multiple_of(3);
+        comma.then_some(',').into_iter().chain([digit])
+    };
+    digits.chars().enumerate().flat_map(comma).collect()
+}
+
+pub(super) fn markdown(header: &[String], rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
+    let ruler = format!("|---|{}", "---:|".repeat(header.len().saturating_sub(1)));
+    [line(header), ruler].into_iter().chain(rows.iter().map(|row| line(row))).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_at_a_glance() {
+        assert_eq!([0, 999, 1_000, 50_000, 1_234_567].map(grouped), ["0", "999", "1,000", "50,000", "1,234,567"]);
+        assert_eq!(rate(Mode::TcpStream, 2.5e9), "20.0 Gbit/s");
+        assert_eq!(rate(Mode::TcpRr, 12_345.6), "12,345/s");
+        assert_eq!(cost(Mode::TcpRr, 4.2e-5), "42.0 µs");
+        assert_eq!(cost(Mode::TcpStream, 2e-10), "210 µs/MiB");
+    }
+
+    #[test]
+    fn tables_are_markdown() {
+        let rows = [vec!["kpx".to_owned(), "1".to_owned()]];
+        assert_eq!(markdown(&["".to_owned(), "rr".to_owned()], &rows), "|  | rr |\n|---|---:|\n| kpx | 1 |");
+    }
+}

@@ -1,0 +1,81 @@
+//! Makes of results what is read: the figures of docs/performance.md, between markers, and the drawings beside it.
+
+mod figures;
+mod icount;
+mod plots;
+mod targets;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use lab_tools::bench::{Key, Sample, Summary, summarise};
+
+use crate::record::{self, Record};
+
+#[derive(clap::Parser)]
+pub(crate) struct Args {
+    /// The folder of the document
+    #[arg(long, env = "KPX_BENCH_DOCS", default_value = "docs")]
+    docs: PathBuf,
+}
+
+/// Cells and what all rounds of them say.
+type Cells = BTreeMap<Key, Summary>;
+
+pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
+    let document = args.docs.join("performance.md");
+    let before = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
+    let mut text = before;
+    let data = record::read(results, "data")?;
+    if !data.is_empty() {
+        let samples: Vec<Sample> = data.iter().filter_map(sample).collect();
+        let cells = summarise(&samples);
+        text = replace(&text, "data: machine", &figures::machine(&data))?;
+        text = replace(&text, "data: targets", &targets::table(&cells))?;
+        text = replace(&text, "data: cells", &figures::cells(&cells))?;
+        text = replace(&text, "data: not run", &figures::skipped(&data))?;
+        plots::draw(&cells, &args.docs.join("performance"))?;
+    }
+    for section in ["programs", "control"] {
+        let records = record::read(results, section)?;
+        if !records.is_empty() {
+            text = replace(&text, section, &figures::tables(&records))?;
+        }
+    }
+    let counted = record::read(results, "icount")?;
+    if !counted.is_empty() {
+        text = replace(&text, "icount", &icount::tables(&counted))?;
+    }
+    fs::write(&document, text).with_context(|| format!("write {}", document.display()))
+}
+
+fn sample(record: &Record) -> Option<Sample> {
+    match record {
+        Record::Sample(sample) => Some(sample.clone()),
+        _ => None,
+    }
+}
+
+/// Puts `body` between the two lines that name it.
+fn replace(text: &str, name: &str, body: &str) -> Result<String> {
+    let [begin, end] = ["measured", "end of"].map(|what| format!("<!-- {what} {name} -->\n"));
+    let (head, rest) = text.split_once(&begin).with_context(|| format!("no line {begin}"))?;
+    let (_, tail) = rest.split_once(&end).with_context(|| format!("no line {end}"))?;
+    Ok(format!("{head}{begin}\n{}\n\n{end}{tail}", body.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_changes_only_text_between_markers() {
+        let text = "a\n<!-- measured x -->\nold\n<!-- end of x -->\nb\n";
+        let new = "a\n<!-- measured x -->\n\nnew\n\n<!-- end of x -->\nb\n";
+        assert_eq!(replace(text, "x", "new\n").unwrap(), new);
+        assert_eq!(replace(new, "x", "new").unwrap(), new);
+        assert!(replace(text, "y", "new").is_err());
+    }
+}

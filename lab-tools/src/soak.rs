@@ -1,0 +1,45 @@
+//! What an operator does to a busy node, and whether anybody notices.
+//!
+//! A scenario builds a lab of its own, puts load on it, injects the fault again and again and says what was seen. The
+//! same functions make the short tests and the long runs of `cargo xtask soak`.
+
+mod endpoints;
+mod fixture;
+mod flood;
+mod kpx;
+mod memory;
+mod outage;
+mod ports;
+mod report;
+mod restart;
+
+use std::time::Duration;
+
+pub use self::endpoints::endpoints;
+pub use self::flood::flood;
+pub use self::outage::outage;
+pub use self::ports::ports;
+pub use self::report::Report;
+pub use self::restart::{restart, upgrade};
+
+/// Where kpx runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// As a process of the node, with the node's BPF file system.
+    #[default]
+    Node,
+    /// In kubeadm's DaemonSet for kube-proxy, with kpx's image: a container without the node's BPF file system.
+    SwappedPod,
+}
+
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    pub place: Place,
+    /// New connections a second.
+    pub rate: u32,
+    /// How often the fault is injected.
+    pub rounds: u32,
+    /// It is injected more often if that is over before so long.
+    pub at_least: Duration,
+}

@@ -1,0 +1,50 @@
+//! The demo, ended by signals.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+use testbed::agent::wait_until;
+use testbed::lab::{Lab, Layout};
+use testbed::netns;
+
+#[test]
+fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo"));
+    let mut demo = demo.arg("--keep").process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    let mine = format!("kpx-{}-", demo.id());
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.starts_with("The lab stays until Ctrl-C")).expect("the demo is kept");
+    killpg(Pid::from_raw(demo.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_eq!(lines.last().as_deref(), Some("all namespaces are removed"));
+    let status = demo.wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(!netns::names().unwrap().iter().any(|name| name.starts_with(&mine)));
+}
+
+#[test]
+fn no_signal_leaves_anything_behind() {
+    set_child_subreaper(true).unwrap();
+    for (signal, leaves) in [(Signal::SIGINT, false), (Signal::SIGTERM, false), (Signal::SIGKILL, true)] {
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_kpx-demo"));
+        let mut demo = demo.process_group(0).stdout(Stdio::null()).spawn().unwrap();
+        let pid = Pid::from_raw(demo.id().cast_signed());
+        let mine = format!("kpx-{}-", demo.id());
+        let exists = |host: &str| netns::names().unwrap().iter().any(|name| name.starts_with(&format!("{mine}{host}")));
+        wait_until(Duration::from_secs(20), "a part of the lab is there", || Ok(exists("p1a"))).unwrap();
+        kill(pid, signal).unwrap();
+        demo.wait().unwrap();
+        // An `ip netns add` that outlives it would add its namespace after the next lab has looked for those left behind.
+        let _ = killpg(pid, Signal::SIGKILL); // There may be none.
+        while waitpid(Pid::from_raw(-pid.as_raw()), None).is_ok() {}
+        assert_eq!(exists(""), leaves, "{signal}");
+        let _next = Lab::start(Layout::Routed).unwrap();
+        assert!(!exists(""), "{signal}, and after the next lab started");
+    }
+    set_child_subreaper(false).unwrap();
+}

@@ -1,0 +1,22 @@
+//! The flags by which a command finds its agent.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::choices::RUN_DIR;
+use crate::control::client::Client;
+
+/// Which agent is asked.
+#[derive(Args, Debug)]
+pub(super) struct AgentArgs {
+    /// The run directory of the agent to ask.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+impl AgentArgs {
+    pub(super) fn client(&self) -> Client {
+        Client::new(&self.run_dir)
+    }
+}

@@ -1,0 +1,197 @@
+//! Serves host mode: finds out which of the cluster's addresses this host reaches, and makes routes where it may.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use anyhow::Result;
+use ipnet::IpNet;
+
+use crate::choices;
+use proxy_core::desired::Desired;
+use proxy_core::model::{Lead, Peer, Unreachable};
+use proxy_net::fib::RouteClass;
+use proxy_net::link::Link;
+use proxy_net::pod_route::{Hop, PodRoutes};
+use proxy_net::{Handle, fib};
+use proxy_source::health::{Health, Problem};
+
+/// The routes of a host that is no node, and what they say of the cluster's addresses.
+pub(super) struct HostMode {
+    handle: Handle,
+    /// The routes of kpx to pods, if it may make any.
+    pod_routes: Option<PodRoutes>,
+    /// The nodes for which the routes were made.
+    peers: BTreeMap<String, Peer>,
+    /// Set if routes may have changed since the last lookup.
+    stale: bool,
+    /// The Services reported to [`Health`].
+    reported: BTreeSet<Problem>,
+}
+
+impl HostMode {
+    pub(super) fn new(handle: Handle, routing: choices::PodRoutes) -> Self {
+        let pod_routes = (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
+        Self { handle, pod_routes, peers: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
+    }
+
+    /// The next [`HostMode::scout`] has to ask for everything again.
+    pub(super) fn routes_changed(&mut self) {
+        self.stale = true;
+    }
+
+    /// Looks up this host's routes for `desired`, after it has made its own. `anchor` is the anchor's interface index.
+    pub(super) async fn scout(
+        &mut self,
+        desired: &mut Desired,
+        links: &BTreeMap<u32, Link>,
+        anchor: u32,
+        health: &Health,
+    ) -> Result<()> {
+        let Some(outside) = desired.outside() else { return Ok(()) };
+        let all = self.stale || *outside.nodes() != self.peers;
+        // After a failure below, the next attempt starts from the beginning.
+        self.stale = true;
+        if all {
+            self.peers = outside.nodes().clone();
+            self.make_routes(links, anchor, health).await?;
+        }
+        let addrs = if all { desired.addresses_to_reach() } else { desired.addresses_to_ask_for() };
+        if all || !addrs.is_empty() {
+            desired.learn_leads(leads(&self.handle, &addrs, anchor).await?, all);
+        }
+        self.stale = false;
+        Ok(())
+    }
+
+    async fn make_routes(&self, links: &BTreeMap<u32, Link>, anchor: u32, health: &Health) -> Result<()> {
+        let Some(pod_routes) = &self.pod_routes else { return Ok(()) };
+        let addrs = self.peers.values().flat_map(|peer| peer.addresses.iter().copied()).collect();
+        let leads = leads(&self.handle, &addrs, anchor).await?;
+        let refused = pod_routes.reconcile(&hops(&self.peers, &leads, links)).await?;
+        match refused.first() {
+            None => health.end(&Problem::PodRoutes),
+            Some(first) => health.begin(&Problem::PodRoutes, format!("{} refused, first {first}", refused.len())),
+        }
+        Ok(())
+    }
+
+    /// Reports the Services without a backend within reach.
+    pub(super) fn report(&mut self, desired: &Desired, health: &Health) {
+        let mut cut_off = BTreeSet::new();
+        for (service, unreachable) in desired.cut_off() {
+            let problem = Problem::Service(service.clone());
+            health.begin(&problem, why(&unreachable));
+            cut_off.insert(problem);
+        }
+        self.reported.difference(&cut_off).for_each(|problem| health.end(problem));
+        self.reported = cut_off;
+    }
+}
+
+/// Asks the kernel where packets to these addresses go.
+async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Result<BTreeMap<IpAddr, Lead>> {
+    let classes = fib::route_classes(handle, addrs, anchor).await?;
+    let lead = |class| match class {
+        RouteClass::Own => Lead::Own,
+        RouteClass::OnLink(device) => Lead::OnLink(device),
+        RouteClass::Routed => Lead::Routed,
+        RouteClass::Default => Lead::Default,
+        RouteClass::Nowhere(why) => Lead::Nowhere(why),
+    };
+    Ok(classes.into_iter().map(|(addr, class)| (addr, lead(class))).collect())
+}
+
+fn why(unreachable: &[&Unreachable]) -> String {
+    let backends: BTreeSet<_> = unreachable.iter().map(|one| one.backend.ip()).collect();
+    let first = unreachable.first().map(|one| format!(", first {}: {one}", one.backend)).unwrap_or_default();
+    format!("this host reaches none of {} backends{first}", backends.len())
+}
+
+/// Returns the neighbours through which pods are reached. If two nodes claim the same network, the first by name
+/// counts.
+fn hops(
+    peers: &BTreeMap<String, Peer>,
+    leads: &BTreeMap<IpAddr, Lead>,
+    links: &BTreeMap<u32, Link>,
+) -> BTreeMap<IpNet, Hop> {
+    let mut hops = BTreeMap::new();
+    for peer in peers.values() {
+        // A Node may claim any network. This host's other traffic must not go there.
+        let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
+        for net in peer.pod_cidrs.iter().filter(is_narrow) {
+            let neighbour = peer.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
+                let Some(&Lead::OnLink(device)) = leads.get(ip) else { return None };
+                // A tunnel has no neighbours behind it, only the packets that its other end admits.
+                links.get(&device).filter(|link| link.ethernet).map(|_| Hop { gateway: *ip, device })
+            });
+            if let Some(hop) = neighbour {
+                hops.entry(net.trunc()).or_insert(hop);
+            }
+        }
+    }
+    hops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proxy_net::link::LinkKind;
+    use proxy_net::role::Behind;
+
+    #[test]
+    fn routes_lead_through_neighbours_of_the_same_family() {
+        let peers = BTreeMap::from([
+            peer("a", &["192.0.2.11", "fd00::11"], &["10.244.1.0/24", "fd00:244:1::/64"]),
+            peer("b", &["198.51.100.12"], &["10.244.2.0/24", "fd00:244:2::/64"]),
+            peer("behind-a-tunnel", &["10.9.0.1"], &["10.244.3.0/24"]),
+            peer("claims-a's", &["192.0.2.14"], &["10.244.1.0/24"]),
+            peer("everything", &["192.0.2.11", "fd00::11"], &["0.0.0.0/0", "128.0.0.0/1", "::/0"]),
+            peer("two-addresses", &["198.51.100.15", "192.0.2.15"], &["10.244.5.0/24"]),
+        ]);
+        let leads = [
+            ("192.0.2.11", Lead::OnLink(2)),
+            ("fd00::11", Lead::OnLink(2)),
+            ("198.51.100.12", Lead::Routed),
+            ("10.9.0.1", Lead::OnLink(3)),
+            ("192.0.2.14", Lead::OnLink(2)),
+            ("198.51.100.15", Lead::Default),
+            ("192.0.2.15", Lead::OnLink(2)),
+        ];
+        let leads = leads.map(|(ip, lead)| (ip.parse().unwrap(), lead)).into();
+        let links = BTreeMap::from([(2, link(2, true)), (3, link(3, false))]);
+        let hops = hops(&peers, &leads, &links);
+        let shown: Vec<_> =
+            hops.iter().map(|(net, hop)| format!("{net} via {} dev {}", hop.gateway, hop.device)).collect();
+        assert_eq!(
+            shown,
+            [
+                "10.244.1.0/24 via 192.0.2.11 dev 2",
+                "10.244.5.0/24 via 192.0.2.15 dev 2",
+                "fd00:244:1::/64 via fd00::11 dev 2"
+            ]
+        );
+    }
+
+    fn peer(name: &str, addresses: &[&str], pod_cidrs: &[&str]) -> (String, Peer) {
+        let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+        let pod_cidrs = pod_cidrs.iter().map(|net| net.parse().unwrap()).collect();
+        (name.to_owned(), Peer { addresses, pod_cidrs, ready: true })
+    }
+
+    fn link(index: u32, ethernet: bool) -> Link {
+        Link {
+            index,
+            name: format!("dev{index}"),
+            mac: None,
+            mtu: 1500,
+            kind: LinkKind::Physical,
+            ethernet,
+            master: None,
+            peer_netns: false,
+            queues: false,
+            up: true,
+            addrs: [].into(),
+            behind: Behind::Nothing,
+        }
+    }
+}

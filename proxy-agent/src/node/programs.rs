@@ -1,0 +1,105 @@
+//! The programs on this node's devices, and on its sockets.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use proxy_datapath::{Attachments, Hooks, Missing};
+use proxy_net::role::Role;
+use proxy_net::{Handle, anchor};
+use tracing::{info, warn};
+
+use super::devices::Devices;
+use crate::metrics::Mended;
+use proxy_source::health::{Health, Problem};
+
+/// The programs, and the devices that they are on.
+pub(super) struct DevicePrograms {
+    pub(super) attachments: Attachments,
+    /// The anchor's interface index.
+    anchor: u32,
+    /// lo carries a program: on a host outside only if a backend is one of its own sockets.
+    pub(super) hooks_lo: bool,
+    /// What [`Health`] was told of devices that could not be attached.
+    failing: BTreeSet<Problem>,
+}
+
+impl DevicePrograms {
+    /// Puts the anchor's program on it. `is_node`: this host is a node, so that lo carries a program in any case.
+    pub(super) fn start(mut attachments: Attachments, anchor: u32, is_node: bool) -> Result<Self> {
+        attachments.attach(anchor, anchor::NAME, Hooks::Anchor)?;
+        let hooks_lo = is_node || attachments.devices().values().any(|device| device.name == "lo");
+        Ok(Self { attachments, anchor, hooks_lo, failing: BTreeSet::new() })
+    }
+
+    /// Gives every device the programs that its role asks for. What fails is tried again with the next event.
+    pub(super) fn attach(&mut self, devices: &Devices, health: &Health) {
+        let mut carried = BTreeSet::from([self.anchor]);
+        let mut failing = BTreeSet::new();
+        for link in devices.links().values() {
+            let hooks = match devices.role_of(link) {
+                Role::Loopback if self.hooks_lo => Hooks::Loopback,
+                Role::Device { .. } => Hooks::Both,
+                Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
+            };
+            carried.insert(link.index);
+            let known = self.attachments.devices().contains_key(&link.index);
+            if let Err(error) = self.attachments.attach(link.index, &link.name, hooks) {
+                let problem = Problem::Device(link.name.clone());
+                health.begin(&problem, format!("{error:#}"));
+                failing.insert(problem);
+            }
+            if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
+                info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
+            }
+        }
+        let gone = self.attachments.devices().keys().filter(|ifindex| !carried.contains(ifindex)).copied();
+        for ifindex in gone.collect::<Vec<_>>() {
+            if let Some(attached) = self.attachments.detach(ifindex) {
+                info!(device = attached.name, ifindex, "detached");
+            }
+        }
+        self.failing.difference(&failing).for_each(|problem| health.end(problem));
+        self.failing = failing;
+    }
+
+    /// Puts the anchor's program on another anchor than before.
+    pub(super) fn move_anchor(&mut self, ifindex: u32) -> Result<()> {
+        warn!(ifindex, "the anchor was gone, making it again");
+        self.attachments.detach(self.anchor);
+        self.attachments.attach(ifindex, anchor::NAME, Hooks::Anchor)?;
+        self.anchor = ifindex;
+        Ok(())
+    }
+
+    /// Puts programs back that somebody has taken off. Whoever lost one serves nobody, so that the device's other one is
+    /// missing for a moment as well harms nobody.
+    pub(super) async fn verify(
+        &mut self,
+        handle: &Handle,
+        devices: &Devices,
+        mended: &mut Mended,
+        health: &Health,
+    ) -> Result<()> {
+        let missing = self.attachments.verify(handle).await.context("look for programs that were taken off")?;
+        for Missing { ifindex, hook } in &missing {
+            if let Some(attached) = self.attachments.detach(*ifindex) {
+                warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
+            }
+            mended.programs += 1;
+        }
+        if !missing.is_empty() {
+            self.attach(devices, health);
+            self.attachments.attach(self.anchor, anchor::NAME, Hooks::Anchor)?;
+        }
+        // Last: nobody looks again for what was detached above.
+        mended.programs += self.attachments.mend_sockets().context("look for programs that were taken off sockets")?;
+        Ok(())
+    }
+
+    /// Keeps the list of this host's changes true, and puts back what of them somebody has undone; says how much that was.
+    pub(super) fn verify_changes(&self, devices: &Devices) -> Result<u64> {
+        let Some(changes) = self.attachments.changes() else { return Ok(0) };
+        changes.keep_qdiscs(|ifindex| devices.links().contains_key(&ifindex))?;
+        Ok(u64::from(changes.reserve_ports()?))
+    }
+}

@@ -1,0 +1,124 @@
+//! The maps by which the programs know this node: its own row, its addresses, the networks of pods and of Services.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::{self, Device, OwnAddr};
+use proxy_core::desired::Desired;
+use proxy_datapath::NodeMaps;
+use proxy_net::anchor::Anchor;
+
+use super::detect::Detection;
+
+/// The maps, and what was last written to them.
+pub(super) struct NodeRows {
+    maps: NodeMaps,
+    /// What a predecessor had found out about this node: it stays in force until the first sync.
+    inherited: Option<device::Node>,
+    /// The Node object's, of which the programs know.
+    pod_cidrs: Vec<IpNet>,
+    /// The ranges of ClusterIPs of which the programs know, and those ClusterIPs that other proxies serve; None until they
+    /// were told.
+    service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
+    /// The addresses in force.
+    pub(super) addrs: (Addr4, Addr6),
+}
+
+/// What else than addresses the node's row is made of.
+pub(super) struct NodeFlags {
+    /// What an operator has said, and whether local pods can be told.
+    pub(super) options: u32,
+    /// What the agent has found out about the host, predecessor or not.
+    pub(super) host: u32,
+}
+
+impl NodeRows {
+    pub(super) fn new(maps: NodeMaps) -> Result<Self> {
+        // One that drained is in service again.
+        let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
+        let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+        let addrs = inherited.map_or(unknown, |node| (node.addr4, node.addr6));
+        Ok(Self { maps, inherited, pod_cidrs: Vec::new(), service_nets: None, addrs })
+    }
+
+    /// Whether a predecessor's row is in force.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.inherited.is_some()
+    }
+
+    /// From now on the row says what this agent knows.
+    pub(super) fn disinherit(&mut self) {
+        self.inherited = None;
+    }
+
+    /// The addresses in force, as far as there are any.
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        let (v4, v6) = self.addrs;
+        let known = [(!v4.is_unspecified()).then(|| v4.ip()), (!v6.is_unspecified()).then(|| v6.ip())];
+        known.into_iter().flatten().collect()
+    }
+
+    pub(super) fn write_node(&mut self, anchor: Anchor, flags: NodeFlags) -> Result<()> {
+        let NodeFlags { options, host } = flags;
+        if let Some(inherited) = self.inherited {
+            let inherited = inherited.without(device::Node::FAST_PATH | device::Node::STACKED).with(host);
+            return self.maps.set_node(inherited.with_anchor(anchor.ifindex, anchor.mac));
+        }
+        let (addr4, addr6) = self.addrs;
+        self.maps.set_node(device::Node::new(addr4, addr6, anchor.ifindex, anchor.mac, options | host))
+    }
+
+    /// Whether the row in force says other than `flags` whether there are bridges.
+    pub(super) fn misses_stack(&self, flags: u32) -> Result<bool> {
+        Ok(self.maps.node()?.is_some_and(|known| known.has(device::Node::STACKED) != (flags != 0)))
+    }
+
+    pub(super) fn write_devices(&mut self, devices: &BTreeMap<u32, Device>) -> Result<()> {
+        self.maps.set_devices(devices)
+    }
+
+    pub(super) fn write_addrs(&mut self, addrs: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
+        self.maps.set_addrs(addrs)
+    }
+
+    /// Whether the programs know these as the Node object's pod networks.
+    pub(super) fn knows_pods(&self, pod_cidrs: &[IpNet]) -> bool {
+        self.pod_cidrs == pod_cidrs
+    }
+
+    /// Tells the programs where pods have their addresses.
+    pub(super) fn write_pods(&mut self, detection: &Detection, pod_cidrs: Vec<IpNet>) -> Result<()> {
+        self.maps.set_pods(&detection.nets(), &pod_cidrs)?;
+        self.pod_cidrs = pod_cidrs;
+        Ok(())
+    }
+
+    /// A Service that another proxy is to serve from now on is still ours, or nobody's: from the moment on in which its
+    /// frontends go, packets to it are to pass.
+    pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
+        let others = desired.of_other_proxies();
+        let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };
+        let all = &known | others;
+        // What fails here fails once more after the sync, and is told then.
+        if self.maps.set_service_nets(&cidrs, &all).is_ok() {
+            self.service_nets = Some((cidrs, all));
+        }
+    }
+
+    /// `given`: the ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
+    pub(super) fn write_service_nets(&mut self, given: &[IpNet], desired: &Desired) -> Result<()> {
+        let cidrs = if given.is_empty() { desired.service_cidrs() } else { given };
+        let others = desired.of_other_proxies();
+        let is_known = |(known_cidrs, known_others): &(Vec<IpNet>, BTreeSet<IpAddr>)| {
+            known_cidrs == cidrs && known_others == others
+        };
+        if !self.service_nets.as_ref().is_some_and(is_known) {
+            self.maps.set_service_nets(cidrs, others)?;
+            self.service_nets = Some((cidrs.to_vec(), others.clone()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs,
+//! rules for external frontends.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::Result;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use proxy_common::addr::Proto;
+use tracing::info;
+
+use proxy_net::Handle;
+use proxy_net::route::{self, Route, Routes};
+use proxy_net::rule::{self, Rule, Rules};
+use proxy_source::health::{Health, Problem};
+
+/// The routes and rules, as the kernel holds them.
+pub(super) struct ServiceRoutes {
+    routes: Routes,
+    /// The default routes in the rules' table. The kernel skips a rule that leads to an empty table.
+    defaults: Routes,
+    rules: Rules,
+}
+
+/// The routes and rules that the kernel should hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Want {
+    /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of the ranges.
+    routes: BTreeSet<Route>,
+    /// A default route for each family that has rules.
+    defaults: BTreeSet<Route>,
+    /// The rules: one for each external frontend whose address is not the host's own, since packets to own addresses go
+    /// by lo. The rule of the way back goes with them.
+    rules: BTreeSet<Rule>,
+    /// The number of external frontends without room for a rule.
+    left_out: usize,
+}
+
+/// The number of changes to routes and rules in the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    pub(super) routes: u64,
+    pub(super) rules: u64,
+}
+
+/// The properties of the cluster and of this node that decide about service routes and rules.
+pub(super) struct Surroundings<'a> {
+    pub(super) service_cidrs: &'a [IpNet],
+    /// The ClusterIPs in force.
+    pub(super) service_addresses: &'a BTreeSet<IpAddr>,
+    /// The ExternalIPs and LoadBalancer addresses in force, with their ports.
+    pub(super) external_frontends: &'a BTreeSet<(IpAddr, Proto, u16)>,
+    /// The addresses of the node's devices.
+    pub(super) own: &'a BTreeSet<IpAddr>,
+    /// The addresses with which the node speaks, at most one a family.
+    pub(super) primary: &'a [IpAddr],
+    pub(super) has_ipv6: bool,
+}
+
+impl ServiceRoutes {
+    /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a new value.
+    pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
+        let routes = Routes::open(handle.clone(), route::MAIN, anchor).await?;
+        let defaults = Routes::open(handle.clone(), rule::TABLE, anchor).await?;
+        Ok(Self { routes, defaults, rules: Rules::open(handle.clone()).await? })
+    }
+
+    /// Makes routes and rules equal to `want`. With `verify`, reads the kernel's state first.
+    pub(super) async fn update(&mut self, want: &Want, verify: bool, health: &Health) -> Result<Changed> {
+        let (routes, defaults, rules) = if verify {
+            let routes = self.routes.verify(&want.routes).await?;
+            (routes, self.defaults.verify(&want.defaults).await?, self.rules.verify(&want.rules).await?)
+        } else {
+            let routes = self.routes.reconcile(&want.routes).await?;
+            (routes, self.defaults.reconcile(&want.defaults).await?, self.rules.reconcile(&want.rules).await?)
+        };
+        note_routes(&Problem::Routes, &routes, want.routes.len(), health);
+        note_routes(&Problem::DefaultRoutes, &defaults, want.defaults.len(), health);
+        note_rules(&rules, want, health);
+        let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
+        let routes = changed(&routes) + changed(&defaults);
+        Ok(Changed { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
+    }
+}
+
+impl Want {
+    pub(super) fn of(around: &Surroundings<'_>) -> Self {
+        let is_possible = |addr: &IpAddr| around.has_ipv6 || addr.is_ipv4();
+        let cidrs = around.service_cidrs;
+        let outside = around.service_addresses.iter().filter(|addr| !cidrs.iter().any(|cidr| cidr.contains(*addr)));
+        let dsts = cidrs.iter().copied().chain(outside.map(|addr| IpNet::from(*addr)));
+        let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: around.source(&dst) });
+
+        let foreign = around.external_frontends.iter().filter(|(addr, ..)| !around.own.contains(addr));
+        let mut rules: BTreeSet<Rule> = foreign
+            .filter(|(addr, ..)| is_possible(addr))
+            .map(|&(addr, proto, port)| Rule::To(addr, proto, port))
+            .collect();
+        let left_out = rules.iter().nth(rule::MAX).copied().map(|first| rules.split_off(&first).len());
+        let leads_to = |all: &IpNet| rules.iter().any(|rule| matches!(rule, Rule::To(addr, ..) if all.contains(addr)));
+        let families = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())].into_iter().filter(leads_to);
+        let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: around.source(&dst) }).collect();
+        rules.extend(defaults.iter().any(|route| route.dst.addr().is_ipv4()).then_some(Rule::Back));
+        Self { routes: routes.collect(), defaults, rules, left_out: left_out.unwrap_or(0) }
+    }
+}
+
+impl Surroundings<'_> {
+    /// Returns the node's address, if a device has it: the kernel would refuse a route with another source.
+    fn source(&self, dst: &IpNet) -> Option<IpAddr> {
+        let mut addrs = self.primary.iter().filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
+        addrs.find(|addr| self.own.contains(addr)).copied()
+    }
+}
+
+fn note_routes(what: &Problem, report: &route::Report, wanted: usize, health: &Health) {
+    match report.refused.first() {
+        None => health.end(what),
+        Some((route, why)) => {
+            health.begin(what, format!("{} of {wanted} refused, first {}: {why}", report.refused.len(), route.dst));
+        }
+    }
+    if report.added + report.replaced + report.deleted > 0 {
+        let (added, replaced, deleted) = (report.added, report.replaced, report.deleted);
+        info!(added, replaced, deleted, "{what}");
+    }
+}
+
+fn note_rules(report: &rule::Report, want: &Want, health: &Health) {
+    match report.refused.first() {
+        None => health.end(&Problem::Rules),
+        Some((rule, why)) => {
+            let (refused, wanted) = (report.refused.len(), want.rules.len());
+            health.begin(&Problem::Rules, format!("{refused} of {wanted} refused, first the one {rule}: {why}"));
+        }
+    }
+    match want.left_out {
+        0 => health.end(&Problem::RulesNumber),
+        left_out => {
+            let why = format!(
+                "there are {} rules at most, so this host's own sockets reach {left_out} external frontends only through the network",
+                rule::MAX
+            );
+            health.begin(&Problem::RulesNumber, why);
+        }
+    }
+    if report.added + report.deleted > 0 {
+        info!(added = report.added, deleted = report.deleted, "rules");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_cover_ranges_and_single_addresses_outside() {
+        let node = Node {
+            service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:10::/108".parse().unwrap()],
+            service_addresses: addrs(&["10.96.0.10", "10.97.0.10", "fd00:10::a", "fd00:11::a"]),
+            ..Node::default()
+        };
+        let routes = ["10.96.0.0/16 192.0.2.1", "10.97.0.10/32 192.0.2.1", "fd00:10::/108 -", "fd00:11::a/128 -"];
+        assert_eq!(shown(&node.want().routes), routes);
+        assert_eq!(node.want(), Want { routes: node.want().routes, ..Want::default() });
+    }
+
+    #[test]
+    fn rules_cover_foreign_frontends_with_a_default_route() {
+        let frontends = |texts: &[&str]| texts.iter().map(|addr| (addr.parse().unwrap(), Proto::TCP, 80)).collect();
+        let external_frontends = frontends(&["198.51.100.7", "192.0.2.9", "2001:db8::7"]);
+        let node = Node { external_frontends, ..Node::default() };
+        let rules: Vec<String> = node.want().rules.iter().map(Rule::to_string).collect();
+        assert_eq!(rules, ["to 198.51.100.7:80/tcp", "to [2001:db8::7]:80/tcp", "of the way back"]);
+        assert_eq!(shown(&node.want().defaults), ["0.0.0.0/0 192.0.2.1", "::/0 -"]);
+
+        let node = Node { has_ipv6: false, ..node };
+        assert_eq!(shown(&node.want().defaults), ["0.0.0.0/0 192.0.2.1"]);
+        assert_eq!(node.want().rules.len(), 2);
+
+        let node = Node { external_frontends: frontends(&["2001:db8::7"]), ..Node::default() };
+        assert_eq!(node.want().rules.len(), 1, "IPv6 has no rp_filter");
+
+        let node = Node { external_frontends: frontends(&["192.0.2.9"]), ..Node::default() };
+        assert_eq!(node.want(), Want::default());
+    }
+
+    #[test]
+    fn the_number_of_rules_is_limited() {
+        for (frontends, left_out) in [(256, 0), (300, 44)] {
+            let addr = "198.51.100.7".parse().unwrap();
+            let external_frontends = (1..=frontends).map(|port| (addr, Proto::UDP, port)).collect();
+            let want = Node { external_frontends, ..Node::default() }.want();
+            let first = (1..=256).map(|port| Rule::To(addr, Proto::UDP, port)).chain([Rule::Back]);
+            assert_eq!((want.rules, want.left_out), (first.collect(), left_out), "always the same ones");
+        }
+    }
+
+    struct Node {
+        service_cidrs: Vec<IpNet>,
+        service_addresses: BTreeSet<IpAddr>,
+        external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
+        own: BTreeSet<IpAddr>,
+        primary: Vec<IpAddr>,
+        has_ipv6: bool,
+    }
+
+    impl Default for Node {
+        /// Returns a node whose IPv6 address is on no device.
+        fn default() -> Self {
+            Self {
+                service_cidrs: Vec::new(),
+                service_addresses: BTreeSet::new(),
+                external_frontends: BTreeSet::new(),
+                own: addrs(&["192.0.2.1", "192.0.2.9"]),
+                primary: addrs(&["192.0.2.1", "fd00::1"]).into_iter().collect(),
+                has_ipv6: true,
+            }
+        }
+    }
+
+    impl Node {
+        fn want(&self) -> Want {
+            Want::of(&Surroundings {
+                service_cidrs: &self.service_cidrs,
+                service_addresses: &self.service_addresses,
+                external_frontends: &self.external_frontends,
+                own: &self.own,
+                primary: &self.primary,
+                has_ipv6: self.has_ipv6,
+            })
+        }
+    }
+
+    fn addrs(texts: &[&str]) -> BTreeSet<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn shown(routes: &BTreeSet<Route>) -> Vec<String> {
+        let source = |route: &Route| route.src.map_or("-".to_owned(), |src| src.to_string());
+        routes.iter().map(|route| format!("{} {}", route.dst, source(route))).collect()
+    }
+}

@@ -1,0 +1,118 @@
+//! Stores Services and EndpointSlices compactly: only the fields that kpx reads, in as little memory as possible. A
+//! cluster has hundreds of thousands of endpoints, and the API's types take half a kilobyte for each.
+//!
+//! This module does not validate: texts stay texts until the model reads them.
+
+mod flat;
+mod service;
+mod shared;
+mod slice;
+
+pub use flat::Flat;
+pub(crate) use service::ALGORITHM;
+pub use service::{Ingress, Service, ServicePort};
+pub use shared::Shared;
+pub use slice::{Address, Endpoint, EndpointPort, EndpointSlice, Hints, Pod};
+
+use k8s_openapi::Metadata;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::DeserializeOwned;
+
+use crate::input::ObjectName;
+
+/// A compact form of an object.
+pub trait Kept: Sized {
+    /// The API's type of the object.
+    type Object: Metadata<Ty = ObjectMeta> + Clone + DeserializeOwned;
+
+    fn keep(object: Self::Object) -> Self;
+
+    fn name(&self) -> ObjectName;
+
+    /// Returns the API server's uid of the object, which survives every reuse of the name.
+    fn uid(&self) -> &str;
+}
+
+/// A Node is kept without most of its status. A cluster has few Nodes, but each takes tens of kilobytes, mostly images,
+/// and every heartbeat sends them again.
+impl Kept for Node {
+    type Object = Self;
+
+    fn keep(mut node: Self) -> Self {
+        node.metadata.managed_fields = None;
+        node.metadata.annotations = None;
+        if let Some(status) = &mut node.status {
+            status.images = None;
+            status.volumes_attached = None;
+            status.volumes_in_use = None;
+            // The Ready condition stays, without the time of its last heartbeat.
+            status
+                .conditions
+                .iter_mut()
+                .for_each(|conditions| conditions.retain(|condition| condition.type_ == "Ready"));
+            for ready in status.conditions.iter_mut().flatten() {
+                ready.last_heartbeat_time = None;
+            }
+        }
+        node
+    }
+
+    fn name(&self) -> ObjectName {
+        ObjectName::from(&self.metadata)
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+}
+
+impl Kept for ServiceCIDR {
+    type Object = Self;
+
+    fn keep(mut cidr: Self) -> Self {
+        cidr.metadata.managed_fields = None;
+        cidr.metadata.annotations = None;
+        cidr
+    }
+
+    fn name(&self) -> ObjectName {
+        ObjectName::from(&self.metadata)
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+}
+
+fn texts(list: Option<Vec<String>>) -> Box<[Box<str>]> {
+    list.into_iter().flatten().map(String::into_boxed_str).collect()
+}
+
+fn shared(text: Option<String>) -> Option<Shared> {
+    text.as_deref().map(Shared::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_keeps_its_ready_condition_without_the_heartbeat_time() {
+        let node = |heartbeat: &str| {
+            serde_json::json!({
+                "metadata": { "name": "a", "annotations": { "note": "long" }, "managedFields": [{ "manager": "kubelet" }] },
+                "status": { "images": [{ "names": ["pause"] }], "conditions": [
+                    { "type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat },
+                    { "type": "DiskPressure", "status": "False" },
+                ] },
+            })
+        };
+        let kept = |heartbeat| Node::keep(serde_json::from_value(node(heartbeat)).unwrap());
+        let kept = [kept("2026-01-01T00:00:00Z"), kept("2026-01-01T00:00:10Z")];
+        assert_eq!(kept[0], kept[1]);
+        let text = serde_json::to_string(&kept[0]).unwrap();
+        assert!(text.contains("Ready") && text.len() < 150, "{text}");
+    }
+}

@@ -1,0 +1,130 @@
+//! The compact form of a Service.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+
+use super::{Kept, Shared, shared, texts};
+use crate::input::ObjectName;
+
+/// The label (with any value) that leaves a Service to another proxy.
+const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// The annotation that asks for another algorithm than the node's.
+pub(crate) const ALGORITHM: &str = "kpx.dev/lb-algorithm";
+
+/// A Service with the API's field names, where the API has the field. An empty list and a missing list are equal.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Service {
+    pub name: ObjectName,
+    pub uid: Box<str>,
+    pub created: Option<Timestamp>,
+    /// Set if another proxy serves the Service: nothing but its ClusterIPs is kept.
+    pub is_of_other_proxy: bool,
+    /// The algorithm that the annotation asks for.
+    pub algorithm: Option<Shared>,
+    pub type_: Option<Shared>,
+    pub cluster_ip: Option<Box<str>>,
+    pub cluster_ips: Box<[Box<str>]>,
+    pub ip_families: Box<[Shared]>,
+    pub ports: Box<[ServicePort]>,
+    pub external_ips: Box<[Box<str>]>,
+    pub internal_traffic_policy: Option<Shared>,
+    pub external_traffic_policy: Option<Shared>,
+    pub session_affinity: Option<Shared>,
+    /// The value of `sessionAffinityConfig.clientIP.timeoutSeconds`.
+    pub affinity_secs: Option<i32>,
+    pub health_check_node_port: Option<i32>,
+    pub load_balancer_source_ranges: Box<[Box<str>]>,
+    /// The list `status.loadBalancer.ingress`.
+    pub ingress: Box<[Ingress]>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServicePort {
+    pub name: Option<Shared>,
+    pub protocol: Option<Shared>,
+    pub port: i32,
+    pub node_port: Option<i32>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ingress {
+    pub ip: Option<Box<str>>,
+    pub ip_mode: Option<Shared>,
+}
+
+impl From<core::Service> for Service {
+    fn from(service: core::Service) -> Self {
+        let name = ObjectName::from(&service.metadata);
+        let core::Service { metadata, spec, status } = service;
+        let algorithm = metadata.annotations.and_then(|mut annotations| annotations.remove(ALGORITHM));
+        let kept = Self {
+            name,
+            uid: metadata.uid.unwrap_or_default().into(),
+            created: metadata.creation_timestamp.map(|time| time.0),
+            is_of_other_proxy: has_label(metadata.labels.as_ref(), SERVICE_PROXY_NAME),
+            algorithm: shared(algorithm),
+            ..Self::default()
+        };
+        let Some(spec) = spec else { return kept };
+        let kept = Self {
+            type_: shared(spec.type_),
+            cluster_ip: spec.cluster_ip.map(String::into_boxed_str),
+            cluster_ips: texts(spec.cluster_ips),
+            ..kept
+        };
+        // Only the addresses of such Services matter: kpx leaves them alone.
+        if kept.is_of_other_proxy {
+            return kept;
+        }
+        let affinity = spec.session_affinity_config.and_then(|config| config.client_ip);
+        let ingress = status.and_then(|status| status.load_balancer?.ingress).into_iter().flatten();
+        Self {
+            ip_families: spec.ip_families.into_iter().flatten().map(Shared::from).collect(),
+            ports: spec.ports.into_iter().flatten().map(ServicePort::from).collect(),
+            external_ips: texts(spec.external_ips),
+            internal_traffic_policy: shared(spec.internal_traffic_policy),
+            external_traffic_policy: shared(spec.external_traffic_policy),
+            session_affinity: shared(spec.session_affinity),
+            affinity_secs: affinity.and_then(|client_ip| client_ip.timeout_seconds),
+            health_check_node_port: spec.health_check_node_port,
+            load_balancer_source_ranges: texts(spec.load_balancer_source_ranges),
+            ingress: ingress.map(Ingress::from).collect(),
+            ..kept
+        }
+    }
+}
+
+impl From<core::ServicePort> for ServicePort {
+    fn from(port: core::ServicePort) -> Self {
+        let core::ServicePort { name, protocol, port, node_port, .. } = port;
+        Self { name: shared(name), protocol: shared(protocol), port, node_port }
+    }
+}
+
+impl From<core::LoadBalancerIngress> for Ingress {
+    fn from(ingress: core::LoadBalancerIngress) -> Self {
+        Self { ip: ingress.ip.map(String::into_boxed_str), ip_mode: shared(ingress.ip_mode) }
+    }
+}
+
+impl Kept for Service {
+    type Object = core::Service;
+
+    fn keep(object: core::Service) -> Self {
+        object.into()
+    }
+
+    fn name(&self) -> ObjectName {
+        self.name.clone()
+    }
+
+    fn uid(&self) -> &str {
+        &self.uid
+    }
+}
+
+pub(super) fn has_label(labels: Option<&BTreeMap<String, String>>, label: &str) -> bool {
+    labels.is_some_and(|labels| labels.contains_key(label))
+}

@@ -1,0 +1,341 @@
+//! Keeps the desired state up to date. The unit of recomputation is a Service, so the cost of a change does not grow
+//! with the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::frontend::{FrontendKey, FrontendKind};
+
+use crate::diff::{Change, diff};
+use crate::input::{Input, ObjectName, Trigger};
+use crate::model::{self, Cause, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
+use crate::store::{Dirty, Store};
+use crate::tables::{FamilyTables, Tables};
+
+mod family;
+mod ledger;
+mod outside;
+mod snapshot;
+
+use family::Family;
+use ledger::Ledger;
+
+pub use snapshot::{ServiceSnapshot, Snapshot};
+
+/// The objects, their model, and the tables that the maps should hold: always [`Tables::of`] the objects at the last
+/// sync.
+#[derive(Debug)]
+pub struct Desired {
+    options: ModelOptions,
+    store: Store,
+    node: NodeModel,
+    service_cidrs: Vec<IpNet>,
+    /// The Services whose model may be out of date.
+    dirty: BTreeSet<ObjectName>,
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+    tables: Tables,
+    health_checks: BTreeMap<ObjectName, HealthCheck>,
+    unreadable: Ledger<ObjectName>,
+    /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
+    unreadable_cidrs: Ledger<()>,
+    /// The entries added to a ledger since the last sync.
+    news: Vec<Skipped>,
+    pending: Pending,
+    triggers: Vec<Trigger>,
+    /// The number of syncs that changed the frontends.
+    revision: u64,
+}
+
+/// The number of changes since the last sync.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    pub services: usize,
+    pub slices: usize,
+}
+
+/// The result of one pass.
+#[derive(Clone, Debug, Default)]
+pub struct Sync {
+    /// The changes in this order. A stop after any one of them is safe.
+    pub changes: Vec<Change>,
+    /// The objects that are skipped since this pass and were not before, to be logged once. [`Desired::skipped`]
+    /// returns all.
+    pub skipped: Vec<Skipped>,
+    /// The changes of endpoints that made the pass necessary, in the order of their arrival.
+    pub triggers: Vec<Trigger>,
+}
+
+/// The models as of all that was applied, before the tables are made of them: see [`Desired::read`].
+#[derive(Debug)]
+#[must_use = "the tables are as they were"]
+pub struct Models<'a>(&'a mut Desired);
+
+impl Models<'_> {
+    /// The second part of [`Desired::sync`].
+    pub fn sync(self) -> Sync {
+        let Self(desired) = self;
+        if !desired.is_complete() {
+            return Sync::default();
+        }
+        desired.pending = Pending::default();
+        let Desired { v4, v6, tables, news, triggers, revision, .. } = desired;
+        let mut changes = Vec::new();
+        changes.extend(v4.settle(&mut tables.v4, news).into_iter().map(Change::V4));
+        changes.extend(v6.settle(&mut tables.v6, news).into_iter().map(Change::V6));
+        *revision += u64::from(changes.iter().any(Change::is_of_frontend));
+        Sync { changes, skipped: std::mem::take(news), triggers: std::mem::take(triggers) }
+    }
+
+    /// The second part of [`Desired::sync_from`].
+    pub fn sync_from(self, now: &Tables) -> Sync {
+        let Self(desired) = self;
+        let is_known = *now == desired.tables;
+        let Sync { changes, skipped, triggers } = Models(desired).sync();
+        if is_known {
+            return Sync { changes, skipped, triggers };
+        }
+        let changes = if desired.is_complete() { diff(now, &desired.tables) } else { Vec::new() };
+        Sync { changes, skipped, triggers }
+    }
+}
+
+/// The size of the state in force, for `status` and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub v4: FamilyCounts,
+    pub v6: FamilyCounts,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FamilyCounts {
+    /// The number of Services with a ClusterIP.
+    pub services: usize,
+    pub service_ports: usize,
+    /// The number of frontends, without the rows that stand for a whole address.
+    pub frontends: usize,
+    /// The number of slots: a backend counts once for each set of a service port that it is in.
+    pub backends: usize,
+}
+
+impl Desired {
+    /// Creates an empty state. `node_name`, as the API spells it, decides which endpoints are local.
+    pub fn new(node_name: impl Into<String>) -> Self {
+        Self::with_options(node_name, ModelOptions::default())
+    }
+
+    pub fn with_options(node_name: impl Into<String>, options: ModelOptions) -> Self {
+        let store = Store::new(node_name);
+        Self {
+            node: NodeModel::of(&store, &options),
+            options,
+            store,
+            service_cidrs: Vec::new(),
+            dirty: BTreeSet::new(),
+            v4: Family::default(),
+            v6: Family::default(),
+            tables: Tables::default(),
+            health_checks: BTreeMap::new(),
+            unreadable: Ledger::default(),
+            unreadable_cidrs: Ledger::default(),
+            news: Vec::new(),
+            pending: Pending::default(),
+            triggers: Vec::new(),
+            revision: 0,
+        }
+    }
+
+    pub fn apply(&mut self, input: Input) {
+        match self.store.apply(input) {
+            Dirty::Nothing => {}
+            Dirty::Services { services, of_other_proxies } => {
+                self.pending.services += services.len();
+                self.dirty.extend(services);
+                if of_other_proxies {
+                    self.rebuild_node();
+                }
+            }
+            Dirty::Endpoints { services, slices, triggers } => {
+                self.pending.slices += slices;
+                self.triggers.extend(triggers);
+                if model::concerns_guard(services.iter()) {
+                    self.rebuild_node();
+                }
+                self.dirty.extend(services);
+            }
+            Dirty::Surroundings => self.rebuild_node(),
+            Dirty::ServiceCidrs => {
+                let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
+                self.service_cidrs = cidrs;
+                self.unreadable_cidrs.replace((), skipped, &mut self.news);
+                self.rebuild_node();
+            }
+        }
+    }
+
+    /// Updates the model of the node, which every Service may depend on.
+    fn rebuild_node(&mut self) {
+        let node = NodeModel::of(&self.store, &self.options);
+        if self.node != node {
+            self.node = node;
+            self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
+        }
+    }
+
+    /// Returns true if every kind has been listed. Until then the desired state is empty, because an absent object is
+    /// not yet a deleted one.
+    pub fn is_complete(&self) -> bool {
+        self.store.is_complete()
+    }
+
+    /// Returns true if a sync may change anything.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    pub fn pending(&self) -> Pending {
+        self.pending
+    }
+
+    /// Reads the objects that were applied since the last sync, which is the first part of one.
+    pub fn read(&mut self) -> Models<'_> {
+        let due = if self.is_complete() { std::mem::take(&mut self.dirty) } else { BTreeSet::new() };
+        for name in due {
+            let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
+            self.v4.replace(&name, v4);
+            self.v6.replace(&name, v6);
+            match health_check {
+                Some(check) => self.health_checks.insert(name.clone(), check),
+                None => self.health_checks.remove(&name),
+            };
+            self.unreadable.replace(name, skipped, &mut self.news);
+        }
+        Models(self)
+    }
+
+    /// Takes in the objects applied since the last sync, and returns the changes to the tables.
+    pub fn sync(&mut self) -> Sync {
+        self.read().sync()
+    }
+
+    /// Syncs as [`Self::sync`] does, but returns the changes to what the maps really hold: at the start, and after a
+    /// failed write.
+    pub fn sync_from(&mut self, now: &Tables) -> Sync {
+        self.read().sync_from(now)
+    }
+
+    /// Returns the tables that the maps should hold since the last sync.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Returns a number that changes whenever a sync has changed the frontends: [`Self::service_addresses`], and all
+    /// else that follows from frontends alone.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Returns the ClusterIPs in force since the last sync.
+    pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
+        addresses(&self.tables.v4).chain(addresses(&self.tables.v6)).collect()
+    }
+
+    /// Returns the frontends in force at external IPs and load balancer addresses since the last sync: address,
+    /// protocol, port.
+    pub fn external_frontends(&self) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
+        externals(&self.tables.v4).chain(externals(&self.tables.v6))
+    }
+
+    /// Returns the Service of such a frontend, and the field with its address.
+    pub fn said_by(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
+        let port = Port::new(port);
+        let v4 = Addr4::from_ip(addr).and_then(|addr| self.v4.said_by(&FrontendKey::new(addr, port, proto)));
+        let v6 = Addr6::from_ip(addr).and_then(|addr| self.v6.said_by(&FrontendKey::new(addr, port, proto)));
+        let (service, field) = v4.or(v6)?;
+        Some((ObjectRef { kind: "Service", name: service.clone() }, field.to_owned()))
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Returns the part of this node's state that matters to Services.
+    pub fn node(&self) -> &NodeModel {
+        &self.node
+    }
+
+    /// Returns the Services with a health check for load balancers, since the last sync.
+    pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
+        &self.health_checks
+    }
+
+    /// Returns the ranges of ClusterIPs, sorted, if the cluster has ServiceCIDRs.
+    pub fn service_cidrs(&self) -> &[IpNet] {
+        &self.service_cidrs
+    }
+
+    /// Returns the ClusterIPs of Services that other proxies serve.
+    pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
+        self.node.guard.of_other_proxies()
+    }
+
+    /// Returns this node's addresses from its Node object, those inside the cluster first.
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        self.store.node().map(model::node_addresses).unwrap_or_default()
+    }
+
+    /// Returns true if load balancers may send new traffic to this node, by kube-proxy's rule. A node is not eligible
+    /// if it is unknown, about to be deleted, or about to be removed by the cluster autoscaler.
+    pub fn is_node_eligible(&self) -> bool {
+        self.store.node().is_some_and(model::is_node_eligible)
+    }
+
+    /// Returns the ranges of this node's pod addresses, if its Node object has them.
+    pub fn pod_cidrs(&self) -> Vec<IpNet> {
+        self.store.node().map(model::pod_cidrs).unwrap_or_default()
+    }
+
+    /// Returns whether this node has a Node object, or None if the API server refuses Nodes.
+    pub fn has_node(&self) -> Option<bool> {
+        (!self.store.is_node_refused()).then(|| self.store.node().is_some())
+    }
+
+    /// Returns the Service that a refused endpoint was to serve. The Event goes to the Service, because operators do
+    /// not look at its slices.
+    pub fn service_refused(&self, skipped: &Skipped) -> Option<ObjectRef> {
+        let is_endpoint = skipped.cause == Cause::Refused && skipped.object.kind == "EndpointSlice";
+        let slice = self.store.slice(&skipped.object.name).filter(|_| is_endpoint)?;
+        Some(ObjectRef { kind: "Service", name: slice.service.clone()? })
+    }
+
+    /// Returns the uid of an object: see [`Store::uid`].
+    pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
+        self.store.uid(object)
+    }
+
+    /// Returns all skipped objects since the last sync.
+    pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
+        let unreadable = self.unreadable.iter().chain(self.unreadable_cidrs.iter());
+        unreadable.chain(self.v4.conflicts()).chain(self.v6.conflicts())
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts { v4: self.v4.counts(&self.tables.v4), v6: self.v6.counts(&self.tables.v6) }
+    }
+}
+
+fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> {
+    let addresses = tables.frontends.iter().filter(|(_, frontend)| frontend.kind == FrontendKind::ADDRESS);
+    addresses.map(|(key, _)| key.addr.ip())
+}
+
+fn externals<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
+    let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
+    let externals = tables.frontends.iter().filter(move |(_, frontend)| kinds.contains(&frontend.kind));
+    externals.map(|(key, _)| (key.addr.ip(), key.proto, key.port.get()))
+}
+
+#[cfg(test)]
+mod tests;

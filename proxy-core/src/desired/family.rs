@@ -1,0 +1,165 @@
+//! The models of one family, and the decision which of them holds a frontend that several claim.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proxy_common::addr::Addr;
+use proxy_common::frontend::{FrontendKey, FrontendKind};
+
+use super::FamilyCounts;
+use super::ledger::Ledger;
+use crate::diff::{FamilyChange, diff_family};
+use crate::input::ObjectName;
+use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
+use crate::tables::FamilyTables;
+
+#[derive(Debug)]
+pub(super) struct Family<A: Addr> {
+    pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
+    /// The claims in their order: the first one holds the frontend, and a second one is rare.
+    claims: BTreeMap<FrontendKey<A>, Vec<Claim>>,
+    /// The frontends whose rows may be out of date.
+    touched: BTreeSet<FrontendKey<A>>,
+    conflicts: Ledger<FrontendKey<A>>,
+}
+
+impl<A: Addr> Default for Family<A> {
+    fn default() -> Self {
+        Self {
+            models: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            conflicts: Ledger::default(),
+        }
+    }
+}
+
+impl<A: Addr> Family<A> {
+    pub(super) fn replace(&mut self, service: &ObjectName, model: Option<FamilyModel<A>>) {
+        if self.models.get(service).map(Arc::as_ref) == model.as_ref() {
+            return;
+        }
+        if let Some(old) = self.models.remove(service) {
+            for key in old.frontends.keys() {
+                if let Some(claims) = self.claims.get_mut(key) {
+                    claims.retain(|claim| *claim != old.claim);
+                    if claims.is_empty() {
+                        self.claims.remove(key);
+                    }
+                }
+                self.touched.insert(*key);
+            }
+        }
+        if let Some(new) = model {
+            for key in new.frontends.keys() {
+                let claims = self.claims.entry(*key).or_insert_with(|| Vec::with_capacity(1));
+                if let Err(place) = claims.binary_search(&new.claim) {
+                    claims.insert(place, new.claim.clone());
+                }
+                self.touched.insert(*key);
+            }
+            self.models.insert(service.clone(), Arc::new(new));
+        }
+    }
+
+    /// Brings `tables` up to date with the models, and returns the changes.
+    pub(super) fn settle(&mut self, tables: &mut FamilyTables<A>, news: &mut Vec<Skipped>) -> Vec<FamilyChange<A>> {
+        let touched = std::mem::take(&mut self.touched);
+        let touched = self.affected_by(&touched);
+        let mut want = FamilyTables::default();
+        for key in &touched {
+            if let Some(holder) = self.holder(key) {
+                want.insert(key, holder);
+            }
+            self.conflicts.replace(*key, self.conflicts_at(key), news);
+        }
+        let changes = diff_family(&tables.part(touched.iter()), &want);
+        for change in &changes {
+            tables.apply(change);
+        }
+        changes
+    }
+
+    /// Returns these frontends with all that depend on them. The other frontends at a ClusterIP depend on it because
+    /// they give way to it. The other frontends of each claimant depend on it because the claimant may gain or lose a
+    /// service port with it.
+    fn affected_by(&self, touched: &BTreeSet<FrontendKey<A>>) -> BTreeSet<FrontendKey<A>> {
+        let addresses = touched.iter().filter(|key| **key == FrontendKey::address(key.addr));
+        let at = |address: &FrontendKey<A>| {
+            let addr = address.addr;
+            self.claims.range(address..).map(|(key, _)| key).take_while(move |key| key.addr == addr)
+        };
+        let claims = touched.iter().filter_map(|key| self.claims.get(key)).flatten();
+        let models: BTreeSet<_> = claims.map(|claim| &claim.service).collect();
+        let offered =
+            models.into_iter().filter_map(|name| self.models.get(name)).flat_map(|model| model.frontends.keys());
+        touched.iter().chain(addresses.flat_map(at)).chain(offered).copied().collect()
+    }
+
+    /// Returns the model whose rows are in force.
+    fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
+        self.claimants(key).find(|model| self.obstacle(key, model).is_none())
+    }
+
+    /// Returns the models that claim the frontend, the oldest first.
+    fn claimants(&self, key: &FrontendKey<A>) -> impl Iterator<Item = &FamilyModel<A>> {
+        let claims = self.claims.get(key).into_iter().flatten();
+        claims.filter_map(|claim| self.models.get(&claim.service).map(Arc::as_ref))
+    }
+
+    /// Returns the reason why a model may not have a frontend that it offers, regardless of other claims.
+    fn obstacle(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
+        let frontend = model.frontends.get(key)?.frontend;
+        if !frontend.kind.is_external() {
+            return None;
+        }
+        if let Some(owner) = self.claimants(&FrontendKey::address(key.addr)).next() {
+            return Some(format!("{key:?} is at the ClusterIP of Service {}", owner.claim.service));
+        }
+        let holder = self.holder(&frontend.service).filter(|holder| holder.claim != model.claim)?;
+        Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))
+    }
+
+    /// Returns the claims to this frontend that are not in force. Services may share an address, so long as their ports
+    /// differ.
+    fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
+        let holder = self.holder(key).map(|holder| &holder.claim);
+        let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
+        let conflict = |model: &FamilyModel<A>| {
+            let offer = model.frontends.get(key).filter(|offer| offer.frontend.kind != FrontendKind::ADDRESS)?;
+            let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
+            let why = self.obstacle(key, model).or_else(held)?;
+            let object = ObjectRef { kind: "Service", name: model.claim.service.clone() };
+            Some(Skipped { object, field: offer.field.to_string(), why, cause: Cause::Conflict })
+        };
+        lost.filter_map(conflict).collect()
+    }
+
+    /// Returns the Service that holds a frontend, and its field with the address.
+    pub(super) fn said_by(&self, key: &FrontendKey<A>) -> Option<(&ObjectName, &str)> {
+        let model = self.holder(key)?;
+        Some((&model.claim.service, &model.frontends.get(key)?.field))
+    }
+
+    pub(super) fn model(&self, service: &ObjectName) -> Option<&Arc<FamilyModel<A>>> {
+        self.models.get(service)
+    }
+
+    /// Returns the conflicts, by frontend.
+    pub(super) fn conflicts_by_frontend(&self) -> BTreeMap<FrontendKey<A>, Vec<Skipped>> {
+        self.conflicts.all().clone()
+    }
+
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = &Skipped> {
+        self.conflicts.iter()
+    }
+
+    pub(super) fn counts(&self, tables: &FamilyTables<A>) -> FamilyCounts {
+        FamilyCounts {
+            services: self.models.len(),
+            service_ports: tables.services.len(),
+            frontends: tables.frontends.keys().filter(|key| **key != FrontendKey::address(key.addr)).count(),
+            backends: tables.slots.len(),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Tests properties of every history of a cluster.
+
+use proptest::bool::weighted;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::desired;
+use crate::desired::Desired;
+use crate::diff::Change;
+use crate::model::Skipped;
+use crate::random;
+use crate::tables::Tables;
+
+/// Maps that refuse writes on demand, but carry out some of the refused ones.
+struct FaultyMaps {
+    tables: Tables,
+    refusals: Box<dyn Iterator<Item = (bool, bool)>>,
+}
+
+impl FaultyMaps {
+    fn apply(&mut self, changes: &[Change]) -> Result<(), ()> {
+        for change in changes {
+            let (refused, done) = self.refusals.next().expect("an endless supply");
+            if !refused || done {
+                self.tables.apply(change);
+            }
+            if refused {
+                return Err(());
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn incremental_tables_equal_tables_from_scratch(batches in vec(random::inputs(0..6), 1..12)) {
+        let mut desired = desired([]);
+        let mut now = Tables::default();
+        for input in batches {
+            for input in input {
+                desired.apply(input);
+            }
+            for change in desired.sync().changes {
+                now.apply(&change);
+            }
+            let scratch = Tables::of(&desired.store, &desired.options);
+            prop_assert_eq!(desired.tables(), &scratch, "kept:\n{}from scratch:\n{}", desired.tables(), scratch);
+            prop_assert_eq!(&now, &scratch, "the changes lead elsewhere");
+            prop_assert_eq!(desired.sync().changes, vec![], "nothing happened in between");
+        }
+    }
+
+    /// Each object has a history and a last version; histories of different objects arrive interleaved in any way.
+    #[test]
+    fn tables_depend_on_the_last_versions_alone(
+        events in vec((random::input_but_lists(), any::<u32>(), any::<u32>()), 0..24),
+        syncs in vec(any::<bool>(), 24),
+    ) {
+        let mut orders = [events.clone(), events];
+        orders[0].sort_by_key(|(_, at, _)| *at);
+        orders[1].sort_by_key(|(_, _, at)| *at);
+        let [first, mut second] = orders.map(|events| events.into_iter().map(|(input, ..)| input).collect::<Vec<_>>());
+        // Only the order within the history of one object has a meaning: give both the first one's order.
+        for place in 0..second.len() {
+            let object = random::object(&second[place]);
+            let version = second[..place].iter().filter(|input| random::object(input) == object).count();
+            let mut history = first.iter().filter(|input| random::object(input) == object);
+            second[place] = history.nth(version).expect("as many versions in the first").clone();
+        }
+        let [first, second] = [first, second].map(|inputs| {
+            let mut desired = desired([]);
+            for (input, sync) in inputs.into_iter().zip(&syncs) {
+                desired.apply(input);
+                if *sync {
+                    desired.sync();
+                }
+            }
+            desired.sync();
+            desired
+        });
+        prop_assert_eq!(first.tables(), second.tables());
+        prop_assert_eq!(first.skipped().collect::<Vec<_>>(), second.skipped().collect::<Vec<_>>());
+        prop_assert_eq!(first.counts(), second.counts());
+        // A source that lists only the remaining objects leads to the same tables.
+        let mut listed = Desired::new("here");
+        for input in first.store.lists() {
+            listed.apply(input);
+        }
+        listed.sync();
+        prop_assert_eq!(first.tables(), listed.tables());
+    }
+
+    #[test]
+    fn reports_add_up_to_the_skipped_objects(batches in vec(random::inputs(0..6), 1..12)) {
+        let mut desired = desired([]);
+        let mut before = Vec::new();
+        for input in batches {
+            for input in input {
+                desired.apply(input);
+            }
+            let mut reported = desired.sync().skipped;
+            let now: Vec<_> = desired.skipped().cloned().collect();
+            let mut news: Vec<_> = now.iter().filter(|skipped| !before.contains(*skipped)).cloned().collect();
+            // A slice that passes to another Service is reported again.
+            let is_passed_on = |skipped: &Skipped| skipped.object.kind == "EndpointSlice" && before.contains(skipped);
+            prop_assert!(reported.iter().all(|skipped| now.contains(skipped)));
+            reported.retain(|skipped| !is_passed_on(skipped));
+            reported.sort();
+            news.sort();
+            prop_assert_eq!(reported, news);
+            before = now;
+        }
+    }
+
+    #[test]
+    fn maps_that_refuse_one_write_in_four_converge(
+        (leftover, _) in random::old_and_new(),
+        batches in vec(random::inputs(0..6), 1..12),
+        refusals in vec((weighted(0.25), any::<bool>()), 64),
+    ) {
+        let mut maps = FaultyMaps { tables: leftover, refusals: Box::new(refusals.into_iter().cycle()) };
+        let mut desired = desired([]);
+        let mut sync = desired.sync_from(&maps.tables);
+        for batch in batches {
+            for _ in 0..1_000 {
+                if maps.apply(&sync.changes).is_ok() {
+                    break;
+                }
+                sync = desired.sync_from(&maps.tables);
+            }
+            prop_assert_eq!(&maps.tables, desired.tables());
+            for input in batch {
+                desired.apply(input);
+            }
+            sync = desired.sync();
+        }
+    }
+}

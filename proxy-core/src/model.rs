@@ -1,0 +1,303 @@
+//! Models the meaning of the objects. All of kube-proxy's semantics live here, as a function of one Service, its slices
+//! and this node. Each IP family stands alone.
+
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
+
+use crate::compact::{self, EndpointSlice, Flat, Shared};
+use crate::input::ObjectName;
+use crate::store::Store;
+
+mod endpoints;
+mod external;
+mod guard;
+mod maglev;
+mod node;
+mod outside;
+mod policy;
+mod port;
+mod read;
+
+use endpoints::{Detour, Joined};
+pub use endpoints::{Endpoint, Slice, join};
+pub use external::Range;
+use external::{External, externals, source_ranges};
+pub use guard::Guard;
+pub use guard::concerns as concerns_guard;
+pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
+pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
+use policy::Policy;
+pub use policy::{ALGORITHMS, algorithm_name};
+pub use port::ServicePort;
+pub use read::{Cause, ObjectRef, Skipped};
+use read::{Reader, addr, port_number, protocol};
+pub use read::{cidr, ip};
+
+/// The frontends and ports of one Service, in each family in which it has a ClusterIP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceModel {
+    pub v4: Option<FamilyModel<Addr4>>,
+    pub v6: Option<FamilyModel<Addr6>>,
+    pub health_check: Option<HealthCheck>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FamilyModel<A: Addr> {
+    pub claim: Claim,
+    /// The addresses that clients may dial. Other Services may claim the same frontend, so some may not be in force.
+    pub frontends: Flat<FrontendKey<A>, Offer<A>>,
+    /// The ports, by their ClusterIP frontends.
+    pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
+    /// The ranges of clients that may dial the LoadBalancer frontends; empty if every client may.
+    pub source_ranges: BTreeSet<Range<A>>,
+    /// The number of ready addresses on this node, over all ports.
+    pub local_ready: usize,
+    /// The backends left out in host mode because this host does not reach them.
+    pub unreachable: Vec<Unreachable>,
+}
+
+/// A frontend that a Service claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer<A: Addr> {
+    pub frontend: Frontend<A>,
+    /// The field of the Service with the address, for reports.
+    pub field: Shared,
+}
+
+/// A Service that claims a frontend. The least claim, which is the oldest Service's, holds the frontend.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    created: Timestamp,
+    pub service: ObjectName,
+}
+
+/// The answer to load balancers at `spec.healthCheckNodePort`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// The number of addresses of ready endpoints on this node, of both families.
+    pub local_endpoints: usize,
+}
+
+/// The parts shared by both families of a Service.
+struct Parts<'a> {
+    claim: Claim,
+    service: &'a compact::Service,
+    policy: Policy,
+    slices: Vec<&'a EndpointSlice>,
+    node: &'a NodeModel,
+}
+
+impl ServiceModel {
+    pub fn new<'a>(
+        name: &ObjectName,
+        service: &compact::Service,
+        slices: impl Iterator<Item = &'a EndpointSlice>,
+        node: &NodeModel,
+    ) -> (Self, Vec<Skipped>) {
+        let mut skipped = Vec::new();
+        if !is_proxied(service) {
+            return (Self::default(), skipped);
+        }
+        let parts = Parts {
+            claim: Claim::new(name, service),
+            service,
+            policy: Policy::new(&mut Reader::new("Service", name, &mut skipped), service, node),
+            slices: slices.filter(|slice| !slice.is_headless).collect(),
+            node,
+        };
+        let v4 = FamilyModel::new(&parts, &mut skipped);
+        let v6 = FamilyModel::new(&parts, &mut skipped);
+        // A pod of both families is one endpoint to a load balancer.
+        let local_endpoints =
+            v4.as_ref().map_or(0, |v4| v4.local_ready).max(v6.as_ref().map_or(0, |v6| v6.local_ready));
+        let health_check =
+            parts.policy.health_check_port.filter(|_| (v4.is_some() || v6.is_some()) && node.outside.is_none());
+        let health_check = health_check.map(|port| HealthCheck { port, local_endpoints });
+        // Both families read the same fields.
+        skipped.sort_unstable();
+        skipped.dedup();
+        (Self { v4, v6, health_check }, skipped)
+    }
+
+    /// Models a Service as the store has it now. The model is empty if the store has no such Service.
+    pub fn of(store: &Store, name: &ObjectName, node: &NodeModel) -> (Self, Vec<Skipped>) {
+        match store.service(name) {
+            Some(service) => Self::new(name, service, store.slices_of(name).map(Arc::as_ref), node),
+            None => Default::default(),
+        }
+    }
+}
+
+/// Returns true if the Service has a ClusterIP that kpx must serve.
+fn is_proxied(service: &compact::Service) -> bool {
+    let cluster_ip = service.cluster_ip.as_deref().unwrap_or_default();
+    !service.is_of_other_proxy && !matches!(cluster_ip, "" | "None") && service.type_.as_deref() != Some("ExternalName")
+}
+
+impl<A: Addr> FamilyModel<A> {
+    fn new(parts: &Parts<'_>, skipped: &mut Vec<Skipped>) -> Option<Self> {
+        let name = &parts.claim.service;
+        let cluster_ip: A = cluster_ip(parts.service, &mut Reader::new("Service", name, skipped))?;
+        let slices: Vec<_> = parts.slices.iter().filter_map(|slice| Slice::new(slice, parts.node, skipped)).collect();
+
+        let mut reader = Reader::new("Service", name, skipped);
+        let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
+        let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
+        let mut frontends = Offers::at(cluster_ip);
+        let mut ports = BTreeMap::new();
+        let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
+        for (index, port) in parts.service.ports.iter().enumerate() {
+            let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
+            let key = FrontendKey::new(cluster_ip, number, proto);
+            if ports.contains_key(&key) {
+                reader.skip(format_args!("spec.ports[{index}]"), format!("{key:?} is listed before"));
+                continue;
+            }
+            let node_port = parts.policy.node_port(&mut reader, index, port);
+            let own_node_port = node_port.filter(|_| parts.node.outside.is_none());
+            let own_node_port = own_node_port.filter(|node_port| {
+                let admitted = parts.node.guard.admit_node_port(*node_port, proto);
+                reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
+            });
+            let is_external = own_node_port.is_some() || !externals.is_empty();
+            frontends.add_port(&mut reader, index, key, own_node_port, &externals, &parts.node.guard);
+            let endpoints = join(&slices, port.name.as_deref().unwrap_or_default(), proto);
+            let (endpoints, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
+            unreachable.extend(left_out);
+            local_ready.extend(endpoints.local_ready());
+            let terms = parts.policy.terms(proto, is_external, !source_ranges.is_empty());
+            ports.insert(key, ServicePort::new(&mut reader, index, terms, &endpoints));
+        }
+        let (frontends, ports) = (frontends.0.into(), ports.into());
+        let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
+        Some(Self { claim, frontends, ports, source_ranges, local_ready, unreachable })
+    }
+}
+
+impl Parts<'_> {
+    /// Returns the endpoints of a port as this host reaches them, and the endpoints out of reach.
+    fn within_reach<'a, A: Addr>(
+        &self,
+        key: FrontendKey<A>,
+        node_port: Option<Port>,
+        is_external: bool,
+        endpoints: Joined<'a, A>,
+    ) -> (Joined<'a, A>, Vec<Unreachable>) {
+        let Some(outside) = &self.node.outside else { return (endpoints, Vec::new()) };
+        if self.policy.internal_local && !is_external {
+            return (Joined::none(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
+        }
+        let external_local = self.policy.external_local;
+        let (endpoints, left_out) = endpoints.around(Detour { outside, node_port, external_local });
+        let unreachable = left_out.into_iter().map(|(at, obstacle)| Unreachable {
+            port: key.port.get(),
+            proto: key.proto,
+            backend: (at.addr.ip(), at.port.get()).into(),
+            obstacle,
+            has_node_port: node_port.is_some(),
+        });
+        (endpoints, unreachable.collect())
+    }
+}
+
+/// Returns the ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and `clusterIP` is its first
+/// element.
+fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> Option<A> {
+    let primary = service.cluster_ip.as_deref()?;
+    let families = &service.ip_families;
+    if families.is_empty() {
+        let other_family = ip(primary).is_ok_and(|ip| A::from_ip(ip).is_none());
+        return if other_family { None } else { reader.take(format_args!("spec.clusterIP"), addr(primary)) };
+    }
+    let index = families.iter().position(|family| **family == *A::FAMILY)?;
+    // Only a manifest that never passed an API server leaves `clusterIPs` out.
+    let text = service.cluster_ips.get(index).map(AsRef::as_ref).or((index == 0).then_some(primary))?;
+    reader.take(format_args!("spec.clusterIPs[{index}]"), addr(text))
+}
+
+fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort) -> Option<(Port, Proto)> {
+    let number = reader.take(format_args!("spec.ports[{index}].port"), port_number(port.port))?;
+    let proto = reader.take(format_args!("spec.ports[{index}].protocol"), protocol(port.protocol.as_deref()))?;
+    Some((number, proto))
+}
+
+struct Offers<A: Addr>(BTreeMap<FrontendKey<A>, Offer<A>>);
+
+impl<A: Addr> Offers<A> {
+    fn at(cluster_ip: A) -> Self {
+        let key = FrontendKey::address(cluster_ip);
+        let frontend = Frontend::new(key, FrontendKind::ADDRESS);
+        Self([(key, Offer { frontend, field: "spec.clusterIP".into() })].into())
+    }
+
+    /// Adds all frontends of one port. The first listing of an address counts.
+    fn add_port(
+        &mut self,
+        reader: &mut Reader<'_>,
+        index: usize,
+        service: FrontendKey<A>,
+        node_port: Option<Port>,
+        externals: &[External<A>],
+        guard: &Guard,
+    ) {
+        let FrontendKey { port, proto, .. } = service;
+        self.add(service, Frontend::new(service, FrontendKind::CLUSTER_IP), format!("spec.ports[{index}]"));
+        if let Some(node_port) = node_port {
+            let key = FrontendKey::node_port(node_port, proto);
+            let field = format!("spec.ports[{index}].nodePort");
+            if !self.add(key, Frontend::new(service, FrontendKind::NODE_PORT), field) {
+                reader.skip(format_args!("spec.ports[{index}].nodePort"), format!("{key:?} is listed before"));
+            }
+        }
+        for External { addr, kind, field } in externals {
+            if !reader.admit(format_args!("{field}"), guard.admit_port(*addr, port, proto)) {
+                continue;
+            }
+            self.add(FrontendKey::new(*addr, port, proto), Frontend::new(service, *kind), field.clone());
+        }
+    }
+
+    /// Adds a frontend. Returns true if it is new.
+    fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
+        match self.0.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(Offer { frontend, field: field.into() });
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    }
+}
+
+impl Claim {
+    /// Returns the Service's claim. A Service without an age, which never passed an API server, counts as the youngest.
+    fn new(name: &ObjectName, service: &compact::Service) -> Self {
+        Self { created: service.created.unwrap_or(Timestamp::MAX), service: name.clone() }
+    }
+}
+
+/// Returns the ranges of ClusterIPs, sorted.
+pub fn service_cidrs<'a>(objects: impl Iterator<Item = &'a ServiceCIDR>) -> (Vec<ipnet::IpNet>, Vec<Skipped>) {
+    let (mut cidrs, mut skipped) = (Vec::new(), Vec::new());
+    for object in objects {
+        let name = ObjectName::from(&object.metadata);
+        let mut reader = Reader::new("ServiceCIDR", &name, &mut skipped);
+        let texts = object.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+        for (index, text) in texts.enumerate() {
+            cidrs.extend(reader.take(format_args!("spec.cidrs[{index}]"), cidr(text)));
+        }
+    }
+    cidrs.sort_unstable();
+    cidrs.dedup();
+    (cidrs, skipped)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,136 @@
+//! Guards addresses that no Service may take by naming them as its own (CVE-2020-8554). A user with the right to write
+//! a Service may write any address into it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use proxy_common::addr::{Addr, Port, Proto};
+use proxy_common::frontend::FrontendKind;
+
+use super::node::{ModelOptions, node_addresses};
+use super::read::{ip, ip_of};
+use super::service_cidrs;
+use crate::compact::{EndpointSlice, Service};
+use crate::input::ObjectName;
+use crate::store::Store;
+
+/// The addresses and ranges that Services may not take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Guard {
+    /// The sockets at which the API server is reached, by this agent and by the cluster's own record.
+    api_servers: BTreeSet<SocketAddr>,
+    /// The node's addresses, at which node ports are served.
+    own: BTreeSet<IpAddr>,
+    /// The ranges of permitted ExternalIPs; None: any.
+    external_ip_cidrs: Option<Vec<IpNet>>,
+    /// The ranges of ClusterIPs, as far as the operator or the cluster has named them.
+    service_cidrs: Vec<IpNet>,
+    /// The ClusterIPs of Services that other proxies serve.
+    of_other_proxies: BTreeSet<IpAddr>,
+}
+
+/// The Service `default/kubernetes`, whose endpoints the API server maintains itself.
+const KUBERNETES: (&str, &str) = ("default", "kubernetes");
+
+impl Guard {
+    pub(super) fn of(store: &Store, options: &ModelOptions) -> Self {
+        let (namespace, name) = KUBERNETES;
+        let kubernetes = ObjectName::new(namespace, name);
+        let told = store.slices_of(&kubernetes).flat_map(|slice| socket_addresses(slice));
+        let known = store.node().map(node_addresses).unwrap_or_default();
+        Self {
+            api_servers: store.api_server().iter().copied().chain(told).collect(),
+            own: options.node_ips.iter().copied().chain(known).collect(),
+            external_ip_cidrs: options.external_ip_cidrs.clone(),
+            service_cidrs: match options.service_cidrs.as_slice() {
+                [] => service_cidrs(store.service_cidrs()).0,
+                given => given.to_vec(),
+            },
+            of_other_proxies: store.services().flat_map(|(_, service)| of_other_proxy(service)).collect(),
+        }
+    }
+
+    pub fn of_other_proxies(&self) -> &BTreeSet<IpAddr> {
+        &self.of_other_proxies
+    }
+
+    /// Checks whether a Service may send to an address. A ClusterIP would be dialled once more on its way, past the
+    /// NetworkPolicy for the Service behind it.
+    pub(super) fn admit_endpoint(&self, ip: IpAddr) -> Result<(), String> {
+        if let Some(cidr) = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
+            return Err(format!("{ip} is in {cidr}, from which ClusterIPs are taken: no endpoint is there"));
+        }
+        if self.of_other_proxies.contains(&ip) {
+            return Err(format!("{ip} is the ClusterIP of another proxy's Service"));
+        }
+        Ok(())
+    }
+
+    /// Checks whether a Service may be dialled at an external address at all. The error names the reason.
+    pub(super) fn admit_address<A: Addr>(&self, addr: A, kind: FrontendKind) -> Result<(), String> {
+        let ip = addr.ip();
+        if let Some(what) = not_on_a_network(ip) {
+            return Err(format!("{ip} is {what}"));
+        }
+        if self.of_other_proxies.contains(&ip) {
+            return Err(format!("{ip} is the ClusterIP of another proxy's Service"));
+        }
+        let nets = self.external_ip_cidrs.as_deref().filter(|_| kind == FrontendKind::EXTERNAL_IP);
+        if nets.is_some_and(|nets| !nets.iter().any(|net| net.contains(&ip))) {
+            return Err(format!("{ip} is not among the operator's external-ip-cidrs"));
+        }
+        Ok(())
+    }
+
+    /// Checks whether a Service may be dialled at this address and port.
+    pub(super) fn admit_port<A: Addr>(&self, addr: A, port: Port, proto: Proto) -> Result<(), String> {
+        let at = SocketAddr::new(addr.ip(), port.get());
+        if proto == Proto::TCP && self.api_servers.contains(&at) {
+            return Err(format!("{at}/{proto:?} is the API server's"));
+        }
+        Ok(())
+    }
+
+    /// Checks whether a Service may take this port of the node's own addresses.
+    pub(super) fn admit_node_port(&self, port: Port, proto: Proto) -> Result<(), String> {
+        let taken = |at: &&SocketAddr| at.port() == port.get() && self.own.contains(&at.ip());
+        match self.api_servers.iter().find(taken) {
+            Some(at) if proto == Proto::TCP => Err(format!("{at}/{proto:?} is the API server's")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns true if an input about these Services changes the guarded addresses.
+pub fn concerns<'a>(mut services: impl Iterator<Item = &'a ObjectName>) -> bool {
+    services.any(|service| (&*service.namespace, &*service.name) == KUBERNETES)
+}
+
+/// Names an address with a fixed meaning on every host. The API server refuses such addresses in `spec.externalIPs`,
+/// and lets them pass in `status.loadBalancer`. Link-local ones are among them because clouds serve the node's
+/// credentials there.
+fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    match ip {
+        ip if ip.is_loopback() => Some("a loopback address"),
+        ip if ip.is_multicast() => Some("a multicast address"),
+        _ => is_link_local.then_some("a link-local address"),
+    }
+}
+
+/// Returns the ClusterIPs of a Service that another proxy serves.
+fn of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let is_other = service.is_of_other_proxy && service.type_.as_deref() != Some("ExternalName");
+    let texts = service.cluster_ip.iter().chain(&service.cluster_ips).filter(move |_| is_other);
+    texts.filter_map(|text| ip(text).ok()).filter(|ip| !ip.is_unspecified())
+}
+
+fn socket_addresses(slice: &EndpointSlice) -> impl Iterator<Item = SocketAddr> {
+    let ports = slice.ports.iter().filter_map(|port| u16::try_from(port.port?).ok());
+    let addresses: Vec<IpAddr> = slice.endpoints.iter().filter_map(|endpoint| ip_of(&endpoint.address).ok()).collect();
+    ports.flat_map(move |port| addresses.clone().into_iter().map(move |ip| SocketAddr::new(ip, port)))
+}

@@ -1,0 +1,88 @@
+//! Models one port of a Service: the backends of its packets.
+
+use std::sync::Arc;
+
+use proxy_common::addr::{Addr, SockAddr};
+use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev, Service, Set};
+
+use super::endpoints::{Joined, Uses};
+use super::maglev;
+use super::read::Reader;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort<A: Addr> {
+    pub service: Service,
+    /// The backends of each set, by address and port, at most as many as `service` can count. Empty if no frontend
+    /// chooses from the set.
+    pub cluster: Vec<Backend<A>>,
+    pub local: Vec<Backend<A>>,
+    /// The Maglev tables of the sets that are not empty, under that algorithm.
+    pub maglev: Vec<(Set, Arc<Maglev>)>,
+    /// The serving endpoints, if they matter after a flow has begun.
+    pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
+}
+
+/// The terms that a Service sets for one of its ports.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    /// The service without its backends.
+    pub(super) service: Service,
+    pub(super) uses: Uses,
+    /// Set if the endpoints are looked up again after a flow has begun.
+    pub(super) remembers: bool,
+}
+
+/// The number of slots that a `Service` can count.
+pub(super) const SLOTS_MAX: usize = u16::MAX as usize;
+
+impl<A: Addr> ServicePort<A> {
+    pub(super) fn new(reader: &mut Reader<'_>, index: usize, terms: Terms, endpoints: &Joined<'_, A>) -> Self {
+        let Terms { service, uses, remembers } = terms;
+        let mut sets = endpoints.select(uses);
+        let most = if service.algorithm == Algorithm::MAGLEV { MAGLEV_PLACES } else { SLOTS_MAX };
+        for (name, set) in [("cluster", &mut sets.cluster), ("local", &mut sets.local)] {
+            if set.len() > most {
+                let why = format!("of {} backends in the {name} set only the first {most} serve", set.len());
+                reader.skip(format_args!("spec.ports[{index}]"), why);
+                set.truncate(most);
+            }
+        }
+        let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
+        let flags = service.flags() | if sets.has_endpoints { Service::HAS_ENDPOINTS } else { 0 };
+        let mut port = Self {
+            service: Service::new(count(&sets.cluster), count(&sets.local), flags)
+                .with_algorithm(service.algorithm)
+                .with_affinity(service.affinity_secs),
+            cluster: sets.cluster,
+            local: sets.local,
+            maglev: Vec::new(),
+            endpoints: Vec::new(),
+        };
+        if service.algorithm == Algorithm::MAGLEV {
+            let table = |set| Some((set, Arc::new(maglev::populate(port.backends(set))?)));
+            port.maglev = Set::ALL.into_iter().filter_map(table).collect();
+        }
+        // Most ports keep these lists for a long time.
+        port.cluster.shrink_to_fit();
+        port.local.shrink_to_fit();
+        if remembers {
+            port.endpoints = endpoints.serving().map(|(at, local)| (at, port.endpoint(at, local))).collect();
+        }
+        port
+    }
+
+    pub fn backends(&self, set: Set) -> &[Backend<A>] {
+        if set == Set::LOCAL { &self.local } else { &self.cluster }
+    }
+
+    fn endpoint(&self, at: SockAddr<A>, local: bool) -> Endpoint {
+        let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
+        let is_in = |set| self.backends(set).binary_search_by_key(&at, place).is_ok();
+        let flag = |set: bool, flag| if set { flag } else { 0 };
+        Endpoint::new(
+            flag(is_in(Set::CLUSTER), Endpoint::IN_CLUSTER_SET)
+                | flag(is_in(Set::LOCAL), Endpoint::IN_LOCAL_SET)
+                | flag(local, Endpoint::LOCAL),
+        )
+    }
+}

@@ -1,0 +1,129 @@
+//! Tests which addresses no Service may take, in any field.
+
+use super::check;
+use super::dumps::{Dump, assert_all_run};
+use crate::builders::{ServiceBuilder, listed, node, service, service_cidr, slice};
+use crate::desired::Desired;
+use crate::input::{Input, Update};
+use crate::model::{Cause, ModelOptions};
+
+#[test]
+fn addresses_with_a_fixed_meaning_are_refused() {
+    let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
+    let refused = ["127.0.0.1", "224.0.0.1", "::1", "ff02::1"];
+    let web = refused.into_iter().fold(web, ServiceBuilder::external_ip);
+    let web = ["169.254.169.254", "fe80::1", "255.255.255.255"].into_iter().fold(web, ServiceBuilder::vip);
+    check(
+        [web.external_ip("192.0.2.1").vip("2001:db8::1").into()],
+        Dump::of_rust(file!(), "addresses_with_a_fixed_meaning_are_refused"),
+    );
+}
+
+/// The guard covers the API server's ports only: other ports at its address are free, and so is its own Service.
+#[test]
+fn no_service_takes_the_api_servers_port() {
+    let kubernetes = || slice("kubernetes", "kubernetes").port("https", "TCP", 6443);
+    let greedy = service("greedy").cluster_ip("10.96.0.2").type_("LoadBalancer");
+    let greedy = greedy.port("api", "TCP", 6443).node_port(6443).port("udp", "UDP", 6443).node_port(6443);
+    let greedy = greedy.port("web", "TCP", 80).external_ip("192.0.2.1").external_ip("192.0.2.2").vip("198.51.100.7");
+    let mut desired = desired(ModelOptions::default());
+    desired.apply(service("kubernetes").cluster_ip("10.96.0.1").port("https", "TCP", 443).into());
+    desired.apply(kubernetes().ready("192.0.2.1").into());
+    desired.apply(node("here", None, &[("InternalIP", "192.0.2.1")]));
+    desired.apply(Input::ApiServer(["198.51.100.7:6443", "10.96.0.1:443"].map(|at| at.parse().unwrap()).into()));
+    desired.apply(greedy.into());
+    let refused = |desired: &Desired| -> Vec<String> { desired.skipped().map(ToString::to_string).collect() };
+    desired.sync();
+    assert_eq!(
+        refused(&desired),
+        [
+            "Service default/greedy spec.externalIPs[0]: 192.0.2.1:6443/tcp is the API server's",
+            "Service default/greedy spec.ports[0].nodePort: 192.0.2.1:6443/tcp is the API server's",
+            "Service default/greedy status.loadBalancer.ingress[0].ip: 198.51.100.7:6443/tcp is the API server's",
+        ]
+    );
+    assert!(desired.skipped().all(|skipped| skipped.cause == Cause::Refused));
+    Dump::of_rust(file!(), "no_service_takes_the_api_servers_port").assert_eq(&desired.tables().to_string());
+
+    // When the API server moves, its old address is free and its new one is guarded.
+    desired.apply(kubernetes().ready("192.0.2.2").into());
+    desired.sync();
+    assert_eq!(
+        refused(&desired),
+        [
+            "Service default/greedy spec.externalIPs[1]: 192.0.2.2:6443/tcp is the API server's",
+            "Service default/greedy status.loadBalancer.ingress[0].ip: 198.51.100.7:6443/tcp is the API server's",
+        ]
+    );
+}
+
+#[test]
+fn the_operator_may_restrict_external_ips() {
+    let web = || {
+        let web = service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").type_("LoadBalancer").tcp(80);
+        web.external_ip("192.0.2.1").external_ip("203.0.113.1").external_ip("2001:db8::1").vip("198.51.100.1")
+    };
+    let externals = |cidrs: Option<&[&str]>| -> Vec<String> {
+        let cidrs = cidrs.map(|cidrs| cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect());
+        let mut desired = desired(ModelOptions { external_ip_cidrs: cidrs, ..ModelOptions::default() });
+        desired.apply(web().into());
+        desired.sync();
+        desired.external_frontends().map(|(addr, ..)| addr.to_string()).collect()
+    };
+    assert_eq!(externals(None), ["192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1"]);
+    assert_eq!(externals(Some(&["203.0.113.0/24"])), ["198.51.100.1", "203.0.113.1"]);
+    assert_eq!(externals(Some(&["2001:db8::/64", "192.0.2.0/31"])), ["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
+    assert_eq!(externals(Some(&[])), ["198.51.100.1"], "a writer of the status is trusted with addresses");
+}
+
+/// An endpoint there would let a writer of EndpointSlices get past the NetworkPolicy of the Service at that address.
+#[test]
+fn endpoints_at_cluster_ips_are_refused() {
+    let web = || service("web").cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").tcp(80);
+    let v4 = slice("web-4", "web").tcp(80).ready("10.96.0.50").ready("10.244.0.1").ready("010.97.0.1");
+    let v6 = slice("web-6", "web").tcp(80).address_type("IPv6").ready("fd00:96::50").ready("fd00:244::1");
+    let state = |desired: &mut Desired| {
+        desired.sync();
+        let slots = desired.tables().v4.slots.len() + desired.tables().v6.slots.len();
+        (slots, desired.skipped().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let refused = |index: u8, slice: &str, ip: &str, cidr: &str| {
+        let why = format!("{ip} is in {cidr}, from which ClusterIPs are taken: no endpoint is there");
+        format!("EndpointSlice default/{slice} endpoints[{index}].addresses[0]: {why}")
+    };
+    let mut desired = desired(ModelOptions::default());
+    [web().into(), v4.clone().into(), v6.clone().into()].into_iter().for_each(|input| desired.apply(input));
+    assert_eq!(state(&mut desired), (5, Vec::new()), "the ranges of ClusterIPs are unknown");
+    desired.apply(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
+    let both =
+        vec![refused(0, "web-4", "10.96.0.50", "10.96.0.0/16"), refused(0, "web-6", "fd00:96::50", "fd00:96::/112")];
+    assert_eq!(state(&mut desired), (3, both));
+    let told = desired.skipped().find_map(|skipped| desired.service_refused(skipped));
+    assert_eq!(told.map(|service| service.to_string()).as_deref(), Some("Service default/web"));
+    desired.apply(service_cidr("kubernetes", &["10.97.0.0/16"]));
+    assert_eq!(state(&mut desired), (4, vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/16")]));
+    desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
+    assert_eq!(state(&mut desired), (5, Vec::new()));
+    // The operator's ranges count, and another proxy's ClusterIP is guarded wherever it is.
+    desired =
+        self::desired(ModelOptions { service_cidrs: vec!["10.97.0.0/24".parse().unwrap()], ..Default::default() });
+    let other = service("other").cluster_ip("fd00:96::50").tcp(80).label("service.kubernetes.io/service-proxy-name");
+    [web().into(), v4.into(), v6.into(), other.into(), service_cidr("kubernetes", &["10.244.0.0/16"])]
+        .into_iter()
+        .for_each(|input| desired.apply(input));
+    let other = "EndpointSlice default/web-6 endpoints[0].addresses[0]: \
+        fd00:96::50 is the ClusterIP of another proxy's Service";
+    let refused = vec![refused(2, "web-4", "10.97.0.1", "10.97.0.0/24"), other.to_owned()];
+    assert_eq!(state(&mut desired), (3, refused));
+}
+
+fn desired(options: ModelOptions) -> Desired {
+    let mut desired = Desired::with_options("here", options);
+    listed().into_iter().for_each(|input| desired.apply(input));
+    desired
+}
+
+#[test]
+fn every_section_has_a_test() {
+    assert_all_run(file!(), include_str!("guard.rs"));
+}

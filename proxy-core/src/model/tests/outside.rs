@@ -1,0 +1,159 @@
+//! Tests the backends of a host in host mode, by its routes.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
+
+use super::dumps::Dump;
+use super::objects::{dump_tests, objects};
+use crate::builders::{ServiceBuilder, SliceBuilder, listed, node, service, slice};
+use crate::desired::Desired;
+use crate::input::{Input, Update};
+use crate::model::{Lead, ModelOptions, Reach};
+
+use crate::tables::Tables;
+
+/// The routes of the host. Both nodes are ready and lie behind the default route; n1's pods are routed, n2's are not.
+const LEADS: [(&str, Lead); 8] = [
+    ("192.0.2.11", Lead::Default),
+    ("192.0.2.12", Lead::Default),
+    ("10.244.1.5", Lead::Routed),
+    ("10.244.1.6", Lead::Routed),
+    ("10.244.2.5", Lead::Default),
+    ("10.244.2.6", Lead::Default),
+    ("198.51.100.9", Lead::Default),
+    ("198.51.100.1", Lead::Own),
+];
+
+fn outside(default_leads_to_pods: bool) -> Desired {
+    // The name is empty: a node with the host's name must not matter.
+    let mut desired = Desired::with_options(
+        "",
+        ModelOptions { reach: Some(Arc::new(Reach::unknown(default_leads_to_pods))), ..ModelOptions::default() },
+    );
+    let inputs = [peer("n1", "192.0.2.11", "10.244.1.0/24", true), peer("n2", "192.0.2.12", "10.244.2.0/24", true)];
+    listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
+    desired
+}
+
+fn peer(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
+    let Input::Node(Update::Put(mut node)) = node(name, None, &[("InternalIP", ip)]) else { unreachable!() };
+    node.spec = Some(NodeSpec { pod_cidrs: Some(vec![pod_cidr.to_owned()]), ..NodeSpec::default() });
+    let status = if ready { "True" } else { "False" }.to_owned();
+    let condition = NodeCondition { type_: "Ready".to_owned(), status, ..NodeCondition::default() };
+    node.status.get_or_insert_default().conditions = Some(vec![condition]);
+    Input::Node(Update::Put(node))
+}
+
+/// Does what the node does: asks for unknown routes, then syncs.
+fn settle(desired: &mut Desired, leads: &[(&str, Lead)]) -> String {
+    let known: BTreeMap<IpAddr, _> = leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
+    let asked = desired.addresses_to_ask_for();
+    let answers = asked.into_iter().filter_map(|ip| Some((ip, known.get(&ip)?.clone()))).collect();
+    desired.learn_leads(answers, false);
+    desired.sync();
+    shown(desired)
+}
+
+fn shown(desired: &Desired) -> String {
+    let mut text = desired.tables().to_string();
+    for (service, all) in desired.unreachable() {
+        all.iter().for_each(|one| text += &format!("unreachable {service} {}: {one}\n", one.backend));
+    }
+    let cut_off = desired.cut_off();
+    cut_off.keys().for_each(|service| text += &format!("cut off {service}\n"));
+    text
+}
+
+fn tables(default_leads_to_pods: bool, objects: impl IntoIterator<Item = Input>) -> String {
+    let mut desired = outside(default_leads_to_pods);
+    objects.into_iter().for_each(|input| desired.apply(input));
+    settle(&mut desired, &LEADS)
+}
+
+fn dump(lines: &[String]) -> String {
+    match lines.split_first() {
+        Some((first, lines)) if first == "pod-routes default" => tables(true, objects(lines)),
+        _ => tables(false, objects(lines)),
+    }
+}
+
+fn web() -> ServiceBuilder {
+    service("web").cluster_ip("10.96.0.1").tcp(80)
+}
+
+/// Builds a slice with one endpoint on each node.
+fn both() -> SliceBuilder {
+    slice("web-1", "web").tcp(80).ready("10.244.1.5").on("n1").ready("10.244.2.5").on("n2")
+}
+
+dump_tests! {
+    "outside.rs", dump:
+    a_backend_without_a_route_is_left_out,
+    the_default_route_counts_if_the_operator_allows_it,
+    an_endpoint_that_is_no_pod_is_reached_by_any_route,
+    any_ready_node_stands_in_unless_it_forwards_only_to_its_own_pods,
+    a_node_ranks_like_its_best_endpoint,
+    no_endpoint_is_local,
+}
+
+#[test]
+fn a_node_replaces_its_unreachable_pods() {
+    let web = web().type_("LoadBalancer").node_port(30_080).vip("203.0.113.7").edit(|spec| {
+        spec.health_check_node_port = Some(32_000);
+    });
+    Dump::of_rust(file!(), "a_node_replaces_its_unreachable_pods")
+        .assert_eq(&tables(false, [web.clone().into(), both().into()]));
+    let mut desired = outside(false);
+    [web.external_local().into(), both().into()].into_iter().for_each(|input| desired.apply(input));
+    settle(&mut desired, &LEADS);
+    assert!(desired.health_checks().is_empty(), "nothing listens");
+}
+
+#[test]
+fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
+    let mut desired = outside(false);
+    let web = || web().type_("NodePort").node_port(30_080).external_local();
+    let other = service("other").cluster_ip("10.96.0.9").tcp(80);
+    let others = slice("other-1", "other").tcp(80).ready("10.244.1.6").on("n1");
+    for input in [web().into(), both().into(), other.into(), others.into()] {
+        desired.apply(input);
+    }
+    let before = settle(&mut desired, &LEADS);
+
+    // All routes are asked for again, and nothing has changed.
+    let leads = |leads: &[(&str, Lead)]| leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
+    desired.learn_leads(leads(&LEADS), true);
+    assert!(desired.sync().changes.is_empty());
+
+    // The routes to n1's pods go: only the node port is left.
+    let mut fewer = LEADS;
+    fewer[2].1 = Lead::Nowhere("Network is unreachable".to_owned());
+    desired.learn_leads(leads(&fewer), true);
+    assert!(!desired.sync().changes.is_empty());
+    assert!(shown(&desired).contains("cluster[0] -> 192.0.2.11:30080"), "{}", shown(&desired));
+
+    // A node is not ready any more, and then the routes come back.
+    desired.apply(peer("n2", "192.0.2.12", "10.244.2.0/24", false));
+    desired.sync();
+    assert!(!shown(&desired).contains("192.0.2.12:30080"), "{}", shown(&desired));
+    desired.apply(peer("n2", "192.0.2.12", "10.244.2.0/24", true));
+    desired.learn_leads(leads(&LEADS), true);
+    desired.sync();
+    assert_eq!(shown(&desired), before);
+    assert_ne!(*desired.tables(), Tables::default());
+}
+
+#[test]
+fn models_built_without_routes_are_built_again() {
+    let mut desired = outside(false);
+    let objects: [Input; 2] = [web().into(), both().into()];
+    objects.into_iter().for_each(|input| desired.apply(input));
+    desired.sync(); // The query has failed.
+    let leads = LEADS.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
+    desired.learn_leads(leads, true);
+    desired.sync();
+    Dump::of_rust(file!(), "models_built_without_routes_are_built_again").assert_eq(&shown(&desired));
+}

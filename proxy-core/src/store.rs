@@ -1,0 +1,332 @@
+//! Stores the objects as last seen, without interpretation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+
+use crate::compact::{EndpointSlice, Kept, Service};
+use crate::input::{Input, ObjectName, Trigger, Update};
+use crate::ip_family::IpFamily;
+use crate::model::ObjectRef;
+
+/// The objects as last seen, and the name of the node that uses them.
+#[derive(Clone, Debug)]
+pub struct Store {
+    node_name: String,
+    services: Kind<Service>,
+    slices: Kind<EndpointSlice>,
+    /// The slices that name a Service, whether or not the Service exists yet.
+    slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
+    nodes: Kind<Node>,
+    service_cidrs: Kind<ServiceCIDR>,
+    api_server: BTreeSet<SocketAddr>,
+}
+
+/// The state that an input puts out of date.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Dirty {
+    /// The Services whose objects changed, and which need not exist. `of_other_proxies` is set if another proxy serves
+    /// one of them, or did.
+    Services {
+        services: BTreeSet<ObjectName>,
+        of_other_proxies: bool,
+    },
+    /// The Services whose slices changed, and which need not exist.
+    Endpoints {
+        services: BTreeSet<ObjectName>,
+        slices: usize,
+        triggers: Vec<Trigger>,
+    },
+    Nothing,
+    /// The state of this node or the API server's addresses, on which every Service may depend.
+    Surroundings,
+    ServiceCidrs,
+}
+
+impl Store {
+    pub fn new(node_name: impl Into<String>) -> Self {
+        Self {
+            node_name: node_name.into(),
+            services: Kind::default(),
+            slices: Kind::default(),
+            slices_of: BTreeMap::new(),
+            nodes: Kind::default(),
+            service_cidrs: Kind::default(),
+            api_server: BTreeSet::new(),
+        }
+    }
+
+    pub fn apply(&mut self, input: Input) -> Dirty {
+        match input {
+            Input::Service(update) => {
+                let (mut services, mut of_other_proxies) = (BTreeSet::new(), false);
+                self.services.apply(update, |name, old, new| {
+                    of_other_proxies |= [old, new].into_iter().flatten().any(|service| service.is_of_other_proxy);
+                    services.insert(name.clone());
+                });
+                Dirty::Services { services, of_other_proxies }
+            }
+            Input::EndpointSlice(update) => self.apply_slices(update),
+            Input::Node(update) => {
+                let mut changed = false;
+                self.nodes.apply(update, |_, _, _| changed = true);
+                if changed { Dirty::Surroundings } else { Dirty::Nothing }
+            }
+            Input::ApiServer(addresses) => {
+                self.api_server = addresses;
+                Dirty::Surroundings
+            }
+            Input::ServiceCidr(update) => {
+                self.service_cidrs.apply(update, |_, _, _| {});
+                Dirty::ServiceCidrs
+            }
+        }
+    }
+
+    /// Applies slices. A slice dirties the Service that it names; if its label changed, the earlier Service too.
+    fn apply_slices(&mut self, update: Update<EndpointSlice>) -> Dirty {
+        let (mut dirty, mut slices, mut triggers) = (BTreeSet::new(), 0, Vec::new());
+        let slices_of = &mut self.slices_of;
+        self.slices.apply(update, |slice, old, new| {
+            slices += 1;
+            triggers.extend(trigger(old, new));
+            let [before, now] = [old, new].map(|slice| slice.and_then(|slice| slice.service.as_ref()));
+            dirty.extend(before.into_iter().chain(now).cloned());
+            if before == now {
+                return;
+            }
+            if let Some(service) = before
+                && let Some(slices) = slices_of.get_mut(service)
+            {
+                slices.retain(|other| other != slice);
+                if slices.is_empty() {
+                    slices_of.remove(service);
+                }
+            }
+            if let Some(service) = now {
+                let slices = slices_of.entry(service.clone()).or_insert_with(|| Vec::with_capacity(1));
+                slices.insert(slices.partition_point(|other| other < slice), slice.clone());
+            }
+        });
+        Dirty::Endpoints { services: dirty, slices, triggers }
+    }
+
+    /// Returns true if every kind has been listed. Before that, absent does not mean deleted.
+    pub fn is_complete(&self) -> bool {
+        self.services.listed && self.slices.listed && self.nodes.listed && self.service_cidrs.listed
+    }
+
+    pub fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
+    /// Returns the object of this node, among all that a source delivers.
+    pub fn node(&self) -> Option<&Node> {
+        self.nodes.objects.get(&ObjectName::new("", &self.node_name)).map(Arc::as_ref)
+    }
+
+    /// Returns all Nodes that a source delivers.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.objects.values().map(Arc::as_ref)
+    }
+
+    /// Returns true if the API server refuses to tell whether this node has an object.
+    pub fn is_node_refused(&self) -> bool {
+        self.nodes.refused
+    }
+
+    /// Returns the addresses at which the source reaches the API server, if it has one.
+    pub fn api_server(&self) -> &BTreeSet<SocketAddr> {
+        &self.api_server
+    }
+
+    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
+        self.services.objects.get(name).map(Arc::as_ref)
+    }
+
+    pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
+        self.services.objects.iter()
+    }
+
+    /// Returns the slices that name `service`, by name.
+    pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
+        let names = self.slices_of.get(service).into_iter().flatten();
+        names.filter_map(|name| self.slices.objects.get(name))
+    }
+
+    pub fn slice(&self, name: &ObjectName) -> Option<&EndpointSlice> {
+        self.slices.objects.get(name).map(Arc::as_ref)
+    }
+
+    pub fn slices(&self) -> impl Iterator<Item = &EndpointSlice> {
+        self.slices.objects.values().map(Arc::as_ref)
+    }
+
+    /// Returns the API server's uid of the object, which survives every reuse of the name.
+    pub fn uid(&self, object: &ObjectRef) -> Option<&str> {
+        let uid = match object.kind {
+            "Service" => self.services.uid(&object.name),
+            "EndpointSlice" => self.slices.uid(&object.name),
+            "ServiceCIDR" => self.service_cidrs.uid(&object.name),
+            _ => None,
+        };
+        uid.filter(|uid| !uid.is_empty())
+    }
+
+    pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {
+        self.service_cidrs.objects.values().map(Arc::as_ref)
+    }
+}
+
+/// Returns the time of a slice's change. The annotation of a deleted slice tells of the change before.
+fn trigger(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>) -> Option<Trigger> {
+    let slice = new.or(old)?;
+    let (service, family) = (slice.service.clone()?, IpFamily::from_name(&slice.address_type)?);
+    let Some(new) = new else { return Some(Trigger { service, family, at: None }) };
+    Some(Trigger { service, family, at: Some(new.triggered?) })
+}
+
+/// The objects of one kind, shared with clients that read them while the next input is taken in.
+#[derive(Clone, Debug)]
+struct Kind<K> {
+    objects: BTreeMap<ObjectName, Arc<K>>,
+    listed: bool,
+    refused: bool,
+}
+
+impl<K> Default for Kind<K> {
+    fn default() -> Self {
+        Self { objects: BTreeMap::new(), listed: false, refused: false }
+    }
+}
+
+impl<K: Kept + PartialEq> Kind<K> {
+    fn uid(&self, name: &ObjectName) -> Option<&str> {
+        Some(self.objects.get(name)?.uid())
+    }
+
+    /// Calls `changed(name, old, new)` for every object that `update` really changes.
+    fn apply(&mut self, update: Update<K>, mut changed: impl FnMut(&ObjectName, Option<&K>, Option<&K>)) {
+        match update {
+            Update::All(objects) => self.apply(Update::AllBut(objects, BTreeSet::new()), changed),
+            Update::AllBut(objects, unreadable) => {
+                (self.listed, self.refused) = (true, false);
+                let kept = self.objects.iter().filter(|(name, _)| unreadable.contains(name));
+                let kept = kept.map(|(name, object)| (name.clone(), object.clone()));
+                let listed = objects.into_iter().map(|object| (object.name(), Arc::new(object)));
+                let objects = kept.chain(listed).collect();
+                let before = std::mem::replace(&mut self.objects, objects);
+                for (name, old) in &before {
+                    if !self.objects.contains_key(name) {
+                        changed(name, Some(old), None);
+                    }
+                }
+                for (name, new) in &self.objects {
+                    let old = before.get(name);
+                    let old = old.map(Arc::as_ref);
+                    if old != Some(new) {
+                        changed(name, old, Some(new));
+                    }
+                }
+            }
+            Update::Refused => (self.listed, self.refused) = (true, true),
+            Update::Put(object) => {
+                let name = object.name();
+                let old = self.objects.get(&name).map(Arc::as_ref);
+                if old != Some(&*object) {
+                    changed(&name, old, Some(&object));
+                    self.objects.insert(name, Arc::new(*object));
+                }
+            }
+            Update::Del(name) => {
+                if let Some(old) = self.objects.remove(&name) {
+                    changed(&name, Some(&old), None);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// Returns the inputs of a source that starts now.
+    pub(crate) fn lists(&self) -> [Input; 5] {
+        fn all<K: Clone>(kind: &Kind<K>) -> Update<K> {
+            Update::All(kind.objects.values().map(|object| K::clone(object)).collect())
+        }
+        [
+            Input::ApiServer(self.api_server.clone()),
+            Input::Service(all(&self.services)),
+            Input::EndpointSlice(all(&self.slices)),
+            Input::Node(all(&self.nodes)),
+            Input::ServiceCidr(all(&self.service_cidrs)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builders::{names, service, slice};
+
+    fn dirty(store: &mut Store, input: impl Into<Input>) -> Vec<String> {
+        let (Dirty::Services { services: dirty, .. } | Dirty::Endpoints { services: dirty, .. }) =
+            store.apply(input.into())
+        else {
+            panic!("not of Services")
+        };
+        dirty.iter().map(ObjectName::to_string).collect()
+    }
+
+    #[test]
+    fn an_input_dirties_the_changed_services() {
+        let mut store = Store::new("here");
+        let web = || slice("web-1", "web").port("", "TCP", 80).ready("10.244.0.5");
+        assert_eq!(dirty(&mut store, web()), ["default/web"], "a slice may come before its Service");
+        assert_eq!(dirty(&mut store, service("web")), ["default/web"]);
+        assert_eq!(dirty(&mut store, web()), [""; 0], "seen before");
+        assert_eq!(dirty(&mut store, web().ready("10.244.0.6")), ["default/web"]);
+        let other = slice("web-1", "other").port("", "TCP", 80);
+        assert_eq!(dirty(&mut store, other.clone()), ["default/other", "default/web"], "label changed");
+        assert_eq!(store.slices_of(&ObjectName::new("default", "web")).count(), 0);
+        assert_eq!(dirty(&mut store, other.clone().without_service()), ["default/other"], "label removed");
+        assert_eq!(dirty(&mut store, other.clone().without_service()), [""; 0]);
+        assert_eq!(dirty(&mut store, other.clone()), ["default/other"], "label added");
+        assert_eq!(dirty(&mut store, other.deleted()), ["default/other"]);
+        assert_eq!(dirty(&mut store, other.deleted()), [""; 0], "gone before");
+    }
+
+    #[test]
+    fn a_list_dirties_only_the_differences() {
+        let mut store = Store::new("here");
+        let list = |objects: Vec<_>| Input::Service(Update::All(objects));
+        let web = service("web").cluster_ip("10.96.0.1");
+        assert_eq!(
+            dirty(&mut store, list(vec![web.object(), service("old").object(), service("same").object()])),
+            names(["old", "same", "web"])
+        );
+        let relisted = vec![web.cluster_ip("10.96.0.2").object(), service("same").object(), service("new").object()];
+        assert_eq!(dirty(&mut store, list(relisted)), names(["new", "old", "web"]));
+    }
+
+    #[test]
+    fn a_store_is_complete_once_every_kind_was_listed() {
+        let mut store = Store::new("here");
+        let lists = [
+            Input::Service(Update::All(vec![])),
+            Input::EndpointSlice(Update::All(vec![])),
+            Input::Node(Update::All(vec![])),
+            Input::ServiceCidr(Update::All(vec![])),
+        ];
+        let _ = store.apply(service("web").into());
+        for list in lists {
+            assert!(!store.is_complete());
+            let _ = store.apply(list);
+        }
+        assert!(store.is_complete());
+    }
+}

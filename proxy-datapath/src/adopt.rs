@@ -1,0 +1,115 @@
+//! Taking over what a predecessor attached: its links and filters get our programs, each in one step, so that no packet
+//! meets none. Our programs look into the same maps.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::programs::TcAttachType;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::tc::SchedClassifierLink;
+use nix::errno::Errno;
+use nix::net::if_::if_nameindex;
+use proxy_common::names;
+use tracing::{info, warn};
+
+use super::attach::program;
+use super::attach::{Attached, CLSACT_HANDLE, Held, Hooks, Mechanism, remove_filters};
+use super::links::link_name;
+use super::pins::{self, remove_pin};
+use super::sockets;
+use super::stays::Stays;
+use proxy_net::anchor;
+use proxy_net::filter::PRIORITY;
+
+const BOTH: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
+
+/// Takes over all that can be, and takes away the pins of devices that are gone.
+pub(super) fn adopt(ebpf: &mut Ebpf, stays: &Stays) -> Result<BTreeMap<u32, Attached>> {
+    let mut devices = BTreeMap::new();
+    let links = stays.pins.links();
+    let mut unknown = pins::names(&links)?;
+    unknown.retain(|pin| !sockets::is_pin(pin));
+    for device in if_nameindex().context("list the devices")?.iter() {
+        let (ifindex, name) = (device.index(), device.name().to_string_lossy().into_owned());
+        let mut attached = Attached::new(&name, Mechanism::Tcx);
+        for attach_type in BOTH {
+            let file = link_name(ifindex, attach_type);
+            if let Some(place) = unknown.iter().position(|pin| *pin == file) {
+                unknown.swap_remove(place);
+                *attached.hook(attach_type) = adopt_link(ebpf, &links.join(file), &name, attach_type)?;
+            }
+        }
+        if attached.is_empty() {
+            attached.mechanism = Mechanism::Clsact;
+            for attach_type in BOTH {
+                *attached.hook(attach_type) = adopt_filter(ebpf, &name, attach_type)?;
+            }
+        } else {
+            remove_filters(&name);
+        }
+        if !attached.is_empty() {
+            info!(device = name, ifindex, by = %attached.mechanism, "taken over");
+            devices.insert(ifindex, attached);
+        }
+    }
+    unknown.iter().try_for_each(|pin| unpin(&links.join(pin), "its device is gone"))?;
+    Ok(devices)
+}
+
+/// None if there is no such link any more.
+fn adopt_link(ebpf: &mut Ebpf, path: &Path, device: &str, attach_type: TcAttachType) -> Result<Option<Held>> {
+    let link = PinnedLink::from_pin(path).map(FdLink::from).and_then(SchedClassifierLink::try_from);
+    let program = program(ebpf, program_at(device, attach_type))?;
+    let replaced = link.map_err(anyhow::Error::from).and_then(|link| Ok(program.attach_to_link(link)?));
+    match replaced {
+        Ok(id) => {
+            drop(program.take_link(id).context("take a link")?);
+            let pinned = PinnedLink::from_pin(path).with_context(|| format!("open the pin {}", path.display()))?;
+            Ok(Some(Held::Pinned(pinned)))
+        }
+        // It serves on, until there is what a start takes.
+        Err(error) if is_shortage(&error) => {
+            Err(error).with_context(|| format!("take over the link {}", path.display()))
+        }
+        // The device that it was for had the same number.
+        Err(error) => unpin(path, &format!("{error:#}")).map(|()| None),
+    }
+}
+
+/// None if there is no filter at our place.
+fn adopt_filter(ebpf: &mut Ebpf, device: &str, attach_type: TcAttachType) -> Result<Option<Held>> {
+    let program = program(ebpf, program_at(device, attach_type))?;
+    let Ok(filter) = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None) else {
+        return Ok(None); // The device is gone.
+    };
+    let Ok(id) = program.attach_to_link(filter) else { return Ok(None) };
+    let filter = program.take_link(id).context("take a filter")?;
+    Ok(Some(Held::Filter(ManuallyDrop::new(filter))))
+}
+
+/// Ours, at a hook of a device.
+pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static str {
+    let hooks = match device {
+        anchor::NAME => Hooks::Anchor,
+        "lo" => Hooks::Loopback,
+        _ => Hooks::Both,
+    };
+    if attach_type == TcAttachType::Ingress { names::INGRESS } else { hooks.at_egress() }
+}
+
+/// The kernel or this process has run out of something, or may not do it: that says nothing of the link.
+fn is_shortage(error: &anyhow::Error) -> bool {
+    const SHORTAGES: [Errno; 6] =
+        [Errno::EPERM, Errno::EINTR, Errno::EAGAIN, Errno::ENOMEM, Errno::ENFILE, Errno::EMFILE];
+    let number = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
+    number.is_some_and(|number| SHORTAGES.contains(&Errno::from_raw(number)))
+}
+
+fn unpin(path: &Path, why: &str) -> Result<()> {
+    warn!(pin = %path.display(), why, "removed a link");
+    remove_pin(path)
+}

@@ -1,0 +1,400 @@
+//! Attaches the programs to devices, and detaches them: by TCX where the kernel supports it, by clsact elsewhere.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::mem::ManuallyDrop;
+
+use anyhow::{Context, Result, ensure};
+use aya::Ebpf;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
+use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
+use nix::net::if_::if_nametoindex;
+use proxy_common::names;
+use tracing::debug;
+
+use super::adopt::adopt;
+use super::links::link_name;
+use super::pins::remove_pin;
+use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
+use super::stays::{Keeper, Stays};
+use super::verify::{Missing, missing};
+use proxy_net::Handle;
+use proxy_net::changes::Changes;
+use proxy_net::filter::{HANDLE, Hook, PRIORITY};
+
+/// The handle of kpx's place among a device's clsact filters.
+pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
+
+/// The mechanism by which programs hang on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mechanism {
+    /// TCX links, from Linux 6.6.
+    Tcx,
+    /// Filters of type cls_bpf on a clsact qdisc.
+    Clsact,
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}
+
+/// A device that carries our programs.
+pub struct Attached {
+    pub name: String,
+    pub mechanism: Mechanism,
+    ingress: Option<Held>,
+    egress: Option<Held>,
+}
+
+impl Attached {
+    pub(super) fn new(name: &str, mechanism: Mechanism) -> Self {
+        Self { name: name.to_owned(), mechanism, ingress: None, egress: None }
+    }
+
+    pub(super) fn hook(&mut self, attach_type: TcAttachType) -> &mut Option<Held> {
+        if attach_type == TcAttachType::Ingress { &mut self.ingress } else { &mut self.egress }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ingress.is_none() && self.egress.is_none()
+    }
+
+    /// It was given a program at this hook.
+    pub(super) fn has(&self, hook: Hook) -> bool {
+        match hook {
+            Hook::Ingress => self.ingress.is_some(),
+            Hook::Egress => self.egress.is_some(),
+        }
+    }
+
+    fn is_whole(&self, hooks: Hooks) -> bool {
+        self.egress.is_some() && self.ingress.is_some() == (hooks == Hooks::Both)
+    }
+
+    /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.
+    fn detach(&mut self) {
+        for held in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
+            held.detach();
+        }
+    }
+}
+
+/// A program of kpx on a hook of a device.
+pub(super) enum Held {
+    /// A TCX link, which outlives this value.
+    Pinned(PinnedLink),
+    /// A filter, which outlives this value.
+    Filter(ManuallyDrop<SchedClassifierLink>),
+    /// A link that is detached with this value.
+    Own { _link: SchedClassifierLink },
+}
+
+impl Held {
+    fn detach(self) {
+        match self {
+            Self::Pinned(link) => {
+                // This was the last handle, unless the kernel still uses the file.
+                if let Err(error) = link.unpin() {
+                    debug!(%error, "a link's pin was gone");
+                }
+            }
+            Self::Filter(link) => drop(ManuallyDrop::into_inner(link)),
+            Self::Own { .. } => {}
+        }
+    }
+}
+
+/// The choice of programs that a device carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hooks {
+    /// Both ingress and egress.
+    Both,
+    /// The loopback program on the egress of lo. A packet that arrives at lo has been translated already.
+    Loopback,
+    /// The anchor's own program, on its egress.
+    Anchor,
+}
+
+impl Hooks {
+    pub(super) fn at_egress(self) -> &'static str {
+        match self {
+            Self::Both => names::EGRESS,
+            Self::Loopback => names::LO,
+            Self::Anchor => names::ANCHOR,
+        }
+    }
+}
+
+/// The devices that carry our programs. A dropped value leaves the programs there if they are to stay.
+pub struct Attachments {
+    ebpf: Ebpf,
+    /// The mechanism to use. If unset, each device is tried with both, first with the one that outlives the agent.
+    mechanism: Option<Mechanism>,
+    devices: BTreeMap<u32, Attached>,
+    stays: Option<Stays>,
+    sockets: Option<Sockets>,
+}
+
+impl Attachments {
+    pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, stays: Option<Stays>) -> Self {
+        Self { ebpf, mechanism, devices: BTreeMap::new(), stays, sockets: None }
+    }
+
+    pub fn devices(&self) -> &BTreeMap<u32, Attached> {
+        &self.devices
+    }
+
+    /// Returns one of the loaded programs, for a test to run on packets.
+    pub fn program(&self, name: &str) -> Result<&SchedClassifier> {
+        let program = self.ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
+        program.try_into().with_context(|| format!("program {name}"))
+    }
+
+    /// Returns the kernel's information about one of the loaded programs, of a device or of a socket.
+    pub fn info(&self, name: &str) -> Result<ProgramInfo> {
+        let program = self.ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
+        program.info().with_context(|| format!("ask the kernel about program {name}"))
+    }
+
+    /// Sets the mechanism for the future: see [`super::Options::mechanism`].
+    pub fn set_mechanism(&mut self, mechanism: Mechanism) {
+        self.mechanism = Some(mechanism);
+    }
+
+    /// Attaches the programs that a device lacks.
+    pub fn attach(&mut self, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
+        let mut carried = None;
+        if let Some(attached) = self.devices.get_mut(&ifindex) {
+            attached.name = name.to_owned();
+            carried = Some(attached.mechanism);
+            if attached.is_whole(hooks) && self.mechanism.is_none_or(|mechanism| mechanism == attached.mechanism) {
+                return Ok(());
+            }
+        }
+        match self.mechanism.or(carried) {
+            Some(mechanism) => self.attach_by(mechanism, ifindex, name, hooks),
+            None => {
+                let [first, second] = self.preferred();
+                self.attach_by(first, ifindex, name, hooks).or_else(|error| {
+                    debug!(device = name, error = format!("{error:#}"), "{first} failed, trying {second}");
+                    self.attach_by(second, ifindex, name, hooks)
+                })
+            }
+        }
+    }
+
+    /// Returns the mechanisms in the order to try. A link lives as long as its pin, and a filter as long as its qdisc.
+    fn preferred(&self) -> [Mechanism; 2] {
+        match self.stays.as_ref().is_some_and(|stays| stays.pins.is_ours_alone()) {
+            true => [Mechanism::Clsact, Mechanism::Tcx],
+            false => [Mechanism::Tcx, Mechanism::Clsact],
+        }
+    }
+
+    /// Returns what keeps the programs while no agent runs.
+    pub fn keeper(&self) -> Keeper {
+        let Some(Stays { pins, .. }) = &self.stays else { return Keeper::Nothing };
+        let all_are_filters = || self.devices.values().all(|device| device.mechanism == Mechanism::Clsact);
+        match pins.is_ours_alone() {
+            false => Keeper::Pins,
+            true if pins.may_open_by_id() && all_are_filters() => Keeper::Filters,
+            true => Keeper::Nothing,
+        }
+    }
+
+    /// Detaches from a device. A device that is gone is only forgotten.
+    pub fn detach(&mut self, ifindex: u32) -> Option<Attached> {
+        let mut attached = self.devices.remove(&ifindex)?;
+        attached.detach();
+        Some(attached)
+    }
+
+    /// Takes over what a predecessor attached.
+    pub(super) fn adopt(&mut self) -> Result<()> {
+        if let Some(stays) = &self.stays {
+            self.devices = adopt(&mut self.ebpf, stays)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel which of our programs somebody has taken off devices.
+    pub async fn verify(&self, handle: &Handle) -> Result<Vec<Missing>> {
+        let pins = self.stays.as_ref().map(|stays| &stays.pins);
+        missing(handle, &self.devices, pins, |name| Ok(self.program(name)?.info()?.id())).await
+    }
+
+    /// Where changes of this host are noted, if they outlive the agent.
+    pub fn changes(&self) -> Option<&Changes> {
+        self.stays.as_ref().map(|stays| &stays.changes)
+    }
+
+    /// Attaches the programs for sockets that were loaded to a cgroup, and lets go of those of a predecessor.
+    pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
+        let Stays { pins, .. } =
+            self.stays.as_ref().context("programs on sockets are pinned, and there is no place for that")?;
+        self.sockets = Some(Sockets::attach(&mut self.ebpf, pins, cgroup, options)?);
+        Ok(())
+    }
+
+    pub fn sockets_status(&self) -> Option<SocketsStatus> {
+        self.sockets.as_ref().map(Sockets::status)
+    }
+
+    /// Attaches anew what somebody has taken off sockets, and says how much that was.
+    pub fn mend_sockets(&mut self) -> Result<u64> {
+        match (&mut self.sockets, &self.stays) {
+            (Some(sockets), Some(Stays { pins, .. })) => sockets.mend(&mut self.ebpf, pins),
+            _ => Ok(0),
+        }
+    }
+
+    /// Detaches from all devices, and from sockets.
+    pub fn detach_all(mut self) {
+        if let Some(sockets) = self.sockets.take() {
+            sockets.detach();
+        }
+        self.devices.values_mut().for_each(Attached::detach);
+    }
+
+    /// Attaches by one mechanism, and then detaches the programs that the other mechanism attached.
+    fn attach_by(&mut self, mechanism: Mechanism, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
+        let (mut attached, before) = match self.devices.remove(&ifindex) {
+            Some(same) if same.mechanism == mechanism => (same, None),
+            other => (Attached::new(name, mechanism), other),
+        };
+        let result = self.complete(&mut attached, ifindex, hooks);
+        let (stands, mut goes) = if result.is_ok() { (Some(attached), before) } else { (before, None) };
+        if let Some(goes) = &mut goes {
+            goes.detach();
+        }
+        self.devices.extend(stands.map(|stands| (ifindex, stands)));
+        result
+    }
+
+    /// Attaches egress before ingress. If either fails, neither stays.
+    fn complete(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
+        if attached.mechanism == Mechanism::Clsact {
+            self.ensure_clsact(ifindex, &attached.name)?;
+        }
+        same_device(&attached.name, ifindex)?;
+        let result = self.fill(attached, ifindex, hooks).and_then(|()| same_device(&attached.name, ifindex));
+        if result.is_err() {
+            attached.detach();
+        } else if attached.mechanism == Mechanism::Tcx {
+            remove_filters(&attached.name);
+        }
+        result
+    }
+
+    fn fill(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
+        let place = (attached.mechanism, ifindex);
+        if attached.egress.is_none() {
+            attached.egress = Some(self.hold(place, hooks.at_egress(), &attached.name, TcAttachType::Egress)?);
+        }
+        match (hooks, &attached.ingress) {
+            (Hooks::Both, None) => {
+                attached.ingress = Some(self.hold(place, names::INGRESS, &attached.name, TcAttachType::Ingress)?);
+            }
+            (Hooks::Loopback | Hooks::Anchor, Some(_)) => {
+                if let Some(held) = attached.ingress.take() {
+                    held.detach();
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Adds a clsact qdisc. An existing qdisc serves as well; the attach step shows whether it has an egress hook.
+    fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
+        let changes = self.stays.as_ref().map(|stays| &stays.changes);
+        let is_new = changes.map_or(Ok(false), |changes| changes.begin_qdisc(ifindex))?;
+        if let Err(error) = qdisc_add_clsact(device) {
+            debug!(device, %error, "clsact not added");
+            if let Some(changes) = changes.filter(|_| is_new) {
+                changes.forget_qdisc(ifindex)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn hold(
+        &mut self,
+        (mechanism, ifindex): (Mechanism, u32),
+        program_name: &str,
+        device: &str,
+        attach_type: TcAttachType,
+    ) -> Result<Held> {
+        let link = self.link(mechanism, program_name, device, attach_type)?;
+        let Some(Stays { pins, .. }) = &self.stays else { return Ok(Held::Own { _link: link }) };
+        if mechanism == Mechanism::Clsact {
+            return Ok(Held::Filter(ManuallyDrop::new(link)));
+        }
+        let links = pins.links();
+        // Another program may have removed the folder with its content.
+        fs::create_dir_all(&links).with_context(|| format!("create {}", links.display()))?;
+        let path = links.join(link_name(ifindex, attach_type));
+        if path.exists() {
+            remove_pin(&path)?; // The pin is of a device that is gone.
+        }
+        let link = FdLink::try_from(link).context("a TCX link")?;
+        let pinned = link.pin(&path).with_context(|| format!("pin the link of {program_name} on {device}"))?;
+        Ok(Held::Pinned(pinned))
+    }
+
+    fn link(
+        &mut self,
+        mechanism: Mechanism,
+        program_name: &str,
+        device: &str,
+        attach_type: TcAttachType,
+    ) -> Result<SchedClassifierLink> {
+        let program = program(&mut self.ebpf, program_name)?;
+        let options = match mechanism {
+            Mechanism::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+            Mechanism::Clsact => {
+                TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle: CLSACT_HANDLE, classid: None })
+            }
+        };
+        let id = match program.attach_with_options(device, attach_type, options) {
+            Ok(id) => Ok(id),
+            // A killed predecessor left this filter, which is ours by its place. The filter is replaced in one step.
+            Err(_) if mechanism == Mechanism::Clsact => {
+                let left = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None);
+                left.map_err(|error| TcError::IoError(error).into()).and_then(|left| program.attach_to_link(left))
+            }
+            Err(error) => Err(error),
+        };
+        let id = id.with_context(|| format!("attach {program_name} to {device} by {mechanism}"))?;
+        program.take_link(id).with_context(|| format!("take the link of {program_name} on {device}"))
+    }
+}
+
+/// Removes the filters of a predecessor that used clsact and was killed. Otherwise they would run after ours, with
+/// tables that no agent updates. Missing filters are the rule and no error.
+pub(super) fn remove_filters(device: &str) {
+    for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
+        // A dropped filter is detached.
+        drop(SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None));
+    }
+}
+
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    let program = ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?;
+    program.try_into().with_context(|| format!("program {name}"))
+}
+
+/// A name may pass to another device while we attach by it.
+fn same_device(name: &str, ifindex: u32) -> Result<()> {
+    let found = if_nametoindex(name).with_context(|| format!("find device {name}"))?;
+    ensure!(found == ifindex, "device {ifindex} is not called {name} any more");
+    Ok(())
+}

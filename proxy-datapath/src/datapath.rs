@@ -1,0 +1,175 @@
+//! The kernel side of a node: loads programs, takes maps, attaches to devices.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::names;
+use tokio::sync::Notify;
+use tracing::debug;
+
+use crate::attach::{Attachments, Mechanism, program};
+use crate::counters::Counters;
+use crate::flows::FlowMaps;
+use crate::loaded::Loaded;
+use crate::monitor::Monitor;
+use crate::node::NodeMaps;
+use crate::pins::{Place, Resize};
+use crate::sizes::{Room, Sizes};
+use crate::sockets::{self, SocketOptions, StaleSockets};
+use crate::stays::Stays;
+use crate::tables::KernelTables;
+use crate::verifier;
+
+/// The loaded programs, and their maps.
+pub struct Datapath {
+    /// The maps that hold the agent's tables.
+    pub tables: KernelTables,
+    pub flows: FlowMaps,
+    pub node: NodeMaps,
+    pub counters: Counters,
+    pub monitor: Monitor,
+    pub attachments: Attachments,
+    pub loaded: Loaded,
+    /// The task that aborts stale UDP sockets, where UDP sockets are translated.
+    pub stale_sockets: Option<StaleSockets>,
+}
+
+/// The programs of every datapath.
+const PROGRAMS: [&str; 4] = [names::INGRESS, names::EGRESS, names::ANCHOR, names::LO];
+
+/// The options of a load; an unset option means the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The mechanism to attach with; by default each device is tried with TCX first.
+    pub mechanism: Option<Mechanism>,
+    pub sizes: Sizes,
+    /// The options of socket translation. If unset, sockets send packets to the services.
+    pub sockets: Option<SocketOptions>,
+    /// Set to load the programs that redirect packets past the stack. [`NodeMaps::set_node`] then switches them on and
+    /// off.
+    pub fast_path: bool,
+    /// Set to keep the hooks' packet marks where BPF_PROG_TEST_RUN shows them, for tests of more than one hook.
+    pub notes_in_mark: bool,
+    /// The number of packets that each CPU may answer in a second, in place of the object's value; for tests.
+    pub answers_per_sec: Option<u32>,
+}
+
+impl Datapath {
+    /// Loads the programs of `object` into the kernel. Nothing is attached yet, and nothing outlives the result.
+    pub fn load(object: &[u8], options: Options) -> Result<Self> {
+        Self::new(load(object, options, &[])?, options, None)
+    }
+
+    /// Loads the programs of `object` over the maps of a predecessor, if there are any, and replaces its programs. Maps
+    /// and programs outlive the result.
+    pub fn take_over(object: &[u8], options: Options, stays: Stays) -> Result<Self> {
+        let mut places = stays.pins.plan(object, &options.room())?;
+        sockets::remove_unused(&stays.pins, options.sockets)?;
+        let unused = sockets::unused_maps(options.sockets);
+        places.retain(|place| !unused.contains(&place.name.as_str()));
+        let ebpf = load(object, options, &places)?;
+        let resize = Resize::new(places);
+        resize.copy()?;
+        let mut this = Self::new(ebpf, options, Some(stays))?;
+        this.attachments.adopt()?;
+        // Packets have changed entries since the first copy.
+        resize.copy()?;
+        resize.finish()?;
+        // A predecessor may have ended between an endpoint's removal and this step.
+        this.tables.begin_generation()?;
+        Ok(this)
+    }
+
+    fn new(mut ebpf: Ebpf, options: Options, stays: Option<Stays>) -> Result<Self> {
+        let endpoints_removed = Arc::new(Notify::new());
+        let leads_udp = options.sockets.is_some_and(|sockets| sockets.udp);
+        let stale_sockets = leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
+        Ok(Self {
+            stale_sockets: stale_sockets.transpose()?,
+            loaded: Loaded::of(&ebpf, &options.programs())?,
+            // The flow maps look into the tables' maps, which must not be taken yet.
+            flows: FlowMaps::new(&mut ebpf)?,
+            tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
+            node: NodeMaps::new(&mut ebpf)?,
+            counters: Counters::new(&mut ebpf)?,
+            monitor: Monitor::new(&mut ebpf)?,
+            attachments: Attachments::new(ebpf, options.mechanism, stays),
+        })
+    }
+}
+
+impl Options {
+    /// Returns the names of the loaded programs.
+    fn programs(&self) -> Vec<&'static str> {
+        PROGRAMS.into_iter().chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
+    }
+
+    /// Returns the room of each map that differs from the object's value.
+    fn room(&self) -> BTreeMap<&'static str, Room> {
+        let mut room = self.sizes.room();
+        // A map that no program uses takes no room.
+        room.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, Room::exactly(1))));
+        room
+    }
+}
+
+/// Loads the object, with the maps of `places` pinned there.
+fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
+    raise_memlock();
+    let mut loader = verifier::loader();
+    for (name, room) in options.room() {
+        loader.map_max_entries(name, room.entries);
+    }
+    for place in places {
+        loader.map_pin_path(&place.name, place.target.as_path());
+    }
+    if options.fast_path {
+        loader.override_global(names::FAST_PATH, &1_u32, true);
+    }
+    let told = options.sockets.map(sockets::Told::of).transpose()?;
+    if let Some(told) = &told {
+        told.tell(&mut loader);
+    }
+    if let Some(answers) = &options.answers_per_sec {
+        loader.override_global(names::ANSWERS_PER_SEC, answers, true);
+    }
+    if options.notes_in_mark {
+        loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
+    }
+    let mut ebpf = loader.load(object).context("load the BPF object")?;
+    for name in PROGRAMS {
+        let program = program(&mut ebpf, name)?;
+        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
+    }
+    if let Some(options) = options.sockets {
+        sockets::load(&mut ebpf, options)?;
+    }
+    #[cfg(feature = "log")]
+    log_packets(&mut ebpf)?;
+    Ok(ebpf)
+}
+
+/// Raises the limit on locked memory. Before Linux 5.11 maps and programs count as locked memory, and the default limit
+/// is low. Later kernels do not check, so a failure is ignored: the kernel reports too low a limit when it makes a map.
+fn raise_memlock() {
+    if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
+        debug!(%error, "the limit on locked memory stays");
+    }
+}
+
+/// Hands the programs' log lines about single packets to the agent's own log.
+#[cfg(feature = "log")]
+fn log_packets(ebpf: &mut Ebpf) -> Result<()> {
+    let logger = aya_log::EbpfLogger::init(ebpf).context("the BPF object was built without its feature `log`")?;
+    let mut logger = tokio::io::unix::AsyncFd::with_interest(logger, tokio::io::Interest::READABLE)?;
+    tokio::spawn(async move {
+        while let Ok(mut guard) = logger.readable_mut().await {
+            guard.get_inner_mut().flush();
+            guard.clear_ready();
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,365 @@
+//! Counts and sweeps the flow table for the agent. The agent's count for each backend is exact, and the programs' own
+//! counts are corrected to it.
+//!
+//! Both take one walk through the table, in batches: little memory for a table of any size, and no more than half of a
+//! CPU.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sys::map_walk::{Rows, Walk};
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::{Ebpf, Pod};
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::flow::{Flow, FlowKey, Kind};
+use proxy_common::frontend::FrontendKey;
+use proxy_common::service_counts::Passed;
+
+use super::counts::{Counts, FamilyCounts, Ledger};
+use super::flow_reader::FlowReader;
+use super::maps::{FamilyNames, take};
+use super::pressure::Pressure;
+
+/// The number of entries in one read, which takes a fraction of a millisecond.
+const BATCH: usize = 1_024;
+
+/// The idle time after which an entry without its opener is removed. The programs make the entry before the opener.
+const ORPHAN_SECS: u32 = 30;
+
+/// The time within which a count is reused, because a walk through a large table takes a while.
+const COUNT_PERIOD: Duration = Duration::from_millis(500);
+
+/// The flow tables of both families, and the counters of services. Clones are handles on the same tables; one handle at
+/// a time sweeps or counts.
+#[derive(Clone)]
+pub struct FlowMaps {
+    families: Arc<Mutex<Families>>,
+    /// Other handles of the tables: a reader waits for no sweep.
+    tables: Arc<Tables>,
+}
+
+struct Tables {
+    v4: Rows<FlowKey<Addr4>, Flow<Addr4>>,
+    v6: Rows<FlowKey<Addr6>, Flow<Addr6>>,
+}
+
+struct Families {
+    v4: Family<Addr4>,
+    v6: Family<Addr6>,
+    counted: Option<(Instant, Arc<Counts>)>,
+}
+
+struct Family<A: FamilyNames> {
+    flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+    /// A walk through the same table.
+    walk: Walk<FlowKey<A>, Flow<A>>,
+    max_entries: u32,
+    pressure: Pressure,
+    /// The number of open flows of a backend. The key names the backend as if it were a frontend.
+    connections: HashMap<MapData, FrontendKey<A>, u32>,
+    ledger: Ledger<A>,
+}
+
+/// The result of a sweep.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Swept {
+    /// The remaining entries: two or four for each flow.
+    pub entries: usize,
+    /// The remaining flows.
+    pub flows: usize,
+    /// The remaining half-open flows, which make room for others.
+    pub half_open: usize,
+    /// The expired flows that the sweep removed.
+    pub expired: usize,
+    /// The entries without a flow that the sweep removed.
+    pub orphans: usize,
+    /// The fill of the table with flows that make no room for others.
+    pub pressure: Pressure,
+}
+
+/// The result of a walk.
+struct Found<A: FamilyNames> {
+    swept: Swept,
+    /// The entries of flows that make no room for others.
+    lasting: usize,
+    counts: FamilyCounts<A>,
+    /// The flows of each backend that count for it.
+    open: BTreeMap<FrontendKey<A>, u32>,
+}
+
+impl FlowMaps {
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        // Before the families take the maps out of `ebpf`.
+        let tables = Tables { v4: rows(ebpf)?, v6: rows(ebpf)? };
+        let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, counted: None };
+        Ok(Self { families: Arc::new(Mutex::new(families)), tables: Arc::new(tables) })
+    }
+
+    /// Returns a reader of all flows that are in the tables.
+    pub fn reader(&self) -> Result<FlowReader> {
+        let Tables { v4, v6 } = &*self.tables;
+        let open = |name: &str| format!("walk through {name}");
+        let v4 = v4.walk(BATCH).with_context(|| open(Addr4::MAPS.flows))?;
+        Ok(FlowReader::new(v4, v6.walk(BATCH).with_context(|| open(Addr6::MAPS.flows))?))
+    }
+
+    /// Removes flows whose idle time exceeds their state's limit, and corrects each backend's count of flows.
+    pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
+        self.sweep_at(boot_secs()?)
+    }
+
+    /// Sweeps as if `now_secs` seconds had passed since the host's start.
+    pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+        let Families { v4, v6, counted } = &mut *families;
+        let (swept4, counts4) = v4.sweep(now_secs)?;
+        let (swept6, counts6) = v6.sweep(now_secs)?;
+        // The walk did not meet every entry that was removed.
+        let is_whole = [&swept4, &swept6].iter().all(|swept| swept.expired == 0 && swept.orphans == 0);
+        *counted = is_whole.then(|| (Instant::now(), Arc::new(Counts { v4: counts4, v6: counts6 })));
+        Ok(BTreeMap::from([(Addr4::FAMILY, swept4), (Addr6::FAMILY, swept6)]))
+    }
+
+    /// Returns the services' traffic up to now. The count takes time: do not call it in the loop.
+    pub fn counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(Duration::ZERO)
+    }
+
+    /// Returns the services' traffic up to now, or up to a moment ago if it was counted then.
+    pub fn recent_counts(&self) -> Result<Arc<Counts>> {
+        self.counts_since(COUNT_PERIOD)
+    }
+
+    fn counts_since(&self, age: Duration) -> Result<Arc<Counts>> {
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+        let Families { v4, v6, counted } = &mut *families;
+        if let Some((at, counts)) = counted
+            && at.elapsed() < age
+        {
+            return Ok(Arc::clone(counts));
+        }
+        let counts = Arc::new(Counts { v4: v4.count()?, v6: v6.count()? });
+        *counted = Some((Instant::now(), Arc::clone(&counts)));
+        Ok(counts)
+    }
+}
+
+impl fmt::Debug for FlowMaps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowMaps")
+    }
+}
+
+fn table<A: FamilyNames>(ebpf: &Ebpf) -> Result<&MapData> {
+    let name = A::MAPS.flows;
+    let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
+    Ok(data)
+}
+
+fn rows<A: FamilyNames>(ebpf: &Ebpf) -> Result<Rows<FlowKey<A>, Flow<A>>> {
+    Rows::new(table::<A>(ebpf)?).with_context(|| format!("open {}", A::MAPS.flows))
+}
+
+impl<A: FamilyNames> Family<A> {
+    fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        let (name, data) = (A::MAPS.flows, table::<A>(ebpf)?);
+        let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
+        let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
+        let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);
+        let ledger = Ledger::new(ebpf)?;
+        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), connections, ledger })
+    }
+
+    fn count(&mut self) -> Result<FamilyCounts<A>> {
+        let mut counts = self.ledger.begin()?;
+        self.walk.restart();
+        while let Some(batch) = self.walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))? {
+            batch.for_each(|(_, flow)| counts.add(&flow));
+        }
+        self.ledger.end(&mut counts);
+        Ok(counts)
+    }
+
+    /// Sweeps the table. A table that turns out to be nearly full is swept again at once, with shorter timeouts.
+    fn sweep(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
+        let (swept, counts) = self.sweep_once(now_secs)?;
+        let before = std::mem::replace(&mut self.pressure, swept.pressure);
+        if swept.pressure != Pressure::Emergency || before == Pressure::Emergency {
+            return Ok((swept, counts));
+        }
+        let (again, counts) = self.sweep_once(now_secs)?;
+        self.pressure = again.pressure;
+        let (expired, orphans) = (swept.expired + again.expired, swept.orphans + again.orphans);
+        Ok((Swept { expired, orphans, ..again }, counts))
+    }
+
+    fn sweep_once(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
+        let counted = self.connections()?;
+        let found = self.walk(now_secs).with_context(|| format!("sweep {}", A::MAPS.flows))?;
+        let Found { swept, mut counts, open, .. } = found;
+        self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
+        self.ledger.end(&mut counts);
+        self.ledger.settle()?;
+        self.ledger.prune(&mut counts)?;
+        Ok((swept, counts))
+    }
+
+    /// Walks through the table. Between two batches the walk rests for as long as the last batch took, except in an
+    /// emergency.
+    fn walk(&mut self, now_secs: u32) -> Result<Found<A>> {
+        let counts = self.ledger.begin()?;
+        let mut found = Found { swept: Swept::default(), lasting: 0, counts, open: BTreeMap::new() };
+        self.walk.restart();
+        loop {
+            let started = Instant::now();
+            let Some(batch) = self.walk.next_batch()? else { break };
+            let (flows, ledger) = (&mut self.flows, &mut self.ledger);
+            batch.into_iter().try_for_each(|entry| found.meet(entry, flows, ledger, self.pressure, now_secs))?;
+            if self.pressure != Pressure::Emergency {
+                thread::sleep(started.elapsed());
+            }
+        }
+        found.swept.pressure = Pressure::of(found.lasting, self.max_entries);
+        Ok(found)
+    }
+
+    fn connections(&self) -> Result<BTreeMap<FrontendKey<A>, u32>> {
+        self.connections.iter().collect::<Result<_, _>>().with_context(|| format!("read {}", A::MAPS.connections))
+    }
+
+    /// Takes the error out of the counts: the difference between the old count `counted` and the walk's count `open`.
+    /// Writing `open` itself would lose the flows that programs opened during the sweep.
+    fn correct_connections(
+        &mut self,
+        counted: &BTreeMap<FrontendKey<A>, u32>,
+        open: &BTreeMap<FrontendKey<A>, u32>,
+    ) -> Result<()> {
+        let now = self.connections()?;
+        let number = |counts: &BTreeMap<FrontendKey<A>, u32>, backend| counts.get(backend).copied().unwrap_or(0);
+        for backend in counted.keys().chain(open.keys().filter(|backend| !counted.contains_key(backend))) {
+            let (was, is) = (number(counted, backend), number(open, backend));
+            let right = (number(&now, backend) + is).saturating_sub(was);
+            if right == 0 {
+                remove(&mut self.connections, backend)?;
+            } else if was != is {
+                self.connections.insert(backend, right, 0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the time of the programs' clock: seconds since boot, sleep included.
+pub(super) fn boot_secs() -> Result<u32> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the boot clock")?;
+    u32::try_from(now.tv_sec()).context("the boot clock is past 2^32 s")
+}
+
+impl<A: FamilyNames> Found<A> {
+    /// Counts an entry, or removes it with its flow.
+    fn meet(
+        &mut self,
+        (key, flow): (FlowKey<A>, Flow<A>),
+        map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+        ledger: &mut Ledger<A>,
+        pressure: Pressure,
+        now_secs: u32,
+    ) -> Result<()> {
+        let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, now_secs);
+        self.counts.add(&flow);
+        if flow.kind == Kind::DNAT {
+            // A packet may have passed since the flow was read.
+            if is_over(&flow) && read(map, &key)?.is_some_and(|flow| is_over(&flow)) {
+                self.swept.expired += 1;
+                let returned =
+                    read(map, &flow.undnat_key(key.proto()))?.map_or(Passed::NOTHING, |undnat| undnat.passed);
+                if remove_flow(map, &key, flow)? {
+                    ledger.close(flow.service, flow.passed, returned);
+                }
+            } else {
+                self.remains(&key, &flow);
+            }
+        } else if flow.idle_secs(now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
+            // The entry may also have been removed with its flow since it was read.
+            if remove(map, &key)? {
+                self.swept.orphans += 1;
+                if flow.kind == Kind::UNDNAT {
+                    ledger.close(flow.service, Passed::NOTHING, flow.passed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn remains(&mut self, key: &FlowKey<A>, opener: &Flow<A>) {
+        let entries = opener.kinds().len();
+        self.swept.flows += 1;
+        self.swept.entries += entries;
+        if opener.is_half_open() {
+            self.swept.half_open += 1;
+        } else {
+            self.lasting += entries;
+        }
+        if is_counted(opener) {
+            let backend = FrontendKey::new(opener.backend.addr, opener.backend.port, key.proto());
+            *self.open.entry(backend).or_default() += 1;
+        }
+    }
+}
+
+pub(super) fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, pressure: Pressure, now_secs: u32) -> bool {
+    opener.idle_secs(now_secs) > pressure.timeout_secs(opener.state(), key.proto())
+}
+
+/// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when both sides have
+/// closed it, or when one has reset it.
+fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
+    opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
+}
+
+fn has_opener<A: FamilyNames>(
+    map: &HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: &Flow<A>,
+) -> Result<bool> {
+    let opener = read(map, &flow.opener_key(key.proto()))?;
+    // The opener may have been replaced since, with another backend or from another port.
+    Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
+}
+
+/// Removes a flow's entries in the order of their creation, the opener's last: while the opener's entry stands, the
+/// programs take the flow for complete. Returns true if the opener's entry was still there.
+fn remove_flow<A: FamilyNames>(
+    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    key: &FlowKey<A>,
+    flow: Flow<A>,
+) -> Result<bool> {
+    let mut opener = false;
+    for kind in flow.kinds() {
+        opener = remove(map, &flow.key_as(*kind, key.proto()))?;
+    }
+    Ok(opener)
+}
+
+pub(super) fn read<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, key: &K) -> Result<Option<V>> {
+    match map.get(key, 0) {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes a row. Returns false if it was gone.
+pub(super) fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<bool> {
+    match map.remove(key) {
+        Ok(()) => Ok(true),
+        Err(MapError::KeyNotFound) => Ok(false),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

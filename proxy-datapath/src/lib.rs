@@ -1,0 +1,54 @@
+//! The kernel programs and their maps. Modules in reading order.
+#![deny(unsafe_code)]
+
+// The object, and how it gets into the kernel.
+mod datapath;
+mod loaded;
+pub mod object;
+mod sizes;
+mod sys;
+pub mod test_run;
+pub mod verifier;
+
+// The hooks that its programs are on.
+mod adopt;
+mod attach;
+mod links;
+mod sockets;
+mod verify;
+
+// The maps that outlive the process.
+mod drain;
+mod pins;
+mod stays;
+
+// The maps, by what they hold.
+mod counters;
+mod counts;
+mod flow_reader;
+mod flows;
+mod maps;
+mod monitor;
+mod node;
+mod pressure;
+mod tables;
+
+pub use attach::{Attached, Attachments, Hooks, Mechanism};
+pub use counters::Counters;
+pub use counts::{Counts, FamilyCounts, Totals};
+pub use datapath::{Datapath, Options};
+pub use drain::Drain;
+pub use flow_reader::{FlowReader, ListedFlow};
+pub use flows::{FlowMaps, Swept};
+pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};
+pub use maps::FamilyNames;
+pub use monitor::{AnyRecord, Monitor};
+pub use node::NodeMaps;
+pub use pins::orphans::{Orphan, ensure_no_hidden_links, find, serves};
+pub use pins::{BPF_DIR, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
+pub use pressure::Pressure;
+pub use sizes::Sizes;
+pub use sockets::{Cgroup, SocketOptions, SocketsStatus, StaleSockets};
+pub use stays::{Keeper, Stays};
+pub use tables::{KernelTables, Maps};
+pub use verify::Missing;

@@ -1,0 +1,36 @@
+//! The BPF links of this process: those that it has open, and what they are called.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use aya::programs::TcAttachType;
+
+/// What the kernel shows of the files that this process has open (proc(5)); of links, where they hang.
+const FILES: &str = "/proc/self/fdinfo";
+
+/// By name.
+pub(super) type Fields = BTreeMap<String, String>;
+
+/// What the kernel shows of the BPF links that this process has open.
+pub(super) fn open_links() -> Result<Vec<Fields>> {
+    let files = fs::read_dir(FILES).with_context(|| format!("read {FILES}"))?;
+    let mut links = Vec::new();
+    for file in files {
+        let path = file.with_context(|| format!("read {FILES}"))?.path();
+        // It may have been closed since.
+        let Ok(text) = fs::read_to_string(path) else { continue };
+        links.extend(Some(fields(&text)).filter(|fields| fields.contains_key("link_type")));
+    }
+    Ok(links)
+}
+
+pub(super) fn fields(text: &str) -> Fields {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
+}
+
+/// Of a link among the pins.
+pub(super) fn link_name(ifindex: u32, attach_type: TcAttachType) -> String {
+    format!("{ifindex}-{}", if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" })
+}

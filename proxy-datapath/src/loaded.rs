@@ -1,0 +1,77 @@
+//! Lists the loaded maps and programs by the kernel's ids, for clients that look at a running datapath.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::maps::{Map, MapData, MapError};
+use aya::programs::{ProgramInfo, loaded_programs};
+use serde::{Deserialize, Serialize};
+
+/// The maps and programs of one datapath.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// The maps' ids, by name.
+    pub maps: BTreeMap<String, u32>,
+    /// The maps' room in entries, by name.
+    pub max_entries: BTreeMap<String, u32>,
+    /// The programs, by name.
+    pub programs: BTreeMap<String, LoadedProgram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadedProgram {
+    pub id: u32,
+    /// The kernel's hash of the instructions, as `bpftool prog` shows it: equal for equal programs.
+    pub tag: String,
+}
+
+impl Loaded {
+    /// Reads the ids. Call this before a map is taken out of `ebpf`, and after the programs `names` were loaded.
+    pub(super) fn of(ebpf: &Ebpf, names: &[&str]) -> Result<Self> {
+        let (mut maps, mut max_entries) = (BTreeMap::new(), BTreeMap::new());
+        for (name, data) in ebpf.maps().filter_map(|(name, map)| Some((name, data(map)?))) {
+            let info = data.info().with_context(|| format!("ask the kernel about map {name}"))?;
+            maps.insert(name.to_owned(), info.id());
+            max_entries.insert(name.to_owned(), info.max_entries());
+        }
+        let programs = names.iter().map(|&name| {
+            let program = ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
+            let info = program.info().with_context(|| format!("ask the kernel about program {name}"))?;
+            Ok((name.to_owned(), LoadedProgram::of(&info)))
+        });
+        Ok(Self { maps, max_entries, programs: programs.collect::<Result<_>>()? })
+    }
+}
+
+impl LoadedProgram {
+    fn of(info: &ProgramInfo) -> Self {
+        Self { id: info.id(), tag: format!("{:016x}", info.tag()) }
+    }
+}
+
+/// Whether this process may open programs and maps by their numbers, which takes CAP_SYS_ADMIN.
+pub fn may_open_by_id() -> bool {
+    !matches!(loaded_programs().next(), Some(Err(_)))
+}
+
+/// Opens a map of a running datapath by the ids that the datapath reports. The map's type is checked.
+pub fn open<M: TryFrom<Map, Error = MapError>>(ids: &BTreeMap<String, u32>, name: &str) -> Result<M> {
+    let id = *ids.get(name).with_context(|| format!("the running kpx has no map {name}"))?;
+    let data = MapData::from_id(id).with_context(|| format!("open map {name}, id {id}, which takes CAP_SYS_ADMIN"))?;
+    Map::from_map_data(data).and_then(M::try_from).with_context(|| format!("map {name}, id {id}"))
+}
+
+/// Returns None for a map of a type that the datapath does not have.
+fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LpmTrie(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::Queue(data) => Some(data),
+        _ => None,
+    }
+}

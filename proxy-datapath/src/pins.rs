@@ -1,0 +1,379 @@
+//! Keeps maps and links in a folder of a BPF file system beyond the agent's end. Packets find their way while no agent
+//! runs, and the next agent takes over what it finds. The folder has this content for each layout of the maps:
+//!
+//! ```text
+//!   v2/netns                        -> net:[…], the network namespace that all this serves
+//!   v2/maps/<name>
+//!   v2/maps/<name>-<max entries>    a map that is about to replace <name>: see `resize`
+//!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
+//!   v2/links/socket-<call>          of the cgroup's root
+//! ```
+//!
+//! In a container without the host's BPF file system the folder goes with the container: see `orphans`.
+
+pub(crate) mod orphans;
+mod resize;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::maps::MapInfo;
+use aya_obj::{EbpfSectionKind, Object};
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MsFlags, mount};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::unistd::geteuid;
+use proxy_common::layout::LAYOUT;
+use proxy_common::names;
+
+use super::loaded::may_open_by_id;
+use super::sizes::Room;
+use proxy_net as net;
+pub(super) use resize::Resize;
+
+/// The folder of pins, unless the operator names another.
+pub const BPF_DIR: &str = "/sys/fs/bpf/kpx";
+
+/// The mount point of BPF file systems.
+const MOUNT_POINT: &str = "/sys/fs/bpf";
+
+/// The name of the file with the network namespace, beside maps and links.
+const NETNS: &str = "netns";
+
+/// The folder of pins, locked by this process while the value lives.
+#[derive(Debug)]
+pub struct Pins {
+    dir: PathBuf,
+    is_ours_alone: bool,
+    may_open_by_id: bool,
+    _lock: Flock<File>,
+}
+
+impl Pins {
+    /// Opens the folder, or makes it. Returns an error if another kpx uses the folder, or if its content cannot be
+    /// taken over. `is_ours_alone` is the result of [`ensure_bpf_fs`].
+    pub fn open(root: &Path, is_ours_alone: bool) -> Result<Self> {
+        fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
+        trust(root)?;
+        let dir = root.join(format!("v{LAYOUT}"));
+        let this = Self { _lock: lock(root)?, dir, is_ours_alone, may_open_by_id: may_open_by_id() };
+        let foreign = names(root)?.into_iter().find(|name| Some(name.as_ref()) != this.dir.file_name());
+        if let Some(name) = foreign {
+            ensure!(is_layout(&name), "{}/{name} is not kpx's: give kpx a --bpf-dir of its own", root.display());
+            bail!(
+                "{}/{name} is of another version of kpx, and this one takes over v{LAYOUT} only: start that version \
+                 again, or end what it left by `kpx cleanup --bpf-dir {}`",
+                root.display(),
+                root.display()
+            );
+        }
+        // A process that can open the folder can lock it. The folder is closed only after it is known to be ours.
+        let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
+        closed.with_context(|| format!("close {} to others", root.display()))?;
+        for dir in [this.maps(), this.links()] {
+            fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        }
+        this.check_netns().map(|()| this)
+    }
+
+    /// Returns true if no other process sees the folder and it goes with this process: in a container without the
+    /// host's BPF file system.
+    pub fn is_ours_alone(&self) -> bool {
+        self.is_ours_alone
+    }
+
+    /// Returns true if this process could open objects by id when it opened the folder: privileges are given up later.
+    /// The next start has the same privileges, because it is started in the same way.
+    pub fn may_open_by_id(&self) -> bool {
+        self.may_open_by_id
+    }
+
+    pub(super) fn links(&self) -> PathBuf {
+        self.dir.join("links")
+    }
+
+    pub(super) fn maps(&self) -> PathBuf {
+        self.dir.join("maps")
+    }
+
+    /// Checks the network namespace: interface indexes mean nothing in another one.
+    fn check_netns(&self) -> Result<()> {
+        let ours = net::namespace()?;
+        let path = self.dir.join(NETNS);
+        match fs::read_link(&path) {
+            Ok(theirs) => ensure!(
+                ours == theirs,
+                "{} serves another network namespace, {}: give this kpx a --bpf-dir of its own",
+                self.dir.display(),
+                theirs.display()
+            ),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                symlink(&ours, &path).with_context(|| format!("create {}", path.display()))?;
+            }
+            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+        }
+        Ok(())
+    }
+
+    /// Plans where each map of an object that outlives the agent is opened or made. Returns an error if an existing map
+    /// cannot be one of ours. `room` overrides the object's sizes.
+    pub(super) fn plan(&self, object: &[u8], room: &BTreeMap<&str, Room>) -> Result<Vec<Place>> {
+        let place = |want: Definition| {
+            let room = room.get(want.name.as_str()).copied();
+            self.place(&want, room.unwrap_or(Room::exactly(want.max_entries)))
+        };
+        definitions(object)?.into_iter().map(place).collect()
+    }
+
+    fn place(&self, want: &Definition, room: Room) -> Result<Place> {
+        let path = self.maps().join(&want.name);
+        let mut there = Vec::new();
+        for name in names(&self.maps())? {
+            if name.split('-').next() != Some(&want.name) {
+                continue;
+            }
+            let found = self.maps().join(name);
+            let is = Definition::of_pin(&want.name, &found)?;
+            ensure!(
+                is.fits(want),
+                "{} is not a map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
+                found.display()
+            );
+            there.push((is.max_entries, found));
+        }
+        let entries = room.beside(there.iter().map(|(entries, _)| *entries));
+        let fits = there.iter().position(|(has, _)| *has == entries).map(|at| there.remove(at).1);
+        let target = match fits {
+            Some(fits) => fits,
+            None if there.is_empty() => path.clone(),
+            None => self.maps().join(format!("{}-{entries}", want.name)),
+        };
+        let sources = there.into_iter().map(|(_, found)| found).collect();
+        Ok(Place { name: want.name.clone(), path, target, sources })
+    }
+}
+
+/// The path at which a map is pinned.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) name: String,
+    path: PathBuf,
+    /// The path at which the map is now, or is to be made.
+    pub(super) target: PathBuf,
+    /// The maps of another size whose entries it takes over.
+    sources: Vec<PathBuf>,
+}
+
+/// The properties of a map that programs were built for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Definition {
+    name: String,
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    flags: u32,
+    max_entries: u32,
+}
+
+impl Definition {
+    fn of_pin(name: &str, path: &Path) -> Result<Self> {
+        let info = MapInfo::from_pin(path).with_context(|| format!("open the pinned map {}", path.display()))?;
+        Self::of_map(name, &info).with_context(|| format!("map {}", path.display()))
+    }
+
+    fn of_map(name: &str, info: &MapInfo) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            map_type: info.map_type().context("read its type")? as u32,
+            key_size: info.key_size(),
+            value_size: info.value_size(),
+            flags: info.map_flags(),
+            max_entries: info.max_entries(),
+        })
+    }
+
+    /// Returns true if all but the size is equal.
+    fn fits(&self, want: &Self) -> bool {
+        Self { max_entries: want.max_entries, ..self.clone() } == *want
+    }
+}
+
+impl std::fmt::Display for Definition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { map_type, key_size, value_size, flags, .. } = self;
+        write!(f, "type {map_type}, {key_size} bytes of key, {value_size} of value, flags {flags:#x}")
+    }
+}
+
+/// Returns the maps of an object that outlive the agent, by name.
+pub(super) fn definitions(object: &[u8]) -> Result<Vec<Definition>> {
+    let object = Object::parse(object).context("read the BPF object")?;
+    let of_programs = object.maps.iter().filter(|(_, map)| {
+        !matches!(map.section_kind(), EbpfSectionKind::Data | EbpfSectionKind::Rodata | EbpfSectionKind::Bss)
+    });
+    let mut found: Vec<_> = of_programs
+        .filter(|(name, _)| !names::PER_LOAD.contains(&name.as_str()))
+        .map(|(name, map)| Definition {
+            name: name.clone(),
+            map_type: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            flags: map.map_flags(),
+            max_entries: map.max_entries(),
+        })
+        .collect();
+    found.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(found)
+}
+
+/// Removes the pins of every layout: links first, so that no program is left with half of its maps. Reports each
+/// removed pin, even if the next removal fails. Kernel objects in use live on until their last user ends.
+pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
+    if !root.exists() {
+        return Ok(());
+    }
+    trust(root)?;
+    let (layouts, others): (Vec<_>, Vec<_>) = names(root)?.into_iter().partition(|name| is_layout(name));
+    for layout in layouts {
+        let dir = root.join(&layout);
+        // Ingress goes before egress: a flow must not be opened whose replies no program translates.
+        let mut links = names(&dir.join("links"))?;
+        links.sort_by_key(|name| !name.ends_with("ingress"));
+        for link in links {
+            remove_pin(&dir.join("links").join(&link))?;
+            removed(format!("the link {link}, pinned in {}", dir.display()));
+        }
+        let maps = names(&dir.join("maps"))?;
+        maps.iter().try_for_each(|name| remove_pin(&dir.join("maps").join(name)))?;
+        if !maps.is_empty() {
+            removed(format!("{} maps pinned in {}", maps.len(), dir.display()));
+        }
+        fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+    }
+    if !others.is_empty() {
+        return Ok(());
+    }
+    match fs::remove_dir(root) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", root.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns true for the folder of a layout. Other content is not ours to remove.
+fn is_layout(name: &str) -> bool {
+    name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+pub(super) fn remove_pin(path: &Path) -> Result<()> {
+    fs::remove_file(path).with_context(|| format!("remove the pin {}", path.display()))
+}
+
+/// Locks a folder of pins against every other kpx for as long as the result lives. Returns None if there is no such
+/// folder.
+pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
+    if !root.exists() {
+        return Ok(None);
+    }
+    trust(root)?;
+    lock(root).map(Some)
+}
+
+/// Returns an error unless only this user can have put anything into the folder. If a BPF file system was mounted
+/// without a mode, any user may have made the folder, with links to other places in it. The operator may also have
+/// named another folder.
+fn trust(root: &Path) -> Result<()> {
+    let metadata = fs::symlink_metadata(root).with_context(|| format!("look at {}", root.display()))?;
+    ensure!(
+        metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0,
+        "{} is not a folder that only this user may write",
+        root.display()
+    );
+    ensure!(is_on_bpf_fs(root)?, "{} is not in a BPF file system", root.display());
+    Ok(())
+}
+
+fn lock(root: &Path) -> Result<Flock<File>> {
+    let file = File::open(root).with_context(|| format!("open {}", root.display()))?;
+    let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno);
+    lock.with_context(|| format!("another kpx is using {}", root.display()))
+}
+
+/// Returns an error if a folder of pins serves another network namespace, where its other objects are.
+pub fn check_netns(root: &Path) -> Result<()> {
+    let ours = net::namespace()?;
+    for layout in names(root)? {
+        let dir = root.join(layout);
+        // An interrupted start leaves no such link.
+        let Ok(theirs) = fs::read_link(dir.join(NETNS)) else { continue };
+        ensure!(
+            ours == theirs,
+            "{} serves another network namespace, {}: clean up there, or use --force if that namespace is gone",
+            dir.display(),
+            theirs.display()
+        );
+    }
+    Ok(())
+}
+
+/// Returns the names in a folder, sorted, or nothing if there is no folder.
+pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("list {}", dir.display()))?,
+    };
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<Vec<_>>>()
+        .with_context(|| format!("list {}", dir.display()))?;
+    names.sort();
+    Ok(names)
+}
+
+/// Mounts a BPF file system at the usual place if there is none, which takes CAP_SYS_ADMIN. Returns true if it did and
+/// no other process sees the mount. Call this before capabilities are given up: a process without all capabilities of
+/// process 1 may not read its namespaces.
+pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
+    if is_on_bpf_fs(root)? {
+        return Ok(false);
+    }
+    ensure!(
+        root.starts_with(MOUNT_POINT),
+        "{} is not in a BPF file system: mount one there, or name a folder below {MOUNT_POINT}",
+        root.display()
+    );
+    // Without the lock, two processes that mount at once would hide each other's file system.
+    let place = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
+    let _lock = Flock::lock(place, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| errno)
+        .with_context(|| format!("lock {MOUNT_POINT}"))?;
+    if is_on_bpf_fs(root)? {
+        return Ok(false);
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("bpf"), MOUNT_POINT, Some("bpf"), flags, Some("mode=0700")).with_context(|| {
+        format!("no BPF file system is mounted at {MOUNT_POINT}, and this kpx may not mount one: `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}`")
+    })?;
+    Ok(!is_in_namespaces_of_the_host())
+}
+
+/// Returns false in a container, as far as this process can tell.
+fn is_in_namespaces_of_the_host() -> bool {
+    /// The inode number of the initial PID namespace, PROC_PID_INIT_INO of linux/proc_ns.h.
+    const INITIAL_PID_NS: &str = "pid:[4026531836]";
+    let of = |process: &str, kind: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
+    let is_first = of("self", "pid").is_some_and(|ns| ns == Path::new(INITIAL_PID_NS));
+    is_first && of("1", "mnt").is_some_and(|ns| Some(ns) == of("self", "mnt"))
+}
+
+fn is_on_bpf_fs(path: &Path) -> Result<bool> {
+    let there =
+        path.ancestors().find(|dir| dir.exists()).with_context(|| format!("no folder above {}", path.display()))?;
+    let fs = statfs(there).with_context(|| format!("ask for the file system of {}", there.display()))?;
+    Ok(fs.filesystem_type() == BPF_FS_MAGIC)
+}

@@ -1,0 +1,57 @@
+//! Decides how long flows may be idle, by the fill of the flow table.
+
+use proxy_common::addr::Proto;
+use proxy_common::flow::State;
+
+/// The fill of a flow table with flows that make no room for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+pub enum Pressure {
+    #[default]
+    None,
+    /// Four fifths: flows may be idle for half as long.
+    High,
+    /// A fill of 19 in 20: flows may be idle for a quarter as long, and sweeps follow each other without rest.
+    Emergency,
+}
+
+impl Pressure {
+    pub(super) fn of(entries: usize, max_entries: u32) -> Self {
+        let (entries, room) = (entries as u64, u64::from(max_entries));
+        if entries * 20 >= room * 19 {
+            Self::Emergency
+        } else if entries * 5 >= room * 4 {
+            Self::High
+        } else {
+            Self::None
+        }
+    }
+
+    /// Returns the time that a flow may be idle in this state before it is forgotten.
+    pub(super) fn timeout_secs(self, state: State, proto: Proto) -> u32 {
+        let timeout_secs = state.timeout_secs(proto);
+        match self {
+            Self::None => timeout_secs,
+            Self::High => timeout_secs / 2,
+            Self::Emergency => timeout_secs / 4,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fuller_table_waits_less() {
+        let timeouts = |entries| {
+            let pressure = Pressure::of(entries, 1_000);
+            let states = [State::New, State::Answered, State::Established, State::Closed];
+            states.map(|state| pressure.timeout_secs(state, Proto::TCP))
+        };
+        assert_eq!(timeouts(799), [30, 60, 8_100, 60]);
+        assert_eq!(timeouts(800), [15, 30, 4_050, 30]);
+        assert_eq!(timeouts(949), [15, 30, 4_050, 30]);
+        assert_eq!(timeouts(950), [7, 15, 2_025, 15]);
+        assert_eq!(timeouts(1_000), [7, 15, 2_025, 15]);
+    }
+}

@@ -1,0 +1,241 @@
+//! Attaches, keeps and removes the cgroup programs that translate sockets which dial services (`--socket-lb`).
+
+mod cgroup;
+mod stale;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use aya::programs::cgroup_sock_addr::CgroupSockAddrLinkId;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, ProgramType};
+use aya::sys::{BpfHelper, is_helper_supported};
+use aya::{Ebpf, EbpfLoader};
+use proxy_common::{names, socket};
+use serde::{Deserialize, Serialize};
+use tracing::{debug, info, warn};
+
+use super::links::open_links;
+use super::pins::{self, Pins, remove_pin};
+use super::verifier;
+
+pub use cgroup::Cgroup;
+pub use stale::StaleSockets;
+
+/// The sockets that the programs translate. An unset option excludes its sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Set for the sockets of all network namespaces, instead of this one alone.
+    pub everywhere: bool,
+    /// Set for UDP sockets as well as TCP sockets.
+    pub udp: bool,
+}
+
+/// The globals of the programs, set at load.
+pub(super) struct Told {
+    netns: u64,
+    flags: u32,
+}
+
+impl Told {
+    pub(super) fn of(options: SocketOptions) -> Result<Self> {
+        let SocketOptions { everywhere, udp } = options;
+        let netns = crate::sys::netns_cookie::netns_cookie().context(
+            "read this network namespace's number, by which --socket-lb recognizes the host's sockets: \
+             kernels before Linux 5.14 do not have it",
+        )?;
+        let refuses = is_supported(BpfHelper::BPF_FUNC_set_retval)?;
+        let names = is_supported(BpfHelper::BPF_FUNC_get_current_comm)?;
+        debug!(netns, refuses, names, "sockets");
+        let flags =
+            [(everywhere, socket::EVERYWHERE), (udp, socket::UDP), (refuses, socket::REFUSES), (names, socket::NAMES)];
+        Ok(Self { netns, flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag) })
+    }
+
+    pub(super) fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader.override_global(names::SOCKET_NETNS, &self.netns, true);
+        loader.override_global(names::SOCKET_FLAGS, &self.flags, true);
+    }
+}
+
+fn is_supported(helper: BpfHelper) -> Result<bool> {
+    is_helper_supported(ProgramType::CgroupSockAddr, helper)
+        .with_context(|| format!("ask whether the kernel has {helper:?} for sockets"))
+}
+
+/// Returns the names of the requested programs. The programs that show the dialled address come first: a translated
+/// socket must always find one.
+pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
+    let all = names::SOCKETS.into_iter().chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
+    let (leading, showing): (Vec<_>, Vec<_>) = all.partition(|name| name.contains("connect") || name.contains("send"));
+    showing.into_iter().chain(leading).collect()
+}
+
+pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
+    programs(options).into_iter().try_for_each(|name| {
+        let program = program(ebpf, name)?;
+        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))
+    })
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr> {
+    let program = ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?;
+    program.try_into().with_context(|| format!("program {name}"))
+}
+
+/// Returns the maps that these programs do not use: without room, and without pins.
+pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
+    let families = [names::IPV4, names::IPV6];
+    let (tcp, udp) = (families.map(|maps| maps.tcp_sockets), families.map(|maps| maps.udp_sockets));
+    match options {
+        None => [tcp, udp].concat(),
+        Some(SocketOptions { udp: false, .. }) => udp.to_vec(),
+        Some(SocketOptions { udp: true, .. }) => Vec::new(),
+    }
+}
+
+/// How sockets are led, for `kpx status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SocketsStatus {
+    /// `host` or `all`.
+    pub scope: String,
+    pub udp: bool,
+    /// Below which they are.
+    pub cgroup: String,
+}
+
+/// The attached programs.
+pub(super) struct Sockets {
+    cgroup: Cgroup,
+    options: SocketOptions,
+    /// The links, by program.
+    links: BTreeMap<&'static str, PinnedLink>,
+}
+
+impl Sockets {
+    /// Attaches the loaded programs to a cgroup, and removes a predecessor's. Each program is attached before its
+    /// predecessor is removed, so no call goes without a program. A socket that the first program has translated is
+    /// left alone by the second.
+    pub(super) fn attach(ebpf: &mut Ebpf, pins: &Pins, cgroup: Cgroup, options: SocketOptions) -> Result<Self> {
+        let names = programs(options);
+        let mut sockets = Self { cgroup, options, links: BTreeMap::new() };
+        names.iter().try_for_each(|name| sockets.attach_program(ebpf, pins, name))?;
+        let keeps: BTreeSet<_> = names.into_iter().map(pin_name).collect();
+        remove_links(pins, |pin| keeps.contains(pin))?;
+        info!(cgroup = %sockets.cgroup, programs = sockets.links.len(), "serving sockets");
+        Ok(sockets)
+    }
+
+    pub(super) fn status(&self) -> SocketsStatus {
+        let Self { cgroup, options, .. } = self;
+        let scope = if options.everywhere { "all" } else { "host" };
+        SocketsStatus { scope: scope.to_owned(), udp: options.udp, cgroup: cgroup.to_string() }
+    }
+
+    /// Attaches anew what somebody has taken off, and says how much that was.
+    pub(super) fn mend(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
+        let attached = attached()?;
+        let mut missing = Vec::new();
+        for name in self.links.keys() {
+            let id = program(ebpf, name)?.info()?.id();
+            if !attached.contains(&id) || !pins.links().join(pin_name(name)).exists() {
+                missing.push(*name);
+            }
+        }
+        for name in &missing {
+            warn!(program = name, "the program was removed from its cgroup, reattaching");
+            self.attach_program(ebpf, pins, name)?;
+        }
+        Ok(missing.len() as u64)
+    }
+
+    /// Detaches the programs. Connected sockets stay as they are: their connections know their backends.
+    pub(super) fn detach(self) {
+        for (_, link) in self.links {
+            if let Err(error) = link.unpin() {
+                debug!(%error, "a link's pin was gone");
+            }
+        }
+    }
+
+    fn attach_program(&mut self, ebpf: &mut Ebpf, pins: &Pins, name: &'static str) -> Result<()> {
+        let Self { cgroup, links, .. } = self;
+        let program = program(ebpf, name)?;
+        let id = attach_beside_others(program, cgroup);
+        let id = id.with_context(|| format!("attach {name} to the cgroup {cgroup}"))?;
+        let link = program.take_link(id).with_context(|| format!("take the link of {name}"))?;
+        let link = FdLink::try_from(link).context("a cgroup's link")?;
+        fs::create_dir_all(pins.links()).with_context(|| format!("create {}", pins.links().display()))?;
+        let (path, next) = (pins.links().join(pin_name(name)), pins.links().join(format!("{}-next", pin_name(name))));
+        if next.exists() {
+            remove_pin(&next)?; // A predecessor was killed at this point.
+        }
+        link.pin(&next).with_context(|| format!("pin the link of {name}"))?;
+        // The predecessor's link goes with the pin that this rename replaces.
+        fs::rename(&next, &path).with_context(|| format!("rename {}", next.display()))?;
+        let pinned = PinnedLink::from_pin(&path).with_context(|| format!("open the pin {}", path.display()))?;
+        links.insert(name, pinned);
+        Ok(())
+    }
+}
+
+/// Attaches beside other programs. Up to Linux 7.2 a link always means that, and the kernel refuses the flag (EINVAL).
+/// Later kernels require the flag.
+fn attach_beside_others(program: &mut CgroupSockAddr, cgroup: &Cgroup) -> Result<CgroupSockAddrLinkId, ProgramError> {
+    match program.attach(cgroup, CgroupAttachMode::AllowMultiple) {
+        Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EINVAL) => {
+            program.attach(cgroup, CgroupAttachMode::Single)
+        }
+        attached => attached,
+    }
+}
+
+const EINVAL: i32 = 22;
+
+/// Removes a predecessor's links and maps for sockets that these options do not use. (Links of single programs go when
+/// the remaining programs are attached.)
+pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Result<()> {
+    if options.is_none() {
+        remove_links(pins, |_| false)?;
+    }
+    let (unused, maps) = (unused_maps(options), pins::names(&pins.maps())?);
+    let is_unused = |pin: &&String| pin.split('-').next().is_some_and(|name| unused.contains(&name));
+    maps.iter().filter(is_unused).try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
+}
+
+/// Removes links. The connecting programs go first: see [`programs`].
+fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
+    let links: Vec<PathBuf> = pins::names(&pins.links())?
+        .iter()
+        .filter(|pin| is_pin(pin) && !keeps(pin))
+        .map(|pin| pins.links().join(pin))
+        .collect();
+    links.iter().try_for_each(|pin| {
+        info!(pin = %pin.display(), "sockets are no longer translated: removed a link");
+        remove_pin(pin)
+    })
+}
+
+/// Returns the name of a program's pin among the pinned links.
+fn pin_name(program: &str) -> String {
+    format!("{PREFIX}{}", program.trim_start_matches("kpx_"))
+}
+
+/// Returns true for the pin of a link to a cgroup.
+pub(super) fn is_pin(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+const PREFIX: &str = "socket-";
+
+/// Returns the programs of the links to cgroups that this process holds. A detached link, or one whose cgroup is gone,
+/// has no cgroup id.
+fn attached() -> Result<BTreeSet<u32>> {
+    let links = open_links()?;
+    let held = links.iter().filter(|fields| fields.get("link_type").is_some_and(|kind| kind == "cgroup"));
+    let held = held.filter(|fields| fields.get("cgroup_id").is_some_and(|id| id != "0"));
+    Ok(held.filter_map(|fields| fields.get("prog_id")?.parse().ok()).collect())
+}

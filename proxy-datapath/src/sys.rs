@@ -1,0 +1,5 @@
+//! The system calls that no crate has. All `unsafe` of this crate is here.
+#![allow(unsafe_code, reason = "each call hands pointers to the kernel")]
+
+pub(crate) mod map_walk;
+pub(crate) mod netns_cookie;

@@ -1,0 +1,74 @@
+//! Loads programs past the verifier, even while signals arrive.
+
+use std::iter;
+
+use aya::programs::ProgramError;
+use aya::{EbpfLoader, VerifierLogLevel};
+use nix::libc::EAGAIN;
+
+/// The number of attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
+const ATTEMPTS: usize = 5;
+
+/// Returns a loader for programs as long as kpx's.
+#[must_use]
+pub fn loader<'a>() -> EbpfLoader<'a> {
+    let mut loader = EbpfLoader::new();
+    // aya loads a refused program again with a log. A log of every step grows to megabytes, although an operator reads
+    // only its last line. Such a log would also make a program that only a signal had stopped take several times as
+    // long. STATS logs that last line only. (`cargo xtask verify` shows all steps.)
+    loader.verifier_log_level(VerifierLogLevel::STATS);
+    loader
+}
+
+/// Calls a program's `load`, and repeats the call if a signal interrupted it. The verifier gives up with EAGAIN as soon
+/// as a signal is pending (`do_check` in kernel/bpf/verifier.c).
+pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    let mut attempts = iter::repeat_with(&mut program).take(ATTEMPTS);
+    let mut result = attempts.next().expect("there are several");
+    while let Err(ProgramError::LoadError { io_error, .. }) = &result
+        && io_error.raw_os_error() == Some(EAGAIN)
+        && let Some(next) = attempts.next()
+    {
+        result = next;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use aya_obj::VerifierLog;
+    use nix::libc::EINVAL;
+
+    use super::*;
+
+    /// Loads a program that the kernel refuses with one errno after the other. Returns the last errno and the number of
+    /// attempts.
+    fn refused(errnos: &[i32]) -> (Option<i32>, usize) {
+        let mut tried = 0;
+        let result = load(|| {
+            let errno = errnos.get(tried);
+            tried += 1;
+            let refusal = |&errno| ProgramError::LoadError {
+                io_error: io::Error::from_raw_os_error(errno),
+                verifier_log: VerifierLog::new(String::new()),
+            };
+            errno.map_or(Ok(()), |errno| Err(refusal(errno)))
+        });
+        let errno = result.err().map(|error| match error {
+            ProgramError::LoadError { io_error, .. } => io_error.raw_os_error().expect("it was made of one"),
+            other => panic!("{other}"),
+        });
+        (errno, tried)
+    }
+
+    #[test]
+    fn a_signal_does_not_refuse_a_program() {
+        assert_eq!(refused(&[]), (None, 1));
+        assert_eq!(refused(&[EAGAIN, EAGAIN]), (None, 3));
+        assert_eq!(refused(&[EAGAIN, EINVAL]), (Some(EINVAL), 2));
+        assert_eq!(refused(&[EINVAL]), (Some(EINVAL), 1));
+        assert_eq!(refused(&[EAGAIN; 9]), (Some(EAGAIN), ATTEMPTS));
+    }
+}

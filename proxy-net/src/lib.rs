@@ -1,0 +1,40 @@
+//! The node's network as the kernel has it: devices, routes, rules, filters, sockets, parameters. Modules in reading
+//! order; none knows of Services.
+#![forbid(unsafe_code)]
+
+// The sockets and files by which the kernel is asked.
+mod netlink;
+pub mod sysctl;
+
+// Devices.
+mod behind;
+pub mod link;
+pub mod role;
+mod watch;
+
+// The anchor, the device that takes what the node itself sends to Services.
+pub mod addr;
+pub mod anchor;
+
+// Routes and rules.
+pub mod fib;
+pub mod next_hop;
+pub mod pod_route;
+pub mod route;
+mod route_watch;
+pub mod rule;
+
+// Netfilter, filters, sockets.
+pub mod conntrack;
+pub mod filter;
+pub mod forward;
+pub mod listeners;
+pub mod sock_diag;
+
+// The list of changes to the host.
+pub mod changes;
+mod ports;
+
+pub use netlink::{Handle, connect, namespace};
+pub use route_watch::watch_routes;
+pub use watch::{LinkEvent, watch};

@@ -1,0 +1,185 @@
+//! Reads a network device from the kernel's description.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use futures::StreamExt;
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
+use netlink_packet_route::link::{
+    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::netlink::Handle;
+use super::role::Behind;
+
+/// A device and its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub index: u32,
+    pub name: String,
+    /// The MAC address. None if the device has none, or one of another length than Ethernet's.
+    pub mac: Option<[u8; 6]>,
+    /// The MTU in bytes, without the link header.
+    pub mtu: u32,
+    pub kind: LinkKind,
+    /// Set if packets start with an Ethernet header (`ARPHRD_ETHER`).
+    pub ethernet: bool,
+    /// The interface index of the bridge, bond, ... that the device is enslaved to.
+    pub master: Option<u32>,
+    /// Set if the linked device (a veth's other end, a VLAN's parent) is in another network namespace.
+    pub peer_netns: bool,
+    /// Set if outgoing packets wait in a queue, or are shaped (any queueing discipline but `noqueue`).
+    pub queues: bool,
+    /// Set if the device is administratively up (`IFF_UP`), with or without carrier.
+    pub up: bool,
+    /// The usable addresses of global scope: neither under duplicate address detection nor found to be duplicates.
+    pub addrs: BTreeSet<IpNet>,
+    /// The hosts behind the device, as far as they decide its role: see [`Link::is_told_by_routes`].
+    pub behind: Behind,
+}
+
+/// The kind of a device, as far as kpx distinguishes kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    Loopback,
+    /// A network card, or a hypervisor's imitation of one.
+    Physical,
+    Veth,
+    /// A pair like veth, made for containers.
+    Netkit,
+    /// A bridge, or a device of Open vSwitch.
+    Bridge,
+    /// A bond, or a device of the team driver.
+    Bond,
+    Vlan,
+    /// A VXLAN or GENEVE device.
+    Overlay,
+    Dummy,
+    Ifb,
+    Nlmon,
+    Other,
+}
+
+impl Link {
+    /// Reads a device without addresses, which have their own messages. Returns None if the message is about another
+    /// aspect, such as the device's role as a port of a bridge.
+    pub(super) fn from_message(message: &LinkMessage) -> Option<Self> {
+        if message.header.interface_family != AddressFamily::Unspec {
+            return None;
+        }
+        let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
+        let mut link = Self {
+            index: message.header.index,
+            name: String::new(),
+            mac: None,
+            mtu: 0,
+            kind: match message.header.link_layer_type {
+                LinkLayerType::Loopback => LinkKind::Loopback,
+                LinkLayerType::Ether => LinkKind::Physical,
+                _ => LinkKind::Other,
+            },
+            ethernet,
+            master: None,
+            peer_netns: false,
+            queues: false,
+            up: message.header.flags.contains(LinkFlags::Up),
+            addrs: BTreeSet::new(),
+            behind: Behind::Nothing,
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name.clone_from(name),
+                LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+                LinkAttribute::Controller(master) => link.master = Some(*master).filter(|&master| master != 0),
+                LinkAttribute::LinkNetNsId(_) => link.peer_netns = true,
+                LinkAttribute::Qdisc(name) => link.queues = name != "noqueue",
+                LinkAttribute::LinkInfo(infos) => link.kind = infos.iter().find_map(kind).unwrap_or(link.kind),
+                _ => {}
+            }
+        }
+        Some(link).filter(|link| !link.name.is_empty())
+    }
+
+    /// Returns true for one end of a pair whose other end is in another namespace.
+    pub fn leads_elsewhere(&self) -> bool {
+        matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
+    }
+
+    /// Returns true if only routes tell whether a pod or a router is at the other end.
+    pub fn is_told_by_routes(&self) -> bool {
+        self.leads_elsewhere() && !self.addrs.is_empty()
+    }
+
+    /// Returns true for one end of a veth pair whose other end is in another namespace, if nothing delays or changes
+    /// packets on the way.
+    pub fn is_plain_pair(&self) -> bool {
+        self.kind == LinkKind::Veth && self.peer_netns && !self.queues
+    }
+
+    pub fn has(&self, addr: IpAddr) -> bool {
+        self.addrs.iter().any(|net| net.addr() == addr)
+    }
+}
+
+fn kind(info: &LinkInfo) -> Option<LinkKind> {
+    let LinkInfo::Kind(kind) = info else { return None };
+    Some(match kind {
+        InfoKind::Veth => LinkKind::Veth,
+        InfoKind::Netkit => LinkKind::Netkit,
+        InfoKind::Bridge => LinkKind::Bridge,
+        InfoKind::Bond | InfoKind::Team => LinkKind::Bond,
+        InfoKind::Vlan => LinkKind::Vlan,
+        InfoKind::Vxlan | InfoKind::Geneve => LinkKind::Overlay,
+        InfoKind::Dummy => LinkKind::Dummy,
+        InfoKind::Ifb => LinkKind::Ifb,
+        InfoKind::Nlmon => LinkKind::Nlmon,
+        InfoKind::Other(kind) if kind == "openvswitch" => LinkKind::Bridge,
+        _ => LinkKind::Other,
+    })
+}
+
+/// Returns the device and the address of global scope in a message, and whether the address may be used.
+pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
+    if message.header.scope != AddressScope::Universe {
+        return None;
+    }
+    // On a point-to-point device IFA_ADDRESS is the far end's; elsewhere IPv6 has no IFA_LOCAL.
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(addr) => Some(*addr),
+        _ => None,
+    });
+    let addr = local.or_else(|| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(addr) => Some(*addr),
+            _ => None,
+        })
+    })?;
+    let flags = message.header.flags;
+    let waits = flags.contains(AddressHeaderFlags::Tentative) && !flags.contains(AddressHeaderFlags::Optimistic);
+    let usable = !waits && !flags.contains(AddressHeaderFlags::Dadfailed);
+    Some((message.header.index, IpNet::new(addr, message.header.prefix_len).ok()?, usable))
+}
+
+/// Returns the request for all devices, without their statistics.
+pub(super) fn get_all() -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    RouteNetlinkMessage::GetLink(message)
+}
+
+/// Returns the kernel's message about one device, or None if there is no such device.
+pub(super) async fn get(handle: &Handle, mut which: LinkMessage) -> anyhow::Result<Option<LinkMessage>> {
+    which.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(which));
+    request.header.flags = NLM_F_REQUEST;
+    match handle.clone().request(request)?.next().await.map(|answer| answer.payload) {
+        Some(NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message))) => Ok(Some(message)),
+        Some(NetlinkPayload::Error(error)) if error.raw_code() == -nix::libc::ENODEV => Ok(None),
+        Some(NetlinkPayload::Error(error)) => Err(error.to_io().into()),
+        answer => anyhow::bail!("unexpected answer to a request for a device: {answer:?}"),
+    }
+}

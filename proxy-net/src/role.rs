@@ -1,0 +1,263 @@
+//! Decides the role of a device: whether programs are attached to it, and which.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::anchor;
+use super::link::{Link, LinkKind};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Loopback,
+    /// The near end of our own pair, into which the service routes lead.
+    Anchor,
+    /// A device through which packets enter and leave the node, or a pod.
+    Device {
+        /// Set if the far end is a pod.
+        pod: bool,
+    },
+    /// A device without programs, and the reason.
+    Ignored(&'static str),
+}
+
+/// The hosts at the far end of a pair that leads into another namespace, by its routes. A later variant outweighs an
+/// earlier one: a place open to any host is not a pod, even with single hosts there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Behind {
+    /// No route leads there.
+    #[default]
+    Nothing,
+    /// Routes to single addresses only, none of them this host's.
+    Hosts,
+    /// A network.
+    Network(IpNet),
+    /// A router, to which packets go on their way elsewhere.
+    Router,
+}
+
+impl Behind {
+    /// Returns the evidence of one route that leads `to` a network; `own` are the addresses of this host.
+    pub fn of(to: IpNet, gateway: bool, own: &HashSet<IpAddr>) -> Self {
+        let is_single = to.prefix_len() == to.max_prefix_len();
+        match to.addr() {
+            _ if gateway => Self::Router,
+            // Every IPv6 device has such a route, or the two ends agree on it.
+            IpAddr::V4(addr) if addr.is_link_local() || addr.is_multicast() => Self::Nothing,
+            IpAddr::V6(addr) if addr.is_unicast_link_local() || addr.is_multicast() => Self::Nothing,
+            // The kernel routes a single address of IPv6 to its own device.
+            addr if is_single && own.contains(&addr) => Self::Nothing,
+            _ if is_single => Self::Hosts,
+            _ => Self::Network(to),
+        }
+    }
+}
+
+/// Returns a device's role. `links` are all devices, by interface index: the role depends on the master.
+pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
+    let to_netns = link.leads_elsewhere();
+    let master = link.master.and_then(|master| links.get(&master)).map(|master| master.kind);
+    match (link.kind, master) {
+        (LinkKind::Loopback, _) => Role::Loopback,
+        (LinkKind::Veth, _) if link.name == anchor::NAME => Role::Anchor,
+        (LinkKind::Veth, _) if link.name == anchor::PEER => Role::Ignored("the anchor's other end"),
+        (LinkKind::Dummy, _) => Role::Ignored("a dummy carries no packets"),
+        (LinkKind::Ifb, _) => Role::Ignored("an ifb only shapes what other devices receive"),
+        (LinkKind::Nlmon, _) => Role::Ignored("nlmon carries netlink messages"),
+        _ if !link.ethernet => Role::Ignored("not an Ethernet device"),
+        // A virtual function behind the device that fails over to it (hv_netvsc, net_failover).
+        (_, Some(LinkKind::Physical)) => Role::Ignored("its master is served"),
+        (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
+        (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
+        (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
+        // CNI plugins give a pod's device no address, or the gateway's and a route to the pod. With anything else
+        // behind it, the device is rather a link to a router in a namespace, from where any client may come.
+        _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.behind == Behind::Hosts) },
+    }
+}
+
+/// Explains why packets through a pair into another namespace do not count as a pod's. Returns None if routes show
+/// plainly that a router is there.
+pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
+    if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
+        return None;
+    }
+    let has = match link.behind {
+        Behind::Nothing => "an address, but no route to a pod through it".to_owned(),
+        Behind::Network(net) => format!("an address and a network of its own ({net})"),
+        Behind::Hosts | Behind::Router => return None,
+    };
+    Some(format!("{} has {has}, so it counts as a router's", link.name))
+}
+
+/// The flags that make pods of clients that no device identifies as pods.
+pub const TELL_PODS: &str = "--cluster-cidr or --detect-local-mode";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use LinkKind::*;
+
+    #[test]
+    fn each_device_has_its_role() {
+        let device = Role::Device { pod: false };
+        let pod = Role::Device { pod: true };
+        let cases = [
+            ("lo", Link { ethernet: false, ..link("lo", Loopback) }, Role::Loopback),
+            ("anchor", link("kpx0", Veth), Role::Anchor),
+            ("anchor's peer", link("kpx1", Veth), Role::Ignored("the anchor's other end")),
+            ("a stranger of the anchor's name", link("kpx0", Bridge), device),
+            ("network card", link("eth0", Physical), device),
+            ("network card that is down", Link { up: false, ..link("eth0", Physical) }, device),
+            ("bridge", link("cni0", Bridge), device),
+            ("bond", link("bond0", Bond), device),
+            ("VLAN", link("eth0.5", Vlan), device),
+            ("overlay", link("flannel.1", Overlay), device),
+            ("tap of a virtual machine", link("tap0", Other), device),
+            (
+                "bond's slave",
+                Link { master: Some(BOND), ..link("eth1", Physical) },
+                Role::Ignored("its bond is served"),
+            ),
+            (
+                "bridge's card",
+                Link { master: Some(BRIDGE), ..link("eth1", Physical) },
+                Role::Ignored("its bridge is served"),
+            ),
+            (
+                "bridge's tap",
+                Link { master: Some(BRIDGE), ..link("tap0", Other) },
+                Role::Ignored("its bridge is served"),
+            ),
+            (
+                "bridge's veth of this namespace",
+                Link { master: Some(BRIDGE), ..link("v0", Veth) },
+                Role::Ignored("its bridge is served"),
+            ),
+            ("bridge's pod", Link { master: Some(BRIDGE), ..away(link("v0", Veth)) }, pod),
+            (
+                "bridge's pod that has an address",
+                Link { master: Some(BRIDGE), ..with_addr(away(link("v0", Veth))) },
+                pod,
+            ),
+            ("routed pod", away(link("cali0", Veth)), pod),
+            ("routed pod behind netkit", away(link("lxc0", Netkit)), pod),
+            ("veth to a namespace, with an address", with_addr(away(link("v0", Veth))), device),
+            ("veth of this namespace", link("v0", Veth), device),
+            ("VLAN whose parent is elsewhere", away(link("eth0", Vlan)), device),
+            ("slave of a VRF", Link { master: Some(VRF), ..link("eth1", Physical) }, device),
+            ("slave of a device not known yet", Link { master: Some(99), ..link("eth1", Physical) }, device),
+            ("dummy", link("dummy0", Dummy), Role::Ignored("a dummy carries no packets")),
+            (
+                "dummy on a bridge",
+                Link { master: Some(BRIDGE), ..link("dummy0", Dummy) },
+                Role::Ignored("a dummy carries no packets"),
+            ),
+            ("ifb", link("ifb0", Ifb), Role::Ignored("an ifb only shapes what other devices receive")),
+            (
+                "nlmon",
+                Link { ethernet: false, ..link("nlmon0", Nlmon) },
+                Role::Ignored("nlmon carries netlink messages"),
+            ),
+            ("wireguard", Link { ethernet: false, ..link("wg0", Other) }, Role::Ignored("not an Ethernet device")),
+        ];
+        let links = [(BRIDGE, Bridge), (BOND, Bond), (VRF, Other)];
+        let links = links.map(|(index, kind)| (index, Link { index, ..link("master", kind) })).into();
+        for (name, link, want) in cases {
+            assert_eq!(role(&link, &links), want, "{name}");
+        }
+    }
+
+    const BRIDGE: u32 = 10;
+    const BOND: u32 = 11;
+    const VRF: u32 = 12;
+
+    fn link(name: &str, kind: LinkKind) -> Link {
+        Link {
+            index: 5,
+            name: name.to_owned(),
+            mac: Some([2, 0, 0, 0, 0, 5]),
+            mtu: 1500,
+            kind,
+            ethernet: true,
+            master: None,
+            peer_netns: false,
+            queues: false,
+            up: true,
+            addrs: [].into(),
+            behind: Behind::Nothing,
+        }
+    }
+
+    #[test]
+    fn routes_decide_the_role_of_a_pair_with_an_address() {
+        let device = Role::Device { pod: false };
+        let pod = Role::Device { pod: true };
+        let cases = [
+            ("a route to a host", behind(&["10.244.1.2/32"]), pod),
+            ("one of each family", behind(&["10.244.1.2/32", "fd00::2/128"]), pod),
+            ("one of IPv6 alone", behind(&["fd00::2/128"]), pod),
+            ("to several addresses of a pod", behind(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
+            ("with the routes of every device", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
+            ("with a network between the ends alone", behind(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
+            ("while it is down", Link { up: false, ..behind(&["10.244.1.2/32"]) }, pod),
+            ("in a VRF", Link { master: Some(VRF), ..behind(&["10.244.1.2/32"]) }, pod),
+            ("netkit with an address and a route", Link { kind: Netkit, ..behind(&["10.244.1.2/32"]) }, pod),
+            ("to its own address alone", behind(&["10.244.1.1/32"]), device),
+            ("to link-local addresses alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
+            ("with a network", behind(&["10.9.0.0/24"]), device),
+            ("with a network and a host", behind(&["10.244.1.2/32", "10.9.0.0/24"]), device),
+            ("with a network of the other family", behind(&["10.244.1.2/32", "fd00::/64"]), device),
+            ("with everything", behind(&["10.244.1.2/32", "0.0.0.0/0"]), device),
+            ("with a router", behind(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
+            ("with a host behind a router", behind(&["10.9.0.7/32 via"]), device),
+            ("to a namespace, without an address, with a network", told(away(link("v0", Veth)), &["10.9.0.0/24"]), pod),
+            ("of this namespace, with a route to a host", told(with_addr(link("v0", Veth)), &["10.9.0.7/32"]), device),
+        ];
+        let links = [(VRF, Link { index: VRF, ..link("vrf0", Other) })].into();
+        for (name, link, want) in cases {
+            assert_eq!(role(&link, &links), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_reason_is_given_where_pods_may_be_meant() {
+        let cases: [(&[&str], Option<&str>); 4] = [
+            (&[], Some("v0 has an address, but no route to a pod through it, so it counts as a router's")),
+            (
+                &["10.9.0.0/24"],
+                Some("v0 has an address and a network of its own (10.9.0.0/24), so it counts as a router's"),
+            ),
+            (&["10.9.0.0/24", "0.0.0.0/0 via"], None),
+            (&["10.244.1.2/32"], None),
+        ];
+        for (routes, why) in cases {
+            assert_eq!(why_no_pod(&behind(routes), &BTreeMap::new()).as_deref(), why, "{routes:?}");
+        }
+        assert_eq!(why_no_pod(&with_addr(link("v0", Veth)), &BTreeMap::new()), None, "it stays on this host");
+        assert_eq!(why_no_pod(&away(link("v0", Veth)), &BTreeMap::new()), None);
+    }
+
+    /// Builds a device into another namespace, with an address, and with these routes.
+    fn behind(routes: &[&str]) -> Link {
+        told(Link { addrs: ["10.244.1.1/32".parse().unwrap()].into(), ..away(link("v0", Veth)) }, routes)
+    }
+
+    fn told(link: Link, routes: &[&str]) -> Link {
+        let own = link.addrs.iter().map(|net| net.addr()).collect();
+        let says = routes.iter().map(|route| {
+            let (to, gateway) = route.strip_suffix(" via").map_or((*route, false), |to| (to, true));
+            Behind::of(to.parse().unwrap(), gateway, &own)
+        });
+        Link { behind: says.max().unwrap_or_default(), ..link }
+    }
+
+    fn away(link: Link) -> Link {
+        Link { peer_netns: true, ..link }
+    }
+
+    fn with_addr(link: Link) -> Link {
+        Link { addrs: ["10.0.0.1/24".parse().unwrap()].into(), ..link }
+    }
+}

@@ -1,0 +1,139 @@
+//! Lists and aborts the connected UDP sockets of this network namespace over netlink (linux/sock_diag.h,
+//! linux/inet_diag.h).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
+use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
+use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
+
+use super::netlink::{self, kernel};
+
+/// The types of messages.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+
+const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IPPROTO_UDP: u8 = 17;
+/// The state of a connected UDP socket, in the kernel's numbering, as a bit.
+const ESTABLISHED: u32 = 1 << 1;
+
+/// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, behind four single bytes.
+const ID_LEN: usize = 48;
+const ID_AT: usize = 4;
+
+/// A connected UDP socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpSocket {
+    family: u8,
+    /// The `struct inet_diag_sockid`, by which the kernel finds the socket.
+    id: [u8; ID_LEN],
+}
+
+impl UdpSocket {
+    /// Returns the value of `SO_COOKIE`.
+    pub fn cookie(&self) -> u64 {
+        u64::from(self.word(40)) | u64::from(self.word(44)) << 32
+    }
+
+    /// Returns the peer. An IPv4 address mapped into IPv6 becomes an IPv4 address.
+    pub fn peer(&self) -> SocketAddr {
+        let port = u16::from_be_bytes([self.id[2], self.id[3]]);
+        let bytes: [u8; 16] = std::array::from_fn(|nth| self.id[20 + nth]);
+        let [a, b, c, d, ..] = bytes;
+        let ip = match self.family {
+            AF_INET => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
+            _ => IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(),
+        };
+        SocketAddr::new(ip, port)
+    }
+
+    /// Reads a word in this machine's byte order.
+    fn word(&self, at: usize) -> u32 {
+        u32::from_ne_bytes([self.id[at], self.id[at + 1], self.id[at + 2], self.id[at + 3]])
+    }
+
+    /// Reads a socket. Returns None if the message is too short.
+    fn read(message: &[u8]) -> Option<Self> {
+        let id = message.get(ID_AT..ID_AT + ID_LEN)?;
+        Some(Self { family: *message.first()?, id: id.try_into().ok()? })
+    }
+}
+
+/// A handle for queries about the sockets of this network namespace.
+#[derive(Clone)]
+pub struct Handle(ConnectionHandle<Message>);
+
+/// Opens the socket. Only while the connection's future is polled do requests get answers.
+pub fn connect() -> io::Result<(Connection<Message>, Handle)> {
+    let (mut connection, handle, _) = new_connection(NETLINK_SOCK_DIAG)?;
+    // The end of a dump carries its error.
+    connection.set_forward_done(true);
+    Ok((connection, Handle(handle)))
+}
+
+impl Handle {
+    /// Returns all sockets. Sockets that change meanwhile may be missing.
+    pub async fn list(&self) -> io::Result<Vec<UdpSocket>> {
+        let mut sockets = Vec::new();
+        for family in FAMILIES {
+            let request = request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, &[0; ID_LEN]);
+            let answers = self.0.request(request, kernel()).map_err(io::Error::other)?;
+            netlink::dumped(answers, |message| sockets.extend(UdpSocket::read(&message.bytes))).await?;
+        }
+        Ok(sockets)
+    }
+
+    /// Aborts a socket. A process that waits at the socket, or uses it next, gets ECONNABORTED. Returns false if the
+    /// socket was gone.
+    pub async fn abort(&self, socket: &UdpSocket) -> io::Result<bool> {
+        let request = request(SOCK_DESTROY, NLM_F_ACK, socket.family, &socket.id);
+        netlink::deleted(self.0.request(request, kernel()).map_err(io::Error::other)?).await
+    }
+}
+
+/// Builds a request with a `struct inet_diag_req_v2`.
+fn request(kind: u16, flags: u16, family: u8, id: &[u8; ID_LEN]) -> NetlinkMessage<Message> {
+    let head = [family, IPPROTO_UDP, 0, 0];
+    let bytes = [&head[..], &ESTABLISHED.to_ne_bytes(), id].concat();
+    let mut message =
+        NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(Message { kind, bytes }));
+    message.header.flags = NLM_F_REQUEST | flags;
+    message.finalize();
+    message
+}
+
+/// The content of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    kind: u16,
+    bytes: Vec<u8>,
+}
+
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer[..self.bytes.len()].copy_from_slice(&self.bytes);
+    }
+}
+
+impl NetlinkDeserializable for Message {
+    type Error = std::convert::Infallible;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Self::Error> {
+        Ok(Self { kind: header.message_type, bytes: payload.to_vec() })
+    }
+}

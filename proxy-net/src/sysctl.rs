@@ -1,0 +1,50 @@
+//! Reads and sets kernel parameters of this thread's network namespace.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::{fs, io};
+
+use anyhow::Context;
+use tracing::info;
+
+/// Returns true if this kernel has IPv6.
+pub fn has_ipv6() -> bool {
+    path("ipv6").exists()
+}
+
+/// Reads a parameter. `key` is a path below `net`, such as `ipv4/conf/lo/accept_local`. Returns None if the kernel does
+/// not have it.
+pub fn read(key: &str) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(path(key)) {
+        Ok(value) => Ok(Some(value.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read sysctl net/{key}")),
+    }
+}
+
+/// Writes only a different value: a host with read-only sysctls works once they are right.
+pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
+    set(key, value).map(drop)
+}
+
+/// Does the same as [`write`]. Returns false if the value was right already.
+pub fn set(key: &str, value: &str) -> anyhow::Result<bool> {
+    let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
+    if old != value {
+        // The newline lets the kernel accept an empty value.
+        fs::write(path(key), format!("{value}\n"))
+            .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
+        info!(key, old, value, "sysctl set");
+    }
+    Ok(old != value)
+}
+
+/// Returns a parameter's path. Container runtimes make /proc/sys read-only, and mount nothing else into it, so a pod
+/// has the host's beside it. Either shows the parameters of the reader's network namespace.
+fn path(key: &str) -> PathBuf {
+    static ROOT: LazyLock<&Path> = LazyLock::new(|| {
+        let [own, hosts] = ["/proc/sys/net", "/host/proc/sys/net"].map(Path::new);
+        if hosts.is_dir() { hosts } else { own }
+    });
+    ROOT.join(key)
+}

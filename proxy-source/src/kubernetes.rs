@@ -1,0 +1,176 @@
+//! Reads objects from an API server.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use leaky_bucket::RateLimiter;
+use tokio::sync::mpsc::Sender;
+use tracing::info;
+
+use self::client::Clients;
+use self::credentials::Files;
+use self::outage::Outage;
+use self::place::Place;
+use self::recorder::Recorder;
+use self::watch::failure::failed_plugin;
+use self::watch::{Ended, Watch};
+use crate::events;
+use crate::health::{Health, Problem};
+use proxy_core::compact::{EndpointSlice, Service};
+use proxy_core::input::Input;
+
+mod client;
+mod credentials;
+mod outage;
+mod place;
+mod recorder;
+mod watch;
+
+/// The options for reaching the API server. Without a kubeconfig kpx uses the service account of its pod, or else the
+/// files that `kubectl` would use (`KUBECONFIG`, `~/.kube/config`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig, other than its current one.
+    pub context: Option<String>,
+    /// The URL of the API server, in place of the configuration's.
+    pub master: Option<String>,
+    /// The limit on requests; None: unlimited.
+    pub rate: Option<Rate>,
+}
+
+impl Options {
+    /// Returns the kubeconfigs that may be read, if they exist.
+    pub fn kubeconfigs(&self) -> Vec<PathBuf> {
+        let named = std::env::var_os("KUBECONFIG").map(|paths| std::env::split_paths(&paths).collect());
+        let usual = || std::env::home_dir().into_iter().map(|home| home.join(".kube/config")).collect();
+        self.kubeconfig.clone().map(|path| vec![path]).or(named).unwrap_or_else(usual)
+    }
+}
+
+/// The rate of requests, limited as in client-go: by a bucket of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// The number of requests that may come at once.
+    burst: usize,
+    /// The time after which one more request may come.
+    every: Duration,
+}
+
+impl Rate {
+    /// Allows `qps` requests a second, and `burst` at once. Returns None for negative numbers. Zero means the default,
+    /// as everywhere in Kubernetes.
+    pub fn new(qps: f32, burst: i32) -> Option<Self> {
+        let qps = if qps == 0.0 { 5.0 } else { qps };
+        let burst = usize::try_from(burst).ok().filter(|burst| *burst > 0).unwrap_or(10);
+        let every = Duration::try_from_secs_f32(1.0 / qps).ok()?;
+        Some(Self { burst, every })
+    }
+
+    fn bucket(self) -> RateLimiter {
+        RateLimiter::builder().max(self.burst).initial(self.burst).interval(self.every).build()
+    }
+}
+
+pub(super) async fn run(
+    options: &Options,
+    node_name: Option<&str>,
+    inputs: &Sender<Input>,
+    health: &Health,
+    events: events::Queue,
+) -> anyhow::Result<()> {
+    let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
+    let mut watches = Watches::new(node_name);
+    let outage = Outage::new();
+    // An unreadable file at the start is the operator's mistake.
+    let mut files = options.files();
+    let (mut clients, mut place) = options.clients(&outage).await?;
+    loop {
+        let until = clients.limited.valid_until().as_ref().copied();
+        // The address comes before any Service, so that no Service takes it.
+        place.tell(inputs).await;
+        tokio::select! {
+            () = inputs.closed() => return Ok(()),
+            never = place.watch(inputs) => never,
+            ended = watches.run(&clients, inputs, health, &outage) => match ended {
+                Ended::ReceiverGone => return Ok(()),
+                Ended::Unauthorized => info!("credentials are refused, reading them again"),
+            },
+            never = recorder.run(&clients.limited) => never,
+            never = outage.probe(&clients.paced) => never,
+            () = files.changed(health) => info!("credentials have changed, reading them again"),
+            () = passed(until) => info!("credentials expire, asking for new ones"),
+        }
+        (clients, place) = tokio::select! {
+            () = inputs.closed() => return Ok(()),
+            clients = options.clients_again(&mut files, &outage, health) => clients,
+        };
+    }
+}
+
+/// The time between attempts to read credentials that were readable before.
+const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
+
+impl Options {
+    /// Makes clients with the current credentials. The credentials were valid once, so the attempts go on until they
+    /// are again. The last state stays in force meanwhile.
+    async fn clients_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> (Clients, Place) {
+        loop {
+            *files = self.files();
+            match self.clients(outage).await {
+                Ok(clients) => {
+                    health.end(&Problem::Credentials);
+                    return clients;
+                }
+                Err(error) => {
+                    let why = failed_plugin(error.as_ref()).unwrap_or_else(|| format!("{error:#}"));
+                    health.begin(&Problem::Credentials, why);
+                }
+            }
+            tokio::time::sleep(CREDENTIALS_RETRY).await;
+        }
+    }
+}
+
+/// The watches, which outlive clients: new credentials cost no new lists.
+struct Watches {
+    services: Watch<Service>,
+    slices: Watch<EndpointSlice>,
+    node: Watch<Node>,
+    service_cidrs: Watch<ServiceCIDR>,
+}
+
+impl Watches {
+    /// Creates the watches with kube-proxy's selectors, except that Services of other proxies are included, for their
+    /// ClusterIPs.
+    fn new(node_name: Option<&str>) -> Self {
+        let services = Watch::new(Input::Service).fields("spec.clusterIP!=None");
+        let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
+        let node = Watch::new(Input::Node).dispensable();
+        let node = match node_name {
+            Some(name) => node.named(name),
+            None => node,
+        };
+        Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable() }
+    }
+
+    /// Runs until one of the watches ends.
+    async fn run(&mut self, clients: &Clients, inputs: &Sender<Input>, health: &Health, outage: &Outage) -> Ended {
+        tokio::select! {
+            ended = self.services.run(clients, inputs, health, outage) => ended,
+            ended = self.slices.run(clients, inputs, health, outage) => ended,
+            ended = self.node.run(clients, inputs, health, outage) => ended,
+            ended = self.service_cidrs.run(clients, inputs, health, outage) => ended,
+        }
+    }
+}
+
+async fn passed(until: Option<Timestamp>) {
+    let Some(until) = until else { return std::future::pending().await };
+    let left = Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();
+    // Without a minimum, an expired credential would be renewed in a tight loop.
+    tokio::time::sleep(left.max(Duration::from_secs(10))).await;
+}

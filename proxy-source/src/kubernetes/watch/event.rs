@@ -1,0 +1,115 @@
+//! Reads events and their objects. An object of the wrong shape costs neither the list nor the watch that it comes
+//! with.
+
+use kube::Resource as _;
+use kube::core::{PartialObjectMeta, Status};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use proxy_core::compact::Kept;
+use proxy_core::input::ObjectName;
+
+/// The annotation of the bookmark at the end of a streaming list.
+const LISTED: &str = "k8s.io/initial-events-end";
+
+/// A line of a watch.
+#[derive(Debug)]
+pub(super) enum Event<K> {
+    Put(Lenient<K>),
+    Gone(Lenient<K>),
+    /// A version up to which everything was sent.
+    Bookmark(String),
+    /// A version at which all initial objects have been sent.
+    Listed(String),
+    Error(Box<Status>),
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    r#type: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+impl<K: Kept> Event<K> {
+    /// Reads a line. Returns None for a line that was cut off, as at the end of a broken connection.
+    pub(super) fn read(line: &str) -> serde_json::Result<Option<Self>> {
+        let Line { r#type, object } = match serde_json::from_str(line) {
+            Ok(line) => line,
+            Err(error) if error.is_eof() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let object = object.get();
+        Ok(Some(match r#type {
+            "ADDED" | "MODIFIED" => Self::Put(Lenient::read(object)?),
+            "DELETED" => Self::Gone(Lenient::read(object)?),
+            "BOOKMARK" => {
+                let mark: PartialObjectMeta = serde_json::from_str(object)?;
+                let version = mark.metadata.resource_version.unwrap_or_default();
+                let annotations = mark.metadata.annotations.unwrap_or_default();
+                if annotations.contains_key(LISTED) { Self::Listed(version) } else { Self::Bookmark(version) }
+            }
+            "ERROR" => Self::Error(serde_json::from_str(object)?),
+            other => return Err(serde_json::Error::custom(format!("an event of type {other}"))),
+        }))
+    }
+}
+
+/// The kept form of an object, or the name and version of an unreadable one.
+#[derive(Clone, Debug)]
+pub(super) struct Lenient<K> {
+    pub(super) name: ObjectName,
+    pub(super) version: String,
+    /// The object, or the reason why it cannot be read.
+    pub(super) object: Result<K, String>,
+}
+
+impl<K: Kept> Lenient<K> {
+    fn read(text: &str) -> serde_json::Result<Self> {
+        Ok(match serde_json::from_str::<K::Object>(text) {
+            Ok(object) => Self {
+                name: ObjectName::from(object.meta()),
+                version: object.meta().resource_version.clone().unwrap_or_default(),
+                object: Ok(K::keep(object)),
+            },
+            Err(error) => {
+                let object: PartialObjectMeta = serde_json::from_str(text)?;
+                let (name, version) = (ObjectName::from(&object.metadata), object.metadata.resource_version);
+                Self { name, version: version.unwrap_or_default(), object: Err(error.to_string()) }
+            }
+        })
+    }
+}
+
+/// Deserializes from a slice of JSON text only. Readable objects are not copied.
+impl<'de, K: Kept> Deserialize<'de> for Lenient<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::read(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::ObjectList;
+
+    use super::*;
+    use proxy_core::compact::Service;
+
+    #[test]
+    fn a_bad_object_costs_only_itself() {
+        let text = r#"{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "good"}},
+            {"metadata": {"namespace": "default", "name": "bad"}, "spec": {"ports": "eighty"}}]}"#;
+        let list: ObjectList<Lenient<Service>> = serde_json::from_str(text).unwrap();
+        assert!(list.items[0].object.is_ok());
+        assert_eq!(list.items[1].name, ObjectName::new("default", "bad"));
+        let why = list.items[1].object.as_ref().unwrap_err();
+        assert!(why.contains("eighty"), "{why}");
+
+        let line = r#"{"object": {"metadata": {"name": "bad"}, "spec": 8}, "type": "ADDED"}"#;
+        let event: Option<Event<Service>> = Event::read(line).unwrap();
+        assert!(matches!(event, Some(Event::Put(Lenient { object: Err(_), .. }))));
+        assert!(Event::<Service>::read(&line[..40]).unwrap().is_none(), "cut off");
+        assert!(Event::<Service>::read("nonsense").is_err());
+    }
+}

@@ -1,0 +1,227 @@
+//! Provides an API server that gives prepared answers, and records the requests.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use http::{Request, Response};
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tower::service_fn;
+
+use super::super::*;
+
+pub(super) fn service(name: &str, version: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "spec": {},
+        "metadata": {"name": name, "namespace": "default", "resourceVersion": version}})
+}
+
+pub(super) fn list<const N: usize>(version: &str, more: &str, items: [Value; N]) -> Value {
+    json!({"apiVersion": "v1", "kind": "ServiceList", "items": items.to_vec(),
+        "metadata": {"resourceVersion": version, "continue": more}})
+}
+
+pub(super) fn failure(code: u16) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Failed", "message": "no such luck", "code": code})
+}
+
+pub(super) fn show<K: Kept>(update: &Update<K>) -> String {
+    let name = |object: &K| object.name().name.to_string();
+    let names = |all: &[K]| std::iter::once("all".to_owned()).chain(all.iter().map(name)).collect::<Vec<_>>().join(" ");
+    match update {
+        Update::All(all) => names(all),
+        Update::AllBut(all, unreadable) => {
+            let unreadable: Vec<_> = unreadable.iter().map(ToString::to_string).collect();
+            format!("{}, but {}", names(all), unreadable.join(" "))
+        }
+        Update::Refused => "refused".to_owned(),
+        Update::Put(object) => format!("put {}", name(object)),
+        Update::Del(name) => format!("del {name}"),
+    }
+}
+
+/// An API server that gives prepared answers one after the other, and then none.
+#[derive(Clone)]
+pub(super) struct Server {
+    answers: Arc<Mutex<VecDeque<Answer>>>,
+    asked: Arc<Mutex<Vec<String>>>,
+    probed: Arc<AtomicUsize>,
+    /// The number of refused streaming lists, which are not among the recorded requests.
+    refused: Arc<AtomicUsize>,
+    away: Arc<AtomicBool>,
+    /// The version that a version probe returns.
+    version: Arc<AtomicUsize>,
+}
+
+pub(super) enum Answer {
+    Json(u16, Value),
+    /// Events, then the end of the watch.
+    Watch(Vec<Value>),
+    /// A silence of this length, then a last line, or none, and the end.
+    SilentWatch(Duration, io::Result<&'static str>),
+    /// Events, then silence.
+    OpenWatch(Vec<Value>),
+    /// The events of a list. Unless such an answer is next, streaming lists are refused, as by an old server.
+    List(Vec<Value>),
+    /// Events, then silence.
+    OpenList(Vec<Value>),
+    /// The same event each second.
+    EndlessList(Value),
+    Unreachable,
+}
+
+pub(super) struct RunningWatch {
+    pub(super) inputs: mpsc::Receiver<Input>,
+    pub(super) ended: tokio::task::JoinHandle<Ended>,
+}
+
+impl Server {
+    pub(super) fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
+        let answers = Arc::new(Mutex::new(answers.into_iter().collect()));
+        let version = Arc::new(AtomicUsize::new(1_000_000));
+        let (asked, probed, refused, away) = Default::default();
+        Self { answers, asked, probed, refused, away, version }
+    }
+
+    pub(super) fn set_away(&self, away: bool) {
+        self.away.store(away, Relaxed);
+    }
+
+    /// Replaces the remaining answers.
+    pub(super) fn answers(&self, answers: impl IntoIterator<Item = Answer>) {
+        *self.answers.lock().unwrap() = answers.into_iter().collect();
+    }
+
+    pub(super) fn versions_from(&self, version: usize) {
+        self.version.store(version, Relaxed);
+    }
+
+    pub(super) fn probed(&self) -> usize {
+        self.probed.load(Relaxed)
+    }
+
+    pub(super) fn streams_refused(&self) -> usize {
+        self.refused.load(Relaxed)
+    }
+
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    /// Returns the version probes among the requests.
+    pub(super) fn looks(&self) -> Vec<String> {
+        self.asked().into_iter().filter(|uri| is_look(uri)).collect()
+    }
+
+    pub(super) fn run<K>(&self, mut watch: Watch<K>, health: &Health) -> RunningWatch
+    where
+        K: Kept + Clone + Send + Sync + 'static,
+    {
+        let (sender, inputs) = mpsc::channel(1);
+        let (clients, health) = (Clients { limited: self.client(), paced: self.client() }, health.clone());
+        let ended = tokio::spawn(async move {
+            let outage = Outage::new();
+            tokio::select! {
+                ended = watch.run(&clients, &sender, &health, &outage) => ended,
+                never = outage.probe(&clients.paced) => never,
+            }
+        });
+        RunningWatch { inputs, ended }
+    }
+
+    fn client(&self) -> Client {
+        let server = self.clone();
+        let service = service_fn(move |request: Request<Body>| {
+            let answer = server.answer(&request);
+            async move {
+                let Some(answer) = answer else { return std::future::pending().await };
+                answer.response().ok_or("no route")
+            }
+        });
+        Client::new(service, "default")
+    }
+}
+
+impl Server {
+    fn answer(&self, request: &Request<Body>) -> Option<Answer> {
+        let uri = request.uri().to_string();
+        let mut answers = self.answers.lock().unwrap();
+        let is_away = self.away.load(Relaxed) || matches!(answers.front(), Some(Answer::Unreachable));
+        if uri == "/readyz" {
+            self.probed.fetch_add(1, Relaxed);
+            return Some(if is_away { Answer::Unreachable } else { Answer::Json(200, json!("ok")) });
+        }
+        let is_look = is_look(&uri);
+        let has_lists = matches!(answers.front(), Some(Answer::List(_) | Answer::OpenList(_) | Answer::EndlessList(_)));
+        if uri.contains("sendInitialEvents") && !has_lists && !is_away {
+            self.refused.fetch_add(1, Relaxed);
+            return Some(Answer::Json(422, failure(422)));
+        }
+        self.asked.lock().unwrap().push(uri);
+        if self.away.load(Relaxed) {
+            return Some(Answer::Unreachable);
+        }
+        if is_look && !matches!(answers.front(), Some(Answer::Unreachable) | Some(Answer::Json(400.., _))) {
+            let version = self.version.load(Relaxed).to_string();
+            return Some(Answer::Json(200, list(&version, "more", [])));
+        }
+        answers.pop_front()
+    }
+}
+
+fn is_look(uri: &str) -> bool {
+    uri.ends_with("limit=1") || uri.contains("limit=1&")
+}
+
+impl Answer {
+    fn response(self) -> Option<Response<impl hyper::body::Body<Data = Bytes, Error = io::Error>>> {
+        let (code, chunks, then) = match self {
+            Self::Json(code, value) => (code, vec![value], stream::empty().boxed()),
+            Self::Watch(events) | Self::List(events) => (200, events, stream::empty().boxed()),
+            Self::OpenWatch(events) | Self::OpenList(events) => (200, events, stream::pending().boxed()),
+            Self::SilentWatch(time, last) => (200, Vec::new(), after(time, last).boxed()),
+            Self::EndlessList(event) => (200, Vec::new(), each_second(line(event)).boxed()),
+            Self::Unreachable => return None,
+        };
+        let chunks = stream::iter(chunks).map(|chunk| Ok(line(chunk))).chain(then);
+        let body = StreamBody::new(chunks.map_ok(|chunk| Frame::data(chunk.into())));
+        Some(Response::builder().status(code).body(body).unwrap())
+    }
+}
+
+fn line(value: Value) -> String {
+    format!("{value}\n")
+}
+
+fn each_second(line: String) -> impl Stream<Item = io::Result<String>> {
+    stream::repeat(line).then(async |line| {
+        sleep(Duration::from_secs(1)).await;
+        Ok(line)
+    })
+}
+
+fn after(time: Duration, last: io::Result<&'static str>) -> impl Stream<Item = io::Result<String>> {
+    stream::once(async move {
+        sleep(time).await;
+        last.map(str::to_owned)
+    })
+}
+
+impl RunningWatch {
+    pub(super) async fn next(&mut self) -> String {
+        let input = timeout(Duration::from_secs(600), self.inputs.recv()).await.expect("an input").expect("a sender");
+        match input {
+            Input::Service(update) => show(&update),
+            Input::ServiceCidr(update) => show(&update),
+            Input::Node(update) => show(&update),
+            Input::EndpointSlice(_) | Input::ApiServer(_) => panic!("not watched: {input:?}"),
+        }
+    }
+}

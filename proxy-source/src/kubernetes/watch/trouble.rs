@@ -1,0 +1,118 @@
+//! Reports the problems of a watch to status, health, metrics and log.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tracing::debug;
+
+use super::failure::{End, Over};
+use crate::health::{Health, Problem};
+use crate::watches::Watches;
+use proxy_core::input::ObjectName;
+
+/// The number of watches in a row that end at once from which on they are a problem.
+const ENDS: u32 = 5;
+
+/// The times over which version probes of all nodes and kinds are spread. The first is for an outage, in which the
+/// server's data may have been restored. The second is for a watch that ended, as all nodes' watches do when a server
+/// restarts in good order.
+const AFTER_OUTAGE: Duration = Duration::from_secs(1);
+const AFTER_END: Duration = Duration::from_secs(10);
+
+pub(super) struct Trouble<'a> {
+    kind: String,
+    watch: Problem,
+    /// The problem that the server's history is unknown.
+    history: Problem,
+    health: &'a Health,
+    /// Set if the server's history is in doubt after a failure: the next server to answer may have other data. A
+    /// version probe comes within this time.
+    doubt: Option<Duration>,
+}
+
+impl<'a> Trouble<'a> {
+    /// Creates the state with a doubt: an earlier client may have left a problem behind.
+    pub(super) fn new(kind: String, health: &'a Health) -> Self {
+        Watches::of_process().know(&kind);
+        let (watch, history) = (Problem::Watch(kind.clone()), Problem::History(kind.clone()));
+        Self { kind, watch, history, health, doubt: Some(AFTER_OUTAGE) }
+    }
+
+    /// Notes the end of a list or watch. `ends` is the number of watches in a row that had begun and ended.
+    pub(super) fn met(&mut self, over: &Over, unserved: bool, ends: u32) {
+        debug!(what = %self.watch, ?over, "list or watch over");
+        if unserved {
+            Watches::of_process().unserved(&self.kind);
+            self.doubt = Some(AFTER_OUTAGE);
+            self.health.end(&self.history);
+            return self.over();
+        }
+        if !matches!(over, Over::Ended(End::InTime | End::Early)) {
+            Watches::of_process().failed(&self.kind);
+        }
+        self.doubt = match over {
+            Over::Failed(_) | Over::Late => Some(AFTER_OUTAGE),
+            Over::Ended(End::Early | End::Broken(_)) => self.doubt.or(Some(AFTER_END)),
+            Over::Ended(End::InTime) | Over::Lost(_) | Over::ReceiverGone => self.doubt,
+        };
+        match over.problem() {
+            Some(why) => self.health.begin(&self.watch, why),
+            None if ends >= ENDS => self.health.begin(&self.watch, format!("no watch lasts: {}", end(over))),
+            None => {}
+        }
+    }
+
+    /// Notes an answered list. The list says little about the watch, if watches do not last.
+    pub(super) fn listed(&mut self, ends: u32) {
+        self.is_back();
+        if ends < ENDS {
+            self.health.end(&self.watch);
+        }
+    }
+
+    pub(super) fn over(&self) {
+        self.health.end(&self.watch);
+    }
+
+    /// Notes that a version probe failed. The watch goes on meanwhile.
+    pub(super) fn untold(&self, over: &Over) {
+        debug!(what = %self.history, ?over, "no version probe");
+        Watches::of_process().failed(&self.kind);
+        let why = over.problem().unwrap_or_else(|| end(over));
+        self.health
+            .begin(&self.history, format!("changes may be missing, since the server's version is unknown: {why}"));
+    }
+
+    /// Notes that the server's history is the known one.
+    pub(super) fn is_back(&mut self) {
+        self.doubt = None;
+        self.health.end(&self.history);
+    }
+
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.doubt.is_some()
+    }
+
+    /// Returns the wait before a version probe.
+    pub(super) fn before_look(&self) -> Duration {
+        self.doubt.unwrap_or_default().mul_f32(rand::random())
+    }
+
+    pub(super) fn unreadable(&self, objects: &BTreeMap<ObjectName, String>) {
+        Watches::of_process().unreadable(&self.kind, objects.len());
+        let objects_problem = Problem::Objects(self.kind.clone());
+        match objects.first_key_value() {
+            Some((name, why)) => {
+                self.health.begin(&objects_problem, format!("{} cannot be read, such as {name}: {why}", objects.len()));
+            }
+            None => self.health.end(&objects_problem),
+        }
+    }
+}
+
+fn end(over: &Over) -> String {
+    match over {
+        Over::Ended(End::Broken(why)) | Over::Lost(why) => why.clone(),
+        _ => "the server ends it".to_owned(),
+    }
+}

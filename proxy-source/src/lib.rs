@@ -1,0 +1,19 @@
+//! Where objects come from, a cluster's API server or files, and what is told there: Events. Modules in reading order.
+#![forbid(unsafe_code)]
+
+// The sources.
+pub mod kubernetes;
+mod manifests;
+mod source;
+
+// What they go by.
+pub mod document;
+pub mod requests;
+pub mod watches;
+
+// What is wrong, and what is worth an Event.
+pub mod events;
+pub mod health;
+
+pub use manifests::of_text;
+pub use source::Source;

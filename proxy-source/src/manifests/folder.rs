@@ -1,0 +1,136 @@
+//! Lists the files of a folder, and wakes the source when they change.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use std::{fs, io};
+
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::warn;
+
+use crate::health::{Health, Problem};
+
+/// The manifests of a folder by file name. While two listings are equal, nothing was written.
+pub(super) type Listing = BTreeMap<OsString, Stamp>;
+
+/// A stamp that differs after a file was written or replaced; `None` for a file that cannot be examined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp(Option<(Id, u64, [i64; 4])>);
+
+/// The device and inode numbers.
+type Id = (u64, u64);
+
+/// A folder to be read again whenever something in it changes.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    woken: Arc<Notify>,
+    /// The folder that inotify watches, without a watcher if inotify failed.
+    watched: Option<(Id, Option<SystemTime>, Option<RecommendedWatcher>)>,
+}
+
+/// The time without changes before the folder is read: editors write in several steps.
+const QUIET: Duration = Duration::from_millis(50);
+/// The time after which a folder that keeps changing is read nevertheless.
+const MAX_WAIT: Duration = Duration::from_millis(400);
+/// The time between two checks without an event: inotify does not see what lies behind a link, nor a new folder.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+impl Folder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        let mut folder = Self { path, woken: Arc::new(Notify::new()), watched: None };
+        folder.watch();
+        folder
+    }
+
+    pub(super) fn list(&self) -> io::Result<Listing> {
+        let mut listing = Listing::new();
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            if !is_manifest(&name) {
+                continue;
+            }
+            let stamp = match fs::metadata(self.path.join(&name)) {
+                Ok(meta) if !meta.is_file() => continue,
+                Ok(meta) => {
+                    let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
+                    Stamp(Some(((meta.dev(), meta.ino()), meta.len(), times)))
+                }
+                Err(_) => Stamp(None),
+            };
+            listing.insert(name, stamp);
+        }
+        Ok(listing)
+    }
+
+    /// Waits until the folder differs from `known` and has stopped changing. An unreadable folder is a problem
+    /// meanwhile.
+    pub(super) async fn change(&mut self, known: &Listing, health: &Health) -> Listing {
+        let problem = Problem::Folder(self.path.clone());
+        loop {
+            // The check follows an event or the end of the interval.
+            let _ = timeout(INTERVAL, self.woken.notified()).await;
+            self.watch();
+            match self.list() {
+                Ok(listing) => {
+                    health.end(&problem);
+                    if listing != *known
+                        && let Some(listing) = self.stillness(listing).await
+                    {
+                        return listing;
+                    }
+                }
+                Err(error) => health.begin(&problem, error.to_string()),
+            }
+        }
+    }
+
+    async fn stillness(&self, mut listing: Listing) -> Option<Listing> {
+        let deadline = Instant::now() + MAX_WAIT;
+        loop {
+            sleep(QUIET).await;
+            let now = self.list().ok()?;
+            if now == listing || Instant::now() > deadline {
+                return Some(now);
+            }
+            listing = now;
+        }
+    }
+
+    /// Lets inotify wake this task, unless it already watches this very folder. (A new folder may get the old one's
+    /// inode.)
+    fn watch(&mut self) {
+        let Ok(meta) = fs::metadata(&self.path) else { return };
+        let (id, created) = ((meta.dev(), meta.ino()), meta.created().ok());
+        if self.watched.as_ref().is_some_and(|watched| (watched.0, watched.1) == (id, created)) {
+            return;
+        }
+        let woken = Arc::clone(&self.woken);
+        let wake = move |event: notify::Result<notify::Event>| {
+            // Reading the folder is an event too, but no reason to read it.
+            if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
+                woken.notify_one();
+            }
+        };
+        let watcher = notify::recommended_watcher(wake).and_then(|mut watcher| {
+            watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
+            Ok(watcher)
+        });
+        let watcher = watcher.inspect_err(
+            |error| warn!(%error, folder = %self.path.display(), "the folder cannot be watched and is polled"),
+        );
+        self.watched = Some((id, created, watcher.ok()));
+    }
+}
+
+/// Returns true for a manifest: neither hidden (as are `..data` of a mounted ConfigMap and many an editor's own files)
+/// nor a backup.
+fn is_manifest(name: &OsStr) -> bool {
+    let known = matches!(Path::new(name).extension().and_then(OsStr::to_str), Some("yaml" | "yml" | "json"));
+    known && !name.as_encoded_bytes().starts_with(b".") && !name.as_encoded_bytes().starts_with(b"#")
+}

@@ -1,0 +1,21 @@
+//! The lab that tests, benchmarks and the demo of kpx run in: network namespaces, servers, an API server, and kpx itself.
+
+pub mod agent;
+pub mod apiserver;
+pub mod capture;
+pub mod cgroup;
+pub mod echo;
+pub mod exposition;
+pub mod kernel;
+pub mod kernel_tables;
+pub mod lab;
+pub mod netns;
+#[cfg(feature = "pod")]
+pub mod pod;
+#[cfg(feature = "packets")]
+pub mod reference;
+pub mod served_lab;
+#[cfg(feature = "packets")]
+pub mod test_run;
+#[cfg(feature = "packets")]
+pub mod text;

@@ -1,0 +1,11 @@
+//! What a Service means, in plain words: random clusters and packets, and what must become of them. Knows neither the
+//! agent's model nor its tables, nor the programs.
+
+pub mod cluster;
+pub mod endpoints;
+pub mod facts;
+pub mod generate;
+pub mod model;
+pub mod node;
+pub mod place;
+pub mod slices;

@@ -1,0 +1,127 @@
+//! A cluster for pods: the lab, with an API server that they reach as pods do, and a Service to be served.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::ConfigMap;
+use testbed::agent::{Service, api_server, wait_until};
+use testbed::apiserver::ApiServer;
+use testbed::echo::{Dial, Fault, Protocol, Servers};
+use testbed::lab::{Family, Lab, Layout};
+
+use testbed::pod::Supplies;
+
+/// Of every server of the lab.
+pub(crate) const PORT: u16 = 8080;
+/// The name by which the kind overlay knows the control plane.
+pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
+/// For what happens a moment later.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+const PROMPT: Duration = Duration::from_secs(5);
+/// For one answer. Short, because a packet that comes before its service is dropped.
+const ANSWER: Duration = Duration::from_millis(200);
+
+pub(crate) struct Cluster {
+    // Before the lab, in whose namespace it listens.
+    pub(crate) api: ApiServer,
+    service_account: PathBuf,
+    _servers: Servers,
+    pub(crate) lab: Lab,
+}
+
+impl Cluster {
+    pub(crate) fn start() -> Result<Self> {
+        Self::start_in(Layout::Routed)
+    }
+
+    pub(crate) fn start_in(layout: Layout) -> Result<Self> {
+        let lab = Lab::start(layout)?;
+        let servers = Servers::start()?;
+        for host in lab.backends() {
+            servers.serve(host, PORT)?;
+        }
+        let api = api_server(&lab, vec![CONTROL_PLANE.to_owned()])?;
+        let service_account = lab.dir().join("service-account");
+        fs::create_dir(&service_account)?;
+        api.service_account(&service_account)?;
+        Ok(Self { api, service_account, _servers: servers, lab })
+    }
+
+    /// What pods of this cluster find. `API_SERVER` in a ConfigMap stands for the control plane's address.
+    pub(crate) fn supplies(&self, config_maps: &[&ConfigMap]) -> Supplies {
+        let address = self.api.address().to_string();
+        let files = |config_map: &ConfigMap| -> BTreeMap<String, String> {
+            let data = config_map.data.clone().unwrap_or_default();
+            data.into_iter().map(|(name, text)| (name, text.replace("API_SERVER", &address))).collect()
+        };
+        let named = config_maps.iter().map(|map| (map.metadata.name.clone().unwrap_or_default(), files(map)));
+        Supplies {
+            config_maps: named.collect(),
+            service_account: self.service_account.clone(),
+            hosts: format!("{} {CONTROL_PLANE}\n", self.api.address().ip()),
+        }
+    }
+
+    /// A Service that p2a backs.
+    pub(crate) fn web(&self) -> Result<Service> {
+        self.backed_by("p2a")
+    }
+
+    fn backed_by(&self, backend: &'static str) -> Result<Service> {
+        let web = Service::new("web", 10, &[backend], PORT);
+        for object in web.objects(&self.lab) {
+            self.api.apply(&object.0)?;
+        }
+        Ok(web)
+    }
+
+    /// A pod, and the node itself, reach that Service, which is made if it is missing, by either protocol and family.
+    pub(crate) fn serves(&self, node: &str) -> Result<()> {
+        let pod = self.lab.host(node).name.replacen('n', "p", 1) + "a";
+        self.is_served(&[&pod, node])
+    }
+
+    /// As [`Cluster::serves`], to these clients.
+    pub(crate) fn is_served(&self, clients: &[&str]) -> Result<()> {
+        self.is_served_by("p2a", clients)
+    }
+
+    /// The same, with another backend.
+    pub(crate) fn is_served_by(&self, backend: &'static str, clients: &[&str]) -> Result<()> {
+        let web = self.backed_by(backend)?;
+        self.everywhere(&web, clients, |result| match result {
+            Ok(answer) if answer == backend => Ok(true),
+            Ok(answer) => bail!("{answer} answered"),
+            Err(Fault::Refused | Fault::TimedOut(_)) => Ok(false),
+            Err(fault) => Err(fault.into()),
+        })
+    }
+
+    /// Nobody serves that Service any more.
+    pub(crate) fn serves_no_more(&self, node: &str) -> Result<()> {
+        self.everywhere(&Service::new("web", 10, &["p2a"], PORT), &[node], |result| Ok(result.is_err()))
+    }
+
+    fn everywhere(
+        &self,
+        service: &Service,
+        clients: &[&str],
+        holds: impl Fn(Result<String, Fault>) -> Result<bool>,
+    ) -> Result<()> {
+        for client in clients {
+            for protocol in Protocol::COMMON {
+                for family in Family::ALL {
+                    let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
+                    let ns = &self.lab.host(client).ns;
+                    wait_until(PROMPT, &format!("{client} by {protocol} {family}"), || {
+                        holds(dial.exchange(ns, b"hello").map(|answer| answer.backend))
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,38 @@
+//! kube-proxy's own manifest runs kpx: a user changes the image and nothing else.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::ConfigMap;
+
+use crate::deploy::cluster::Cluster;
+use crate::deploy::render::Objects;
+use testbed::pod::{KUBE_PROXY, Running};
+
+#[test]
+fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let (set, config) = kubeadm()?;
+    let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    cluster.serves("n1").with_context(|| kpx.log())?;
+    kpx.stop()?;
+    cluster.serves("n1").context("its programs stay")
+}
+
+/// As on clusters before 1.33, whose role for kube-proxy knows no ServiceCIDRs.
+#[test]
+fn a_role_that_knows_no_service_cidrs_is_enough() -> Result<()> {
+    let cluster = Cluster::start()?;
+    for verb in ["get", "list", "watch"] {
+        cluster.api.fail(verb, "servicecidrs", 403);
+    }
+    let (set, config) = kubeadm()?;
+    let kpx = Running::start(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
+    cluster.serves("n1").with_context(|| kpx.log())?;
+    kpx.stop()
+}
+
+/// What a kubeadm cluster has for kube-proxy.
+pub(crate) fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
+    let objects = Objects::read(KUBE_PROXY)?;
+    Ok((objects.daemon_set.context("a DaemonSet")?, objects.config_map.context("a ConfigMap")?))
+}

@@ -1,0 +1,271 @@
+//! kpx in kubeadm's DaemonSet for kube-proxy, whose container has no BPF file system of the node's: what stays on the node
+//! when it ends, and who finds it.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use json_patch::Patch;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use proxy_agent::privileges::NEEDED;
+use proxy_common::layout::LAYOUT;
+use serde_json::Value;
+use testbed::agent::{Service, wait_until};
+use testbed::echo::{Connection, Dial, Protocol};
+use testbed::lab::Family;
+use testbed::pod::{Running, Supplies, swapped};
+
+use crate::deploy::cluster::{Cluster, DEADLINE};
+use crate::deploy::own::{container, overlay};
+
+/// What docs/migration.md says.
+const MIGRATION: &str = include_str!("../../../docs/migration.md");
+
+#[test]
+fn a_container_finds_what_the_one_before_has_left() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&[])?;
+    fixture.is_kept_by(&kpx, "filters")?;
+    let mut open = fixture.connections()?;
+    let (before, made) = (fixture.maps(&kpx)?, fixture.programs(&kpx)?);
+    drop(kpx); // By SIGKILL.
+    answer(&mut open).context("without an agent")?;
+    fixture.cluster.serves("n1").context("without an agent")?;
+    let mut while_dead = fixture.connections()?;
+
+    let kpx = fixture.kpx(&[])?;
+    answer(&mut open).and(answer(&mut while_dead)).context("with the next agent")?;
+    let (after, now) = (fixture.maps(&kpx)?, fixture.programs(&kpx)?);
+    let same = |name: &str| before[name] == after[name];
+    ensure!(same("FLOWS4") && same("FLOWS6") && same("SERVICES4") && same("NODE"), "{before}, then {after}");
+    ensure!(made != now, "the programs are the next agent's own: {now}");
+    kpx.stop()?;
+    answer(&mut open).context("after SIGTERM")
+}
+
+#[test]
+fn a_flow_table_of_another_size_takes_over_the_flows() -> Result<()> {
+    let fixture = Fixture::start()?;
+    fixture.kpx(&["--flow-table-size=4096"])?.stop()?;
+    let mut open = fixture.connections()?;
+    for size in ["--flow-table-size=8192", "--flow-table-size=1024"] {
+        drop(fixture.kpx(&[size])?);
+        answer(&mut open).context(size)?;
+    }
+    Ok(())
+}
+
+/// All threads have given up what the start takes beyond serving.
+#[test]
+fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> {
+    let fixture = Fixture::start()?;
+    fixture.kpx(&[])?.stop()?;
+    let kpx = fixture.kpx(&[])?;
+    let needed = NEEDED.iter().fold(0, |mask, need| mask | need.capability.bitmask());
+    for thread in fs::read_dir(format!("/proc/{}/task", kpx.pid()))? {
+        let text = fs::read_to_string(thread?.path().join("status"))?;
+        let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:")).context("CapEff")?;
+        ensure!(u64::from_str_radix(mask.trim(), 16)? == needed, "{text}");
+    }
+    kpx.stop()
+}
+
+/// What leads sockets ends with the container, and the packets of new ones are translated.
+#[test]
+fn sockets_are_led_anew_by_each_container() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&["--socket-lb=host"])?;
+    fixture.is_kept_by(&kpx, "filters")?;
+    let mut open = fixture.connections()?;
+    drop(kpx);
+    answer(&mut open).and(fixture.cluster.serves("n1")).context("without an agent")?;
+    let kpx = fixture.kpx(&["--socket-lb=host"])?;
+    answer(&mut open).and(fixture.cluster.serves("n1")).context("with the next agent")?;
+    kpx.stop()
+}
+
+#[test]
+fn kpx_with_cleanup_on_exit_leaves_nothing() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&["--cleanup-on-exit"])?;
+    fixture.cluster.serves("n1")?;
+    kpx.stop()?;
+    fixture.cluster.serves_no_more("n1")?;
+    fixture.has_no_anchor()
+}
+
+/// An operator who insists on TCX links has no restart without a gap there, and is told so.
+#[test]
+fn a_container_with_links_says_that_a_restart_is_a_gap() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&["--attach=tcx"])?;
+    fixture.is_kept_by(&kpx, "nothing")?;
+    kpx.stop()?;
+    fixture.cluster.serves_no_more("n1")?;
+    fixture.has_no_anchor()
+}
+
+#[test]
+fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
+    let fixture = Fixture::start()?;
+    fixture.kpx(&[])?.stop()?;
+    let mut open = fixture.connections()?;
+    let patched = patched(&fixture.set)?;
+    let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &patched, &fixture.supplies)?;
+    fixture.is_kept_by(&kpx, "pins")?;
+    answer(&mut open).context("with the node's BPF file system")?;
+    ensure!(fixture.cluster.lab.n1.host.ns.bpf_dir().join("kpx/v2/maps/FLOWS4").exists(), "nothing is pinned there");
+    kpx.stop()?;
+    // From there kpx's own DaemonSet takes over, which may not look for maps by number.
+    let objects = overlay("kubeadm")?;
+    let own = objects.daemon_set.context("a DaemonSet")?;
+    let kpx = Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?;
+    answer(&mut open).context("with kpx's own DaemonSet")?;
+    kpx.stop()
+}
+
+#[test]
+fn a_container_that_does_not_see_another_ones_links_refuses_to_start() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let own = overlay("kubeadm")?.daemon_set.context("a DaemonSet")?;
+    Running::ready(&fixture.cluster.lab, &fixture.cluster.lab.n1, &own, &fixture.supplies)?.stop()?;
+    let mut open = fixture.connections()?;
+    let said = fixture.is_refused()?;
+    ensure!(said.contains("by TCX links, and this container does not see their pins"), "{said}");
+    answer(&mut open).context("they serve on")
+}
+
+#[test]
+fn one_of_two_containers_serves() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&[])?;
+    let mut open = fixture.connections()?;
+    let said = fixture.is_refused()?;
+    ensure!(said.contains("another kpx is running on this host"), "{said}");
+    answer(&mut open).and(fixture.cluster.serves("n1")).context("the first")?;
+    kpx.stop()
+}
+
+#[test]
+fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
+    let fixture = Fixture::start()?;
+    fixture.tc("qdisc add dev eth0 clsact")?;
+    fixture.foreign_filter(LAYOUT + 1)?;
+    let said = fixture.is_refused()?;
+    let theirs = format!("layout {}", LAYOUT + 1);
+    ensure!(said.contains("eth0 carries the filter") && said.contains(&theirs), "{said}");
+    ensure!(said.contains("kpx cleanup"), "{said}");
+    fixture.has_no_anchor()
+}
+
+/// At the place of kpx's filters, on a device of the node, where only CAP_NET_ADMIN puts any.
+#[test]
+fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
+    let fixture = Fixture::start()?;
+    fixture.tc("qdisc add dev eth0 clsact")?;
+    fixture.foreign_filter(LAYOUT)?;
+    let kpx = fixture.kpx(&[])?;
+    ensure!(kpx.log().contains("a foreign filter has kpx's place"), "{}", kpx.log());
+    fixture.cluster.serves("n1")?;
+    kpx.stop()
+}
+
+/// The DaemonSet as the patch in docs/migration.md makes it.
+fn patched(set: &DaemonSet) -> Result<DaemonSet> {
+    let patch = MIGRATION.split_once("--type json --patch '").context("a patch")?.1;
+    let patch: Patch = serde_json::from_str(patch.split_once('\'').context("its end")?.0)?;
+    let mut document = serde_json::to_value(set)?;
+    json_patch::patch(&mut document, &patch)?;
+    Ok(serde_json::from_value(document)?)
+}
+
+struct Fixture {
+    set: DaemonSet,
+    supplies: Supplies,
+    web: Service,
+    cluster: Cluster,
+}
+
+impl Fixture {
+    fn start() -> Result<Self> {
+        let cluster = Cluster::start()?;
+        let (set, config) = swapped()?;
+        let supplies = cluster.supplies(&[&config]);
+        let web = cluster.web()?;
+        Ok(Self { set, supplies, web, cluster })
+    }
+
+    /// A filter at the place of kpx's own that have maps of this layout.
+    fn foreign_filter(&self, layout: u32) -> Result<()> {
+        let place = format!("ingress prio 19280 handle {layout} protocol all");
+        self.tc(&format!("filter add dev eth0 {place} bpf da bytecode 1,6|0|0|4294967295,"))
+    }
+
+    fn with(&self, args: &[&str]) -> Result<DaemonSet> {
+        let mut set = self.set.clone();
+        container(&mut set)?.command.get_or_insert_default().extend(args.iter().map(|&arg| arg.to_owned()));
+        Ok(set)
+    }
+
+    fn kpx(&self, args: &[&str]) -> Result<Running<'_>> {
+        Running::ready(&self.cluster.lab, &self.cluster.lab.n1, &self.with(args)?, &self.supplies)
+    }
+
+    /// What a kpx says that does not start.
+    fn is_refused(&self) -> Result<String> {
+        let mut kpx = Running::start(&self.cluster.lab, &self.cluster.lab.n1, &self.set, &self.supplies)?;
+        let status = kpx.wait()?;
+        ensure!(!status.success(), "it started: {}", kpx.log());
+        Ok(kpx.log())
+    }
+
+    fn is_kept_by(&self, kpx: &Running, what: &str) -> Result<()> {
+        let status = kpx.status()?;
+        ensure!(status["keptBy"] == what, "{}", status["keptBy"]);
+        let mut stream = self.cluster.lab.n1.host.ns.run(|| TcpStream::connect("127.0.0.1:10249"))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut metrics = String::new();
+        stream.read_to_string(&mut metrics)?;
+        let gap = format!("kpx_restart_gap {}", u8::from(what == "nothing"));
+        ensure!(metrics.lines().any(|line| line == gap), "no {gap} in {metrics}");
+        Ok(())
+    }
+
+    fn maps(&self, kpx: &Running) -> Result<Value> {
+        Ok(kpx.status()?["maps"].clone())
+    }
+
+    fn programs(&self, kpx: &Running) -> Result<Value> {
+        Ok(kpx.status()?["programs"].clone())
+    }
+
+    /// Of a pod and of the node, by either family.
+    fn connections(&self) -> Result<Vec<Connection>> {
+        let clients = ["p1a", "n1"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
+        let dial = |(client, family)| {
+            let dial = Dial::new(Protocol::Tcp, self.web.frontend(family));
+            dial.connect(&self.cluster.lab.host(client).ns).with_context(|| format!("{client} by {family}"))
+        };
+        let mut connections = clients.map(dial).collect::<Result<Vec<_>>>()?;
+        answer(&mut connections)?;
+        Ok(connections)
+    }
+
+    fn tc(&self, words: &str) -> Result<()> {
+        let words = words.split(' ').map(|word| word.replace('|', " "));
+        self.cluster.lab.n1.host.ns.exec(Command::new("tc").args(words)).map(drop)
+    }
+
+    fn has_no_anchor(&self) -> Result<()> {
+        wait_until(DEADLINE, "kpx0 is gone", || {
+            let links = self.cluster.lab.n1.host.ns.exec(Command::new("ip").args(["-brief", "link"]))?;
+            Ok(!links.contains("kpx0"))
+        })
+    }
+}
+
+fn answer(connections: &mut [Connection]) -> Result<()> {
+    connections.iter_mut().try_for_each(|connection| connection.exchange(b"hello").map(drop).map_err(Into::into))
+}

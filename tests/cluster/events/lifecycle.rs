@@ -1,0 +1,83 @@
+//! The Node object: waited for, and the end of kpx when it changes.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use crate::events::fixture::{DEADLINE, Fixture, fails, node, service, wait_problem};
+
+/// What status calls it.
+const NODE_OBJECT: &str = "Node object";
+
+#[test]
+fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
+    let fixture = Fixture::new()?;
+    fixture.put(&service("web", 10))?;
+    let kpx = fixture.start("")?;
+    wait_problem(&kpx, NODE_OBJECT, "no Node is named n1 yet")?;
+    fixture.put(&node(&[]))?;
+    wait_problem(&kpx, NODE_OBJECT, "n1 has no addresses yet")?;
+    let status = kpx.typed_status()?;
+    ensure!(!status.healthy && status.syncs == 0, "{status:?}");
+    ensure!(fixture.events().is_empty(), "told too early: {:?}", fixture.events());
+    fixture.put(&node(&["192.0.2.1"]))?;
+    kpx.wait(DEADLINE, "all is well", |status| status.healthy && status.tables["IPv4"].service_ports == 1)?;
+    kpx.stop()
+}
+
+#[test]
+fn a_node_that_does_not_come_is_given_up() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let kpx = fixture.spawn("--node-timeout 1s")?;
+    fails(kpx, "gave up after 1s: Node object: no Node is named n1 yet")
+}
+
+#[test]
+fn pod_cidrs_that_do_not_come_are_given_up() -> Result<()> {
+    let fixture = Fixture::with_node()?;
+    let kpx = fixture.spawn("--node-timeout 1s --detect-local-mode NodeCIDR")?;
+    fails(kpx, "gave up after 1s: local pods: the Node object has no podCIDRs yet")
+}
+
+#[test]
+fn the_end_of_the_node_is_the_end_of_kpx() -> Result<()> {
+    let fixture = Fixture::with_node()?;
+    let kpx = fixture.start_healthy("")?;
+    fixture.api.delete("Node", "", "n1")?;
+    fails(kpx, "the Node object n1 was deleted")?;
+    let event = fixture.told("NodeChanged", |_| true)?;
+    assert_eq!(event["note"], "the Node object n1 was deleted");
+    Ok(())
+}
+
+#[test]
+fn new_addresses_are_the_end_of_kpx_unless_they_do_not_matter() -> Result<()> {
+    let fixture = Fixture::with_node()?;
+    let kpx = fixture.start_healthy("")?;
+    fixture.put(&node(&["192.0.2.99", "fd00::1"]))?;
+    fails(kpx, "the addresses of the Node object n1 have changed from [192.0.2.1, fd00::1] to [192.0.2.99, fd00::1]")?;
+
+    let kpx = fixture.start_healthy("--node-ip 192.0.2.1,fd00::1")?;
+    fixture.put(&node(&["192.0.2.1", "fd00::99"]))?;
+    // What comes after it tells that it was seen.
+    let mut labelled = node(&["192.0.2.2", "fd00::2"]);
+    labelled["metadata"]["labels"] = json!({ "a": "b" });
+    fixture.put(&labelled)?;
+    fixture.put(&service("web", 10))?;
+    kpx.wait(DEADLINE, "a service after it is served", |status| status.tables["IPv4"].service_ports == 1)?;
+    fixture.api.delete("Node", "", "n1")?;
+    fails(kpx, "the Node object n1 was deleted")
+}
+
+#[test]
+fn a_server_that_tells_nothing_of_nodes_is_a_problem_and_no_more() -> Result<()> {
+    for code in [403, 404] {
+        let fixture = Fixture::new()?;
+        fixture.api.fail("list", "nodes", code);
+        fixture.put(&service("web", 10))?;
+        let kpx = fixture.start_healthy("--node-timeout 1s")?;
+        wait_problem(&kpx, NODE_OBJECT, "serves no Nodes, or not to kpx")?;
+        kpx.wait(DEADLINE, "served all the same", |status| status.tables["IPv4"].service_ports == 1)?;
+        kpx.stop()?;
+    }
+    Ok(())
+}

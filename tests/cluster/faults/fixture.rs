@@ -1,0 +1,216 @@
+//! A lab with an API server in its fabric and a kpx on node n1, and what must hold whatever fails.
+
+use std::cell::{Cell, RefCell};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proxy_core::desired::Desired;
+use proxy_core::input::{Input, Update};
+use proxy_core::tables::Tables;
+use serde::de::DeserializeOwned;
+use testbed::agent::{Agent, Service, Source, api_server, wait_until};
+use testbed::apiserver::ApiServer;
+use testbed::echo::{Connection, Dial, Protocol, Servers};
+use testbed::exposition;
+use testbed::kernel_tables;
+use testbed::lab::{Family, Lab, Layout};
+
+/// Of every server of the lab.
+const PORT: u16 = 8080;
+pub(crate) const HEALTH: &str = "127.0.0.1:10256";
+const METRICS: &str = "127.0.0.1:10249";
+/// For what has no bound of its own.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+/// From the server's recovery to tables that are as its objects ask for.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
+/// One recovery of a run may take so much longer, on a machine that has more to do.
+const LATE: Duration = Duration::from_secs(2);
+
+pub(crate) struct Fixture {
+    /// Before the lab, in whose namespace it listens.
+    pub(crate) api: RefCell<ApiServer>,
+    pub(crate) kubeconfig: PathBuf,
+    _servers: Servers,
+    pub(crate) lab: Lab,
+}
+
+pub(crate) struct Run<'a> {
+    pub(crate) fixture: &'a Fixture,
+    agent: Agent<'a>,
+    /// A connection from before all faults.
+    open: RefCell<Connection>,
+    /// A recovery was.
+    late: Cell<bool>,
+    changes: Cell<u8>,
+}
+
+impl Fixture {
+    pub(crate) fn start() -> Result<Self> {
+        let lab = Lab::start(Layout::Routed)?;
+        let servers = Servers::start()?;
+        for host in lab.backends() {
+            servers.serve(host, PORT)?;
+        }
+        let api = api_server(&lab, Vec::new())?;
+        let kubeconfig = lab.dir().join("kubeconfig");
+        api.kubeconfig(&kubeconfig)?;
+        Ok(Self { api: RefCell::new(api), kubeconfig, _servers: servers, lab })
+    }
+}
+
+impl<'a> Run<'a> {
+    /// With a service `web` that p1b serves, and a connection to it.
+    pub(crate) fn start(fixture: &'a Fixture) -> Result<Self> {
+        // kpx tells the cluster that it starts, and is not allowed to.
+        fixture.api.borrow().fail("create", "events", 403);
+        let agent = Agent::start(&fixture.lab, &fixture.lab.n1, Source::Kubeconfig(&fixture.kubeconfig))?;
+        for object in web().objects(&fixture.lab) {
+            fixture.api.borrow().apply(&object.0)?;
+        }
+        let client = &fixture.lab.host("p1a").ns;
+        let mut open = None;
+        wait_until(DEADLINE, "web is served", || {
+            open = dial().connect(client).ok();
+            Ok(open.is_some())
+        })?;
+        let open = RefCell::new(open.context("a connection")?);
+        Ok(Self { fixture, agent, open, late: Cell::new(false), changes: Cell::new(0) })
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
+        self.agent.stop()
+    }
+
+    pub(crate) fn api(&self) -> std::cell::Ref<'_, ApiServer> {
+        self.fixture.api.borrow()
+    }
+
+    /// Changes one of six services.
+    pub(crate) fn change(&self) -> Result<()> {
+        const BACKENDS: [&[&str]; 3] = [&["p1b"], &["p1b", "p2a", "p2b"], &["p2a", "n2"]];
+        const NAMES: [&str; 6] = ["s0", "s1", "s2", "s3", "s4", "s5"];
+        let count = self.changes.replace(self.changes.get().wrapping_add(1));
+        let nth = usize::from(count) % NAMES.len();
+        let backends = BACKENDS[usize::from(count) / NAMES.len() % BACKENDS.len()];
+        let service = Service::new(NAMES[nth], 20 + nth as u8, backends, PORT);
+        service.objects(&self.fixture.lab).iter().try_for_each(|object| self.api().apply(&object.0).map(drop))
+    }
+
+    /// Packets go on: on a connection of before, and on new ones.
+    pub(crate) fn serves(&self) -> Result<()> {
+        self.open.borrow_mut().exchange(b"still there").context("the open connection")?;
+        let answer = dial().exchange(&self.fixture.lab.host("p1a").ns, b"hello").context("a new connection")?;
+        ensure!(answer.backend == "p1b", "{} answered", answer.backend);
+        Ok(())
+    }
+
+    /// Lets time pass, in which packets go on and `happens` over and over again.
+    pub(crate) fn pass(&self, time: Duration, mut happens: impl FnMut(Duration) -> Result<()>) -> Result<()> {
+        let started = Instant::now();
+        wait_until(DEADLINE, "time has passed", || {
+            self.serves()?;
+            happens(started.elapsed())?;
+            Ok(started.elapsed() >= time)
+        })
+    }
+
+    /// The problem is in the status, the log, /healthz and the metrics, and takes no traffic from the node.
+    pub(crate) fn tells(&self, limit: Duration, what: &str, why: &str) -> Result<()> {
+        let told = || -> Result<bool> {
+            let status = self.agent.status()?;
+            let problems = status["problems"].as_array().cloned().unwrap_or_default();
+            Ok(problems.iter().any(|p| p["what"] == what && p["why"].as_str().is_some_and(|text| text.contains(why))))
+        };
+        wait_until(limit, &format!("{what}: {why}"), told)
+            .with_context(|| self.agent.status().map(|status| status["problems"].to_string()).unwrap_or_default())?;
+        ensure!(self.agent.log().contains(why), "the log does not say {why}");
+        let health = self.get(HEALTH, "/healthz")?;
+        ensure!(health.starts_with("HTTP/1.1 200"), "{health}");
+        ensure!(health.contains(why), "{health}");
+        ensure!(self.metric("kpx_problems", "")? >= 1.0, "no problem in the metrics");
+        Ok(())
+    }
+
+    pub(crate) fn is_well(&self) -> Result<()> {
+        wait_until(DEADLINE, "nothing is wrong", || Ok(self.agent.status()?["problems"] == serde_json::json!([])))
+            .with_context(|| self.agent.status().map(|status| status["problems"].to_string()).unwrap_or_default())
+    }
+
+    /// After `fault`, which is over now, the tables become what the objects ask for, in `limit`.
+    pub(crate) fn recovers(&self, fault: &str, limit: Duration) -> Result<()> {
+        let (since, want) = (Instant::now(), self.wanted()?);
+        let settled = wait_until(limit + LATE, "the tables are as wanted", || Ok(self.tables()? == want));
+        let took = since.elapsed();
+        println!("{fault}: {} ms", took.as_millis());
+        settled.with_context(|| {
+            let found = self.tables().map(|tables| tables.to_string()).unwrap_or_default();
+            format!("{fault}: wants\n{want}\nand has\n{found}")
+        })?;
+        let may_be = took < limit || !self.late.replace(true);
+        ensure!(
+            may_be,
+            "{fault}: recovered after {took:?}, and that is not the first recovery to take more than {limit:?}"
+        );
+        self.serves().with_context(|| format!("after {fault}"))
+    }
+
+    pub(crate) fn tables(&self) -> Result<Tables> {
+        kernel_tables::of(self.agent.pid())
+    }
+
+    /// The sum of a metric's samples that have `label` among their labels' values, or of all.
+    pub(crate) fn metric(&self, name: &str, label: &str) -> Result<f64> {
+        let answer = self.get(METRICS, "/metrics")?;
+        let body = answer.split_once("\r\n\r\n").context("no body")?.1;
+        let metrics = exposition::parse(body)?;
+        let samples = &metrics.get(name).with_context(|| format!("no metric {name}"))?.samples;
+        let meant = samples.iter().filter(|sample| label.is_empty() || sample.labels.values().any(|v| v == label));
+        Ok(meant.map(|sample| sample.value).sum())
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.agent.log()
+    }
+
+    fn get(&self, at: &str, path: &str) -> Result<String> {
+        let to: SocketAddr = at.parse()?;
+        let mut stream = self.fixture.lab.n1.host.ns.run(|| TcpStream::connect_timeout(&to, DEADLINE))?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// What the maps of n1 should hold, computed from the objects as the API server has them.
+    fn wanted(&self) -> Result<Tables> {
+        let mut desired = Desired::new("n1");
+        desired.apply(Update::All(self.stored::<core::Service>("services")).into());
+        desired.apply(Update::All(self.stored::<EndpointSlice>("endpointslices.discovery.k8s.io")).into());
+        let node = self.api().get("Node", "", "n1").context("the node's object")?;
+        desired.apply(Input::Node(Update::All(vec![serde_json::from_value(node)?])));
+        desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
+        desired.sync();
+        ensure!(desired.is_complete());
+        Ok(desired.tables().clone())
+    }
+
+    /// Those that can be read.
+    fn stored<K: DeserializeOwned>(&self, resource: &str) -> Vec<K> {
+        let objects = self.api().list(resource).into_iter();
+        objects.filter_map(|object| serde_json::from_value(object).ok()).collect()
+    }
+}
+
+fn web() -> Service {
+    Service::new("web", 10, &["p1b"], PORT)
+}
+
+fn dial() -> Dial {
+    Dial::new(Protocol::Tcp, web().frontend(Family::V4))
+}

@@ -1,0 +1,50 @@
+//! What becomes of a node while its API server fails in all the ways they fail: the last state stays in force, the reason
+//! is told, the server is not asked without end, and when it is well again so is the node.
+//!
+//! Each group of faults has a lab and a kpx of its own, and they run side by side: most of it is waiting.
+
+mod credentials;
+mod fixture;
+mod objects;
+mod outages;
+mod storms;
+
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::faults::fixture::{Fixture, Run};
+
+/// A group of faults, one after the other.
+type Group = (&'static str, fn(&Run) -> Result<()>);
+
+const GROUPS: [Group; 5] = [
+    ("outages", outages::come_and_go),
+    ("silence", outages::the_server_vanishes_without_a_word),
+    ("storms", storms::pass),
+    ("objects", objects::of_all_sorts),
+    ("credentials", credentials::expire_and_are_refused),
+];
+
+#[test]
+fn node_serves_through_every_failure_of_the_api_server() -> Result<()> {
+    let results = thread::scope(|scope| {
+        let groups = GROUPS.map(|(name, group)| (name, scope.spawn(move || play(group))));
+        groups.map(|(name, thread)| match thread.join() {
+            Ok(result) => result.with_context(|| name.to_owned()),
+            Err(_) => Err(anyhow!("{name}: panicked")),
+        })
+    });
+    let failures: Vec<_> = results.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(anyhow!("{}", failures.join("\n\n"))),
+    }
+}
+
+fn play(group: fn(&Run) -> Result<()>) -> Result<()> {
+    let fixture = Fixture::start()?;
+    let run = Run::start(&fixture)?;
+    group(&run).with_context(|| run.log())?;
+    run.stop()
+}

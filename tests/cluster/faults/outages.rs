@@ -1,0 +1,134 @@
+//! The API server is away, or whoever stands in front of it says so.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::wait_until;
+use testbed::apiserver::History;
+
+use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
+
+/// A process that is gone, with and without its history; data restored from a backup; a load balancer without servers.
+pub(crate) fn come_and_go(run: &Run) -> Result<()> {
+    let asked = |run: &Run| run.metric("rest_client_requests_total", "");
+    let stop = |run: &Run| run.fixture.api.borrow_mut().stop();
+    let start = |run: &Run, history| run.fixture.api.borrow_mut().start_again(history);
+    run.change()?;
+    run.recovers("a change", RECOVERY)?;
+
+    stop(run)?;
+    run.tells(DEADLINE, "Service watch", "refused")?;
+    ensure!(run.metric("kpx_watch_up", "Service")? == 0.0, "a watch is up without a server");
+    let (before, since) = (asked(run)?, Instant::now());
+    run.change()?;
+    run.pass(Duration::from_secs(6), |_| Ok(()))?;
+    let rate = (asked(run)? - before) / since.elapsed().as_secs_f64();
+    println!("server gone: {rate:.1} requests a second");
+    ensure!(rate < 5.0, "{rate} requests a second to a server that is gone");
+    start(run, History::Kept)?;
+    run.recovers("server gone", RECOVERY)?;
+    run.is_well()?;
+    ensure!(run.metric("kpx_watch_up", "Service")? == 1.0, "no watch is up");
+    ensure!(run.metric("kpx_watch_failures_total", "Service")? >= 1.0, "no failure was counted");
+
+    (0..6).try_for_each(|_| run.change())?;
+    run.recovers("changes", RECOVERY)?;
+    stop(run)?;
+    run.tells(DEADLINE, "Service watch", "refused")?;
+    for nth in 0..6 {
+        run.api().delete("Service", "default", &format!("s{nth}"))?;
+        for family in ["ipv4", "ipv6"] {
+            run.api().delete("EndpointSlice", "default", &format!("s{nth}-{family}"))?;
+        }
+    }
+    start(run, History::Lost)?;
+    run.recovers("mass deletion, and another history", RECOVERY)?;
+    is_restored(run)?;
+    lets_nobody_in_at_first(run)?;
+    hides_behind_a_load_balancer(run)
+}
+
+fn is_restored(run: &Run) -> Result<()> {
+    let lists = |run: &Run| ["services", "endpointslices"].map(|resource| run.api().traffic().lists(resource));
+    let backup = run.api().backup();
+    (0..6).try_for_each(|_| run.change())?;
+    run.recovers("changes", RECOVERY)?;
+    run.fixture.api.borrow_mut().stop()?;
+    for kind in ["Service", "EndpointSlice"] {
+        run.tells(DEADLINE, &format!("{kind} watch"), "refused")?;
+    }
+    let before = lists(run);
+    run.api().restore(backup);
+    run.fixture.api.borrow_mut().start_again(History::Kept)?;
+    // After an outage, looks at the server's history are spread over a second.
+    run.recovers("data restored from a backup", 2 * RECOVERY)?;
+    // Each watch learns by a look of its own that versions went back, and hears of no change before that.
+    let anew = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
+    wait_until(DEADLINE, "Services and EndpointSlices are listed anew", anew)?;
+    run.change()?;
+    run.recovers("a change after that", RECOVERY)?;
+    run.is_well()
+}
+
+/// An API server authorizes by objects that it reads after its start, and until then denies everything.
+fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
+    /// After which the back-off has grown to 8 s and more.
+    const AWAY: Duration = Duration::from_secs(14);
+    const COLD: Duration = Duration::from_secs(3);
+    let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
+    run.fixture.api.borrow_mut().stop()?;
+    run.tells(DEADLINE, "Service watch", "refused")?;
+    run.change()?;
+    run.pass(AWAY, |_| Ok(()))?;
+    for (verb, resource) in ["list", "watch"].into_iter().flat_map(|verb| resources.map(|resource| (verb, resource))) {
+        run.api().fail(verb, resource, 403);
+    }
+    run.fixture.api.borrow_mut().start_again(History::Kept)?;
+    run.tells(DEADLINE, "Service watch", "403")?;
+    run.pass(COLD, |_| Ok(()))?;
+    run.api().heal();
+    run.recovers("everything denied at first", 2 * RECOVERY)?;
+    run.is_well()
+}
+
+/// It answers for itself, and so says how often it may be asked.
+fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
+    for (code, retry_after, limit) in [(503, None, RECOVERY), (429, Some(1), 2 * RECOVERY)] {
+        run.api().fail_all(code, retry_after);
+        run.api().cut_watches();
+        run.tells(DEADLINE, "Service watch", &code.to_string())?;
+        run.change()?;
+        let (before, since) = (run.api().traffic().total(), Instant::now());
+        run.pass(Duration::from_secs(3), |_| Ok(()))?;
+        let rate = (run.api().traffic().total() - before) as f64 / since.elapsed().as_secs_f64();
+        println!("{code}: {rate:.1} requests a second");
+        ensure!(rate < 5.0, "{rate} requests a second to a server that answers {code}");
+        run.api().heal();
+        run.recovers(&format!("every answer {code}"), limit)?;
+        run.is_well()?;
+    }
+    Ok(())
+}
+
+/// No FIN, no RST, no ICMP: as if its host had lost power, or a firewall its state.
+pub(crate) fn the_server_vanishes_without_a_word(run: &Run) -> Result<()> {
+    /// 20 s by TCP keepalive, and then one attempt to connect.
+    const NOTICED: Duration = Duration::from_secs(33);
+    let fabric = &run.fixture.lab.fabric.ns;
+    run.change()?;
+    run.recovers("a change", RECOVERY)?;
+    fabric.nft(
+        "table inet silence {
+            chain input { type filter hook input priority 0; tcp dport 6443 drop; }
+            chain output { type filter hook output priority 0; tcp sport 6443 drop; }
+        }",
+    )?;
+    run.change()?;
+    let since = Instant::now();
+    run.tells(NOTICED, "Service watch", "")?;
+    println!("half-open connection noticed after {:.1} s", since.elapsed().as_secs_f64());
+    run.pass(Duration::from_secs(1), |_| Ok(()))?;
+    fabric.nft("delete table inet silence")?;
+    run.recovers("silence", RECOVERY).context("the server speaks again")?;
+    run.is_well()
+}

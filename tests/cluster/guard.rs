@@ -1,0 +1,250 @@
+//! What Services may not take, and who of them has what several want: with an API server, and packets.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use testbed::agent::{Agent, Object, SERVICE_PORT, Service, Source, node, wait_until};
+use testbed::apiserver::{ApiServer, Options};
+use testbed::echo::{Dial, Fault, Protocol, Servers};
+use testbed::lab::{Dual, EXTERNAL, Family, Lab, Layout, SERVICE_CIDR};
+
+/// Of every server of the lab.
+const PORT: u16 = 8080;
+const API_PORT: u16 = 6443;
+const DEADLINE: Duration = Duration::from_secs(20);
+/// For one answer. Short, because what comes too early is asked again.
+const ANSWER: Duration = Duration::from_millis(400);
+
+/// One cluster for all of it, since each part is over before the next begins.
+#[test]
+fn a_service_has_what_it_may_have() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let kpx = fixture.kpx(&[])?;
+    fixture.the_older_service_has_what_two_want().with_context(|| kpx.log())?;
+    fixture.a_process_that_is_cut_off_is_told_of().with_context(|| kpx.log())?;
+    fixture.the_api_server_is_refused().with_context(|| kpx.log())?;
+    fixture.an_endpoint_is_no_cluster_ip(&kpx).with_context(|| kpx.log())?;
+    fixture.another_proxys_services_are_left_to_it().with_context(|| kpx.log())?;
+    kpx.stop()?;
+    // Its connections are made anew, with that Service there from the start.
+    let kpx = fixture.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
+    fixture.the_api_server_is_reached().with_context(|| kpx.log())?;
+    fixture.the_operators_networks_count(&kpx).with_context(|| kpx.log())?;
+    kpx.stop()
+}
+
+struct Fixture {
+    // Before the lab, in whose namespaces they are.
+    api: ApiServer,
+    _servers: Servers,
+    lab: Lab,
+}
+
+impl Fixture {
+    fn start() -> Result<Self> {
+        let lab = Lab::start(Layout::Routed)?;
+        let servers = Servers::start()?;
+        for host in lab.backends() {
+            servers.serve(host, PORT)?;
+        }
+        let address = (lab.fabric.addrs.v4, API_PORT);
+        let listener = lab.fabric.ns.run(|| TcpListener::bind(address)).context("listen in the fabric")?;
+        let api = ApiServer::start(Options::on(listener))?;
+        api.kubeconfig(&lab.dir().join("kubeconfig"))?;
+        for n in lab.nodes() {
+            api.apply(&node(n).0)?;
+        }
+        Ok(Self { api, _servers: servers, lab })
+    }
+
+    fn kpx(&self, args: &[&str]) -> Result<Agent<'_>> {
+        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        Agent::start_with(&self.lab, &self.lab.n1, Source::Kubeconfig(&self.lab.dir().join("kubeconfig")), &args)
+    }
+
+    fn the_older_service_has_what_two_want(&self) -> Result<()> {
+        let shared = EXTERNAL.host(7);
+        // Should they be of one second, the names say the same.
+        let old = Service::new("old", 10, &["p2a"], PORT).external_ips(shared).node_port(30_080);
+        let young = Service::new("young", 11, &["p1b"], PORT).external_ips(shared).node_port(30_080);
+        self.put(old.objects(&self.lab))?;
+        self.put(young.objects(&self.lab))?;
+        let made = Instant::now();
+        let frontends = |family| [(shared.ip(family), 80).into(), (self.lab.n1.host.addrs.ip(family), 30_080).into()];
+        let told = self.told("FrontendConflict", "young")?;
+        ensure!(told["note"].as_str().is_some_and(|note| note.contains("is held by Service default/old")), "{told}");
+        self.answers(frontends, "p2a").context("the older one")?;
+        self.api.delete("Service", "default", "old")?;
+        self.answers(frontends, "p1b").context("the next")?;
+        // Of one second, the names would say who is older.
+        wait_until(DEADLINE, "it is another second", || Ok(made.elapsed() > Duration::from_secs(1)))?;
+        self.put(vec![old.service()])?;
+        // It is the youngest now.
+        self.told("FrontendConflict", "old")?;
+        self.answers(frontends, "p1b").context("the oldest there is")?;
+        self.api.delete("Service", "default", "young")?;
+        self.answers(frontends, "p2a").context("the only one")?;
+        self.api.delete("Service", "default", "old")
+    }
+
+    fn a_process_that_is_cut_off_is_told_of(&self) -> Result<()> {
+        let n1 = &self.lab.n1.host;
+        let _process = n1.ns.run(|| TcpListener::bind("0.0.0.0:80")).context("listen on the node")?;
+        let shadow = Service::new("shadow", 12, &["p2a"], PORT).external_ips(n1.addrs);
+        self.put(shadow.objects(&self.lab))?;
+        self.answers(|family| [(n1.addrs.ip(family), 80).into()], "p2a")?;
+        let told = self.told("FrontendShadowsHost", "shadow")?;
+        let expected = format!("a process listens at {}:80/tcp", n1.addrs.v4);
+        ensure!(told["note"].as_str().is_some_and(|note| note.contains(&expected)), "{told}");
+        // All else at that address is the node's.
+        self.answers(|family| [(n1.addrs.ip(family), PORT).into()], "n1")?;
+        self.api.delete("Service", "default", "shadow")
+    }
+
+    fn the_api_server_is_refused(&self) -> Result<()> {
+        let greedy = Service::new("greedy", 13, &["p2a"], PORT).external_ips(self.lab.fabric.addrs);
+        let mut objects = greedy.objects(&self.lab);
+        for port in objects[0].0["spec"]["ports"].as_array_mut().into_iter().flatten() {
+            port["port"] = API_PORT.into();
+        }
+        self.put(objects)?;
+        let told = self.told("FrontendRefused", "greedy")?;
+        let at = SocketAddr::from((self.lab.fabric.addrs.v4, API_PORT));
+        assert_eq!(told["note"], json!(format!("spec.externalIPs[0]: {at}/tcp is the API server's")));
+        // The rest of the Service is served, also at that very address.
+        let ns = &self.lab.host("p1a").ns;
+        wait_until(DEADLINE, "its UDP port is served", || is_answered(&Dial::new(Protocol::Udp, at), ns, "p2a"))?;
+        self.the_api_server_is_reached()
+    }
+
+    /// It would be dialled once more, past what NetworkPolicy says of the pods behind it.
+    fn an_endpoint_is_no_cluster_ip(&self, kpx: &Agent<'_>) -> Result<()> {
+        let victim = Service::new("victim", 20, &["p1b"], PORT);
+        let evil = Service::new("evil", 21, &["p1b"], PORT);
+        self.put(victim.objects(&self.lab))?;
+        self.answers(|family| [victim.frontend(family)], "p1b").context("the victim itself")?;
+        let mut objects = evil.objects(&self.lab);
+        for (slice, family) in objects[1..].iter_mut().zip(Family::ALL) {
+            slice.0["endpoints"][0]["addresses"][0] = json!(victim.cluster_ip().ip(family));
+            slice.0["ports"].as_array_mut().into_iter().flatten().for_each(|port| port["port"] = SERVICE_PORT.into());
+        }
+        self.put(objects)?;
+        let told = self.told("EndpointRefused", "evil")?;
+        let note = told["note"].as_str().unwrap_or_default();
+        let field = "EndpointSlice default/evil-ipv4 endpoints[0].addresses[0]: ";
+        ensure!(note.starts_with(field) || note.contains("evil-ipv6"), "{told}");
+        let skipped = kpx.status()?["skipped"].to_string();
+        ensure!(skipped.contains(&format!("{field}{} is in ", victim.cluster_ip().v4)), "{skipped}");
+        for client in ["p1a", "n1"] {
+            for family in Family::ALL {
+                let dial = Dial::new(Protocol::Tcp, evil.frontend(family)).deadline(ANSWER);
+                let answer = dial.exchange(&self.lab.host(client).ns, b"hello");
+                ensure!(matches!(answer, Err(Fault::Refused)), "{client} got {answer:?}, and it has no endpoint");
+            }
+        }
+        ["victim", "evil"].iter().try_for_each(|name| self.api.delete("Service", "default", name))
+    }
+
+    /// That proxy goes by netfilter, and has another backend than the Service's endpoints, so that one sees who serves.
+    fn another_proxys_services_are_left_to_it(&self) -> Result<()> {
+        let n1 = &self.lab.n1.host.ns;
+        let plain = Service::new("other", 22, &["p1b"], PORT);
+        let labelled = plain.clone().label("service.kubernetes.io/service-proxy-name", "another");
+        let rules = Family::ALL.map(|family| {
+            let (at, to) = (plain.cluster_ip().ip(family), self.lab.host("p2a").addrs.ip(family));
+            let (table, to) = if family == Family::V4 { ("ip", to.to_string()) } else { ("ip6", format!("[{to}]")) };
+            let dnat = format!("{table} daddr {at} meta l4proto {{ tcp, udp }} th dport 80 dnat to {to}:{PORT};");
+            let chain = |hook: &str| format!("chain {hook} {{ type nat hook {hook} priority -100; {dnat} }}\n");
+            format!("table {table} another {{\n{}{}}}\n", chain("prerouting"), chain("output"))
+        });
+        n1.nft(&rules.concat())?;
+        self.put(labelled.objects(&self.lab))?;
+        self.answers(|family| [plain.frontend(family)], "p2a").context("the other proxy's")?;
+        self.is_dropped(SERVICE_CIDR.host(200))?;
+
+        let by_pod = |backend: &str| -> Result<()> {
+            let ns = &self.lab.host("p1a").ns;
+            let dials = Family::ALL.map(|family| Dial::new(Protocol::Tcp, plain.frontend(family)));
+            let what = format!("p1a hears {backend}");
+            wait_until(DEADLINE, &what, || {
+                Ok(is_answered(&dials[0], ns, backend)? && is_answered(&dials[1], ns, backend)?)
+            })
+        };
+        self.put(vec![plain.service()])?;
+        by_pod("p1b").context("without the label it is kpx's")?;
+        self.put(vec![labelled.service()])?;
+        by_pod("p2a").context("with it, the other proxy's again")?;
+        n1.nft("delete table ip another\ndelete table ip6 another")?;
+        self.api.delete("Service", "default", "other")
+    }
+
+    /// Whoever asks there gets no answer, not even a refusal.
+    fn is_dropped(&self, addrs: Dual) -> Result<()> {
+        for family in Family::ALL {
+            let dial = Dial::new(Protocol::Tcp, (addrs.ip(family), SERVICE_PORT).into()).deadline(ANSWER);
+            let answer = dial.exchange(&self.lab.host("p1a").ns, b"hello");
+            ensure!(matches!(answer, Err(Fault::TimedOut(_))), "an address that nobody has: {answer:?}");
+        }
+        Ok(())
+    }
+
+    /// By the node and by pods: who answers speaks TLS, and not as the lab's servers do.
+    fn the_api_server_is_reached(&self) -> Result<()> {
+        let at = SocketAddr::from((self.lab.fabric.addrs.v4, API_PORT));
+        for client in ["p1a", "n1"] {
+            let dial = Dial::new(Protocol::Tcp, at).deadline(ANSWER);
+            let answer = dial.exchange(&self.lab.host(client).ns, b"hello");
+            ensure!(answer.is_err(), "{client} got {answer:?} from the API server's place");
+        }
+        let accepted = self.api.traffic().kinds().count();
+        ensure!(accepted > 0, "the API server was never asked");
+        Ok(())
+    }
+
+    fn the_operators_networks_count(&self, kpx: &Agent<'_>) -> Result<()> {
+        let elsewhere = Service::new("elsewhere", 14, &["p2a"], PORT).external_ips(EXTERNAL.host(7));
+        self.put(elsewhere.objects(&self.lab))?;
+        let told = self.told("FrontendRefused", "elsewhere")?;
+        ensure!(told["note"].as_str().is_some_and(|note| note.contains("external-ip-cidrs")), "{told}");
+        self.answers(|family| [elsewhere.frontend(family)], "p2a").context("its ClusterIP")?;
+        let skipped = kpx.status()?["skipped"].to_string();
+        ensure!(skipped.contains("Service default/elsewhere spec.externalIPs[0]"), "{skipped}");
+        Ok(())
+    }
+
+    fn put(&self, objects: Vec<Object>) -> Result<()> {
+        objects.iter().try_for_each(|object| self.api.apply(&object.0).map(drop))
+    }
+
+    /// Waits until `backend` alone answers, to a pod and to the node itself.
+    fn answers<const N: usize>(&self, frontends: impl Fn(Family) -> [SocketAddr; N], backend: &str) -> Result<()> {
+        for client in ["p1a", "n1"] {
+            for (protocol, family) in [(Protocol::Tcp, Family::V4), (Protocol::Udp, Family::V6)] {
+                for at in frontends(family) {
+                    let (dial, ns) = (Dial::new(protocol, at), &self.lab.host(client).ns);
+                    let what = format!("{client} hears {backend} at {at}");
+                    wait_until(DEADLINE, &what, || is_answered(&dial, ns, backend))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for an event about a Service.
+    fn told(&self, reason: &str, service: &str) -> Result<Value> {
+        let is_it = |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service;
+        let find = || self.api.list("events.events.k8s.io").into_iter().find(is_it);
+        wait_until(DEADLINE, &format!("{reason} is told of {service}"), || Ok(find().is_some()))?;
+        find().context("an event that stays")
+    }
+}
+
+fn is_answered(dial: &Dial, ns: &testbed::netns::NetNs, backend: &str) -> Result<bool> {
+    match (*dial).deadline(ANSWER).exchange(ns, b"hello") {
+        Ok(answer) => Ok(answer.backend == backend),
+        Err(Fault::Refused | Fault::TimedOut(_)) => Ok(false),
+        Err(fault) => Err(fault.into()),
+    }
+}

@@ -1,0 +1,307 @@
+//! From the API server's stream to packets: the lab, with both nodes fed by an API server in the fabric.
+
+use std::cell::{Ref, RefCell};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proxy_core::desired::Desired;
+use proxy_core::input::{Input, Update};
+use proxy_core::tables::Tables;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use testbed::agent::{Agent, Object, Service, Source, api_server, wait_until};
+use testbed::apiserver::{ApiServer, History};
+use testbed::echo::{Dial, Fault, Protocol, Servers};
+use testbed::kernel_tables;
+use testbed::lab::{Family, Lab, Layout};
+
+/// Of every server of the lab.
+const PORT: u16 = 8080;
+/// From a change that the API server has taken to the packets that follow it.
+const PROMPT: Duration = Duration::from_secs(5);
+/// For one answer. Short, because a packet that comes before its service is dropped.
+const ANSWER: Duration = Duration::from_millis(100);
+/// For what has to wait for a watch to be opened again.
+const RECOVERY: Duration = Duration::from_secs(20);
+
+#[test]
+fn kubectl_applies_a_service_and_traffic_flows_deletes_it_and_traffic_is_refused() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agents = cluster.agents()?;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    let manifest = cluster.lab.dir().join("web.yaml");
+    let documents = web.objects(&cluster.lab).into_iter().map(|object| serde_saphyr::to_string(&object.0));
+    fs::write(&manifest, documents.collect::<Result<Vec<_>, _>>()?.join("---\n"))?;
+    let manifest = manifest.to_str().context("a path in UTF-8")?;
+
+    for round in ["first", "again"] {
+        cluster.kubectl(&["apply", "-f", manifest])?;
+        cluster.reached(&web, "p1b").with_context(|| format!("applied, {round}"))?;
+
+        // Without endpoints the service is known, and refuses.
+        cluster.kubectl(&["delete", "endpointslice", "web-ipv4", "web-ipv6"])?;
+        cluster.refused(&web).with_context(|| format!("slices deleted, {round}"))?;
+        cluster.kubectl(&["apply", "-f", manifest])?;
+        cluster.reached(&web, "p1b").with_context(|| format!("slices back, {round}"))?;
+
+        cluster.kubectl(&["delete", "-f", manifest])?;
+        cluster.gone(&web).with_context(|| format!("deleted, {round}"))?;
+    }
+    agents.into_iter().try_for_each(Agent::stop)
+}
+
+#[test]
+fn tables_end_equal_after_every_fault_of_watches() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agents = cluster.agents()?;
+    let mut objects = Objects::default();
+
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, PROMPT).context("undisturbed")?;
+
+    cluster.api().cut_watches();
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("watches cut")?;
+
+    cluster.api().expire_watches();
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("410 in the stream")?;
+
+    cluster.api().compact();
+    cluster.api().cut_watches();
+    objects.step(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("410 at the start of a watch")?;
+
+    for history in [History::Kept, History::Lost] {
+        cluster.api.borrow_mut().stop()?;
+        objects.step(&cluster)?;
+        objects.step(&cluster)?;
+        cluster.api.borrow_mut().start_again(history)?;
+        cluster.settles(&agents, &objects, RECOVERY).with_context(|| format!("restart, history {history:?}"))?;
+    }
+
+    cluster.api().end_watches_after(Some(Duration::from_millis(100)));
+    cluster.api().cut_watches();
+    for _ in 0..10 {
+        objects.step(&cluster)?;
+    }
+    cluster.settles(&agents, &objects, RECOVERY).context("watches that end all the time")?;
+
+    cluster.api().heal();
+    objects.clear(&cluster)?;
+    cluster.settles(&agents, &objects, RECOVERY).context("all deleted")?;
+    agents.into_iter().try_for_each(Agent::stop)
+}
+
+#[test]
+fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_told() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agents = cluster.agents()?;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    cluster.apply_all(&web)?;
+    cluster.reached(&web, "p1b")?;
+
+    cluster.api().fail("watch", "endpointslices", 403);
+    cluster.api().fail("list", "endpointslices", 403);
+    cluster.api().cut_watches();
+    wait_until(RECOVERY, "status tells of the refusal", || {
+        let problems = agents[0].status()?["problems"].to_string();
+        Ok(problems.contains("EndpointSlice") && problems.contains("403"))
+    })?;
+    cluster.reached(&web, "p1b").context("slices forbidden")?;
+
+    cluster.api().heal();
+    wait_until(RECOVERY, "the problem is over", || Ok(agents[0].status()?["problems"] == serde_json::json!([])))?;
+    agents.into_iter().try_for_each(Agent::stop)
+}
+
+struct Cluster {
+    // Before the lab, in whose namespace it listens.
+    api: RefCell<ApiServer>,
+    kubeconfig: PathBuf,
+    _servers: Servers,
+    lab: Lab,
+}
+
+impl Cluster {
+    fn start() -> Result<Self> {
+        let lab = Lab::start(Layout::Routed)?;
+        let servers = Servers::start()?;
+        for host in lab.backends() {
+            servers.serve(host, PORT)?;
+        }
+        let api = api_server(&lab, Vec::new())?;
+        let kubeconfig = lab.dir().join("kubeconfig");
+        api.kubeconfig(&kubeconfig)?;
+        Ok(Self { api: RefCell::new(api), kubeconfig, _servers: servers, lab })
+    }
+
+    fn api(&self) -> Ref<'_, ApiServer> {
+        self.api.borrow()
+    }
+
+    fn agents(&self) -> Result<[Agent<'_>; 2]> {
+        let [n1, n2] = self.lab.nodes();
+        let source = Source::Kubeconfig(&self.kubeconfig);
+        Ok([Agent::start(&self.lab, n1, source)?, Agent::start(&self.lab, n2, source)?])
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new("kubectl");
+        command.env("HOME", self.lab.dir()).arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
+        self.lab.fabric.ns.exec(&mut command).context("is kubectl installed?")
+    }
+
+    fn apply(&self, object: &Object) -> Result<()> {
+        self.api().apply(&object.0).map(drop)
+    }
+
+    fn apply_all(&self, service: &Service) -> Result<()> {
+        service.objects(&self.lab).iter().try_for_each(|object| self.apply(object))
+    }
+
+    /// Pods and hosts of both nodes reach the service within [`PROMPT`], by either protocol and family.
+    fn reached(&self, service: &Service, backend: &str) -> Result<()> {
+        self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
+            Ok(answer) if answer.backend == backend => Ok(true),
+            Ok(answer) => bail!("{} answered", answer.backend),
+            Err(Fault::Refused | Fault::TimedOut(_)) => Ok(false),
+            Err(fault) => Err(fault.into()),
+        })
+    }
+
+    /// Pods and hosts of both nodes are refused within [`PROMPT`].
+    fn refused(&self, service: &Service) -> Result<()> {
+        self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
+            Err(Fault::Refused) => Ok(true),
+            Ok(_) | Err(Fault::TimedOut(_)) => Ok(false),
+            Err(fault) => Err(fault.into()),
+        })
+    }
+
+    /// Nobody answers any more: what lies in a ServiceCIDR and belongs to no service is dropped.
+    fn gone(&self, service: &Service) -> Result<()> {
+        self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
+            Err(Fault::TimedOut(_)) => Ok(true),
+            Ok(_) | Err(Fault::Refused) => Ok(false),
+            Err(fault) => Err(fault.into()),
+        })
+    }
+
+    fn everywhere(
+        &self,
+        service: &Service,
+        holds: impl Fn(&Dial, &testbed::netns::NetNs) -> Result<bool>,
+    ) -> Result<()> {
+        let since = Instant::now();
+        for client in ["p1a", "n1", "p2a", "n2"] {
+            for protocol in Protocol::COMMON {
+                for family in Family::ALL {
+                    let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
+                    let what = format!("{client} by {protocol} {family}");
+                    // Those that come later have had their time, but not their turn.
+                    let left = PROMPT.saturating_sub(since.elapsed()).max(ANSWER);
+                    wait_until(left, &what, || holds(&dial, &self.lab.host(client).ns))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel's tables of both nodes become what the API server's objects ask for.
+    fn settles(&self, agents: &[Agent<'_>; 2], objects: &Objects, limit: Duration) -> Result<()> {
+        for (agent, name) in agents.iter().zip(["n1", "n2"]) {
+            let want = self.wanted(objects, name)?;
+            let settled = wait_until(limit, "the tables are as wanted", || Ok(kernel_tables::of(agent.pid())? == want));
+            settled.with_context(|| {
+                let found = kernel_tables::of(agent.pid()).map(|tables| tables.to_string());
+                format!("{name} wants\n{want}\nand has\n{}\n{}", found.unwrap_or_default(), agent.log())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What a node's maps should hold, computed from the objects as the API server has them.
+    fn wanted(&self, objects: &Objects, name: &str) -> Result<Tables> {
+        let mut desired = Desired::new(name);
+        desired.apply(Update::All(self.stored::<core::Service>(objects, "Service")?).into());
+        desired.apply(Update::All(self.stored::<EndpointSlice>(objects, "EndpointSlice")?).into());
+        let node = self.api().get("Node", "", name).context("the node's object")?;
+        desired.apply(Input::Node(Update::All(vec![serde_json::from_value(node)?])));
+        desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
+        desired.sync();
+        ensure!(desired.is_complete());
+        Ok(desired.tables().clone())
+    }
+
+    fn stored<K: DeserializeOwned>(&self, objects: &Objects, kind: &str) -> Result<Vec<K>> {
+        let names = objects.objects.keys().filter(|(known, _)| known == kind);
+        let objects = names.filter_map(|(_, name)| self.api().get(kind, "default", name));
+        objects.map(|object| Ok(serde_json::from_value(object)?)).collect()
+    }
+}
+
+/// Objects that come, change and go, step by step.
+#[derive(Default)]
+struct Objects {
+    steps: u8,
+    /// By kind and name.
+    objects: BTreeMap<(String, String), Value>,
+}
+
+impl Objects {
+    /// One service more, one changed, one less.
+    fn step(&mut self, cluster: &Cluster) -> Result<()> {
+        const BACKENDS: [&[&str]; 3] = [&["p1b"], &["p1b", "p2a", "p2b"], &["p2a", "n2"]];
+        const NAMES: [&str; 6] = ["s0", "s1", "s2", "s3", "s4", "s5"];
+        let step = usize::from(self.steps);
+        self.steps += 1;
+        let service = |back: usize| {
+            let number = step - back;
+            Service::new(NAMES[number % 6], 20 + u8::try_from(number % 6).expect("below 6"), BACKENDS[step % 3], PORT)
+        };
+        self.apply(cluster, &service(0))?;
+        if step >= 1 {
+            self.apply(cluster, &service(1))?;
+        }
+        if step >= 3 {
+            self.delete(cluster, &service(3))?;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self, cluster: &Cluster) -> Result<()> {
+        for ((kind, name), _) in std::mem::take(&mut self.objects) {
+            cluster.api().delete(&kind, "default", &name)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, cluster: &Cluster, service: &Service) -> Result<()> {
+        for object in service.objects(&cluster.lab) {
+            cluster.apply(&object)?;
+            self.objects.insert(key(&object), object.0);
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, cluster: &Cluster, service: &Service) -> Result<()> {
+        for object in service.objects(&cluster.lab) {
+            let (kind, name) = key(&object);
+            cluster.api().delete(&kind, "default", &name)?;
+            self.objects.remove(&(kind, name));
+        }
+        Ok(())
+    }
+}
+
+fn key(object: &Object) -> (String, String) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    (text(&object.0["kind"]), text(&object.0["metadata"]["name"]))
+}

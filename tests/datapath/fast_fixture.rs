@@ -1,0 +1,211 @@
+//! The fixture of the fast path (`--fast-path`), by which packets of open connections skip the stack.
+//!
+//! Each row names the device of its packet. A packet that a row counts as fast must have been redirected with one hop less.
+//! Into a pod it must have the link addresses of the last hop. Any other packet passes with the hops that it had. `hops=N`
+//! may stand before a packet. A packet that leaves is the last one that was put out, if its text is the same.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use aya::Pod;
+use aya::maps::{HashMap, MapData};
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::{Device, Node};
+use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::names::{EGRESS, INGRESS, IPV4, IPV6};
+use proxy_datapath::open;
+use testbed::agent::wait_until;
+use testbed::test_run::Verdict::{Pass, Redirect};
+
+use crate::fixture::{Fixture, counted_since, fixtures_of};
+use crate::offload::sum;
+use crate::packets::step::Step;
+use crate::packets::{Outcome, Row, Runner};
+use crate::reuse::Setup;
+
+/// Neighbours: name, device, last byte of the link address.
+const NEIGHBOURS: [(&str, &str, u8); 4] =
+    [("client", "cli0", 0x0a), ("pod", "pod0", 0x0b), ("far", "eth1", 0x0c), ("stranger", "eth1", 0x0d)];
+/// The link address of the node's devices, which the frames of the tests are sent to.
+const OWN_MAC: &str = "02:00:00:00:00:02";
+
+const POD: Device = Device::new(Device::POD | Device::PEER, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+
+pub(crate) const FAST: Setup = Setup { flow_entries: None, fast_path: true, refuses: false, answers_per_sec: None };
+
+/// One packet of a flow takes the stack in every period of so many seconds.
+pub(crate) const TURN_SECS: u32 = 16;
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
+
+pub(crate) struct FastFixture {
+    fixture: Fixture,
+    /// The size of segments that the kernel will cut a packet into; 0: none.
+    segment_size: u32,
+    /// Frames that come in have another host's link address.
+    is_for_others: bool,
+    /// The last packet that was put out.
+    last: Vec<u8>,
+    /// Flows have been silent since [`Self::age`]. Otherwise each row follows the last one at once, however long it takes.
+    is_aged: bool,
+}
+
+/// Waits until no second is about to begin in which a packet takes the stack, and returns the time.
+fn before_a_turn() -> Result<u32> {
+    let mut now_secs = 0;
+    wait_until(DEADLINE, "no packet is about to take its turn", || {
+        now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
+        Ok(!(now_secs + 1).is_multiple_of(TURN_SECS))
+    })?;
+    Ok(now_secs)
+}
+
+impl Runner for FastFixture {
+    fn fixture(&mut self) -> &mut Fixture {
+        &mut self.fixture
+    }
+
+    fn outcome(&mut self, row: &Row) -> Result<Outcome> {
+        let mut frame = self.frame(row.program, &row.packet)?;
+        if self.is_for_others && row.program == INGRESS {
+            frame[5] ^= 0x80;
+        }
+        if !std::mem::take(&mut self.is_aged) {
+            let now_secs = before_a_turn()?;
+            self.change_flows(|_| Some(now_secs))?;
+        }
+        let device = row.device.as_deref().context("the row names no device")?;
+        let (ifindex, before) = (self.fixture.ifindex(device)?, self.fixture.counts()?);
+        let Fixture { bench, netns, .. } = &self.fixture;
+        let outcome = netns.run(|| bench.run_segmented(row.program, &frame, ifindex, self.segment_size))?;
+        let counted = counted_since(&before, &self.fixture.counts()?);
+        let verdict = outcome.verdict;
+        let is_fast = counted.iter().any(|name| name.starts_with("fast_"));
+        ensure!(verdict == if is_fast { Redirect } else { Pass }, "{verdict:?} counted {counted:?}");
+        self.last = outcome.packet;
+        let (had, has) = (hops(&frame), hops(&self.last));
+        ensure!(had.checked_sub(has) == Some(is_fast.into()), "of {had} hops {has} are left");
+        let (same, is_same) = (split_hops(&row.packet).1, row.out == "same");
+        let found = self.fixture.names.learn(&self.last, if is_same { same } else { &row.out })?;
+        if counted.iter().any(|name| name == "fast_local") {
+            let (_, to) = found.split_once("> ").context("no destination")?;
+            let to = NEIGHBOURS.iter().find(|(name, ..)| to.starts_with(&format!("{name}:")));
+            let macs = [2, 0, 0, 0, 1, to.context("no neighbour")?.2, 2, 0, 0, 0, 0, 2];
+            ensure!(self.last[..12] == macs, "link addresses {:x?}", &self.last[..12]);
+        } else {
+            // The kernel writes the link addresses of the next hop.
+            ensure!(self.last[..12] == frame[..12], "link addresses {:x?}", &self.last[..12]);
+        }
+        let out = if found == same && found != row.out { "same".to_owned() } else { found };
+        Ok(Outcome { verdict, out, counted })
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        match step {
+            Step::ForgetFlows => self.change_flows(|_| None)?,
+            Step::Silence(secs) => self.age(*secs)?,
+            Step::Segments(size) => self.segment_size = *size,
+            Step::FramesForOthers(is_for_others) => self.is_for_others = *is_for_others,
+            step => self.fixture.step(step)?,
+        }
+        Ok(())
+    }
+}
+
+impl FastFixture {
+    /// Makes a fixture per family.
+    pub(crate) fn both() -> Result<Vec<Self>> {
+        fixtures_of("fast", FAST)?.into_iter().map(Self::new).collect()
+    }
+
+    fn new(mut fixture: Fixture) -> Result<Self> {
+        fixture.netns.ip(&format!(
+            "link add cli0 address {OWN_MAC} type veth peer name cli1
+             link set cli0 up
+             link set cli1 up
+             link set pod0 address {OWN_MAC}
+             link set eth1 address {OWN_MAC}
+             route replace {} dev cli0
+             route replace {} dev eth1",
+            fixture.names.addr("client")?,
+            fixture.names.addr("stranger")?,
+        ))?;
+        for (name, device, end) in NEIGHBOURS {
+            let addr = fixture.names.addr(name)?;
+            fixture
+                .netns
+                .ip(&format!("neigh add {addr} dev {device} lladdr 02:00:00:00:01:{end:02x} nud permanent"))?;
+        }
+        fixture.netns.sysctl("ipv4/conf/all/forwarding", "1")?;
+        fixture.netns.sysctl("ipv6/conf/all/forwarding", "1")?;
+        fixture.netns.settle()?;
+        fixture.set_flags(Node::FAST_PATH)?;
+        fixture.set_devices(&[("cli0", Some(POD)), ("pod0", Some(POD))])?;
+        fixture.add_frontends()?;
+        Ok(Self { fixture, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false })
+    }
+
+    fn frame(&self, program: &str, packet: &str) -> Result<Vec<u8>> {
+        if program == EGRESS && self.fixture.names.text_as(&self.last, packet).is_ok_and(|text| text == packet) {
+            return Ok(self.last.clone());
+        }
+        let (hops, packet) = split_hops(packet);
+        let mut frame = self.fixture.names.frame(packet)?;
+        let Some(hops) = hops else { return Ok(frame) };
+        let at = hops_at(&frame);
+        frame[at] = hops.parse()?;
+        if self.fixture.is_v4() {
+            frame[24..26].fill(0);
+            let checksum = !sum(&frame[14..34]);
+            frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+        }
+        Ok(frame)
+    }
+
+    /// Lets the next row find flows that have been silent for so many seconds.
+    fn age(&mut self, secs: u32) -> Result<()> {
+        self.is_aged = true;
+        self.change_flows(|last_secs| Some(last_secs - secs))
+    }
+
+    /// Changes the second of flows' last packets, or removes the flows.
+    fn change_flows(&self, change: impl Fn(u32) -> Option<u32>) -> Result<()> {
+        if self.fixture.is_v4() {
+            change_flows::<Addr4>(&self.fixture, IPV4.flows, change)
+        } else {
+            change_flows::<Addr6>(&self.fixture, IPV6.flows, change)
+        }
+    }
+}
+
+fn change_flows<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u32) -> Option<u32>) -> Result<()>
+where
+    FlowKey<A>: Pod,
+    Flow<A>: Pod,
+{
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
+    for (key, mut flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
+        match change(flow.last_secs) {
+            None => flows.remove(&key)?,
+            Some(last_secs) => {
+                flow.last_secs = last_secs;
+                flows.insert(key, flow, 0)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Splits `hops=N` from the packet behind it.
+fn split_hops(packet: &str) -> (Option<&str>, &str) {
+    let split = packet.strip_prefix("hops=").and_then(|packet| packet.split_once(' '));
+    split.map_or((None, packet), |(hops, packet)| (Some(hops), packet))
+}
+
+pub(crate) fn hops(frame: &[u8]) -> u8 {
+    frame[hops_at(frame)]
+}
+
+fn hops_at(frame: &[u8]) -> usize {
+    if frame[14] >> 4 == 4 { 22 } else { 21 }
+}

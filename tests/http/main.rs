@@ -1,7 +1,0 @@
-//! What kpx answers over the network: health, metrics, and their neighbours.
-
-mod answers;
-mod kpx;
-mod listeners;
-mod series;
-mod unhealthy;

@@ -1,0 +1,151 @@
+//! A lab with a Service, and what kpx has on one of its nodes.
+
+use std::io::{Read, Write};
+use std::ops::Deref;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{HashMap, Map, MapData};
+use aya::programs::{SchedClassifier, TcAttachType};
+use nix::net::if_::if_nametoindex;
+use proxy_common::device::Device;
+use proxy_common::layout::LAYOUT;
+use testbed::agent::{Agent, Service, wait_until};
+use testbed::echo::{Answer, Connection, Dial, Protocol};
+use testbed::lab::{EXTERNAL, Family, Host, Layout};
+use testbed::netns::NetNs;
+use testbed::served_lab::ServedLab;
+
+pub(crate) const PORT: u16 = 8080;
+pub(crate) const NODE_PORT: u16 = 30_080;
+
+/// From an event, or from the next look of a kpx that looks once a second, until all is well.
+pub(crate) const PROMPT: Duration = Duration::from_secs(15);
+/// For one answer of several that are tried until one comes.
+pub(crate) const TRY: Duration = Duration::from_millis(300);
+
+pub(crate) struct Fixture {
+    base: ServedLab,
+    pub(crate) web: Service,
+}
+
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+impl Fixture {
+    /// The Service is backed by a pod of each node.
+    pub(crate) fn new() -> Result<Self> {
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
+        let web = Service::new("web", 10, &["p2a", "p1b"], PORT).node_port(NODE_PORT).external_ips(EXTERNAL.host(7));
+        base.put(&web)?;
+        Ok(Self { base, web })
+    }
+
+    pub(crate) fn node(&self) -> &NetNs {
+        &self.lab.n1.host.ns
+    }
+
+    /// On n1, by one mechanism; it looks after its work once a second.
+    pub(crate) fn kpx(&self, attach: &str) -> Result<Agent<'_>> {
+        self.base.kpx(&["--attach", attach, "--iptables-sync-period", "1s"])
+    }
+
+    /// A connection from a host to the Service's ClusterIP, or from outside to its node port.
+    pub(crate) fn dial(&self, client: &str, family: Family) -> Dial {
+        let to = match client {
+            "x" | "xl" => (self.lab.n1.host.addrs.ip(family), NODE_PORT).into(),
+            _ => self.web.frontend(family),
+        };
+        Dial::new(Protocol::Tcp, to)
+    }
+
+    pub(crate) fn connect(&self, client: &str, family: Family) -> Result<Connection> {
+        let mut connection = self.dial(client, family).connect(&self.lab.host(client).ns)?;
+        connection.exchange(b"hello").with_context(|| format!("{client} by {family}"))?;
+        Ok(connection)
+    }
+
+    pub(crate) fn ask(&self, client: &str, family: Family) -> Result<Answer> {
+        let answer = self.dial(client, family).exchange(&self.lab.host(client).ns, b"hello");
+        answer.with_context(|| format!("{client} by {family}"))
+    }
+
+    pub(crate) fn all_served(&self, clients: &[&str]) -> Result<()> {
+        clients
+            .iter()
+            .try_for_each(|client| Family::ALL.iter().try_for_each(|family| self.ask(client, *family).map(drop)))
+    }
+
+    /// Whether new connections of these clients are served, by both families, and soon.
+    pub(crate) fn serves(&self, clients: &[&str]) -> bool {
+        let serves = |client: &str, family| {
+            self.dial(client, family).deadline(TRY).exchange(&self.lab.host(client).ns, b"hello").is_ok()
+        };
+        clients.iter().all(|client| Family::ALL.iter().all(|family| serves(client, *family)))
+    }
+
+    /// Until nothing is on its way any more: what passes a device while it has no program may cost its connection.
+    pub(crate) fn settles(&self) -> Result<()> {
+        wait_until(PROMPT, "all is acknowledged", || {
+            let sockets = |host: &Host| host.ns.exec(Command::new("ss").args(["-H", "-t", "-i"]));
+            self.lab.backends().try_fold(true, |settled, host| Ok(settled && !sockets(host)?.contains("unacked:")))
+        })
+    }
+
+    /// What kpx knows of a node's devices.
+    pub(crate) fn devices(&self) -> Result<HashMap<MapData, u32, Device>> {
+        let pin = self.node().bpf_dir().join(format!("v{LAYOUT}/maps/DEVICES"));
+        Ok(Map::from_map_data(MapData::from_pin(&pin)?)?.try_into()?)
+    }
+}
+
+pub(crate) fn ifindex(ns: &NetNs, device: &str) -> Result<u32> {
+    ns.run(|| if_nametoindex(device)).with_context(|| format!("no device {device}"))
+}
+
+/// Names of the TCX programs of a device, in the order in which packets meet them.
+pub(crate) fn tcx(ns: &NetNs, device: &str, direction: TcAttachType) -> Result<Vec<String>> {
+    let (_, programs) = ns.run(|| SchedClassifier::query_tcx(device, direction))?;
+    Ok(programs.iter().map(|program| program.name_as_str().unwrap_or_default().to_owned()).collect())
+}
+
+/// A device carries its two programs, each once.
+pub(crate) fn is_hooked(ns: &NetNs, attach: &str, device: &str) -> Result<bool> {
+    let hooks = [("ingress", TcAttachType::Ingress, "kpx_ingress"), ("egress", TcAttachType::Egress, "kpx_egress")];
+    for (hook, direction, program) in hooks {
+        let is_there = match attach {
+            "tcx" => tcx(ns, device, direction)?.iter().filter(|name| *name == program).count() == 1,
+            _ => {
+                let filters = tc(ns, &format!("filter show dev {device} {hook}"))?;
+                filters.lines().filter(|line| line.contains(program)).count() == 1
+            }
+        };
+        if !is_there {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+pub(crate) fn tc(ns: &NetNs, arguments: &str) -> Result<String> {
+    ns.exec(Command::new("tc").args(arguments.split_whitespace()))
+}
+
+/// How often kpx says that it mended something of that sort.
+pub(crate) fn mended(agent: &Agent<'_>, what: &str) -> Result<f64> {
+    let mut socket = UnixStream::connect(agent.run_dir().join("kpx.sock")).context("connect to kpx")?;
+    socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: kpx\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    let line = format!("kpx_repairs_total{{what=\"{what}\"}} ");
+    let value = answer.lines().find_map(|found| found.strip_prefix(&line));
+    ensure!(value.is_some(), "no {line} in {answer}");
+    Ok(value.unwrap_or_default().trim().parse()?)
+}

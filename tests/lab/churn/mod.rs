@@ -1,0 +1,11 @@
+//! What happens to a node beside kpx: devices come and go, others undo what kpx did, kube-proxy was there or is to come.
+
+mod fixture;
+mod kube_proxy;
+mod links;
+mod migration;
+mod names;
+mod neighbours;
+mod pods;
+mod stacked;
+mod undone;

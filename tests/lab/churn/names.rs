@@ -1,0 +1,43 @@
+//! Devices that change their names, also with one another, at any moment.
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::wait_until;
+use testbed::lab::Family;
+use testbed::netns::NetNs;
+
+use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
+
+#[test]
+fn device_names_may_move_between_devices() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
+    // Two pods' devices swap their names.
+    for _ in 0..5 {
+        fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
+        kept.exchange(b"under another name")?;
+    }
+    fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
+    fixture.all_served(&["p1a", "p1c", "n1"]).context("all are served under their own names again")?;
+
+    // As CNI plugins do it: made under one name, called otherwise at once, while the next one takes the first name.
+    let pods = NetNs::create(format!("{}-names", fixture.node().name()))?;
+    let lines: Vec<String> = (0..40)
+        .map(|n| {
+            format!(
+                "link add tmp type veth peer name eth{n} netns {}\nlink set tmp name veth{n}\nlink set veth{n} up",
+                pods.name()
+            )
+        })
+        .collect();
+    fixture.node().ip(&lines.join("\n"))?;
+    for n in 0..40 {
+        let device = format!("veth{n}");
+        wait_until(PROMPT, "each has its programs, once", || is_hooked(fixture.node(), "tcx", &device))
+            .context(device)?;
+    }
+    let status = kpx.status()?;
+    ensure!(status["problems"].as_array().is_some_and(Vec::is_empty), "{status}");
+    kept.exchange(b"after all that")?;
+    kpx.stop()
+}

@@ -1,0 +1,90 @@
+//! Programs of others on the same hooks, before ours and after.
+
+use anyhow::{Context, Result, ensure};
+use aya::Ebpf;
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use proxy_common::names::{EMPTY, IPV4, IPV6};
+use proxy_datapath::object;
+use proxy_datapath::verifier;
+use testbed::agent::wait_until;
+use testbed::lab::Family;
+
+use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
+use crate::churn::links;
+
+const HOOKS: [(TcAttachType, &str, &str); 2] =
+    [(TcAttachType::Ingress, "ingress", "kpx_ingress"), (TcAttachType::Egress, "egress", "kpx_egress")];
+
+#[test]
+fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = fixture.node();
+    let kpx = fixture.kpx("tcx")?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
+    // One program hangs on a hook once.
+    let mut others = [other()?, other()?];
+    for (other, order) in others.iter_mut().zip([LinkOrder::first, LinkOrder::last]) {
+        let passes: &mut SchedClassifier = other.program_mut(EMPTY).context("no empty program")?.try_into()?;
+        verifier::load(|| passes.load())?;
+        for (direction, _, _) in HOOKS {
+            node.run(|| passes.attach_with_options("p1a", direction, TcAttachOptions::TcxOrder(order())))?;
+        }
+    }
+    for (direction, _, ours) in HOOKS {
+        ensure!(tcx(node, "p1a", direction)? == [EMPTY, ours, EMPTY]);
+    }
+    fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
+    kept.exchange(b"with others around")?;
+
+    links::detach_all(kpx.pid(), ifindex(node, "p1a")?, "gress")?;
+    wait_until(PROMPT, "ours are back", || Ok(mended(&kpx, "program")? > 0.0 && is_hooked(node, "tcx", "p1a")?))?;
+    for (direction, _, ours) in HOOKS {
+        ensure!(tcx(node, "p1a", direction)? == [EMPTY, EMPTY, ours], "others' programs stay");
+    }
+    fixture.all_served(&["p1a", "n1", "x"]).context("behind others")?;
+    kept.exchange(b"behind others")?;
+    kpx.stop()
+}
+
+/// Somebody's program that leaves every packet to the next one.
+fn other() -> Result<Ebpf> {
+    let mut loader = verifier::loader();
+    for name in [IPV4.flows, IPV6.flows] {
+        loader.map_max_entries(name, 1);
+    }
+    Ok(loader.load(object::embedded()?)?)
+}
+
+#[test]
+fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = fixture.node();
+    let kpx = fixture.kpx("clsact")?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
+    let add = |prio: u16| -> Result<()> {
+        for (_, hook, _) in HOOKS {
+            // TC_ACT_UNSPEC: on to the next.
+            let mut command = std::process::Command::new("tc");
+            command.args(["filter", "add", "dev", "p1a", hook, "prio", &prio.to_string(), "protocol", "all"]);
+            node.exec(command.args(["bpf", "da", "bytecode", "1,6 0 0 4294967295,"]))?;
+        }
+        Ok(())
+    };
+    add(1)?;
+    add(60_000)?;
+    fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
+    kept.exchange(b"with others around")?;
+    fixture.settles()?;
+    for (_, hook, _) in HOOKS {
+        tc(node, &format!("filter del dev p1a {hook} prio {}", proxy_net::filter::PRIORITY))?;
+    }
+    wait_until(PROMPT, "ours are back", || Ok(mended(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?))?;
+    for (_, hook, _) in HOOKS {
+        let filters = tc(node, &format!("filter show dev p1a {hook}"))?;
+        ensure!(filters.contains("pref 1 ") && filters.contains("pref 60000 "), "others' filters are gone: {filters}");
+    }
+    fixture.all_served(&["p1a", "n1", "x"]).context("put back among others")?;
+    kept.exchange(b"put back among others")?;
+    kpx.stop()
+}

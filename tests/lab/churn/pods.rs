@@ -1,0 +1,67 @@
+//! A thousand pods come and go, a namespace at a time.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::unistd::Pid;
+use proxy_common::device::Device;
+use testbed::agent::wait_until;
+use testbed::lab::Family;
+use testbed::netns::NetNs;
+
+use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
+
+const ROUNDS: usize = 4;
+const PODS: usize = 250;
+
+/// For all programs of one round, on a machine that has other things to do.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    let mut kept = [fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V6)?];
+    let pods = || -> Result<usize> {
+        let devices = fixture.devices()?.iter().collect::<Result<Vec<(u32, Device)>, _>>()?;
+        Ok(devices.iter().filter(|(_, device)| device.is_pod()).count())
+    };
+    wait_until(PROMPT, "the lab's pods are known", || Ok(pods()? == 3))?;
+    let before = held(kpx.pid(), &fixture)?;
+    for round in 0..ROUNDS {
+        let ns = NetNs::create(format!("{}-pods{round}", fixture.node().name()))?;
+        let mut lines = String::new();
+        for pod in 0..PODS {
+            let name = format!("veth{round}x{pod}");
+            writeln!(lines, "link add {name} type veth peer name eth{pod} netns {}\nlink set {name} up", ns.name())?;
+        }
+        fixture.node().ip(&lines)?;
+        wait_until(DEADLINE, "all pods are known", || Ok(pods()? == 3 + PODS))?;
+        let last = format!("veth{round}x{}", PODS - 1);
+        wait_until(DEADLINE, "the last has its programs", || is_hooked(fixture.node(), "tcx", &last))?;
+        for connection in &mut kept {
+            connection.exchange(b"while pods come").context("while pods come")?;
+        }
+        drop(ns); // And with the namespace all that is in it.
+        wait_until(DEADLINE, "all pods are forgotten", || Ok(pods()? == 3))?;
+        for connection in &mut kept {
+            connection.exchange(b"while pods go").context("while pods go")?;
+        }
+    }
+    wait_until(PROMPT, "nothing is left", || Ok(held(kpx.pid(), &fixture)? == before))
+        .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
+    kpx.stop()
+}
+
+/// Links, and pins of them.
+fn held(pid: Pid, fixture: &Fixture) -> Result<(usize, usize)> {
+    let mut links = 0;
+    for file in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        let text = fs::read_to_string(file?.path()).unwrap_or_default();
+        links += usize::from(text.contains("link_type:"));
+    }
+    let pins = fs::read_dir(fixture.node().bpf_dir().join("v2/links"))?.count();
+    Ok((links, pins))
+}

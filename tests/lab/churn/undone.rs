@@ -1,0 +1,117 @@
+//! What kpx put onto a node is taken away by somebody else: it notices within the sync period, and puts it back.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::TcAttachType;
+use testbed::agent::{Agent, wait_until};
+use testbed::lab::Family;
+
+use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
+use crate::churn::links;
+
+/// Source ports that kpx draws, and of which this range lets the kernel give some to sockets.
+const PORT_RANGE: &str = "32768 61500";
+const RESERVED: &str = "61000-61500";
+
+#[test]
+fn programs_ways_anchor_and_parameters_are_put_back() -> Result<()> {
+    for attach in ["tcx", "clsact"] {
+        let fixture = Fixture::new()?;
+        fixture.node().sysctl("ipv4/ip_local_port_range", PORT_RANGE)?;
+        let kpx = fixture.kpx(attach)?;
+        let mut kept = vec![fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V4)?];
+        kept.extend([fixture.connect("x", Family::V6)?, fixture.connect("p1a", Family::V6)?]);
+
+        unhook(&fixture, &kpx, attach).with_context(|| format!("programs, by {attach}"))?;
+        anchor(&fixture, &kpx).with_context(|| format!("anchor, by {attach}"))?;
+        ways(&fixture, &kpx).with_context(|| format!("ways, by {attach}"))?;
+        parameters(&fixture, &kpx).with_context(|| format!("parameters, by {attach}"))?;
+
+        for connection in &mut kept {
+            connection.exchange(b"still there?").context("a connection of before")?;
+        }
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
+/// One hook of a device, then both; and what keeps links when the agent is gone.
+fn unhook(fixture: &Fixture, kpx: &Agent<'_>, attach: &str) -> Result<()> {
+    let node = fixture.node();
+    for device in ["p1a", "eth0"] {
+        for hook in ["egress", "gress"] {
+            let before = mended(kpx, "program")?;
+            match (attach, hook) {
+                ("tcx", _) => links::detach_all(kpx.pid(), ifindex(node, device)?, hook)?,
+                (_, "egress") => drop(tc(node, &format!("filter del dev {device} egress"))?),
+                _ => drop(tc(node, &format!("qdisc del dev {device} clsact"))?),
+            }
+            wait_until(PROMPT, "the programs are back", || {
+                Ok(mended(kpx, "program")? > before && is_hooked(node, attach, device)?)
+            })?;
+        }
+    }
+    if attach == "tcx" {
+        let before = mended(kpx, "program")?;
+        links::detach_all(kpx.pid(), ifindex(node, "kpx0")?, "egress")?;
+        wait_until(PROMPT, "the anchor's program is back", || {
+            Ok(mended(kpx, "program")? > before && tcx(node, "kpx0", TcAttachType::Egress)? == ["kpx_anchor"])
+        })?;
+        let pin = node.bpf_dir().join(format!("v2/links/{}-ingress", ifindex(node, "p1a")?));
+        fs::remove_file(&pin)?;
+        wait_until(PROMPT, "the pin is back", || Ok(pin.exists()))?;
+    }
+    wait_until(PROMPT, "all are served", || Ok(fixture.serves(&["p1a", "n1", "x"])))?;
+    ensure!(kpx.log().contains("was removed, reattaching"), "{}", kpx.log());
+    Ok(())
+}
+
+fn anchor(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
+    for (times, undo) in
+        [(1.0, "link del kpx0"), (2.0, "link set kpx0 down"), (3.0, "link set kpx1 down"), (4.0, "link del kpx1")]
+    {
+        fixture.node().ip(undo)?;
+        wait_until(PROMPT, &format!("the node is served after `{undo}`"), || {
+            Ok(mended(kpx, "anchor")? >= times && fixture.serves(&["n1"]))
+        })?;
+        ensure!(mended(kpx, "anchor")? == times, "each is counted once");
+    }
+    Ok(())
+}
+
+fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
+    let before = (mended(kpx, "route")?, mended(kpx, "rule")?);
+    for family in ["-4", "-6"] {
+        fixture.node().exec(Command::new("ip").args([family, "route", "flush", "table", "all", "proto", "75"]))?;
+    }
+    fixture.node().ip("rule flush\nrule add lookup main pref 32766\nrule add lookup default pref 32767")?;
+    wait_until(PROMPT, "the ways are back", || {
+        let rules = fixture.node().exec(Command::new("ip").arg("rule"))?;
+        let after = (mended(kpx, "route")?, mended(kpx, "rule")?);
+        let counted = after.0 >= before.0 + 2.0 && after.1 > before.1;
+        Ok(counted && rules.lines().any(|rule| rule.starts_with("75:")) && fixture.serves(&["n1"]))
+    })
+}
+
+/// As systemd-sysctl does it, with files of the distribution.
+fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
+    let read = |key: &str| anyhow::Ok(fixture.node().read(&format!("/proc/sys/net/{key}"))?.trim().to_owned());
+    ensure!(read("ipv4/ip_local_reserved_ports")? == RESERVED);
+    let wanted = [
+        ("ipv4/conf/lo/accept_local", "0", "1"),
+        ("ipv4/conf/kpx0/forwarding", "0", "1"),
+        ("ipv4/conf/kpx0/src_valid_mark", "0", "1"),
+        ("ipv6/conf/kpx0/accept_ra", "1", "0"),
+        ("ipv4/ip_local_reserved_ports", "\n", RESERVED),
+    ];
+    let before = mended(kpx, "sysctl")?;
+    for (key, other, _) in wanted {
+        fixture.node().sysctl(key, other)?;
+    }
+    wait_until(PROMPT, "the parameters are back", || {
+        wanted.iter().try_fold(true, |all, (key, _, value)| anyhow::Ok(all && read(key)? == *value))
+    })?;
+    wait_until(PROMPT, "kpx counts them", || Ok(mended(kpx, "sysctl")? >= before + 5.0))
+}

@@ -1,0 +1,221 @@
+//! A lab whose first node runs kpx with `--fast-path`.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::ops::Deref;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
+use testbed::agent::{Agent, Service, wait_until};
+use testbed::echo::{Connection, Dial, Fault, Protocol};
+use testbed::lab::{Family, Host, Layout};
+use testbed::served_lab::ServedLab;
+
+/// Of every server.
+const PORT: u16 = 8080;
+const NODE_PORTS: [u16; 3] = [30_081, 30_082, 30_083];
+/// What the tests count with.
+const TABLE: &str = "table inet fast";
+
+/// From whom to whom a connection goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Pod to a pod beside it; to one on the other node; to itself.
+    Local,
+    Remote,
+    Hairpin,
+    /// A client outside, by the node's port, to a pod there; to one on the other node.
+    NodePortLocal,
+    NodePortRemote,
+    /// Pod to a server outside, which sees the node: a rule of the CNI's makes it so.
+    Masqueraded,
+}
+
+impl Path {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Local, Self::Remote, Self::Hairpin, Self::NodePortLocal, Self::NodePortRemote, Self::Masqueraded];
+
+    pub(crate) fn is_fast(self) -> bool {
+        self != Self::Masqueraded
+    }
+}
+
+pub(crate) struct Fixture {
+    base: ServedLab,
+}
+
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+/// Packets so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed {
+    pub fast: u64,
+    pub forwarded: u64,
+}
+
+impl Passed {
+    pub(crate) fn since(self, before: Self) -> (u64, u64) {
+        (self.fast - before.fast, self.forwarded - before.forwarded)
+    }
+}
+
+impl Fixture {
+    pub(crate) fn new() -> Result<Self> {
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p1c", "p2a", "p2b", "ext"], PORT)?;
+        let fixture = Self { base };
+        fixture.put_services(&[["p1b"], ["p2a"], ["ext"]])?;
+        Ok(fixture)
+    }
+
+    fn put_services(&self, backends: &[[&'static str; 1]; 3]) -> Result<()> {
+        for (n, backends) in backends.iter().enumerate() {
+            let service = Service::new(["local", "remote", "away"][n], 10 + n as u8, backends, PORT);
+            self.base.put(&service.node_port(NODE_PORTS[n]))?;
+        }
+        Ok(())
+    }
+
+    /// Gives services other backends.
+    pub(crate) fn move_services(&self) -> Result<()> {
+        self.put_services(&[["p1c"], ["p2b"], ["ext"]])?;
+        self.put_services(&[["p1b"], ["p2a"], ["ext"]])
+    }
+
+    pub(crate) fn start(&self, fast_path: &str) -> Result<Agent<'_>> {
+        self.kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])
+    }
+
+    pub(crate) fn dial(&self, path: Path, protocol: Protocol, family: Family) -> Result<Connection> {
+        let service = |nth| Service::new("", nth, &[], PORT).frontend(family);
+        let node_port = |nth: usize| SocketAddr::new(self.lab.n1.host.addrs.ip(family), NODE_PORTS[nth]);
+        let (client, to) = match path {
+            Path::Local => ("p1a", service(10)),
+            Path::Remote => ("p1a", service(11)),
+            Path::Hairpin => ("p1b", service(10)),
+            Path::NodePortLocal => ("x", node_port(0)),
+            Path::NodePortRemote => ("x", node_port(1)),
+            Path::Masqueraded => ("p1a", service(12)),
+        };
+        said(Dial::new(protocol, to).deadline(Duration::from_secs(5)).connect(&self.lab.host(client).ns))
+    }
+
+    /// Counts from now on what the stack forwards.
+    pub(crate) fn watch(&self) -> Result<()> {
+        self.lab.n1.host.ns.nft(&format!(
+            "{TABLE} {{
+                counter forwarded {{ }}
+                chain forward {{
+                    type filter hook forward priority -300
+                    meta l4proto {{ tcp, udp, sctp }} counter name forwarded
+                }}
+            }}"
+        ))
+    }
+
+    /// Takes [`Self::watch`].
+    pub(crate) fn passed(&self, agent: &Agent) -> Result<Passed> {
+        Ok(Passed { fast: self.fast(agent)?, forwarded: counter(&self.lab.n1.host, "forwarded")? })
+    }
+
+    pub(crate) fn fast(&self, agent: &Agent) -> Result<u64> {
+        let status = agent.status()?;
+        let of = |name: &str| status["events"][name].as_u64().with_context(|| format!("no event {name}"));
+        Ok(of("fast_local")? + of("fast_remote")?)
+    }
+
+    /// TCP connections of the servers that the node's conntrack knows in a state.
+    pub(crate) fn tracked(&self, state: &str) -> Result<usize> {
+        let entries = self.lab.n1.host.ns.read("/proc/thread-self/net/nf_conntrack")?;
+        Ok(entries.lines().filter(|entry| entry.contains(state) && entry.contains(&format!("dport={PORT} "))).count())
+    }
+
+    /// Counts from now on what pods receive, by the hops that it has behind it, and what they are told about their own.
+    pub(crate) fn count_hops(&self) -> Result<()> {
+        self.lab.host("p1b").ns.nft(&format!(
+            "{TABLE} {{
+                counter one {{ }}
+                counter other {{ }}
+                chain input {{
+                    type filter hook input priority 0
+                    meta l4proto != tcp accept
+                    ip ttl 63 counter name one accept
+                    ip6 hoplimit 63 counter name one accept
+                    counter name other
+                }}
+            }}"
+        ))?;
+        self.lab.host("p1a").ns.nft(&format!(
+            "{TABLE} {{
+                counter expired {{ }}
+                counter long {{ }}
+                chain input {{
+                    type filter hook input priority 0
+                    icmp type time-exceeded counter name expired
+                    icmpv6 type time-exceeded counter name expired
+                    icmp type destination-unreachable icmp code frag-needed counter name long
+                    icmpv6 type packet-too-big counter name long
+                }}
+            }}"
+        ))
+    }
+
+    pub(crate) fn hops(&self) -> Result<(u64, u64)> {
+        let pod = self.lab.host("p1b");
+        Ok((counter(pod, "one")?, counter(pod, "other")?))
+    }
+
+    pub(crate) fn too_long(&self) -> Result<u64> {
+        counter(self.lab.host("p1a"), "long")
+    }
+
+    /// Makes the way to the backend take packets of so many bytes.
+    pub(crate) fn narrow(&self, family: Family, mtu: u32) -> Result<()> {
+        let (pod, bits) = (self.lab.host("p1b"), if family == Family::V4 { 32 } else { 128 });
+        self.lab.n1.host.ns.ip(&format!("route replace {}/{bits} dev p1b mtu lock {mtu}", pod.addrs.ip(family)))
+    }
+
+    /// Sends datagrams of an open flow with no hop to go, until the client is told so.
+    pub(crate) fn expire(&self, family: Family) -> Result<()> {
+        let client = self.lab.host("p1a");
+        let from = SocketAddr::new(client.addrs.ip(family), 0);
+        let socket = client.ns.run(|| UdpSocket::bind(from))?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.connect(Service::new("", 10, &[], PORT).frontend(family))?;
+        let mut buffer = [0; 16];
+        for _ in 0..5 {
+            socket.send(b"hop")?;
+            socket.recv(&mut buffer).context("an open flow")?;
+        }
+        let socket = socket2::SockRef::from(&socket);
+        match family {
+            Family::V4 => socket.set_ttl_v4(1)?,
+            Family::V6 => socket.set_unicast_hops_v6(1)?,
+        }
+        // The node may have told the client something else just now: such messages are limited to one a second.
+        let before = counter(client, "expired")?;
+        wait_until(Duration::from_secs(5), "the client is told that a packet has no hop left", || {
+            socket.send(b"hop")?;
+            Ok(counter(client, "expired")? > before)
+        })
+    }
+}
+
+fn counter(host: &Host, name: &str) -> Result<u64> {
+    let [_, family, table] = [0, 1, 2].map(|nth| TABLE.split(' ').nth(nth).unwrap_or_default());
+    let text = host.ns.exec(Command::new("nft").args(["-j", "list", "counter", family, table, name]))?;
+    let list: Value = serde_json::from_str(&text).with_context(|| format!("parse {text}"))?;
+    let counter = list["nftables"].as_array().into_iter().flatten().find_map(|item| item.get("counter"));
+    counter.and_then(|counter| counter["packets"].as_u64()).with_context(|| format!("no packets in {text}"))
+}
+
+/// A fault as an error.
+pub(crate) fn said<T>(result: Result<T, Fault>) -> Result<T> {
+    result.map_err(|fault| anyhow!("{fault}"))
+}

@@ -1,0 +1,160 @@
+//! A flood of SYNs in strangers' names, against a backend that answers each of them: who is connected stays so, and who
+//! dials meanwhile gets through.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use aya::maps::{HashMap, MapData};
+use etherparse::PacketBuilder;
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::flow::{Flow, FlowKey, Kind};
+use proxy_common::names::{IPV4, IPV6};
+use proxy_datapath::open;
+use socket2::{Domain, SockAddr, Socket, Type};
+use testbed::agent::{Agent, Cluster, Service, node};
+use testbed::echo::{Connection, Dial, Protocol, Servers, pattern};
+use testbed::lab::{Family, Host, Lab, Layout};
+
+/// Of every server of the lab, and what clients outside dial.
+const PORT: u16 = 8080;
+const NODE_PORT: u16 = 30_080;
+/// Room in each family's flow table: the flood brings more flows than that.
+const FLOW_ENTRIES: usize = 8_192;
+/// It lasts as long at least, and until it has brought them.
+const FLOOD: Duration = Duration::from_secs(3);
+const SYNS: u64 = 2 * FLOW_ENTRIES as u64;
+/// On whatever machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Connections that stand before the flood, in each family.
+const CONNECTIONS: usize = 10;
+
+#[test]
+fn a_flood_of_syns_costs_no_connection_and_no_handshake() -> Result<()> {
+    let lab = Lab::start(Layout::Routed)?;
+    // Strangers' names come in from where no route leads to them.
+    lab.set_rp_filter(0)?;
+    let servers = Servers::start()?;
+    servers.serve(lab.host("p1b"), PORT)?;
+    let cluster = Cluster::with_manifests(&lab)?;
+    let web = Service::new("web", 10, &["p1b"], PORT).node_port(NODE_PORT);
+    let objects = web.objects(&lab).into_iter().chain(lab.nodes().map(node));
+    objects.into_iter().try_for_each(|object| cluster.put(&object))?;
+    let [n1, _] = lab.nodes();
+    let arguments = ["--flow-table-size".to_owned(), FLOW_ENTRIES.to_string()];
+    let agent = Agent::start_with(&lab, n1, cluster.source(), &arguments)?;
+    let to = Family::ALL.map(|family| SocketAddr::new(n1.host.addrs.ip(family), NODE_PORT));
+    let (client, flooder) = (lab.host("xl"), lab.host("x"));
+
+    let mut standing = Vec::new();
+    for to in to.iter().flat_map(|to| [*to; CONNECTIONS]) {
+        standing.push(Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"))?);
+    }
+    let before = counts(&agent)?;
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let dialled = thread::scope(|scope| -> Result<_> {
+        let flood = scope.spawn(|| flood(flooder, to, &stop, &sent));
+        let dialled = under_flood(client, to, &mut standing, &sent);
+        stop.store(true, Ordering::Relaxed);
+        flood.join().map_err(|_| anyhow!("the flood panicked"))??;
+        dialled
+    })?;
+    let sent = sent.into_inner();
+    let now = counts(&agent)?;
+    let grown = |name: &str| now[name] - before[name];
+    println!("{sent} SYNs, {dialled} handshakes meanwhile; {} forgotten", grown("flow_forgotten"));
+    ensure!(dialled > 0 && sent > SYNS, "{sent} SYNs, {dialled} handshakes");
+    ensure!(grown("flow_forgotten") > 0 && grown("flows_full") == 0, "{now:?}");
+
+    for family in [table::<Addr4>(&agent, IPV4.flows)?, table::<Addr6>(&agent, IPV6.flows)?] {
+        let Table { half_open, entries, others } = family;
+        // Half of the table, in flows of two entries.
+        ensure!(half_open <= FLOW_ENTRIES / 4 + 100, "{half_open} half-open flows");
+        ensure!(others >= CONNECTIONS && others <= CONNECTIONS + dialled, "{others} other flows of {dialled}");
+        ensure!(entries <= 2 * (half_open + others) + 100, "{entries} entries of {half_open} and {others} flows");
+    }
+    for connection in &mut standing {
+        connection.exchange(&pattern(100)).map_err(|fault| anyhow!("after the flood: {fault}"))?;
+    }
+    agent.stop()
+}
+
+/// Goes on for as long as the flood does: connections are used, others made. How many were.
+fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], sent: &AtomicU64) -> Result<usize> {
+    let (started, mut dialled) = (Instant::now(), 0);
+    let is_over = || started.elapsed() > FLOOD && sent.load(Ordering::Relaxed) > SYNS;
+    while !is_over() && started.elapsed() < DEADLINE {
+        for connection in &mut *standing {
+            connection.exchange(&pattern(100)).map_err(|fault| anyhow!("a connection that stood: {fault}"))?;
+        }
+        for to in to {
+            let answer = Dial::new(Protocol::Tcp, to).deadline(DEADLINE / 6).exchange(&client.ns, &pattern(100));
+            answer.map_err(|fault| anyhow!("handshake {dialled}, {to}: {fault}"))?;
+            dialled += 1;
+        }
+    }
+    Ok(dialled)
+}
+
+/// As fast as one thread can. Counts what it sends.
+fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
+    /// Sends the packets as they are, with their IP headers.
+    const RAW: i32 = 255;
+    let socket = |domain| from.ns.run(move || Socket::new(domain, Type::RAW, Some(RAW.into())));
+    let sockets = [socket(Domain::IPV4)?, socket(Domain::IPV6)?];
+    let mut packet = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        for (socket, to) in sockets.iter().zip(to) {
+            let name: u32 = rand::random();
+            let ip = match to.ip() {
+                // Of ranges that are nobody's here.
+                IpAddr::V4(to) => PacketBuilder::ipv4((0x0b00_0000 | name >> 8).to_be_bytes(), to.octets(), 64),
+                IpAddr::V6(to) => {
+                    let name = 0x2001_0db8_00ff_u128 << 80 | u128::from(name);
+                    PacketBuilder::ipv6(name.to_be_bytes(), to.octets(), 64)
+                }
+            };
+            packet.clear();
+            ip.tcp(rand::random_range(1_024..=u16::MAX), to.port(), name, 64_000).syn().write(&mut packet, &[])?;
+            // To a port of 0: of IPv6 it would be the protocol's.
+            socket.send_to(&packet, &SockAddr::from(SocketAddr::new(to.ip(), 0))).context("send a SYN")?;
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// What the programs have counted.
+fn counts(agent: &Agent<'_>) -> Result<BTreeMap<String, u64>> {
+    let status = agent.status()?;
+    let mut counts: BTreeMap<String, u64> = serde_json::from_value(status["events"].clone())?;
+    counts.extend(serde_json::from_value::<BTreeMap<String, u64>>(status["reasons"].clone())?);
+    Ok(counts)
+}
+
+/// A family's flow table.
+struct Table {
+    entries: usize,
+    half_open: usize,
+    /// Flows that are more than that.
+    others: usize,
+}
+
+fn table<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<Table> {
+    let maps = serde_json::from_value(agent.status()?["maps"].clone())?;
+    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&maps, name)?;
+    let mut table = Table { entries: 0, half_open: 0, others: 0 };
+    for entry in &map {
+        let (_, flow) = entry?;
+        table.entries += 1;
+        match flow.kind {
+            Kind::DNAT if flow.is_half_open() => table.half_open += 1,
+            Kind::DNAT => table.others += 1,
+            _ => {}
+        }
+    }
+    Ok(table)
+}

@@ -1,0 +1,161 @@
+//! What happens while kpx runs: backends, addresses, routes come and go.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use testbed::agent::{Object, Service, wait_until};
+use testbed::echo::{Dial, Fault, Protocol, Servers};
+use testbed::lab::{EXTERNAL, Family, Host, Layout};
+
+use crate::host::fixture::{DEADLINE, Fixture, PORT, is_as_before, problem, route, state, unreachable};
+
+#[test]
+fn backends_come_and_go_and_move() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
+    for backends in [vec!["p1b"], vec!["p1b", "p2a"], vec!["p2b"], vec!["p1c"], vec!["n1", "p2a"]] {
+        let at = || format!("{backends:?}");
+        fixture.put(&web.backed_by(&backends))?;
+        fixture.served_seeing(c, |family| web.frontend(family), &backends, Some(c.addrs)).with_context(at)?;
+    }
+    // A connection outlives its backend's place in the service.
+    let dial = Dial::new(Protocol::Tcp, web.frontend(Family::V4));
+    fixture.put(&web.backed_by(&["p1b"]))?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
+    let mut connection = dial.connect(&c.ns)?;
+    fixture.put(&web.backed_by(&["p2b"]))?;
+    fixture.served(c, |family| web.frontend(family), &["p2b"])?;
+    ensure!(connection.exchange(b"still there?")?.backend == "p1b");
+    fixture.put(&web.backed_by(&[]))?;
+    fixture.refused(c, |family| web.frontend(family))?;
+    ensure!(problem(&kpx, "Service default/web")?.is_none(), "a service without endpoints is none of ours");
+    kpx.stop()
+}
+
+#[test]
+fn routes_come_and_go() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let (c, [n1, n2]) = (&fixture.lab.xl, fixture.lab.nodes());
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &[])?;
+    fixture.refused(c, |family| web.frontend(family))?;
+    route(c, "add", n1)?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
+    route(c, "add", n2)?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    wait_until(DEADLINE, "all is well", || Ok(unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true))?;
+    // What forbids is no way, however narrow.
+    route(c, "del", n1)?;
+    let forbid = |verb: &str| c.ns.ip(&Family::ALL.map(|f| format!("route {verb} {}", n1.pod_net.cidr(f))).join("\n"));
+    forbid("add unreachable")?;
+    fixture.served(c, |family| web.frontend(family), &["p2a"])?;
+    forbid("del unreachable")?;
+    // With the device routes go that nobody announces.
+    c.ns.ip("link set eth0 down\nlink set eth0 up")?;
+    fixture.refused(c, |family| web.frontend(family))?;
+    for family in Family::ALL {
+        c.ns.ip(&format!(
+            "addr replace {}/{} dev eth0 nodad",
+            c.addrs.ip(family),
+            if family == Family::V4 { 24 } else { 64 }
+        ))?;
+    }
+    [n1, n2].into_iter().try_for_each(|node| route(c, "replace", node))?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    [n1, n2].into_iter().try_for_each(|node| route(c, "del", node))?;
+    kpx.stop()
+}
+
+#[test]
+fn the_hosts_address_changes() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
+    fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(c.addrs))?;
+    let old = c.addrs;
+    let new = testbed::lab::Dual { v4: "172.18.0.31".parse()?, v6: "fd00:172:18::31".parse()? };
+    c.ns.ip(&format!(
+        "addr del {}/24 dev eth0
+         addr del {}/64 dev eth0
+         addr add {}/24 dev eth0
+         addr add {}/64 dev eth0 nodad",
+        old.v4, old.v6, new.v4, new.v6
+    ))?;
+    fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(new))?;
+    kpx.stop()
+}
+
+#[test]
+fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let internal = Service::new("internal", 10, &["p1b"], PORT).local();
+    let foreign = EXTERNAL.host(7);
+    let own = EXTERNAL.host(8);
+    let shop = Service::new("shop", 11, &["p2a"], PORT).external_ips(foreign);
+    let taken = Service::new("taken", 12, &["p1b"], PORT).external_ips(own);
+    let here = Service::new("here", 13, &["xl"], PORT);
+    [&internal, &shop, &taken, &here].into_iter().try_for_each(|service| fixture.put(service))?;
+    c.add_addrs("eth0", own)?;
+    c.ns.sysctl("ipv4/ip_forward", "1")?;
+    c.ns.sysctl("ipv6/conf/all/forwarding", "1")?;
+    let servers = Servers::start()?;
+    for family in Family::ALL {
+        servers.serve_at(c, "own", (own.ip(family), 80).into())?;
+    }
+    let before = state(c)?;
+    let kpx = fixture.outside(c, &[])?;
+    // Nobody is local to a host outside, whatever its name.
+    fixture.refused(c, |family| internal.frontend(family))?;
+    // Not SCTP: its raw socket asks for a route without ports, by which the rules go.
+    let external = |family| (foreign.ip(family), 80).into();
+    fixture.served_over(&Protocol::COMMON, c, external, &["p2a"], Some(c.addrs))?;
+    fixture.served(c, |family| here.frontend(family), &["xl"])?;
+    // What listens at the host's own addresses stays reachable, from itself and from others.
+    fixture.served(c, |family| (own.ip(family), 80).into(), &["own"])?;
+    let own_from_n1 = |f: Family| format!("route add {} via {}", own.ip(f), c.addrs.ip(f));
+    fixture.lab.n1.host.ns.ip(&Family::ALL.map(own_from_n1).join("\n"))?;
+    fixture.served(&fixture.lab.n1.host, |family| (own.ip(family), 80).into(), &["own"])?;
+    // A host outside serves nobody else.
+    nobody_else(&fixture.lab.n1.host, c, &shop)?;
+    kpx.stop()?;
+    is_as_before(c, &before)
+}
+
+/// What another machine sends to a service through this host is not answered.
+fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
+    for family in Family::ALL {
+        let frontend = service.frontend(family);
+        client.ns.ip(&format!("route add {} via {}", frontend.ip(), through.addrs.ip(family)))?;
+        for protocol in Protocol::ALL {
+            let answer = Dial::new(protocol, frontend).deadline(std::time::Duration::from_millis(300));
+            let answer = answer.exchange(&client.ns, b"hello");
+            ensure!(
+                matches!(answer, Err(Fault::TimedOut(_) | Fault::Refused | Fault::Io(..))),
+                "{protocol}: {answer:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn host_with_routes_to_pods_needs_no_nodes() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    fixture.put(&web)?;
+    for node in fixture.lab.nodes() {
+        fixture.cluster.delete(&Object(json!({ "kind": "Node", "metadata": { "name": node.host.name } })))?;
+    }
+    let kpx = fixture.outside(c, &[])?;
+    fixture.served_seeing(c, |family| web.frontend(family), &["p1b"], Some(c.addrs))?;
+    kpx.stop()
+}

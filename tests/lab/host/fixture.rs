@@ -1,0 +1,214 @@
+//! A cluster with an API server, and hosts outside of it that run kpx: xl beside the nodes, x behind a router.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::programs::{SchedClassifier, TcAttachType};
+use serde_json::Value;
+use testbed::agent::{Agent, wait_until};
+use testbed::echo::{Dial, Fault, Protocol};
+use testbed::lab::{Dual, Family, Host, Lab, Layout, Node};
+use testbed::served_lab::ServedLab;
+
+/// Of every server of the lab.
+pub(crate) const PORT: u16 = 8080;
+/// From a change to what follows from it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+/// For one answer. Short, because what comes too early is asked again.
+const ANSWER: Duration = Duration::from_millis(400);
+/// Enough to meet each of two backends, but for one in four thousand rounds.
+const DIALS: usize = 12;
+
+pub(crate) struct Fixture {
+    base: ServedLab,
+}
+
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+impl Fixture {
+    pub(crate) fn start(layout: Layout) -> Result<Self> {
+        Ok(Self { base: ServedLab::with_api_server(layout)?.serve_all(PORT)?.serve(&["xl"], PORT)? })
+    }
+
+    /// kpx on a host outside.
+    pub(crate) fn outside<'a>(&'a self, host: &'a Host, args: &[&str]) -> Result<Agent<'a>> {
+        Agent::start_outside(&self.lab, host, self.cluster.source(), args)
+    }
+
+    /// kpx on both nodes.
+    pub(crate) fn nodes(&self) -> Result<[Agent<'_>; 2]> {
+        let start = |node| Agent::start(&self.lab, node, self.cluster.source());
+        Ok([start(&self.lab.n1)?, start(&self.lab.n2)?])
+    }
+
+    /// Within [`DEADLINE`] these backends answer, all of them and no others, over all protocols and both families.
+    pub(crate) fn served(&self, host: &Host, at: impl Fn(Family) -> SocketAddr, backends: &[&str]) -> Result<()> {
+        self.served_seeing(host, at, backends, None)
+    }
+
+    /// The same, and they see the host with these addresses.
+    pub(crate) fn served_seeing(
+        &self,
+        host: &Host,
+        at: impl Fn(Family) -> SocketAddr,
+        backends: &[&str],
+        sees: Option<Dual>,
+    ) -> Result<()> {
+        self.served_over(&Protocol::ALL, host, at, backends, sees)
+    }
+
+    /// The same over some protocols.
+    pub(crate) fn served_over(
+        &self,
+        protocols: &[Protocol],
+        host: &Host,
+        at: impl Fn(Family) -> SocketAddr,
+        backends: &[&str],
+        sees: Option<Dual>,
+    ) -> Result<()> {
+        let want: BTreeSet<String> = backends.iter().map(|&name| name.to_owned()).collect();
+        each(protocols, |protocol, family| {
+            let mut last = String::new();
+            let what = format!("{} reaches {want:?}", host.name);
+            let served = wait_until(DEADLINE, &what, || {
+                let answers = (0..DIALS).map(|_| answer(host, protocol, at(family)));
+                let answers: Result<Vec<_>, _> = answers.collect();
+                last = format!("{answers:?}");
+                let Ok(answers) = answers else { return Ok(false) };
+                let seen = sees.is_none_or(|sees| answers.iter().all(|(_, client)| *client == sees.ip(family)));
+                Ok(seen && answers.into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>() == want)
+            });
+            served.with_context(|| format!("last answers: {last}"))
+        })
+    }
+
+    /// Within [`DEADLINE`] everybody is refused, at once.
+    pub(crate) fn refused(&self, host: &Host, at: impl Fn(Family) -> SocketAddr) -> Result<()> {
+        each(&Protocol::ALL, |protocol, family| {
+            wait_until(DEADLINE, &format!("{} is refused", host.name), || {
+                match Dial::new(protocol, at(family)).deadline(ANSWER).exchange(&host.ns, b"hello") {
+                    Err(Fault::Refused) => Ok(true),
+                    Ok(_) | Err(Fault::TimedOut(_)) => Ok(false),
+                    Err(fault) => bail!(fault),
+                }
+            })
+        })
+    }
+}
+
+fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) -> Result<()> {
+    for protocol in protocols {
+        for family in Family::ALL {
+            holds(*protocol, family).with_context(|| format!("by {protocol} over {family}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Who answered, and whom it saw.
+fn answer(host: &Host, protocol: Protocol, to: SocketAddr) -> Result<(String, IpAddr), Fault> {
+    let answer = Dial::new(protocol, to).deadline(ANSWER).exchange(&host.ns, b"hello")?;
+    Ok((answer.backend, answer.source.ip()))
+}
+
+/// Gives a host a route to a node's pods.
+pub(crate) fn route(host: &Host, verb: &str, node: &Node) -> Result<()> {
+    let routes = Family::ALL
+        .map(|family| format!("route {verb} {} via {}", node.pod_net.cidr(family), node.host.addrs.ip(family)));
+    host.ns.ip(&routes.join("\n"))
+}
+
+/// Gives a host on the nodes' segment a default route, through the fabric.
+pub(crate) fn default_route(lab: &Lab, host: &Host, verb: &str) -> Result<()> {
+    let route = |family| format!("route {verb} default via {}", lab.fabric.addrs.ip(family));
+    host.ns.ip(&Family::ALL.map(route).join("\n"))
+}
+
+/// The networks to which kpx has made routes through their nodes.
+pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
+    let mut routes = Vec::new();
+    for family in ["-4", "-6"] {
+        let text = host.ns.exec(Command::new("ip").args([family, "route", "show", "proto", "75"]))?;
+        let lines = text.lines().filter(|line| line.contains(" via "));
+        routes.extend(lines.map(|line| line.split(" dev").next().unwrap_or(line).trim().to_owned()));
+    }
+    routes.sort();
+    Ok(routes)
+}
+
+/// Those of these nodes, as they should be.
+pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
+    let of = |node: &&Node| {
+        let (pods, addrs) = (node.pod_net, node.host.addrs);
+        Family::ALL.map(|family| format!("{} via {}", pods.cidr(family), addrs.ip(family)))
+    };
+    let mut routes: Vec<String> = nodes.iter().flat_map(of).collect();
+    routes.sort();
+    routes
+}
+
+/// What `kpx status` says of backends that are not reached: service, port, and why; each family's the same once.
+pub(crate) fn unreachable(agent: &Agent<'_>) -> Result<BTreeSet<(String, String)>> {
+    let status = agent.status()?;
+    let all = status["unreachable"].as_array().context("a list of unreachable backends")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(all.iter().map(|one| (text(&one["service"]), text(&one["why"]))).collect())
+}
+
+pub(crate) fn problem(agent: &Agent<'_>, what: &str) -> Result<Option<String>> {
+    let status = agent.status()?;
+    let problems = status["problems"].as_array().context("a list of problems")?;
+    let problem = problems.iter().find(|problem| problem["what"] == what);
+    Ok(problem.and_then(|problem| problem["why"].as_str()).map(str::to_owned))
+}
+
+/// All that kpx could change on a host: devices and their settings, routes, rules, filters, programs.
+pub(crate) fn state(host: &Host) -> Result<String> {
+    let mut state = String::new();
+    let commands: [(&str, &[&str]); 6] = [
+        ("ip", &["-j", "link", "show"]),
+        ("ip", &["-4", "-j", "route", "show", "table", "all"]),
+        ("ip", &["-6", "-j", "route", "show", "table", "all"]),
+        ("ip", &["-4", "-j", "rule", "show"]),
+        ("ip", &["-6", "-j", "rule", "show"]),
+        ("tc", &["-j", "qdisc", "show"]),
+    ];
+    for (command, args) in commands {
+        state += &host.ns.exec(Command::new(command).args(args))?;
+        state += "\n";
+    }
+    let settings =
+        host.ns.exec(Command::new("sysctl").args(["-a", "--pattern", "^net\\.ipv[46]\\.(conf|ip_forward)"]))?;
+    // One is of the moment when the interface got its address.
+    state.extend(settings.lines().filter(|line| !line.contains("stable_secret")).map(|line| format!("{line}\n")));
+    for device in ["lo", "eth0", "eth1"] {
+        for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+            let programs = host.ns.run(|| match SchedClassifier::query_tcx(device, direction) {
+                Ok((_, programs)) => programs.iter().map(|program| program.id()).collect::<Vec<_>>(),
+                Err(_) => Vec::new(), // x has no eth1.
+            });
+            state += &format!("{device} {direction:?}: {programs:?}\n");
+        }
+    }
+    Ok(state)
+}
+
+/// The state becomes that again.
+pub(crate) fn is_as_before(host: &Host, before: &str) -> Result<()> {
+    let now = state(host)?;
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let (old, new) = (lines(before), lines(&now));
+    let (gone, come): (Vec<_>, Vec<_>) = (old.difference(&new).collect(), new.difference(&old).collect());
+    ensure!(gone.is_empty() && come.is_empty(), "gone:\n{gone:#?}\nnew:\n{come:#?}");
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! kpx and the kernel in network namespaces.
+
+mod churn;
+mod devices;
+mod fast;
+mod flood;
+mod host;
+mod monitor;
+mod monitoring;
+mod namespaces;
+mod net;
+mod node;
+mod pins;
+mod socket;
+mod tables;
+mod trace;
+mod ui;

@@ -1,0 +1,100 @@
+//! `kpx monitor` beside real traffic: what opens flows and what is refused, while somebody watches.
+
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, Map, MapData};
+use proxy_common::monitor::WATCHED_PER_SECOND;
+use proxy_common::names::WATCHED;
+use serde_json::{Value, json};
+use testbed::agent::{Agent, Cluster, Service, binary, wait_until};
+use testbed::echo::{Dial, Protocol, Servers};
+use testbed::lab::{Family, Lab, Layout};
+
+const PORT: u16 = 8080;
+const DEADLINE: Duration = Duration::from_secs(20);
+/// For one answer, or a refusal.
+const ANSWER: Duration = Duration::from_millis(500);
+
+#[test]
+fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
+    let lab = Lab::start(Layout::Routed)?;
+    let servers = Servers::start()?;
+    servers.serve(lab.host("p1b"), PORT)?;
+    let cluster = Cluster::with_manifests(&lab)?;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    let none = Service::new("none", 11, &[], PORT);
+    for object in [&web, &none].into_iter().flat_map(|service| service.objects(&lab)) {
+        cluster.put(&object)?;
+    }
+    let agent = Agent::start(&lab, &lab.n1, cluster.source())?;
+    let client = lab.host("p1a");
+    let dial = |service: &Service| {
+        let _refused_or_answered =
+            Dial::new(Protocol::Tcp, service.frontend(Family::V4)).deadline(ANSWER).exchange(&client.ns, &[1]);
+    };
+    dial(&web);
+    ensure!(watched(&agent)? == 0, "nobody watches");
+
+    let decisions = Watcher::start(&agent, &["--service", "web", "--decisions", "--count", "2"])?;
+    for event in decisions.events(|| [&none, &web].map(dial))? {
+        let (dialled, address) = (event["dialled"].as_str(), event["client"].as_str());
+        ensure!(event["what"] == "decision" && event["decision"]["name"] == "web", "{event}");
+        ensure!(dialled == Some(&web.frontend(Family::V4).to_string()), "{event}");
+        let address: SocketAddr = address.context("a client")?.parse()?;
+        ensure!(address.ip() == client.addrs.ip(Family::V4), "{event}");
+        let backend = SocketAddr::new(lab.host("p1b").addrs.ip(Family::V4), PORT);
+        ensure!(event["decision"]["backend"] == json!(backend) && event["decision"]["origin"] == "pod", "{event}");
+    }
+    let address = client.addrs.ip(Family::V4).to_string();
+    let drops = Watcher::start(&agent, &["--reason", "no_endpoints", "--client", &address, "--count", "3"])?;
+    for event in drops.events(|| [&none, &web].map(dial))? {
+        ensure!(event["what"] == "reject" && event["decision"]["name"] == "none", "{event}");
+    }
+    wait_until(DEADLINE, "the programs tell no more", || Ok(watched(&agent)? == 0))?;
+
+    // One who never reads, and more than it has room for.
+    let mut deaf = Watcher::start(&agent, &["--limit-per-second", "1000000"])?;
+    wait_until(DEADLINE, "the programs tell", || Ok(watched(&agent)? == WATCHED_PER_SECOND))?;
+    for _ in 0..2_000 {
+        dial(&none);
+    }
+    let other = Watcher::start(&agent, &["--service", "web", "--count", "1"])?;
+    other.events(|| dial(&web))?;
+    ensure!(deaf.0.try_wait()?.is_none(), "the deaf one has ended");
+    deaf.0.kill()?;
+    deaf.0.wait()?;
+    wait_until(DEADLINE, "the programs tell no more, again", || Ok(watched(&agent)? == 0))?;
+    agent.stop()
+}
+
+/// What the programs go by.
+fn watched(agent: &Agent) -> Result<u32> {
+    let id = agent.status()?["maps"][WATCHED].as_u64().context("the map's id")?;
+    let map: Array<MapData, u32> = Map::Array(MapData::from_id(u32::try_from(id)?)?).try_into()?;
+    Ok(map.get(&0, 0)?)
+}
+
+/// A `kpx monitor -o json`.
+struct Watcher(Child);
+
+impl Watcher {
+    fn start(agent: &Agent, args: &[&str]) -> Result<Self> {
+        let mut command = Command::new(binary()?);
+        command.args(["monitor", "--output", "json", "--run-dir"]).arg(agent.run_dir()).args(args);
+        Ok(Self(command.stdout(Stdio::piped()).spawn().context("run kpx monitor")?))
+    }
+
+    /// Lets `traffic` pass until it has seen enough.
+    fn events<T>(mut self, mut traffic: impl FnMut() -> T) -> Result<Vec<Value>> {
+        wait_until(DEADLINE, "the watcher has seen enough", || {
+            traffic();
+            Ok(self.0.try_wait()?.is_some())
+        })?;
+        let output = self.0.wait_with_output()?;
+        ensure!(output.status.success(), "{}", output.status);
+        String::from_utf8(output.stdout)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+}

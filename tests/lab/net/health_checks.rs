@@ -1,0 +1,187 @@
+//! Health checks of Services, asked as a load balancer asks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use proxy_agent::health_check::HealthChecks;
+use proxy_agent::liveness::Liveness;
+use proxy_agent::settings::Mode;
+use proxy_core::input::ObjectName;
+use proxy_core::ip_family::IpFamily;
+use proxy_core::model::HealthCheck;
+use proxy_source::events::Events;
+use proxy_source::health::Health;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use crate::net::{in_netns, ip};
+
+#[test]
+fn answers_are_those_of_kube_proxy() {
+    in_netns(async {
+        node().await?;
+        let liveness = Liveness::new(Duration::ZERO, Mode::Node);
+        let mut checks = HealthChecks::new(Health::default(), liveness.clone(), Events::new("n1").0);
+        checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
+        checks.set(&wanted(&[("web", 30100, 2), ("none", 30200, 0)])).await;
+        for to in ["127.0.0.1:30100", "192.0.2.1:30100", "[::1]:30100", "[fd00::1]:30100"] {
+            for request in ["GET /healthz", "GET /", "POST /any/path?x=1", "PUT /healthz"] {
+                let (status, headers, body) = ask(to, request).await?;
+                ensure!(status == "HTTP/1.1 200 OK", "{to} {request}: {status}");
+                for header in [
+                    "Content-Type: application/json",
+                    "X-Content-Type-Options: nosniff",
+                    "X-Load-Balancing-Endpoint-Weight: 2",
+                ] {
+                    ensure!(headers.contains(&header.to_owned()), "{to} {request}: {headers:?}, no {header}");
+                }
+                ensure!(body == BODY, "{to} {request}: {body}");
+            }
+        }
+        let (status, headers, body) = ask("127.0.0.1:30200", "GET /healthz").await?;
+        ensure!(status == "HTTP/1.1 503 Service Unavailable", "{status}");
+        ensure!(headers.contains(&"X-Load-Balancing-Endpoint-Weight: 0".to_owned()), "{headers:?}");
+        ensure!(body.contains("\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"), "{body}");
+
+        let (status, headers, body) = ask("127.0.0.1:30100", "HEAD /healthz").await?;
+        ensure!(status == "HTTP/1.1 200 OK" && body.is_empty(), "{status} {body}");
+        ensure!(headers.contains(&format!("Content-Length: {}", BODY.len())), "{headers:?}");
+
+        liveness.queued(IpFamily::V6);
+        let (status, _, body) = ask("127.0.0.1:30100", "GET /").await?;
+        ensure!(status == "HTTP/1.1 503 Service Unavailable", "{status}");
+        ensure!(body == BODY.replace("true", "false"), "{body}");
+        Ok(())
+    });
+}
+
+fn liveness() -> Liveness {
+    Liveness::new(Duration::from_secs(30), Mode::Node)
+}
+
+const BODY: &str = "{
+\t\"service\": {
+\t\t\"namespace\": \"default\",
+\t\t\"name\": \"web\"
+\t},
+\t\"localEndpoints\": 2,
+\t\"serviceProxyHealthy\": true
+}";
+
+#[test]
+fn listeners_follow_the_services_and_the_addresses() {
+    in_netns(async {
+        node().await?;
+        let mut checks = HealthChecks::new(Health::default(), liveness(), Events::new("n1").0);
+        checks.listen_on(addrs(&["192.0.2.1", "fd00::1"])).await;
+        checks.set(&wanted(&[("web", 30100, 1), ("dns", 30200, 1)])).await;
+        ask("192.0.2.1:30100", "GET /").await?;
+        ask("[fd00::1]:30200", "GET /").await?;
+        ensure!(is_closed("127.0.0.1:30100").await, "it listens where it should not");
+
+        // One that stays is left alone: a connection lives on, and sees the new count.
+        let mut kept = TcpStream::connect("192.0.2.1:30100").await?;
+        checks.set(&wanted(&[("web", 30100, 7)])).await;
+        ensure!(is_closed("192.0.2.1:30200").await, "not closed");
+        kept.write_all(b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        timeout(DEADLINE, kept.read_to_string(&mut answer)).await??;
+        ensure!(answer.contains("\"localEndpoints\": 7"), "{answer}");
+
+        // A port passes to another Service, and its own moves: both in one go.
+        let idle = TcpStream::connect("192.0.2.1:30100").await?;
+        checks.set(&wanted(&[("api", 30100, 3), ("web", 30300, 7)])).await;
+        ensure!(ask("192.0.2.1:30100", "GET /").await?.2.contains("\"name\": \"api\""));
+        ensure!(ask("192.0.2.1:30300", "GET /").await?.2.contains("\"name\": \"web\""));
+        ensure!(is_ended(idle).await?, "a connection to what is closed lives on");
+
+        ip("addr add 192.0.2.2/32 dev lo").await?;
+        checks.listen_on(addrs(&["192.0.2.2", "fd00::1"])).await;
+        ensure!(is_closed("192.0.2.1:30100").await, "not closed");
+        ask("192.0.2.2:30100", "GET /").await?;
+        checks.listen_on(addrs(&["0.0.0.0"])).await;
+        ensure!(is_closed("[fd00::1]:30100").await, "not closed");
+        ask("127.0.0.1:30100", "GET /").await?;
+        drop(checks);
+        timeout(DEADLINE, async { while !is_closed("127.0.0.1:30100").await {} }).await.context("left open")
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_costs_only_its_own_service() {
+    in_netns(async {
+        node().await?;
+        let health = Health::default();
+        let mut checks = HealthChecks::new(health.clone(), liveness(), Events::new("n1").0);
+        let taken = TcpListener::bind("192.0.2.1:30100").await?;
+        checks.listen_on(addrs(&["0.0.0.0", "::"])).await;
+        let want = wanted(&[("web", 30100, 1), ("dns", 30200, 1)]);
+        checks.set(&want).await;
+        let problems = health.problems();
+        let what = "healthCheckNodePort of default/web";
+        let why = &problems.iter().find(|(problem, _)| problem.to_string() == what).context("no problem")?.1.why;
+        ensure!(problems.len() == 1 && why.starts_with("listen on 0.0.0.0:30100: Address already in use"), "{why}");
+        ensure!(ask("[::1]:30100", "GET /").await.is_ok(), "the other family's address was free");
+        ensure!(ask("127.0.0.1:30200", "GET /").await.is_ok());
+
+        drop(taken);
+        checks.set(&want).await;
+        ensure!(health.problems().is_empty(), "{:?}", health.problems());
+        ensure!(ask("192.0.2.1:30100", "GET /").await?.2.contains("\"name\": \"web\""));
+
+        // What cannot be had and is no longer asked for is no problem any more.
+        let _taken = TcpListener::bind("192.0.2.1:30400").await?;
+        checks.set(&wanted(&[("web", 30400, 1)])).await;
+        ensure!(health.problems().len() == 1);
+        checks.set(&wanted(&[])).await;
+        ensure!(health.problems().is_empty(), "{:?}", health.problems());
+        Ok(())
+    });
+}
+
+/// 192.0.2.1 and fd00::1, on the device that has its carrier at once.
+async fn node() -> Result<()> {
+    for command in ["link set lo up", "addr add 192.0.2.1/32 dev lo", "addr add fd00::1/128 dev lo nodad"] {
+        ip(command).await?;
+    }
+    Ok(())
+}
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+fn addrs(texts: &[&str]) -> BTreeSet<IpAddr> {
+    texts.iter().map(|text| text.parse().expect("an address")).collect()
+}
+
+fn wanted(checks: &[(&str, u16, usize)]) -> BTreeMap<ObjectName, HealthCheck> {
+    let check = |&(name, port, local_endpoints): &(&str, u16, usize)| {
+        (ObjectName::new("default", name), HealthCheck { port, local_endpoints })
+    };
+    checks.iter().map(check).collect()
+}
+
+/// Status line, headers, body.
+async fn ask(to: &str, request: &str) -> Result<(String, Vec<String>, String)> {
+    let mut stream = TcpStream::connect(to.parse::<SocketAddr>()?).await.with_context(|| format!("connect to {to}"))?;
+    let request = format!("{request} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    timeout(DEADLINE, stream.read_to_string(&mut answer)).await.with_context(|| format!("{to} is silent"))??;
+    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no end of the header: {answer}"))?;
+    let mut lines = head.split("\r\n").map(str::to_owned);
+    Ok((lines.next().context("no status line")?, lines.collect(), body.to_owned()))
+}
+
+async fn is_closed(to: &str) -> bool {
+    let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+    TcpStream::connect(to).await.is_err_and(refused)
+}
+
+/// Whether the other side ends a connection on which nothing was asked.
+async fn is_ended(mut stream: TcpStream) -> Result<bool> {
+    let read = timeout(DEADLINE, stream.read(&mut [0; 1])).await.context("nothing happens")?;
+    Ok(matches!(read, Ok(0) | Err(_)))
+}

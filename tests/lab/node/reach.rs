@@ -1,0 +1,115 @@
+//! The host's own sockets reach external frontends, whatever rp_filter thinks of addresses that no route leads to.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Agent, wait_until};
+use testbed::netns::NetNs;
+
+use crate::node::maps::DEADLINE;
+
+#[test]
+fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
+    for rp_filter in ["0", "1", "2"] {
+        let node = NetNs::machine(&format!("reach{rp_filter}"))?;
+        for device in ["all", "default", "eth0", "lo"] {
+            node.sysctl(&format!("ipv4/conf/{device}/rp_filter"), rp_filter)?;
+        }
+        // What no route leads to, rp_filter finds nowhere but behind our rules.
+        node.ip("route del default via 192.0.2.254\nroute del default via fd00::fe")?;
+        let pod = pod(&node)?;
+        let kpx = Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;
+        serve(&pod)?;
+        for to in ["10.96.0.20:443", "203.0.113.7:443", "[2001:db8::7]:443", "192.0.2.1:30443", "[fd00::1]:30443"] {
+            let answer = dial(&node, to).with_context(|| format!("rp_filter {rp_filter}, {to}"))?;
+            ensure!(answer == "hello", "{to}: {answer}");
+        }
+
+        // Without endpoints it is refused, and at once: so the answer is let in as well.
+        kpx.delete("slices")?;
+        for to in ["203.0.113.7:443", "[2001:db8::7]:443"] {
+            wait_until(DEADLINE, &format!("{to} is refused"), || {
+                let error = dial(&node, to).err().and_then(|error| error.downcast::<std::io::Error>().ok());
+                Ok(error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused))
+            })?;
+        }
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
+/// A pod with 10.244.1.5 and fd00:1::5 behind a routed device.
+fn pod(node: &NetNs) -> Result<NetNs> {
+    let pod = NetNs::create(format!("{}-pod", node.name()))?;
+    node.ip(&format!(
+        "link add pod0 address 02:00:00:00:00:01 type veth peer name eth0 address 02:00:00:00:00:02 netns {}
+         link set pod0 up
+         neigh add 10.244.1.5 dev pod0 lladdr 02:00:00:00:00:02
+         neigh add fd00:1::5 dev pod0 lladdr 02:00:00:00:00:02
+         route add 10.244.1.5 dev pod0
+         route add fd00:1::5 dev pod0",
+        pod.name()
+    ))?;
+    pod.ip("link set eth0 up
+         addr add 10.244.1.5/32 dev eth0
+         addr add fd00:1::5/128 dev eth0 nodad
+         neigh add 169.254.1.1 dev eth0 lladdr 02:00:00:00:00:01
+         neigh add fe80::1 dev eth0 lladdr 02:00:00:00:00:01
+         route add default via 169.254.1.1 dev eth0 onlink
+         route add default via fe80::1 dev eth0")?;
+    Ok(pod)
+}
+
+/// Says hello to whoever connects, until the test process ends.
+fn serve(pod: &NetNs) -> Result<()> {
+    for addr in ["10.244.1.5:8443", "[fd00:1::5]:8443"] {
+        let listener = pod.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                // Whoever has gone has seen enough.
+                let _written = stream.write_all(b"hello");
+            }
+        });
+    }
+    Ok(())
+}
+
+fn dial(node: &NetNs, to: &str) -> Result<String> {
+    let to: SocketAddr = to.parse()?;
+    let mut stream = node.run(|| TcpStream::connect_timeout(&to, DEADLINE))?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+const SHOP: &str = "
+apiVersion: v1
+kind: Service
+metadata: { name: shop, namespace: default }
+spec:
+  type: LoadBalancer
+  ipFamilies: [IPv4, IPv6]
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20, \"fd00:10::20\"]
+  ports: [{ port: 443, nodePort: 30443 }]
+status: { loadBalancer: { ingress: [{ ip: 203.0.113.7 }, { ip: \"2001:db8::7\" }] } }
+";
+
+const SLICES: &str = "
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: shop-4, namespace: default, labels: { kubernetes.io/service-name: shop } }
+addressType: IPv4
+ports: [{ port: 8443 }]
+endpoints: [{ addresses: [10.244.1.5], nodeName: n1 }]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: { name: shop-6, namespace: default, labels: { kubernetes.io/service-name: shop } }
+addressType: IPv6
+ports: [{ port: 8443 }]
+endpoints: [{ addresses: [\"fd00:1::5\"], nodeName: n1 }]
+";

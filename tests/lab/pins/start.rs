@@ -1,0 +1,118 @@
+//! What a start makes of what it finds.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{MapData, MapInfo};
+use proxy_common::layout::LAYOUT;
+use testbed::agent::binary;
+use testbed::cgroup::Cgroup;
+
+use crate::pins::fixture::{Fixture, link_ids, map_ids};
+
+#[test]
+fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
+    let fixture = Fixture::start()?;
+    drop(fixture.kpx(&[])?);
+    let (dir, names) = (fixture.dir(), map_ids(&fixture.dir())?);
+
+    fs::create_dir(dir.join("v0"))?;
+    refused(&fixture, "v0 is of another version of kpx, and this one takes over v2 only")?;
+    refused(&fixture, &format!("`kpx cleanup --bpf-dir {}`", dir.display()))?;
+    fs::remove_dir(dir.join("v0"))?;
+
+    // Under the name of one map, another.
+    let flows = dir.join("v2/maps/FLOWS4");
+    fs::rename(&flows, dir.join("v2/maps/KEPT"))?;
+    MapData::from_pin(dir.join("v2/maps/GENERATION"))?.pin(&flows)?;
+    refused(
+        &fixture,
+        "v2/maps/FLOWS4 is not a map of this kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
+    )?;
+    fs::remove_file(&flows)?;
+    fs::rename(dir.join("v2/maps/KEPT"), &flows)?;
+
+    // Nothing was harmed.
+    fixture.serves()?;
+    let _agent = fixture.kpx(&[])?;
+    ensure!(map_ids(&dir)? == names);
+    Ok(())
+}
+
+#[test]
+fn two_agents_are_kept_apart() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let agent = fixture.kpx(&[])?;
+    let dir = fixture.dir();
+    let elsewhere = || run(&fixture, &fixture.lab.n2.host.ns, &["--bpf-dir", dir.to_str().context("a path in UTF-8")?]);
+    ensure!(elsewhere()?.contains(&format!("another kpx is using {}", dir.display())), "{}", elsewhere()?);
+    let own = PathBuf::from(format!("{}-own", dir.display()));
+    let beside = run(&fixture, &fixture.lab.n1.host.ns, &["--bpf-dir", own.to_str().context("a path in UTF-8")?])?;
+    ensure!(beside.contains("another kpx is running on this host") && !own.exists(), "{beside}");
+    ensure!(agent.status()?["healthy"] == true);
+    drop(agent);
+    ensure!(elsewhere()?.contains("v2 serves another network namespace, net:["), "{}", elsewhere()?);
+    fixture.serves()
+}
+
+/// A crash may fall anywhere.
+#[test]
+fn half_a_start_is_made_whole() -> Result<()> {
+    let fixture = Fixture::start()?;
+    drop(fixture.kpx(&[])?);
+    let (dir, maps, links) = (fixture.dir(), map_ids(&fixture.dir())?, link_ids(&fixture.dir())?);
+    let ingress = links.keys().find(|pin| pin.ends_with("-ingress")).context("a link")?;
+    fs::remove_file(dir.join("v2/links").join(ingress))?;
+    fs::remove_file(dir.join("v2/maps/AFFINITY4"))?;
+    fs::remove_file(dir.join("v2/netns"))?;
+    // Before the old table of flows was dropped.
+    MapData::from_pin(dir.join("v2/maps/FLOWS4"))?.pin(dir.join("v2/maps/FLOWS4-9"))?;
+    let agent = fixture.kpx(&[])?;
+    ensure!(map_ids(&dir)?.keys().eq(maps.keys()), "{:?}", map_ids(&dir)?);
+    ensure!(link_ids(&dir)?.keys().eq(links.keys()), "{:?}", link_ids(&dir)?);
+    fixture.serves()?;
+    drop(agent);
+    fixture.serves()
+}
+
+fn refused(fixture: &Fixture, why: &str) -> Result<()> {
+    let said =
+        run(fixture, &fixture.lab.n1.host.ns, &["--bpf-dir", fixture.dir().to_str().context("a path in UTF-8")?])?;
+    ensure!(said.contains(why), "{said}");
+    Ok(())
+}
+
+/// What a kpx says that ends at once.
+fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<String> {
+    let mut command = Command::new(binary()?);
+    command.args(["run", "--node-name", "other", "--manifests"]).arg(fixture.lab.dir());
+    command.arg("--run-dir").arg(fixture.lab.dir().join("other")).args(args);
+    let output = ns.run(|| command.output())?;
+    ensure!(!output.status.success(), "it was not refused: {output:?}");
+    Ok(String::from_utf8(output.stderr)?)
+}
+
+/// What a map is can only change together with the number of the layout: programs of another build read it.
+#[test]
+fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
+    let (fixture, cgroup) = (Fixture::start()?, Cgroup::enter()?);
+    // What is pinned for sockets is pinned where it is asked for.
+    drop(fixture.kpx(&[
+        "--socket-lb",
+        "host",
+        "--socket-lb-udp",
+        "--cgroup-root",
+        &cgroup.path().display().to_string(),
+    ])?);
+    let mut text = format!("layout {LAYOUT}\n");
+    for name in map_ids(&fixture.dir())?.keys() {
+        let map = MapInfo::from_pin(fixture.dir().join(format!("v{LAYOUT}/maps")).join(name))?;
+        let (key, value, flags) = (map.key_size(), map.value_size(), map.map_flags());
+        text += &format!("{name} {:?} key {key} value {value} flags {flags:#x}\n", map.map_type()?);
+    }
+    let want = include_str!("../../../proxy-common/src/layout/v2-maps.txt");
+    ensure!(text == want, "LAYOUT has to grow, and with it the name of the file:\n{text}");
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! Two nodes, Services of every kind, and an agent on the first that leads sockets.
+
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use testbed::agent::{Agent, Service, binary};
+use testbed::cgroup::Cgroup;
+use testbed::echo::{Connection, Dial, Protocol};
+use testbed::lab::{Family, Layout};
+use testbed::served_lab::ServedLab;
+
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+/// For an answer that must not come.
+pub(crate) const SILENCE: Duration = Duration::from_millis(400);
+pub(crate) const NODE: &str = "n1";
+pub(crate) const PORT: u16 = 8080;
+pub(crate) const NODE_PORT: u16 = 30_080;
+
+pub(crate) struct Fixture {
+    base: ServedLab,
+    // After the agents, which are in it as well.
+    pub(crate) cgroup: Cgroup,
+}
+
+impl Deref for Fixture {
+    type Target = ServedLab;
+
+    fn deref(&self) -> &ServedLab {
+        &self.base
+    }
+}
+
+/// What became of a connection.
+pub(crate) struct Reached {
+    pub(crate) backend: String,
+    /// Its packets were the backend's from the start: the backend knows the client by the address and port that the
+    /// client's socket has. (The packet path always takes another port for the host's flows.)
+    pub(crate) is_led: bool,
+    pub(crate) connection: Connection,
+}
+
+impl Fixture {
+    pub(crate) fn start() -> Result<Self> {
+        let cgroup = Cgroup::enter()?;
+        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
+        base.put(&web())?;
+        Ok(Self { base, cgroup })
+    }
+
+    /// The agent, in charge of sockets in this test's cgroup.
+    pub(crate) fn agent(&self, scope: &str, args: &[&str]) -> Result<Agent<'_>> {
+        let cgroup = self.cgroup.path().display().to_string();
+        self.kpx(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())
+    }
+
+    /// Dials from a host, gets an answer, and looks at the socket's peer: it must be who was dialled.
+    pub(crate) fn reach(&self, client: &str, protocol: Protocol, to: SocketAddr) -> Result<Reached> {
+        let connection = Dial::new(protocol, to).connect(&self.lab.host(client).ns);
+        let mut connection = connection.with_context(|| format!("{client} connects to {to} by {protocol}"))?;
+        let answer = connection.exchange(b"hello").with_context(|| format!("{client} to {to} by {protocol}"))?;
+        let [local, peer] = connection.ends()?;
+        ensure!(peer == to, "{client} has dialled {to} by {protocol}, and its peer is {peer}");
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+        Ok(Reached { backend: answer.backend, is_led: answer.source == local, connection })
+    }
+
+    /// The same, led or not as `want` says.
+    pub(crate) fn reaches(&self, client: &str, protocol: Protocol, to: SocketAddr, want: bool) -> Result<Reached> {
+        let reached = self.reach(client, protocol, to)?;
+        ensure!(reached.is_led == want, "{client} to {to} by {protocol}: led: {}, not {want}", reached.is_led);
+        Ok(reached)
+    }
+
+    /// What `kpx trace` notes on a packet from somebody to the frontend of [`web`].
+    pub(crate) fn notes(&self, agent: &Agent, from: &[&str], proto: &str) -> Result<Vec<String>> {
+        let mut command = Command::new(binary()?);
+        command.args(["trace", "--output", "json", "--run-dir"]).arg(agent.run_dir()).args(from);
+        command.arg("--to").arg(format!("{}/{proto}", web().frontend(Family::V4)));
+        let trace: Value = serde_json::from_str(&self.lab.host(NODE).ns.exec(&mut command)?)?;
+        Ok(serde_json::from_value(trace["notes"].clone())?)
+    }
+
+    /// One of the node's own addresses.
+    pub(crate) fn node_at(&self, family: Family, port: u16) -> SocketAddr {
+        (self.lab.host(NODE).addrs.ip(family), port).into()
+    }
+}
+
+/// With backends on both nodes, and a node port.
+pub(crate) fn web() -> Service {
+    Service::new("web", 10, &["p1b", "p2a"], PORT).node_port(NODE_PORT)
+}
+
+/// What an agent's status counts under a name of `what`: `events` or `reasons`.
+pub(crate) fn count(agent: &Agent, what: &str, name: &str) -> Result<u64> {
+    Ok(agent.status()?[what][name].as_u64().unwrap_or_default())
+}

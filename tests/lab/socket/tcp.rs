@@ -1,0 +1,163 @@
+//! Connections.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{SERVICE_PORT, Service};
+use testbed::echo::{Dial, Fault, Protocol};
+use testbed::lab::{EXTERNAL, Family};
+
+use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, count, web};
+
+const TCP: Protocol = Protocol::Tcp;
+
+#[test]
+fn the_hosts_connections_are_led_to_backends() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let sticky = Service::new("sticky", 11, &["p1b", "p2a", "p2b"], PORT).affinity(60);
+    let empty = Service::new("empty", 12, &[], PORT);
+    let local = Service::new("local", 13, &["p2a"], PORT).local();
+    let own = Service::new("own", 14, &[NODE], PORT);
+    let counting = Service::new("counting", 15, &["p1b"], PORT).annotation("kpx.dev/lb-algorithm", "least-connections");
+    let closed = Service::new("closed", 16, &["p1b"], PORT);
+    let closed = closed.load_balancer(EXTERNAL.host(7), "VIP").source_ranges(&["198.51.100.0/24".to_owned()]);
+    for service in [&sticky, &empty, &local, &own, &counting, &closed] {
+        fixture.put(service)?;
+    }
+    let agent = fixture.agent("host", &[])?;
+    for family in Family::ALL {
+        // The anchor has nothing to do, whoever serves.
+        let backends: Result<BTreeSet<String>> =
+            (0..32).map(|_| Ok(fixture.reaches(NODE, TCP, web().frontend(family), true)?.backend)).collect();
+        ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
+        fixture.reaches(NODE, TCP, fixture.node_at(family, NODE_PORT), true).context("a node port of its own")?;
+        fixture.reaches(NODE, TCP, own.frontend(family), true).context("a backend of its own")?;
+        let stuck: Result<BTreeSet<String>> =
+            (0..16).map(|_| Ok(fixture.reaches(NODE, TCP, sticky.frontend(family), true)?.backend)).collect();
+        ensure!(stuck?.len() == 1, "affinity");
+        ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
+        fixture.refused(empty.frontend(family)).context("without endpoints")?;
+        fixture.refused((web().cluster_ip().ip(family), 81).into()).context("another port")?;
+        ensure!(count(&agent, "events", "rejected")? == 0, "no packet was refused, nor any answered");
+    }
+    ensure!(count(&agent, "reasons", "no_endpoints")? == 2 && count(&agent, "reasons", "unknown_port")? == 2);
+    ensure!(count(&agent, "events", "socket_translated")? == 2 * (32 + 2 + 16));
+
+    // A socket of IPv6 may speak IPv4.
+    let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };
+    fixture.reaches(NODE, TCP, SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()), true).context("mapped")?;
+    fixture.reaches(NODE, TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into(), true).context("a node port at 127.0.0.1")?;
+
+    // What is not for sockets is done by packets, as without any of this.
+    fixture.reaches(NODE, TCP, counting.frontend(Family::V4), false).context("flows that are counted")?;
+    let unheard = |to: SocketAddr| match Dial::new(TCP, to)
+        .deadline(crate::socket::fixture::SILENCE)
+        .connect(&fixture.lab.host(NODE).ns)
+    {
+        Err(Fault::TimedOut(_)) => Ok(()),
+        other => Err(anyhow::anyhow!("{to}: {other:?}")),
+    };
+    unheard(local.frontend(Family::V4)).context("endpoints elsewhere only")?;
+    unheard((EXTERNAL.host(7).v4, SERVICE_PORT).into()).context("not in the source ranges")?;
+    ensure!(count(&agent, "reasons", "no_local_endpoints")? > 0 && count(&agent, "reasons", "source_range")? > 0);
+    // The kernel's own workers have such names.
+    let worker = thread::Builder::new().name("kworker/u4:1".to_owned());
+    let dials = || fixture.reaches(NODE, TCP, web().frontend(Family::V4), false).map(drop);
+    thread::scope(|scope| Ok::<_, io::Error>(worker.spawn_scoped(scope, dials)?.join()))?
+        .expect("no panic")
+        .context("a worker")?;
+    fixture
+        .reaches(NODE, Protocol::Udp, web().frontend(Family::V4), false)
+        .context("datagrams, without --socket-lb-udp")?;
+    let pod = fixture.reach("p1a", TCP, web().frontend(Family::V4))?;
+    ensure!(count(&agent, "events", "forwarded")? > 0, "{} serves a pod by packets", pod.backend);
+    Ok(())
+}
+
+/// Who is in a source range, packets tell: they are let in, and sockets are not led.
+#[test]
+fn source_ranges_are_for_packets() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let external =
+        |nth: u8, name| Service::new(name, 10 + nth, &["p1b"], PORT).load_balancer(EXTERNAL.host(nth), "VIP");
+    let node = fixture.lab.host(NODE).addrs;
+    let ranges = [format!("{}/32", node.v4), format!("{}/128", node.v6)];
+    let (open, fenced) = (external(8, "open"), external(9, "fenced").source_ranges(&ranges));
+    for service in [&open, &fenced] {
+        fixture.put(service)?;
+    }
+    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+    for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|one| (family, one))) {
+        let at = |host| SocketAddr::new(EXTERNAL.host(host).ip(family), SERVICE_PORT);
+        fixture.reaches(NODE, protocol, at(8), true).context("for everybody")?;
+        fixture.reaches(NODE, protocol, at(9), false).context("for this node")?;
+        fixture.reaches(NODE, protocol, fenced.frontend(family), true).context("a ClusterIP has no ranges")?;
+    }
+
+    // What a trace says of such packets, that sockets do not send.
+    let pod = fixture.lab.host("p1a").addrs.v4.to_string();
+    for (from, proto, is_led) in
+        [(["--host"].as_slice(), "tcp", true), (&["--host"], "sctp", false), (&["--from", &pod], "tcp", false)]
+    {
+        let notes = fixture.notes(&agent, from, proto)?;
+        let is_noted = notes.iter().any(|note| note.contains("--socket-lb host: sockets of the node"));
+        ensure!(is_noted == is_led, "{from:?} by {proto}: {notes:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn packets_are_led_without_socket_lb() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let agent = fixture.kpx(&[])?;
+    for family in Family::ALL {
+        fixture.reaches(NODE, TCP, web().frontend(family), false)?;
+    }
+    let status = agent.status()?;
+    let programs = status["programs"].as_object().context("programs")?;
+    ensure!(programs.len() == 4, "{programs:?}");
+    for map in ["TCP_SOCKETS4", "TCP_SOCKETS6", "UDP_SOCKETS4", "UDP_SOCKETS6"] {
+        ensure!(status["mapFill"][map]["maxEntries"] == 1, "{map}: {}", status["mapFill"]);
+    }
+    ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
+    Ok(())
+}
+
+#[test]
+fn pods_are_led_where_all_are() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let itself = Service::new("itself", 17, &["p1a"], PORT);
+    fixture.put(&itself)?;
+    let agent = fixture.agent("all", &[])?;
+    for family in Family::ALL {
+        for client in ["p1a", NODE] {
+            fixture.reaches(client, TCP, web().frontend(family), true)?;
+            fixture.reaches(client, TCP, fixture.node_at(family, NODE_PORT), true)?;
+        }
+        fixture.reaches("p1a", TCP, itself.frontend(family), true).context("its own backend")?;
+    }
+    ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
+    let pod = fixture.lab.host("p1a").addrs.v4.to_string();
+    for (from, who) in
+        [(["--from", &pod], "this pod"), (["--from", &fixture.lab.host(NODE).addrs.v4.to_string()], "the node")]
+    {
+        let notes = fixture.notes(&agent, &from, "tcp")?;
+        ensure!(notes.iter().any(|note| note.contains(&format!("--socket-lb all: sockets of {who}"))), "{notes:?}");
+    }
+    // Its loopback address is no address of the node's.
+    let own = Dial::new(TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into()).connect(&fixture.lab.host("p1a").ns);
+    ensure!(matches!(own, Err(Fault::Refused)), "{own:?}");
+    Ok(())
+}
+
+impl Fixture {
+    /// Whoever dials is told so at once.
+    fn refused(&self, to: SocketAddr) -> Result<()> {
+        let refused = Dial::new(TCP, to).connect(&self.lab.host(NODE).ns);
+        ensure!(matches!(refused, Err(Fault::Refused)), "{refused:?}");
+        Ok(())
+    }
+}

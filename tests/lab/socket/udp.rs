@@ -1,0 +1,102 @@
+//! Datagrams.
+
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Service, wait_until};
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::Family;
+
+use crate::socket::fixture::{DEADLINE, Fixture, NODE, PORT, count, web};
+
+const UDP: Protocol = Protocol::Udp;
+
+#[test]
+fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let empty = Service::new("empty", 12, &[], PORT);
+    fixture.put(&empty)?;
+    let agent = fixture.agent("host", &["--socket-lb-udp"])?;
+    let (mut connected, mut loose) = (Vec::new(), Vec::new());
+    for family in Family::ALL {
+        let to = web().frontend(family);
+        let backends: Result<BTreeSet<String>> =
+            (0..32).map(|_| Ok(fixture.reaches(NODE, UDP, to, true)?.backend)).collect();
+        ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
+        connected.push((to, fixture.reaches(NODE, UDP, to, true)?));
+        loose.push(fixture.loose(to)?);
+        // Connected, and says all the same whom it asks: it takes answers from the backend that it was connected to.
+        for _ in 0..16 {
+            let named = fixture.loose(to)?;
+            named.socket.connect(to)?;
+            named.ask().context("connected, and named")?;
+        }
+        let error = fixture.loose(empty.frontend(family))?.ask().err().context("nobody serves")?;
+        ensure!(error.kind() == ErrorKind::ConnectionRefused, "{error}");
+    }
+    let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };
+    let mapped = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port());
+    fixture.reaches(NODE, UDP, mapped, true)?;
+    loose.push(fixture.loose(mapped)?);
+    let mut before = Vec::new();
+    for client in &loose {
+        let first = client.ask()?;
+        for _ in 0..8 {
+            ensure!(client.ask()? == first, "it has left {first} for another backend, which both serve");
+        }
+        before.push(first);
+    }
+    ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
+
+    // Those who have p1b must have another one, and nobody else.
+    fixture.put(&web().backed_by(&["p2a"]))?;
+    for (client, before) in loose.iter().zip(before) {
+        wait_until(DEADLINE, "p2a serves", || Ok(client.ask()? == "p2a")).with_context(|| format!("from {before}"))?;
+    }
+    for (dialled, reached) in connected {
+        let mut connection = reached.connection;
+        let moves = reached.backend == "p1b";
+        if moves {
+            wait_until(DEADLINE, "it is aborted", || Ok(connection.exchange(b"hello").is_err()))?;
+        } else {
+            connection.exchange(b"hello").context("its backend serves on")?;
+        }
+        // The families' endpoints come one after the other.
+        let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
+        wait_until(DEADLINE, "who connects anew is led to p2a", moved)?;
+    }
+    Ok(())
+}
+
+/// A socket that is not connected, and whom it asks.
+struct Loose {
+    socket: UdpSocket,
+    to: SocketAddr,
+}
+
+impl Fixture {
+    fn loose(&self, to: SocketAddr) -> Result<Loose> {
+        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = self.lab.host(NODE).ns.run(|| UdpSocket::bind((any, 0)))?;
+        socket.set_read_timeout(Some(Dial::new(UDP, to).deadline))?;
+        Ok(Loose { socket, to })
+    }
+}
+
+impl Loose {
+    /// Who serves it. An error unless the answer comes from whom it asked, and went to its own port.
+    fn ask(&self) -> io::Result<String> {
+        self.socket.send_to(b"who?", self.to)?;
+        let mut greeting = [0; 256];
+        let (length, from) = self.socket.recv_from(&mut greeting)?;
+        let text = String::from_utf8_lossy(&greeting[1..length]).into_owned();
+        let (backend, seen) = text.split_once(' ').unwrap_or_default();
+        let port = self.socket.local_addr()?.port();
+        if from != self.to || !seen.ends_with(&format!(":{port}")) {
+            return Err(io::Error::other(format!("asked {} at port {port}, answered by {from}: {text}", self.to)));
+        }
+        Ok(backend.to_owned())
+    }
+}

@@ -1,0 +1,70 @@
+//! `kpx trace`: what it says of packets, for a node of manifests and on a node that kpx serves.
+//!
+//! The same text is expected of both families: names stand for addresses.
+
+mod choice;
+mod cluster;
+mod form;
+mod live;
+mod manifests;
+mod objects;
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::binary;
+use testbed::lab::Family;
+
+/// What addresses are called in commands and in what is expected.
+#[derive(Clone, Debug)]
+struct Names(Vec<(&'static str, IpAddr)>);
+
+impl Names {
+    fn new(names: impl IntoIterator<Item = (&'static str, IpAddr)>) -> Self {
+        let mut names: Vec<_> = names.into_iter().collect();
+        // 10.0.0.1 is part of 10.0.0.10.
+        names.sort_by_key(|(_, addr)| std::cmp::Reverse(addr.to_string().len()));
+        Self(names)
+    }
+
+    /// `web:80/udp` with the address of `web`; a name without port alike.
+    fn resolve(&self, text: &str) -> Result<String> {
+        let (name, port) = text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
+        let known = self.0.iter().find(|(known, _)| *known == name);
+        let (_, addr) = *known.with_context(|| format!("no address is called {name}"))?;
+        Ok(match (port, addr) {
+            (None, _) => addr.to_string(),
+            (Some(port), IpAddr::V4(_)) => format!("{addr}:{port}"),
+            (Some(port), IpAddr::V6(_)) => format!("[{addr}]:{port}"),
+        })
+    }
+
+    /// The text with names for addresses, and `$port` for ports that kpx gives to flows, which are random.
+    fn replace(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, addr) in &self.0 {
+            text = text.replace(&format!("[{addr}]"), name).replace(&addr.to_string(), name);
+        }
+        for family in Family::ALL {
+            text = text.replace(&format!("{family} *"), "*");
+        }
+        for port in 61_000..=u16::MAX {
+            text = text.replace(&format!(":{port}"), ":$port");
+        }
+        text
+    }
+}
+
+/// Runs kpx; its standard output if it succeeds, else an error with its standard error.
+fn kpx(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("run {command:?}"))?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn trace_command() -> Result<Command> {
+    let mut command = Command::new(binary()?);
+    command.arg("trace");
+    Ok(command)
+}

@@ -1,0 +1,136 @@
+//! A headless Chromium inside a network namespace, driven by WebDriver.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testbed::agent::wait_until;
+use testbed::netns::NetNs;
+use tokio::runtime::Runtime;
+
+use crate::ui::webdriver::Session;
+
+/// How long the page may take to show something; it reads often.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Nothing but what a test asks for may be sent; and root has no sandbox.
+const FLAGS: [&str; 10] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    // A name that is looked up in vain holds up the start for seconds.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+];
+
+/// Ends with this value, as do all its processes.
+pub(crate) struct Browser<'a> {
+    ns: &'a NetNs,
+    runtime: Runtime,
+    session: Session,
+    _driver: Driver,
+    _profile: TempDir,
+}
+
+impl<'a> Browser<'a> {
+    /// With more `flags`, and with JavaScript or without.
+    pub(crate) fn start(ns: &'a NetNs, flags: &[&str], javascript: bool) -> Result<Self> {
+        let driver = Driver::start(ns)?;
+        let profile = TempDir::with_prefix("kpx-chromium-")?;
+        let profile_flag = format!("--user-data-dir={}", profile.path().display());
+        let args = [&FLAGS, flags, &[profile_flag.as_str()]].concat();
+        let allowed = if javascript { 1 } else { 2 };
+        let options = json!({
+            "args": args,
+            "prefs": { "profile.default_content_setting_values.javascript": allowed },
+        });
+        let capabilities = json!({ "goog:chromeOptions": options });
+        // A socket belongs to the namespace of the thread that makes it: everything runs on the caller's.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let session =
+            ns.run(|| runtime.block_on(Session::start(driver.addr, &capabilities))).context("start Chromium")?;
+        Ok(Self { ns, runtime, session, _driver: driver, _profile: profile })
+    }
+
+    pub(crate) fn open(&self, url: &str) -> Result<()> {
+        self.drive(self.session.open(url)).with_context(|| format!("open {url}"))
+    }
+
+    /// What the body of a JavaScript function returns.
+    pub(crate) fn eval(&self, body: &str) -> Result<Value> {
+        self.drive(self.session.eval(body)).with_context(|| format!("run {body}"))
+    }
+
+    pub(crate) fn strings(&self, body: &str) -> Result<Vec<String>> {
+        Ok(serde_json::from_value(self.eval(body)?)?)
+    }
+
+    /// Waits until an expression is true; until then it may fail for want of what it looks at.
+    pub(crate) fn wait(&self, expression: &str) -> Result<()> {
+        let body = format!("try {{ return Boolean({expression}) }} catch {{ return false }}");
+        wait_until(DEADLINE, expression, || Ok(self.eval(&body)? == true))
+            .with_context(|| format!("the page shows: {}", self.text("body").unwrap_or_default()))
+    }
+
+    /// As a reader sees it.
+    pub(crate) fn text(&self, selector: &str) -> Result<String> {
+        let text = async { self.session.text(&self.session.find(selector).await?).await };
+        self.drive(text).with_context(|| format!("read {selector}"))
+    }
+
+    pub(crate) fn click(&self, selector: &str) -> Result<()> {
+        let click = async { self.session.click(&self.session.find(selector).await?).await };
+        self.drive(click).with_context(|| format!("click {selector}"))
+    }
+
+    /// Into whatever has the focus.
+    pub(crate) fn press(&self, keys: &str) -> Result<()> {
+        let press = async { self.session.press(&self.session.focus().await?, keys).await };
+        self.drive(press).with_context(|| format!("press {keys}"))
+    }
+
+    fn drive<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.ns.run(|| self.runtime.block_on(work))
+    }
+}
+
+/// Runs in a process namespace of its own, which ends with it: browsers are many processes.
+struct Driver {
+    process: Child,
+    addr: SocketAddr,
+}
+
+impl Driver {
+    fn start(ns: &NetNs) -> Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "chromedriver", "--port=0"]);
+        let process = ns.spawn(command.stdout(Stdio::piped()).stderr(Stdio::null()))?;
+        let mut driver = Self { process, addr: ([127, 0, 0, 1], 0).into() };
+        let output = driver.process.stdout.take().context("it is piped")?;
+        for line in BufReader::new(output).lines() {
+            let line = line?;
+            if let Some((_, port)) = line.split_once("started successfully on port ") {
+                driver.addr.set_port(port.trim_end_matches('.').parse().with_context(|| line.clone())?);
+                return Ok(driver);
+            }
+        }
+        ensure!(false, "chromedriver ended without a port");
+        Ok(driver)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ended = self.process.kill().and_then(|()| self.process.wait().map(drop));
+    }
+}

@@ -1,0 +1,140 @@
+//! What must not happen: foreign markup comes to life, requests leave, others read along.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use testbed::agent::Object;
+
+use crate::ui::browser::Browser;
+use crate::ui::{ORIGIN, Site, url};
+
+const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
+
+#[test]
+fn text_of_objects_stays_text() -> Result<()> {
+    let site = Site::build()?;
+    hostile().iter().try_for_each(|object| site.cluster.put(object))?;
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &[], true)?;
+    for place in ["", "#/services/default/hostile", "#/node", "#/drops", "#/devices", &format!("#/services/{MARKUP}/x")]
+    {
+        // Another address first: a change of the fragment alone loads nothing.
+        browser.open("about:blank")?;
+        browser.open(&url(place))?;
+        browser.wait("document.querySelector('[data-health]')")?;
+        if place.ends_with("hostile") {
+            browser.wait("document.querySelectorAll('[data-zone]').length === 1")?;
+            let text = browser.text("#view")?;
+            ensure!(text.matches(MARKUP).count() >= 3, "port, zone and node are shown as they are: {text}");
+        }
+        let lives =
+            "return document.querySelectorAll('#view :is(img, script, iframe), #notices img, #tiles img').length";
+        ensure!(browser.eval(lives)? == 0 && browser.eval("return window.harmed ?? 0")? == 0, "{place}");
+    }
+    // Even if the page tried.
+    for attempt in [
+        "document.body.innerHTML = '<b>bold</b>'",
+        "const script = document.createElement('script'); script.text = 'window.harmed = 1'; document.head.append(script)",
+        "document.write('<b>bold</b>')",
+    ] {
+        let outcome =
+            browser.eval(&format!("try {{ {attempt}; return 'done' }} catch (error) {{ return error.name }}"))?;
+        ensure!(outcome != "done", "{attempt}: {outcome}");
+    }
+    agent.stop()
+}
+
+/// The API server would refuse it; a folder of manifests has none.
+fn hostile() -> [Object; 2] {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": "hostile", "namespace": "default", "annotations": { "note": MARKUP } },
+        "spec": { "clusterIP": "10.96.0.99", "ports": [{ "name": MARKUP, "port": 80 }] },
+    });
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": { "name": "hostile", "namespace": "default", "labels": { "kubernetes.io/service-name": "hostile" } },
+        "addressType": "IPv4",
+        "ports": [{ "name": MARKUP, "port": 80, "protocol": "TCP" }],
+        "endpoints": [{
+            "addresses": ["10.244.9.9"], "conditions": { "ready": true }, "zone": MARKUP, "nodeName": MARKUP,
+            "targetRef": { "kind": "Pod", "namespace": "default", "name": MARKUP },
+        }],
+    });
+    [Object(service), Object(slice)]
+}
+
+#[test]
+fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
+    let site = Site::build()?;
+    let agent = site.serve()?;
+    let browser = Browser::start(
+        site.ns(),
+        &["--host-resolver-rules=MAP evil.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
+        true,
+    )?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    let requests = browser.strings("return performance.getEntriesByType('resource').map((entry) => entry.name)")?;
+    ensure!(requests.iter().any(|request| request.ends_with("/ui/api/services")), "{requests:?}");
+    ensure!(requests.iter().all(|request| request.starts_with(&format!("{ORIGIN}/ui/"))), "{requests:?}");
+    let fetched = "return fetch('http://127.0.0.2:10249/').then(() => 'sent', (error) => error.name)";
+    ensure!(browser.eval(fetched)? == "TypeError", "the policy lets requests out");
+
+    // A name of somebody else's that leads here.
+    for path in ["", "api/status", "api/services"] {
+        browser.open(&format!("http://evil.example:10249/ui/{path}"))?;
+        let text = browser.text("body")?;
+        ensure!(text.starts_with("ask by IP address, as localhost or as n1"), "{text}");
+    }
+    // Another site's script: what listens at another port is another origin.
+    let server = site.ns().run(|| std::net::TcpListener::bind("127.0.0.1:0"))?;
+    let other = server.local_addr()?;
+    let page = std::thread::spawn(move || serve_once(&server));
+    browser.open(&format!("http://{other}/"))?;
+    page.join().ok().context("the other site")??;
+    let stolen =
+        format!("return fetch('{ORIGIN}/ui/api/services').then((answer) => answer.text(), (error) => error.name)");
+    ensure!(browser.eval(&stolen)? == "TypeError", "another origin reads");
+    let framed = format!(
+        "const frame = document.createElement('iframe'); frame.src = '{ORIGIN}/ui/'; document.body.append(frame);
+         return new Promise((done) => {{ frame.onload = () => {{
+             try {{ done(frame.contentDocument ? 'readable' : 'blocked') }} catch {{ done('blocked') }} }} }})"
+    );
+    ensure!(browser.eval(&framed)? == "blocked");
+    agent.stop()
+}
+
+fn serve_once(server: &std::net::TcpListener) -> Result<()> {
+    use std::io::{Read, Write};
+    let (mut stream, _) = server.accept()?;
+    let _read = stream.read(&mut [0; 4096])?;
+    let page = "<!doctype html><title>other</title><body>other</body>";
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}",
+        page.len()
+    )?;
+    Ok(())
+}
+
+#[test]
+fn page_without_javascript_names_alternatives() -> Result<()> {
+    let site = Site::build()?;
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &[], false)?;
+    browser.open(&url(""))?;
+    let text = browser.text("body")?;
+    ensure!(text.contains("This page needs JavaScript") && text.contains("kpx status"), "{text}");
+    agent.stop()
+}
+
+#[test]
+fn page_is_off_by_default() -> Result<()> {
+    let site = Site::build()?;
+    let agent = testbed::agent::Agent::start(&site.lab, &site.lab.n1, site.cluster.source())?;
+    let browser = Browser::start(site.ns(), &[], true)?;
+    // Either nobody listens there, or whoever does has no such page.
+    let opened = browser.open(&url(""));
+    ensure!(opened.is_err() || browser.eval("return document.getElementById('view') === null")? == true);
+    agent.stop()
+}

@@ -1,0 +1,203 @@
+//! What the page shows, and how it answers its reader.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use testbed::agent::{Object, Service, wait_until};
+use testbed::echo::{Dial, Protocol, Servers};
+use testbed::lab::Family;
+
+use crate::ui::browser::{Browser, DEADLINE};
+use crate::ui::webdriver::key;
+use crate::ui::{Site, TARGET, address, url, web};
+
+const NAMES: &str = "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
+
+#[test]
+fn services_are_listed_filtered_and_sorted() -> Result<()> {
+    let site = Site::build()?;
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &[], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    ensure!(browser.text("h1")?.contains("n1") && browser.text("[data-health]")? == "healthy");
+    ensure!(browser.text("[data-tile=backends]")?.contains("for 3 services"));
+    let cells = browser.strings(
+        "return [...document.querySelectorAll('[data-service=\"default/web\"] td')].map((cell) => cell.textContent)",
+    )?;
+    let web = web();
+    for (cell, text) in [(0, "default"), (1, "web"), (2, "NodePort"), (4, "80→30080/TCP"), (5, "6/6")] {
+        ensure!(cells[cell].contains(text), "{text:?} is not in {cells:?}");
+    }
+    ensure!(cells[3].contains(&address(&web)), "{cells:?}");
+    ensure!(browser.strings(NAMES)? == ["empty", "local", "web"]);
+
+    browser.click("[data-sort=ready]")?;
+    ensure!(browser.strings(NAMES)? == ["web", "local", "empty"], "{:?}", browser.strings(NAMES)?);
+    ensure!(browser.eval("return document.querySelector('th.ready').ariaSort")? == "descending");
+    browser.click("[data-sort=ready]")?;
+    ensure!(browser.strings(NAMES)? == ["empty", "local", "web"]);
+    ensure!(browser.eval("return document.querySelectorAll('[aria-sort]').length")? == 1);
+
+    browser.press("/")?;
+    browser.wait("document.activeElement.id === 'filter'")?;
+    browser.press(&address(&web))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 1")?;
+    ensure!(browser.strings(NAMES)? == ["web"] && browser.text("#shown")? == "1 of 3 services");
+    // A reading in between takes nothing away from who is typing.
+    browser.press(" nodeport")?;
+    let shown = "document.querySelector('.who').textContent";
+    let before = browser.eval(&format!("return {shown}"))?;
+    browser.wait(&format!("{shown} !== {before}"))?;
+    ensure!(browser.eval("return document.activeElement.value")? == format!("{} nodeport", address(&web)));
+    browser.press(" nobody")?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 0")?;
+    agent.stop()
+}
+
+#[test]
+fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
+    let site = Site::build()?;
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &[], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    // By keyboard alone: from the filter down the table, and back.
+    browser.press("/")?;
+    browser.wait("document.activeElement.id === 'filter'")?;
+    for name in ["empty", "local", "web"] {
+        browser.press(key::DOWN)?;
+        browser.wait(&format!("document.activeElement.textContent === {name:?}"))?;
+    }
+    browser.press(key::ENTER)?;
+    browser.wait("location.hash === '#/services/default/web' && document.querySelector('[data-zone]')")?;
+    let port = ".port[data-port='80']";
+    let zones = browser.strings(&format!("return [...document.querySelector(\"{port}\").querySelectorAll('[data-zone]')].map((zone) => zone.dataset.zone + ' ' + zone.querySelector('[data-node]').dataset.node)"))?;
+    ensure!(zones == ["zone-n1 n1", "zone-n2 n2"], "{zones:?}");
+    let text = browser.text(port)?;
+    let [p1a, p2a] = ["p1a", "p2a"].map(|name| format!("{}:{TARGET}", site.lab.host(name).addrs.ip(Family::V4)));
+    for text_wanted in
+        [p1a.as_str(), &p2a, "this node", "takes flows", "6 of 6 ready", &format!("{}:80", address(&web()))]
+    {
+        ensure!(text.contains(text_wanted), "{text_wanted:?} is not in {text}");
+    }
+
+    site.put(&web().terminating(&["p2a"]))?;
+    let state = format!("document.querySelector('[data-backend=\"{p2a}\"] .state').textContent");
+    browser.wait(&format!("{state} === 'terminating, serving'"))?;
+    ensure!(browser.text(".title")?.contains("4 of 6"));
+    browser.press(key::ESCAPE)?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
+    browser.open(&url("#/services/default/nobody"))?;
+    browser.wait("document.querySelector('.nothing')?.textContent.includes('no service default/nobody')")?;
+    agent.stop()
+}
+
+#[test]
+fn rates_move_when_packets_flow() -> Result<()> {
+    let site = Site::build()?;
+    let servers = Servers::start()?;
+    site.lab.backends().try_for_each(|host| servers.serve(host, TARGET))?;
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &[], true)?;
+    browser.open(&url(""))?;
+    let tile = |id: &str| format!("document.querySelector('[data-tile={id}] dd').textContent");
+    let [connections, packets, drops] = ["connections", "packets", "drops"].map(tile);
+    browser.wait(&format!("[{connections}, {packets}, {drops}].every((rate) => rate === '0/s')"))?;
+
+    let client = &site.lab.host("p1b").ns;
+    let dial = Dial::new(Protocol::Tcp, web().frontend(Family::V4));
+    let refused = Dial::new(Protocol::Tcp, Service::new("empty", 13, &[], TARGET).frontend(Family::V4));
+    wait_until(DEADLINE, "the rates are shown", || {
+        dial.exchange(client, b"hello")?;
+        ensure!(refused.exchange(client, b"hello").is_err());
+        let moved = format!("return [{connections}, {packets}, {drops}].every((rate) => parseFloat(rate) > 0)");
+        Ok(browser.eval(&moved)? == true)
+    })?;
+    let row =
+        |name: &str, id: &str| format!("document.querySelector('[data-service=\"default/{name}\"] .{id}').textContent");
+    let opened = format!("parseFloat({}) > 0", row("web", "opened"));
+    let dropped = format!("parseFloat({}) > 0", row("empty", "refused"));
+    wait_until(DEADLINE, "the rates of services are shown", || {
+        dial.exchange(client, b"hello")?;
+        ensure!(refused.exchange(client, b"hello").is_err());
+        Ok(browser.eval(&format!("return {opened} && {dropped}"))? == true)
+    })?;
+    // And come to rest again.
+    browser.wait(&format!("{} === '0'", row("web", "opened")))?;
+
+    browser.open(&url("#/drops"))?;
+    browser.wait(
+        "document.querySelector('#drops [data-reason=no_endpoints]')?.textContent.includes('no endpoint that serves')",
+    )?;
+    ensure!(browser.text("#drops [data-reason=no_endpoints] .verdict")? == "reject");
+    browser.open(&url("#/devices"))?;
+    let roles = browser.strings("return [...document.querySelectorAll('[data-device]')].map((row) => row.dataset.device + ' ' + row.querySelector('.role').textContent)")?;
+    ensure!(roles.contains(&"lo loopback".to_owned()) && roles.iter().any(|role| role.ends_with(" pod")), "{roles:?}");
+    agent.stop()
+}
+
+#[test]
+fn page_shows_problems() -> Result<()> {
+    let site = Site::build()?;
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &[], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelector('[data-health=good]')")?;
+    ensure!(browser.text("#notices")?.is_empty());
+
+    // Nobody can serve a health check where somebody else listens.
+    let taken = site.ns().run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
+    let number = taken.local_addr()?.port();
+    let checked = Service::new("checked", 14, &["p1a"], TARGET).external_local();
+    let checked = checked.load_balancer(site.lab.x.addrs, "VIP").health_check_node_port(number);
+    site.put(&checked.clone().annotation("kpx.dev/lb-algorithm", "fastest"))?;
+    browser.wait("document.querySelector('[data-health=bad]')?.textContent === 'unhealthy'")?;
+    ensure!(browser.text("#notices")?.contains(&number.to_string()), "{}", browser.text("#notices")?);
+    ensure!(browser.eval("return document.title")?.as_str().is_some_and(|title| title.starts_with('⚠')));
+    browser.open(&url("#/node"))?;
+    browser.wait("document.querySelector('#skipped')?.textContent.includes('fastest')")?;
+
+    drop(taken);
+    site.put(&checked)?;
+    browser.wait("document.querySelector('[data-health=good]') && !document.querySelector('#skipped')")?;
+    agent.stop()?;
+    browser.wait("document.querySelector('[data-health=unknown]')")?;
+    ensure!(browser.text("#notices")?.contains("does not answer"));
+    let _agent = site.serve()?;
+    browser.wait("document.querySelector('[data-health=good]')")
+}
+
+#[test]
+fn a_thousand_services_stay_fluid() -> Result<()> {
+    let site = Site::build()?;
+    for n in 0..1_000 {
+        site.cluster.put(&Object(json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": format!("s{n:04}"), "namespace": "many" },
+            "spec": { "clusterIP": format!("10.96.{}.{}", 100 + n / 250, 1 + n % 250), "ports": [{ "port": 80 }] },
+        })))?;
+    }
+    let agent = site.serve()?;
+    let browser = Browser::start(site.ns(), &["--window-size=1280,900"], true)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelector('#shown')?.textContent === '1,003 services'")?;
+    let rows = "return document.querySelectorAll('tr[data-service]').length";
+    ensure!(browser.eval(rows)?.as_u64().is_some_and(|rows| (10..60).contains(&rows)), "only those in sight");
+    browser.eval("scrollTo(0, document.body.scrollHeight)")?;
+    browser.wait("[...document.querySelectorAll('td.name a')].at(-1).textContent === 's0999'")?;
+    ensure!(browser.eval(rows)?.as_u64().is_some_and(|rows| (10..60).contains(&rows)));
+    ensure!(browser.eval("return document.querySelector('#services').ariaRowCount")? == "1004");
+    // From a key to what it brings about, layout included.
+    let typing = "const filter = document.getElementById('filter'); const started = performance.now();
+        for (const words of ['s', 's0', 's09', 's099', 's0999']) {
+            filter.value = words;
+            filter.dispatchEvent(new Event('input', { bubbles: true }));
+            document.body.getBoundingClientRect();
+        }
+        return (performance.now() - started) / 5";
+    let millis = browser.eval(typing)?.as_f64().unwrap_or(f64::MAX);
+    ensure!(Duration::from_secs_f64(millis / 1e3) < Duration::from_millis(500), "{millis} ms a key");
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 1")?;
+    agent.stop()
+}

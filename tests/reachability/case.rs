@@ -1,0 +1,171 @@
+//! One row of the matrix: a client, what it dials, and what must come of it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use testbed::agent::SERVICE_PORT;
+use testbed::lab::{Dual, EXTERNAL, Family, Lab, Node};
+
+use super::services::{self, SECOND_PORT};
+use super::setting::Setting;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) id: &'static str,
+    pub(crate) client: &'static str,
+    pub(crate) to: To,
+    pub(crate) service: &'static str,
+    /// In the default mode.
+    pub(crate) default: Expect,
+    /// With `--masquerade compat`, as kube-proxy does it.
+    pub(crate) compat: Expect,
+}
+
+/// At which of its addresses a service is dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    ClusterIp,
+    /// Its ClusterIP, at a port that it does not offer.
+    ClusterIpOtherPort,
+    /// At a node's primary address.
+    NodePort(&'static str),
+    /// At n1's address on the segment beside the fabric.
+    NodePortSecond,
+    /// At 127.0.0.1 or ::1.
+    NodePortLoopback,
+    /// At an address of n1 that `--nodeport-addresses` leaves out.
+    NodePortElsewhere,
+    ExternalIp,
+    LoadBalancer,
+    /// Its load balancer's address, at a port that it does not offer.
+    LoadBalancerOtherPort,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// The service's only backend answers, and sees the client so.
+    Seen(Seen),
+    /// Another server answers: the packet was nothing to kpx.
+    Other(&'static str, Seen),
+    /// An RST or an ICMP error at once.
+    Refused,
+    /// Nothing at all.
+    Silence,
+}
+
+/// The address with which a backend sees its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// The client's own.
+    Client,
+    /// The one that the client dials, because it is its own too.
+    Dialled,
+    /// The primary one of this node.
+    Node(&'static str),
+    /// That of the device through which this node reaches the backend.
+    Egress(&'static str),
+}
+
+/// The same in both modes.
+pub(crate) const fn same(
+    id: &'static str,
+    client: &'static str,
+    to: To,
+    service: &'static str,
+    expect: Expect,
+) -> Case {
+    Case { id, client, to, service, default: expect, compat: expect }
+}
+
+/// The backend sees one address in the default mode, another in kube-proxy's.
+pub(crate) const fn modes(
+    id: &'static str,
+    client: &'static str,
+    to: To,
+    service: &'static str,
+    default: Seen,
+    compat: Seen,
+) -> Case {
+    Case { id, client, to, service, default: Expect::Seen(default), compat: Expect::Seen(compat) }
+}
+
+impl Case {
+    pub(crate) fn is_clusterip(&self) -> bool {
+        self.id.starts_with('C')
+    }
+
+    /// Does a node dial an address of its own, and somebody else answers?
+    pub(crate) fn starts_on_lo(&self) -> bool {
+        let is_own = match self.to {
+            To::NodePort(node) => node == self.client,
+            To::LoadBalancer | To::ExternalIp => self.client == "n1" && services::HERE.contains(&self.service),
+            _ => false,
+        };
+        is_own && services::backend(self.service) != self.client
+    }
+
+    /// Do a process of a node and a backend in the network of the same node meet?
+    pub(crate) fn is_answered_on_lo(&self) -> bool {
+        services::backend(self.service) == self.client
+    }
+
+    pub(crate) fn expect(&self, compat: bool) -> Expect {
+        if compat { self.compat } else { self.default }
+    }
+
+    /// The address that the client dials.
+    pub(crate) fn addr(&self, lab: &Lab, family: Family) -> SocketAddr {
+        let service = services::index(self.service);
+        let at = |addrs: Dual, port| SocketAddr::new(addrs.ip(family), port);
+        let node_port = services::node_port(service);
+        match self.to {
+            To::ClusterIp => services::frontend(self.service, family),
+            To::ClusterIpOtherPort => at(testbed::lab::SERVICE_CIDR.host(service), SECOND_PORT),
+            To::NodePort(node) => at(lab.host(node).addrs, node_port),
+            To::NodePortSecond => at(lab.n1.second, node_port),
+            To::NodePortLoopback => match family {
+                Family::V4 => (Ipv4Addr::LOCALHOST, node_port).into(),
+                Family::V6 => (Ipv6Addr::LOCALHOST, node_port).into(),
+            },
+            To::NodePortElsewhere => at(services::left_out(), node_port),
+            To::ExternalIp => at(services::external_ip(service), SERVICE_PORT),
+            To::LoadBalancer => at(services::vip(service), SERVICE_PORT),
+            To::LoadBalancerOtherPort => at(services::vip(service), SECOND_PORT),
+        }
+    }
+
+    /// The client's own address for this case.
+    fn client_addr(&self, lab: &Lab, family: Family) -> IpAddr {
+        let host = lab.host(self.client);
+        match self.to {
+            To::NodePortSecond => lab.second(host).ip(family),
+            _ => host.addrs.ip(family),
+        }
+    }
+
+    /// The address with which `backend` must see the client.
+    pub(crate) fn source(&self, seen: Seen, backend: &str, lab: &Lab, setting: &Setting, family: Family) -> IpAddr {
+        match seen {
+            Seen::Client => self.client_addr(lab, family),
+            Seen::Dialled => self.addr(lab, family).ip(),
+            Seen::Node(name) => lab.host(name).addrs.ip(family),
+            Seen::Egress(name) => egress(lab, setting, lab.node_of(lab.host(name)), backend).ip(family),
+        }
+    }
+}
+
+fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> Dual {
+    let node = node.expect("a case names a node");
+    let is_pod = |node: &Node| node.pods.iter().any(|pod| pod.name == backend);
+    if is_pod(node) {
+        node.towards_own_pods(lab.layout)
+    } else if lab.nodes().into_iter().any(is_pod) {
+        node.towards_pods(lab.layout, setting.pod_route)
+    } else {
+        node.host.addrs
+    }
+}
+
+/// What only tests give to hosts: far from what services have.
+pub(crate) fn spare(nth: u8) -> Dual {
+    EXTERNAL.host(200 + nth)
+}

@@ -1,0 +1,209 @@
+//! A lab with its servers, its cluster and its agents, all at work.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use proxy_net::rule::TABLE;
+use testbed::agent::{Agent, Cluster, Service, wait_until};
+use testbed::echo::{Answer, Dial, Fault, Protocol, Servers, kernel_speaks_sctp, pattern};
+use testbed::kernel_tables;
+use testbed::lab::{CLUSTER_PODS, EXTERNAL, Family, Lab};
+
+use super::services::{self, PORT, SECOND_PORT};
+
+/// From a change of the cluster to what packets meet.
+const PROMPT: Duration = Duration::from_secs(5);
+/// For one answer of several that are tried until one comes.
+const TRY: Duration = Duration::from_millis(250);
+
+/// So often the tables are read and are the same, until nobody writes any more.
+const QUIET: u32 = 3;
+
+pub(crate) struct Fixture<'a> {
+    pub(crate) lab: &'a Lab,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) agents: Vec<Agent<'a>>,
+}
+
+/// Everything that listens, and the addresses beside the hosts' own ones.
+pub(crate) fn furnish(lab: &Lab, servers: &Servers) -> Result<()> {
+    for host in lab.backends() {
+        servers.serve(host, PORT)?;
+    }
+    let (n1, ext) = (&lab.n1.host, &lab.ext);
+    for service in services::HERE {
+        let nth = services::index(service);
+        n1.add_addrs("eth0", services::vip(nth))?;
+        n1.add_addrs("eth0", services::external_ip(nth))?;
+    }
+    let proxy = services::vip(services::index("proxied"));
+    ext.add_addrs("eth0", proxy)?;
+    for family in Family::ALL {
+        let at = |addrs: testbed::lab::Dual, port| std::net::SocketAddr::new(addrs.ip(family), port);
+        servers.serve_at(ext, "proxy", at(proxy, testbed::agent::SERVICE_PORT))?;
+        servers.serve_at(n1, "host", at(services::vip(services::index("here")), SECOND_PORT))?;
+        servers.serve_at(n1, "host", at(n1.addrs, services::node_port(services::index("listened"))))?;
+        let loopback = if family == Family::V4 { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
+        servers.refuse_sctp(n1, loopback)?;
+        let len = if family == Family::V4 { 32 } else { 128 };
+        lab.fabric.ns.ip(&format!("route add {}/{len} via {}", proxy.ip(family), ext.addrs.ip(family)))?;
+    }
+    if kernel_speaks_sctp() { set_up_sctp(lab) } else { lead_sctp_to_rules(lab) }
+}
+
+/// SCTP of a kernel does not dial an address of the internet from a private one if the host has any other, whatever source
+/// the route has; unless it is told not to care. And it does not hear a refusal that comes before `connect` has come back,
+/// as it does in one kernel, but that of the next INIT, which is sent after three seconds unless it is told a shorter time.
+fn set_up_sctp(lab: &Lab) -> Result<()> {
+    lab.nodes().into_iter().try_for_each(|node| node.host.ns.sysctl("sctp/addr_scope_policy", "0"))?;
+    let hosts = lab.backends().chain([&lab.x, &lab.xl]);
+    hosts.into_iter().try_for_each(|host| host.ns.sysctl("sctp/rto_initial", "200")) // Milliseconds.
+}
+
+/// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside each of the rules that
+/// kpx makes by port there must be one without for those that our sockets dial: all but the proxy.
+fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
+    let (all, proxy) = (EXTERNAL, services::vip(services::index("proxied")));
+    for (family, version) in [(Family::V4, "-4"), (Family::V6, "-6")] {
+        for rule in [
+            format!("to {} lookup main pref 1000", proxy.ip(family)),
+            format!("to {} iif lo ipproto sctp lookup {TABLE} pref 1001", all.cidr(family)),
+        ] {
+            let mut command = Command::new("ip");
+            lab.n1.host.ns.exec(command.arg(version).args(["rule", "add"]).args(rule.split(' ')))?;
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Fixture<'a> {
+    /// Both nodes run kpx with these arguments.
+    pub(crate) fn new(lab: &'a Lab, cluster: &'a Cluster, args: &[String]) -> Result<Self> {
+        let start = |node| Agent::start_with(lab, node, cluster.source(), args);
+        let agents = lab.nodes().into_iter().map(start).collect::<Result<_>>()?;
+        Ok(Self { lab, cluster, agents })
+    }
+
+    pub(crate) fn logs(&self) -> String {
+        self.agents.iter().map(Agent::log).collect::<Vec<_>>().join("\n")
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
+        self.agents.into_iter().try_for_each(Agent::stop)
+    }
+
+    pub(crate) fn put(&self, service: &Service) -> Result<()> {
+        service.objects(self.lab).iter().try_for_each(|object| self.cluster.put(object))
+    }
+
+    /// Makes a change of the cluster, of both families, and waits until both nodes' tables show all of it.
+    pub(crate) fn settle(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let tables = || self.agents.iter().map(|agent| kernel_tables::of(agent.pid())).collect::<Result<Vec<_>>>();
+        let before = tables()?;
+        change()?;
+        let (mut last, mut quiet) = (Vec::new(), 0);
+        wait_until(PROMPT, "both nodes' tables change", || {
+            let now = tables()?;
+            let changed = now.iter().zip(&before).all(|(now, was)| now.v4 != was.v4 && now.v6 != was.v6);
+            quiet = if now == last { quiet + 1 } else { 0 };
+            last = now;
+            Ok(changed && quiet == QUIET)
+        })
+    }
+
+    /// Puts a service and waits until every protocol and family of it is served.
+    pub(crate) fn start(&self, service: &Service) -> Result<()> {
+        self.settle(|| self.put(service))?;
+        self.eventually(&format!("{} is served", service.name), "p1a", service, true)
+    }
+
+    /// Deletes a service with all that belongs to it, and waits until the nodes have forgotten it.
+    pub(crate) fn end(&self, service: &Service) -> Result<()> {
+        self.settle(|| self.delete(service))
+    }
+
+    pub(crate) fn delete(&self, service: &Service) -> Result<()> {
+        service.objects(self.lab).iter().try_for_each(|object| self.cluster.delete(object))
+    }
+
+    /// Waits until a client gets an answer from a service's ClusterIP, or none, over every protocol and family.
+    pub(crate) fn eventually(&self, what: &str, client: &str, service: &Service, answers: bool) -> Result<()> {
+        for (protocol, family) in combinations() {
+            let dial = Dial::new(protocol, service.frontend(family)).deadline(TRY);
+            wait_until(PROMPT, &format!("{what}, {protocol} {family}"), || {
+                Ok(dial.exchange(&self.lab.host(client).ns, b"?").is_ok() == answers)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// As a new flow.
+    pub(crate) fn dial(&self, client: &str, dial: Dial) -> Result<Answer> {
+        let dial = afresh(dial);
+        let answer = dial.exchange(&self.lab.host(client).ns, &pattern(100));
+        answer.with_context(|| format!("{client} dials {} over {}", dial.to, dial.protocol))
+    }
+
+    /// The backends that answer a client over so many connections.
+    pub(crate) fn answering(&self, client: &str, dial: Dial, times: usize) -> Result<BTreeSet<String>> {
+        (0..times).map(|_| Ok(self.dial(client, dial)?.backend)).collect()
+    }
+
+    /// Of these backends all answer, and no other.
+    pub(crate) fn only(&self, client: &str, dial: Dial, times: usize, backends: &[&str]) -> Result<()> {
+        let answered = self.answering(client, dial, times)?;
+        let Dial { protocol, to, .. } = dial;
+        ensure!(answered.iter().eq(backends), "{client} dials {to} {protocol}: {answered:?} answer, not {backends:?}");
+        Ok(())
+    }
+
+    /// No backend of the cluster answers.
+    pub(crate) fn is_silent(&self, client: &str, dial: Dial) -> Result<()> {
+        match dial.deadline(TRY).exchange(&self.lab.host(client).ns, b"?") {
+            Ok(answer) => anyhow::bail!("{client} dials {}: {} answers", dial.to, answer.backend),
+            Err(Fault::Corrupt(what)) => anyhow::bail!("{client} dials {}: {what}", dial.to),
+            Err(Fault::Refused | Fault::TimedOut(_) | Fault::Io(..)) => Ok(()),
+        }
+    }
+}
+
+/// From a port that nobody had before, if the protocol does not tell flows apart by more: from one that the kernel
+/// chooses an older flow might go on, as it was then.
+pub(crate) fn afresh(dial: Dial) -> Dial {
+    match dial {
+        Dial { protocol: Protocol::Udp, source_port: 0, .. } => dial.source_port(fresh_ports(1)),
+        dial => dial,
+    }
+}
+
+/// The first of so many ports in a row: above those of servers, below the node ports and those that the kernel chooses.
+pub(crate) fn fresh_ports(count: u16) -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(count.into(), Ordering::Relaxed) % 19_900;
+    10_000 + u16::try_from(next).expect("it is below 19,900")
+}
+
+/// Lets time pass, where time is what a case is about.
+pub(crate) fn idle(time: Duration) -> Result<()> {
+    let started = Instant::now();
+    wait_until(time + PROMPT, "time has passed", || Ok(started.elapsed() >= time))
+}
+
+pub(crate) fn combinations() -> impl Iterator<Item = (Protocol, Family)> {
+    Protocol::ALL.into_iter().flat_map(|protocol| Family::ALL.map(|family| (protocol, family)))
+}
+
+/// By every protocol and family in turn.
+pub(crate) fn each(mut check: impl FnMut(Protocol, Family) -> Result<()>) -> Result<()> {
+    combinations()
+        .try_for_each(|(protocol, family)| check(protocol, family).with_context(|| format!("{protocol} {family}")))
+}
+
+/// What makes kpx masquerade as kube-proxy does.
+pub(crate) fn compat_args() -> Vec<String> {
+    let pods = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
+    ["--masquerade", "compat", "--cluster-cidr", &pods].map(str::to_owned).to_vec()
+}

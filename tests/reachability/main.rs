@@ -1,0 +1,158 @@
+//! Who reaches what by a service, who answers, and whom the backend sees: with real sockets, in every setting.
+//!
+//! Both nodes run kpx. The cases' names are those of the reachability matrix of kpx's design; `docs/reachability.md` lists them.
+
+mod case;
+mod document;
+mod fixture;
+mod results;
+mod rows;
+mod services;
+mod setting;
+mod special;
+mod table;
+
+use anyhow::{Context, Result, anyhow, bail};
+use testbed::agent::{Cluster, Service};
+use testbed::capture::{Capture, Checksums, Packet};
+use testbed::echo::Servers;
+use testbed::lab::{Family, Lab, Layout, PodRoute};
+
+use crate::fixture::{Fixture, compat_args, furnish};
+use crate::results::Results;
+use crate::setting::{Setting, mode};
+use crate::table::{CASES, CASES_OF_FLAGS};
+
+#[test]
+fn routed_pods_reach_services() {
+    check(Layout::Routed, false, Cluster::with_api_server).unwrap();
+}
+
+#[test]
+fn point_to_point_pods_reach_services() {
+    check(Layout::Ptp, false, Cluster::with_manifests).unwrap();
+}
+
+#[test]
+fn bridged_pods_reach_services() {
+    check(Layout::Bridge, false, Cluster::with_manifests).unwrap();
+}
+
+#[test]
+fn overlaid_pods_reach_services() {
+    check(Layout::Vxlan, false, Cluster::with_api_server).unwrap();
+}
+
+#[test]
+fn routed_pods_masqueraded_as_kube_proxy_does() {
+    check(Layout::Routed, true, Cluster::with_manifests).unwrap();
+}
+
+#[test]
+fn point_to_point_pods_masqueraded_as_kube_proxy_does() {
+    check(Layout::Ptp, true, Cluster::with_api_server).unwrap();
+}
+
+#[test]
+fn bridged_pods_masqueraded_as_kube_proxy_does() {
+    check(Layout::Bridge, true, Cluster::with_api_server).unwrap();
+}
+
+#[test]
+fn overlaid_pods_masqueraded_as_kube_proxy_does() {
+    check(Layout::Vxlan, true, Cluster::with_manifests).unwrap();
+}
+
+/// Runs everything in one lab, and only then fails, with all that went wrong.
+fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> Result<()> {
+    let lab = Lab::start(layout)?;
+    let servers = Servers::start()?;
+    furnish(&lab, &servers)?;
+    let cluster = cluster(&lab)?;
+    let services = services::services(&lab);
+    for object in services.iter().flat_map(|service: &Service| service.objects(&lab)) {
+        cluster.put(&object)?;
+    }
+    let args = if compat { compat_args() } else { Vec::new() };
+    let fixture = Fixture::new(&lab, &cluster, &args)?;
+
+    let mut results = Results::default();
+    run_settings(&lab, Setting::plain(layout, compat), &mut results)?;
+    if !compat {
+        special::run(&fixture, &mut results);
+    }
+    let mut logs = fixture.logs();
+    fixture.stop()?;
+    if !compat {
+        logs += &run_flags(&lab, &servers, &cluster, &mut results)?;
+    }
+    println!("{layout:?} {}\n{results}", mode(compat));
+    results.into_result().with_context(|| format!("{layout:?} {}; logs of kpx:\n{logs}", mode(compat)))
+}
+
+/// Everything in the plain setting and in those that are watched; ClusterIPs, for all that is forwarded is so alike, in
+/// the others too.
+fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> {
+    for rp_filter in [0, 1, 2] {
+        for default_route in [true, false] {
+            let setting = Setting { rp_filter, default_route, ..plain };
+            setting.apply(lab)?;
+            let everything = rp_filter == 1 && default_route;
+            rows::run(lab, &setting, CASES.iter().filter(|case| everything || case.is_clusterip()), results);
+        }
+    }
+    let overlay = Setting { pod_route: PodRoute::Eth1, ..plain };
+    overlay.apply(lab)?;
+    rows::run(lab, &overlay, CASES, results);
+    run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, results)?;
+    run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, results)
+}
+
+/// With flags that change who may dial what.
+fn run_flags(lab: &Lab, servers: &Servers, cluster: &Cluster, results: &mut Results) -> Result<String> {
+    let args =
+        ["--nodeport-addresses", "172.18.0.0/24,fd00:172:18::/64", "--cluster-ip-external=false"].map(str::to_owned);
+    let fixture = Fixture::new(lab, cluster, &args)?;
+    let left_out = services::left_out();
+    lab.n1.host.add_addrs("eth0", left_out)?;
+    for family in Family::ALL {
+        let port = services::node_port(services::index("p1b"));
+        servers.serve_at(&lab.n1.host, "host", (left_out.ip(family), port).into())?;
+    }
+    rows::run(lab, &Setting::plain(lab.layout, false), CASES_OF_FLAGS, results);
+    let logs = fixture.logs();
+    fixture.stop()?;
+    Ok(logs)
+}
+
+/// Runs the table while every host's packets are captured and connection tracking is watched.
+fn run_watched(lab: &Lab, setting: Setting, checksums: Checksums, results: &mut Results) -> Result<()> {
+    setting.apply(lab)?;
+    let hosts = ["p1a", "p1b", "p2a", "p2b", "n1", "n2", "ext", "x"].map(|name| lab.host(name));
+    let captures: Vec<_> = hosts.into_iter().map(|host| Ok((host, Capture::start(host)?))).collect::<Result<_>>()?;
+    rows::run(lab, &setting, CASES, results);
+    for (host, capture) in captures {
+        let captured = capture.stop(checksums);
+        let result = captured
+            .and_then(|packets| if ["p1a", "x"].contains(&host.name) { only_frontends(lab, &packets) } else { Ok(()) });
+        results.add("packets", &format!("packets at {}, {setting}", host.name), result);
+    }
+    let invalid = lab.invalid_packets()?;
+    let result = if invalid.is_empty() { Ok(()) } else { Err(anyhow!("{}", invalid.join(", "))) };
+    results.add("invalid", &format!("connection tracking finds no packet invalid, {setting}"), result);
+    Ok(())
+}
+
+/// A client that dials only frontends must never see a packet from a backend's own address.
+fn only_frontends(lab: &Lab, packets: &[Packet]) -> Result<()> {
+    for name in ["p1b", "p2a", "n2", "ext"] {
+        for family in Family::ALL {
+            let backend = lab.host(name).addrs.ip(family);
+            // Frontends are at other ports than backends, and n2 is both.
+            if let Some(packet) = packets.iter().find(|packet| packet.src == (backend, services::PORT).into()) {
+                bail!("a client sees its backend's own address: {packet}");
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! How nodes and network are set up while the table runs.
+
+use std::fmt;
+
+use anyhow::Result;
+use testbed::lab::{Lab, Layout, PodRoute};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Setting {
+    pub(crate) layout: Layout,
+    pub(crate) compat: bool,
+    pub(crate) rp_filter: u8,
+    pub(crate) default_route: bool,
+    pub(crate) pod_route: PodRoute,
+    pub(crate) firewall: bool,
+    pub(crate) offload: bool,
+}
+
+impl Setting {
+    /// As a node is out of the box.
+    pub(crate) fn plain(layout: Layout, compat: bool) -> Self {
+        let pod_route = PodRoute::Eth0;
+        Self { layout, compat, rp_filter: 1, default_route: true, pod_route, firewall: false, offload: true }
+    }
+
+    pub(crate) fn apply(&self, lab: &Lab) -> Result<()> {
+        lab.set_rp_filter(self.rp_filter)?;
+        lab.set_default_route(self.default_route)?;
+        lab.set_pod_route(self.pod_route)?;
+        lab.set_firewall(self.firewall)?;
+        lab.set_offload(self.offload)
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layout, compat, rp_filter, default_route, pod_route, firewall, offload } = self;
+        write!(f, "{layout:?}, {}, rp_filter={rp_filter} default_route={default_route} ", mode(*compat))?;
+        write!(f, "pods by {pod_route:?} firewall={firewall} offload={offload}")
+    }
+}
+
+/// The masquerade mode, as its flag calls it.
+pub(crate) fn mode(compat: bool) -> &'static str {
+    if compat { "compat" } else { "default" }
+}

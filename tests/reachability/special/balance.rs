@@ -1,0 +1,79 @@
+//! How a service's connections are spread.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{SERVICE_PORT, Service};
+use testbed::echo::{Connection, Dial};
+
+use crate::fixture::{Fixture, afresh, each, fresh_ports};
+use crate::services::{PORT, vip};
+
+const ALGORITHM: &str = "kpx.dev/lb-algorithm";
+const NTH: u8 = 70;
+
+/// What one node says of a client the other says too: so that it matters to nobody over which one a packet comes.
+pub(super) fn maglev(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("maglev", NTH, &["p1b", "p1c", "p2a", "p2b"], PORT).annotation(ALGORITHM, "maglev");
+    let service = service.load_balancer(vip(NTH), "VIP").without_node_ports();
+    fixture.start(&service)?;
+    each(|protocol, family| {
+        let to = SocketAddr::new(vip(NTH).ip(family), SERVICE_PORT);
+        let ports = fresh_ports(24);
+        let chosen = [&fixture.lab.n1, &fixture.lab.n2].map(|node| {
+            fixture.lab.set_external_route(node)?;
+            let dial = |port| {
+                let dial = Dial::new(protocol, to).source_port(port);
+                let mut connection = dial.connect(&fixture.lab.x.ns)?;
+                let answer = connection.exchange(b"!")?;
+                connection.reset()?;
+                anyhow::Ok(answer.backend)
+            };
+            (ports..ports + 24).map(dial).collect::<Result<Vec<_>>>().with_context(|| format!("by {}", node.host.name))
+        });
+        fixture.lab.set_external_route(&fixture.lab.n1)?;
+        let [by_n1, by_n2] = chosen;
+        let (by_n1, by_n2) = (by_n1?, by_n2?);
+        ensure!(by_n1 == by_n2, "by n1 {by_n1:?}, by n2 {by_n2:?}");
+        ensure!(by_n1.iter().any(|backend| *backend != by_n1[0]), "24 clients, and only {} answers", by_n1[0]);
+        Ok(())
+    })?;
+    fixture.end(&service)
+}
+
+pub(super) fn round_robin(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("turns", NTH + 1, &["p1b", "p1c", "p2a"], PORT).annotation(ALGORITHM, "round-robin");
+    fixture.start(&service)?;
+    each(|protocol, family| {
+        let mut counts = BTreeMap::new();
+        for _ in 0..30 {
+            let answer = fixture.dial("p1a", Dial::new(protocol, service.frontend(family)))?;
+            *counts.entry(answer.backend).or_insert(0) += 1;
+        }
+        ensure!(counts.values().eq(&[10, 10, 10]), "{counts:?}");
+        Ok(())
+    })?;
+    fixture.end(&service)
+}
+
+pub(super) fn least_connections(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("least", NTH + 2, &["p1b"], PORT).annotation(ALGORITHM, "least-connections");
+    fixture.start(&service)?;
+    let open = |protocol, family| -> Result<(Connection, String)> {
+        let dial = afresh(Dial::new(protocol, service.frontend(family)));
+        let mut connection = dial.connect(&fixture.lab.host("p1a").ns)?;
+        let backend = connection.exchange(b"!")?.backend;
+        Ok((connection, backend))
+    };
+    let mut loaded = Vec::new();
+    each(|protocol, family| (0..6).try_for_each(|_| open(protocol, family).map(|connection| loaded.push(connection))))?;
+    fixture.settle(|| fixture.put(&service.clone().backends(&["p1b", "p1c"])))?;
+    each(|protocol, family| {
+        let later: Vec<_> = (0..4).map(|_| open(protocol, family)).collect::<Result<_>>()?;
+        let backends: Vec<_> = later.iter().map(|(_, backend)| backend.as_str()).collect();
+        ensure!(backends == ["p1c"; 4], "6 are open to p1b, and {backends:?} answer");
+        Ok(())
+    })?;
+    fixture.end(&service)
+}

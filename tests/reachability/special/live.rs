@@ -1,0 +1,98 @@
+//! The cluster changes while flows are open.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{SERVICE_PORT, Service};
+use testbed::echo::{Connection, Dial, Protocol, pattern};
+use testbed::lab::Family;
+
+use crate::fixture::{Fixture, afresh, combinations};
+use crate::services::{PORT, vip};
+
+const NTH: u8 = 64;
+
+/// A socket of one port all the time, of a pod, of the node and of a client outside.
+pub(super) fn datagrams_move(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("moving", NTH, &["p1b"], PORT).load_balancer(vip(NTH), "VIP").without_node_ports();
+    fixture.start(&service)?;
+    let open = |(client, to, family): (&'static str, SocketAddr, Family)| {
+        let connection = afresh(Dial::new(Protocol::Udp, to)).connect(&fixture.lab.host(client).ns)?;
+        anyhow::Ok((client, family, connection))
+    };
+    let mut flows =
+        Family::ALL.into_iter().flat_map(|family| clients(&service, family)).map(open).collect::<Result<Vec<_>>>()?;
+    for (nth, backend) in ["p1b", "p2a", "p1c", "p1b"].into_iter().enumerate() {
+        if nth > 0 {
+            fixture.settle(|| fixture.put(&service.clone().backends(&[backend])))?;
+        }
+        for (client, family, connection) in &mut flows {
+            let answer = connection.exchange(b"!").with_context(|| format!("{client} {family}, to {backend}"))?;
+            ensure!(answer.backend == backend, "{client} {family}: {} answers, not {backend}", answer.backend);
+        }
+    }
+    fixture.end(&service)
+}
+
+pub(super) fn outlive_backend(fixture: &Fixture) -> Result<()> {
+    outlive(fixture, Service::new("shrinking", NTH + 1, &["p1b"], PORT), |service| {
+        fixture.settle(|| fixture.put(&service.clone().backends(&["p2a"])))?;
+        fixture.settle(|| fixture.put(&service.clone().backends(&[])))
+    })
+}
+
+pub(super) fn outlive_policy(fixture: &Fixture) -> Result<()> {
+    outlive(fixture, Service::new("strict", NTH + 2, &["p2a"], PORT), |service| {
+        fixture.settle(|| fixture.put(&service.clone().local().external_local().health_check_node_port(30_500)))
+    })
+}
+
+pub(super) fn outlive_service(fixture: &Fixture) -> Result<()> {
+    outlive(fixture, Service::new("gone", NTH + 3, &["p2a"], PORT), |service| {
+        fixture.end(service)?;
+        fixture.settle(|| fixture.put(service)) // So that there is something to end.
+    })
+}
+
+/// Connections that were opened before a change last after it.
+fn outlive(fixture: &Fixture, service: Service, change: impl FnOnce(&Service) -> Result<()>) -> Result<()> {
+    let service = service.clone().load_balancer(vip(service.nth), "VIP").without_node_ports();
+    fixture.start(&service)?;
+    let mut flows: Vec<(String, Connection)> = Vec::new();
+    for (protocol, family) in combinations().filter(|(protocol, _)| *protocol != Protocol::Udp) {
+        for (client, to, _) in clients(&service, family) {
+            let name = format!("{client} {to} {protocol}");
+            let mut connection =
+                Dial::new(protocol, to).connect(&fixture.lab.host(client).ns).with_context(|| name.clone())?;
+            connection.exchange(b"before").with_context(|| name.clone())?;
+            flows.push((name, connection));
+        }
+    }
+    change(&service)?;
+    for (name, connection) in &mut flows {
+        let answer = connection.exchange(&pattern(5000)).with_context(|| format!("{name}, after the change"))?;
+        ensure!(service.backends.contains(&answer.backend.as_str()), "{name}: {} answers", answer.backend);
+    }
+    fixture.end(&service)
+}
+
+/// Who dials a service of its own addresses: a pod and the node by its ClusterIP, both and a client outside by its
+/// load balancer.
+fn clients(service: &Service, family: Family) -> impl Iterator<Item = (&'static str, SocketAddr, Family)> {
+    let (internal, external) = (service.frontend(family), (vip(service.nth).ip(family), SERVICE_PORT).into());
+    let clients = [("p1a", internal), ("n1", internal), ("p1a", external), ("n1", external), ("x", external)];
+    clients.into_iter().map(move |(client, to)| (client, to, family))
+}
+
+pub(super) fn labels(fixture: &Fixture) -> Result<()> {
+    let service = Service::new("labelled", NTH + 4, &["p1b"], PORT);
+    fixture.start(&service)?;
+    for (key, value) in [("service.kubernetes.io/service-proxy-name", "other"), ("service.kubernetes.io/headless", "")]
+    {
+        fixture.settle(|| fixture.put(&service.clone().label(key, value)))?;
+        fixture.eventually(&format!("{key} takes it down"), "p1a", &service, false)?;
+        fixture.settle(|| fixture.put(&service))?;
+        fixture.eventually(&format!("without {key} it is back"), "p1a", &service, true)?;
+    }
+    fixture.end(&service)
+}

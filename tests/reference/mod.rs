@@ -1,0 +1,25 @@
+//! The programs and the agent's tables against a plain model of what a Service means: random objects, random packets,
+//! and both must come to the same.
+//!
+//! `KPX_SEED` repeats a run: it is printed at the start, and with a difference the seed of its cluster alone.
+
+mod affinity;
+mod fixture;
+mod frame;
+mod pairs;
+mod sequences;
+mod tally;
+
+use std::env;
+
+use anyhow::{Context, Result};
+
+/// Of the environment, or a new one; printed either way.
+fn seed() -> Result<u64> {
+    let seed = match env::var("KPX_SEED") {
+        Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,
+        Err(_) => rand::random_range(0..1_000_000_000),
+    };
+    println!("KPX_SEED={seed}");
+    Ok(seed)
+}
