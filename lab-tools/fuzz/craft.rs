@@ -1,4 +1,4 @@
-//! Frames made from nothing: well formed, whatever they say.
+//! Frames made from nothing: well formed, with any contents.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use testbed::reference::generate::{Dice, one};
 use crate::model::rewrite::{crc32c, fold, pseudo_sum, sum};
 use crate::model::wire::{self, SCTP, TCP, UDP};
 
-/// What stands between the IP header and the transport.
+/// The headers between the IP header and the transport.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Between {
     /// IPv4 options, a multiple of four bytes.

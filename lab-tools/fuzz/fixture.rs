@@ -33,7 +33,7 @@ pub(crate) struct Fixture {
     v4: Tables<Addr4>,
     v6: Tables<Addr6>,
     clock: Clock,
-    /// As last read.
+    /// The counters as last read.
     counts: Counts,
     out: Vec<u8>,
     cb: u8,
@@ -44,12 +44,12 @@ struct Tables<A: Addr> {
     affinity: HashMap<MapData, AffinityKey<A>, Affinity<A>>,
     fragments: HashMap<MapData, FragmentKey<A>, Ports>,
     guests: HashMap<MapData, FlowKey<A>, Guest>,
-    nursery: Queue<MapData, FlowKey<A>>,
+    half_open: Queue<MapData, FlowKey<A>>,
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
 }
 
-/// What the programs take for the time until the kernel's next tick, which may come late: milliseconds into a new second
+/// The programs' clock until the kernel's next tick, which may come late: milliseconds into a new second
 /// they would still count the old one.
 struct Clock {
     told: PerCpuArray<MapData, [u64; 2]>,
@@ -127,7 +127,7 @@ impl Fixture {
         self.v6.forget()
     }
 
-    /// As if nothing had happened for so long.
+    /// Ages the tables as if nothing had happened for so long.
     pub(crate) fn age(&mut self, secs: u32) -> Result<()> {
         self.v4.age(secs)?;
         self.v6.age(secs)
@@ -144,7 +144,7 @@ impl Fixture {
         if src.is_ipv4() { self.v4.chosen(table, proto, src, dst) } else { self.v6.chosen(table, proto, src, dst) }
     }
 
-    /// What has been counted since the last time.
+    /// Returns the counts since the last call.
     pub(crate) fn counted(&mut self) -> Result<Counts> {
         let now = self.read_counts()?;
         let before = std::mem::replace(&mut self.counts, now.clone());
@@ -194,7 +194,7 @@ fn now_secs() -> Result<u32> {
 }
 
 impl Clock {
-    /// As [`now_secs`]; in a new second the programs ask for the time anew.
+    /// Returns the time as [`now_secs`] does; in a new second the programs ask for the time again.
     fn now_secs(&mut self) -> Result<u32> {
         let now = now_secs()?;
         if now != self.second {
@@ -249,7 +249,7 @@ where
             affinity: bench.map(INGRESS, maps.affinity)?.try_into()?,
             fragments: bench.map(INGRESS, maps.fragments)?.try_into()?,
             guests: bench.map(EGRESS, maps.guests)?.try_into()?,
-            nursery: bench.map(INGRESS, maps.nursery)?.try_into()?,
+            half_open: bench.map(INGRESS, maps.half_open)?.try_into()?,
             connections: bench.map(INGRESS, maps.connections)?.try_into()?,
             counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
         })
@@ -261,7 +261,7 @@ where
         clear(&mut self.fragments)?;
         clear(&mut self.guests)?;
         // Flows that are gone still stand in it.
-        while self.nursery.pop(0).is_ok() {}
+        while self.half_open.pop(0).is_ok() {}
         clear(&mut self.connections)?;
         clear(&mut self.counts)
     }

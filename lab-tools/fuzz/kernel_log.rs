@@ -1,4 +1,4 @@
-//! What the kernel has complained of meanwhile.
+//! The kernel's complaints during a run.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -20,7 +20,7 @@ impl KernelLog {
         let mut file = match file {
             Ok(file) => file,
             Err(error) => {
-                println!("the kernel's log cannot be read ({error}): nobody looks for complaints in it");
+                println!("the kernel's log cannot be read ({error}): complaints in it go unseen");
                 return Ok(Self(None));
             }
         };

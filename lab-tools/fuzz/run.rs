@@ -11,7 +11,7 @@ use testbed::reference::node;
 use crate::corpus;
 use crate::fixture::Fixture;
 use crate::kernel_log::KernelLog;
-use crate::session::{Session, Tally};
+use crate::session::{Results, Session};
 use crate::steps::{self, Step};
 
 /// Packets to one cluster, since a cluster costs as much as many packets.
@@ -22,7 +22,7 @@ const REPORT: Duration = Duration::from_secs(30);
 const SECS: u64 = 8;
 /// Packets that bring everything about.
 const ENOUGH: u64 = 20_000;
-/// What must have happened in a run, so that it says something.
+/// The outcomes that a run must have to prove anything.
 const SEEN: [&str; 19] = [
     "flow_opened",
     "forwarded",
@@ -57,14 +57,14 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
     let netns = node::namespace("fuzz")?;
     netns.run(|| {
         let mut fixtures = [Fixture::new(false)?, Fixture::new(true)?];
-        let mut tally = Tally::new();
+        let mut results = Results::new();
         let mut reported = Instant::now();
         let (start, mut sessions, mut packets, mut blurred) = (Instant::now(), 0_u64, 0_u64, 0_u64);
         while start.elapsed() < Duration::from_secs(secs) {
             let seed = first + sessions;
             let mut steps = Vec::new();
             let fixture = &mut fixtures[usize::from(seed % 2 == 1)];
-            match random(fixture, seed, STEPS, &mut steps, &mut tally) {
+            match random(fixture, seed, STEPS, &mut steps, &mut results) {
                 Ok(whole) => blurred += u64::from(!whole),
                 Err(difference) => bail!("KPX_SEED={seed}: {:#}", smallest(fixture, seed, steps, difference)?),
             }
@@ -79,21 +79,21 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
         println!(
             "{packets} packets in {sessions} sessions, {rate:.0} a second; {blurred} cut short at the end of a second"
         );
-        tally.iter().for_each(|(what, n)| println!("{n:10} {what}"));
+        results.iter().for_each(|(what, n)| println!("{n:10} {what}"));
         if packets < ENOUGH {
             println!("too few packets on this machine to say that something never happens");
             return kernel_log.check();
         }
-        let never: Vec<_> = SEEN.iter().filter(|what| !tally.contains_key(*what)).collect();
+        let never: Vec<_> = SEEN.iter().filter(|what| !results.contains_key(*what)).collect();
         ensure!(never.is_empty(), "never seen: {never:?}");
         // Two of ten thousand.
-        let is_fast_seen = ["fast_local", "fast_remote"].iter().any(|what| tally.contains_key(what));
+        let is_fast_seen = ["fast_local", "fast_remote"].iter().any(|what| results.contains_key(what));
         ensure!(is_fast_seen || packets < 3 * ENOUGH, "no packet has skipped the stack");
         kernel_log.check()
     })
 }
 
-/// What once was a difference, or is a good example of its kind.
+/// Repeats former differences and good examples of their kinds.
 #[test]
 fn programs_and_model_agree_on_the_corpus() -> Result<()> {
     let netns = node::namespace("corpus")?;
@@ -125,13 +125,19 @@ fn folder() -> &'static Path {
 fn keep(fixture: &mut Fixture, seed: u64) -> Result<()> {
     const SHORT: usize = 150;
     let mut steps = Vec::new();
-    random(fixture, seed, SHORT, &mut steps, &mut Tally::new())?;
+    random(fixture, seed, SHORT, &mut steps, &mut Results::new())?;
     let why = "A bit of everything.";
     Ok(fs::write(folder().join(format!("{seed}.txt")), corpus::write(why, seed, &steps))?)
 }
 
 /// One session. False if it was cut short.
-fn random(fixture: &mut Fixture, seed: u64, count: usize, steps: &mut Vec<Step>, tally: &mut Tally) -> Result<bool> {
+fn random(
+    fixture: &mut Fixture,
+    seed: u64,
+    count: usize,
+    steps: &mut Vec<Step>,
+    results: &mut Results,
+) -> Result<bool> {
     let mut session = Session::start(fixture, seed, false)?;
     let mut dice = dice(seed);
     let mut last = None;
@@ -145,7 +151,7 @@ fn random(fixture: &mut Fixture, seed: u64, count: usize, steps: &mut Vec<Step>,
         };
     }
     session.finish()?;
-    session.tally.iter().for_each(|(what, n)| *tally.entry(what).or_default() += n);
+    session.results.iter().for_each(|(what, n)| *results.entry(what).or_default() += n);
     Ok(true)
 }
 

@@ -18,13 +18,13 @@ pub(crate) struct Session<'a> {
     pub(crate) model: Model,
     uncounted: u32,
     counts_each: bool,
-    pub(crate) tally: Tally,
+    pub(crate) results: Results,
 }
 
 /// How often each thing has happened.
-pub(crate) type Tally = BTreeMap<&'static str, u64>;
+pub(crate) type Results = BTreeMap<&'static str, u64>;
 
-/// A packet ran over the end of a second, so that nobody knows what time its flow remembers.
+/// A packet ran over the end of a second, so the time that its flow remembers is unknown.
 #[derive(Debug)]
 pub(crate) struct Blurred;
 
@@ -35,10 +35,10 @@ impl<'a> Session<'a> {
         fixture.enter(&cluster)?;
         fixture.counted()?;
         let model = Model::new(cluster, fixture.is_fast);
-        Ok(Self { fixture, model, uncounted: 0, counts_each, tally: Tally::new() })
+        Ok(Self { fixture, model, uncounted: 0, counts_each, results: Results::new() })
     }
 
-    /// What a packet became. The outer error is a difference.
+    /// Sends a packet and compares its outcome. The outer error is a difference.
     pub(crate) fn step(&mut self, step: &Step) -> Result<Result<Option<Got>, Blurred>> {
         match step {
             Step::Age(secs) => {
@@ -83,8 +83,8 @@ impl<'a> Session<'a> {
         let counted = self.fixture.counted().context("read the counters")?;
         let wanted = &mut self.model.counts;
         ensure!(counted == *wanted, "what was counted is\n{counted:?}\nand should be\n{wanted:?}");
-        wanted.events.iter().for_each(|(event, n)| *self.tally.entry(event.name()).or_default() += n);
-        wanted.reasons.iter().for_each(|(reason, n)| *self.tally.entry(reason.name()).or_default() += n);
+        wanted.events.iter().for_each(|(event, n)| *self.results.entry(event.name()).or_default() += n);
+        wanted.reasons.iter().for_each(|(reason, n)| *self.results.entry(reason.name()).or_default() += n);
         wanted.events.clear();
         wanted.reasons.clear();
         Ok(())

@@ -1,4 +1,4 @@
-//! What happens next in a session: mostly packets that have to do with what is there already.
+//! The next step of a session: mostly packets that relate to state that exists already.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -47,7 +47,7 @@ pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) 
     Step::Packet(sent)
 }
 
-/// What an ingress hook let through, or sent past the stack, where it leaves.
+/// Makes the step for a packet that an ingress hook let through or sent past the stack, where it leaves.
 fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
     let passed = matches!(sent.at, At::Ingress(_)) && got.verdict != Verdict::Drop && got.mark & TRANSLATED != 0;
     let at = At::Egress(one(dice, &Device::OUTER));

@@ -5,13 +5,13 @@
 mod dialer;
 mod flood;
 mod gaps;
+mod results;
 mod stream;
 mod streams;
-mod tally;
 
 pub use self::dialer::{Dialer, Exchange, Plan};
 pub use self::flood::Flood;
 pub use self::gaps::{Gap, Gaps};
+pub use self::results::Results;
 pub use self::stream::Seen;
-pub use self::streams::{Kind, Route, StreamTally, Streams};
-pub use self::tally::Tally;
+pub use self::streams::{Kind, Route, StreamResults, Streams};

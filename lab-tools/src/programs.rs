@@ -1,4 +1,4 @@
-//! What an open flow's packet costs in each program, against the least that it could cost: programs that find the flow and
+//! The cost of an open flow's packet in each program, against the least possible: programs that find the flow and
 //! rewrite the packet, and do nothing else. And what a packet costs that is none of kpx's.
 //!
 //! [`live`] has the kernel take the time of every run (BPF_STATS_RUN_TIME) while two sockets talk through a node: between
@@ -21,14 +21,14 @@ use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{EGRESS, EMPTY, FamilyMaps, INGRESS, IPV4, IPV6, MINIMAL, MINIMAL_OUT};
-use proxy_datapath::object;
 use proxy_datapath::verifier;
 
 use fixture::Fixture;
 use testbed::netns::NetNs;
+use testbed::test_run::object;
 use testbed::text::Names;
 
-/// What is measured against what: at ingress, and at egress.
+/// The variants to compare: at ingress, and at egress.
 const VARIANTS: [(&str, [&str; 2]); 3] =
     [("nothing", [EMPTY, EMPTY]), ("minimal", [MINIMAL, MINIMAL_OUT]), ("kpx", [INGRESS, EGRESS])];
 const HOOKS: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress];
@@ -39,9 +39,9 @@ const REPEAT: u32 = 100_000;
 /// A line of a table: what one packet costs in each of the variants.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The hook, whether a flow was found, and of which packets.
+    /// The hook, the kind of packets, and if a flow was found.
     pub what: String,
-    /// Of each round; one for each of the variants.
+    /// The times of each round; one for each of the variants.
     pub rounds: [Vec<Duration>; 3],
 }
 
@@ -75,7 +75,7 @@ struct Peers {
 }
 
 impl Peers {
-    /// Of both families, by TCP and UDP.
+    /// Returns the flows of both families, by TCP and UDP.
     fn all() -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for addrs in [["10.244.1.10", "10.96.0.10", "10.244.2.10"], ["fd00:1::10", "fd00:96::10", "fd00:2::10"]] {
@@ -104,7 +104,7 @@ struct Programs(Ebpf);
 
 impl Programs {
     fn load() -> Result<Self> {
-        let mut ebpf = verifier::loader().load(object::embedded()?).context("load the BPF object")?;
+        let mut ebpf = verifier::loader().load(object()?).context("load the BPF object")?;
         for name in VARIANTS.iter().flat_map(|(_, names)| names) {
             let program = ebpf.program_mut(name).with_context(|| format!("no program {name}"))?;
             let program: &mut SchedClassifier = program.try_into()?;
@@ -119,7 +119,7 @@ impl Programs {
         Ok(self.0.program(name).with_context(|| format!("no program {name}"))?.try_into()?)
     }
 
-    /// What the kernel has counted: runs, and how long they took.
+    /// Returns the kernel's counters: runs, and how long they took.
     fn runs(&self, name: &str) -> Result<(u64, Duration)> {
         let info = self.program(name)?.info()?;
         Ok((info.run_count(), info.run_time()))
@@ -167,7 +167,7 @@ fn port(at: SocketAddr) -> Port {
     Port::new(at.port())
 }
 
-/// What packets cost while sockets talk: one row for each hook, for flows' packets and for those of nobody.
+/// Measures packets while sockets talk: one row for each hook, for packets of a flow and of none.
 pub fn live(rounds: usize, turns: u32) -> Result<Vec<Row>> {
     let _stats = enable_stats(Stats::RunTime).context("have the kernel take the time of programs")?;
     let fixture = Fixture::new()?;
@@ -223,7 +223,7 @@ fn turn(
     Ok(times)
 }
 
-/// What a packet costs when nothing else happens.
+/// Measures a packet when nothing else happens.
 pub fn warm(rounds: usize) -> Result<Vec<Row>> {
     let mut programs = Programs::load()?;
     let mut rows = Vec::new();

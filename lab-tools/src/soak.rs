@@ -1,4 +1,4 @@
-//! What an operator does to a busy node, and whether anybody notices.
+//! The actions of an operator on a busy node, and their effect on clients.
 //!
 //! A scenario builds a lab of its own, puts load on it, injects the fault again and again and says what was seen. The
 //! same functions make the short tests and the long runs of `cargo xtask soak`.
@@ -25,7 +25,7 @@ pub use self::restart::{restart, upgrade};
 /// Where kpx runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// As a process of the node, with the node's BPF file system.
+    /// A process of the node, with the node's BPF file system.
     #[default]
     Node,
     /// In kubeadm's DaemonSet for kube-proxy, with kpx's image: a container without the node's BPF file system.

@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// Where the agent answers `kpx status`.
+/// The default run directory, in which the agent answers `kpx status`.
 pub(crate) const RUN_DIR: &str = "/run/kpx";
 
-/// What this host is to the cluster.
+/// The role of this host in the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
-    /// One of its nodes: takes the place of kube-proxy.
+    /// A node of the cluster: kpx takes the place of kube-proxy.
     #[default]
     Node,
-    /// None of its nodes: ClusterIPs become reachable from it.
+    /// A host outside the cluster: kpx makes ClusterIPs reachable from it.
     Host,
 }
 
@@ -24,26 +24,26 @@ impl fmt::Display for Mode {
     }
 }
 
-/// How a host that is no node finds pods, beside the routes that it has for them.
+/// The way in which a host outside the cluster finds pods, beside its own routes to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PodRoutes {
-    /// Not at all: the default route does not count.
+    /// No other way: the default route does not count.
     #[default]
     Off,
-    /// By the default route: its gateway knows where pods are.
+    /// The default route, whose gateway knows where pods are.
     Default,
-    /// By routes of ours through the pods' nodes, as far as these are the host's neighbours.
+    /// Routes of kpx through the pods' nodes, as far as the nodes are the host's neighbours.
     Nodes,
 }
 
-/// Which sockets that dial services are led to backends before they send anything.
+/// The sockets whose destination is translated before they send a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SocketLb {
-    /// None: their packets are.
+    /// No sockets; their packets are translated.
     #[default]
     Off,
-    /// Those of the host's own network namespace.
+    /// The sockets of the host's own network namespace.
     Host,
-    /// Those of pods as well.
+    /// The sockets of pods as well.
     All,
 }

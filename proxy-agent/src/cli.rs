@@ -1,4 +1,4 @@
-//! The command line. Each command prints for people or, with `-o json`, in a form that is kept (docs/cli.md).
+//! The command line. Each command prints for people or, with `-o json`, in a stable form (docs/cli.md).
 
 mod age;
 mod agent_args;
@@ -43,7 +43,7 @@ pub struct Cli {
 enum Command {
     /// Serve this node until stopped. Needs root.
     ///
-    /// SIGTERM and SIGINT end it; services stay reachable as it last knew them, unless it is told --cleanup-on-exit. The log goes to standard error; RUST_LOG sets what of it
+    /// SIGTERM and SIGINT end the agent; Services then stay reachable in their last known state, unless --cleanup-on-exit is set. The log goes to standard error; RUST_LOG sets its level
     /// (default: info).
     Run(Box<RunArgs>),
     Status(status::StatusArgs),
@@ -61,11 +61,11 @@ enum Command {
 }
 
 impl Cli {
-    /// Does what was asked; errors go to standard error.
+    /// Executes the command; errors go to standard error.
     pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
-            // It gives up privileges, and that is to be done before there are threads.
+            // The agent gives up privileges, which must happen before the process has threads.
             Command::Run(args) => done(run::start(&args)),
             Command::Status(args) => wait_for(status::status(&args)),
             Command::Services(args) => done(wait_for(services::services(&args))),
@@ -81,8 +81,8 @@ impl Cli {
             Command::Man(args) => done(manual::man(&args)),
         };
         result.unwrap_or_else(|error| {
-            // Nobody is left to tell if standard error is closed.
-            let _told = writeln!(stderr(), "kpx: {error:#}");
+            // A failure is ignored, because a closed standard error leaves no place to report it.
+            let _written = writeln!(stderr(), "kpx: {error:#}");
             ExitCode::FAILURE
         })
     }

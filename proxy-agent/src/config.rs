@@ -1,7 +1,7 @@
-//! What an operator says, in flags and files, made into [`Settings`].
+//! Makes [`Settings`] from the operator's flags and files.
 //!
-//! Flags and files are two ways to say the same thing: fields of a [`KubeProxyConfiguration`] and of a
-//! [`KpxConfiguration`]. They are laid over each other as one tree of fields, and only then read and checked.
+//! Flags and files set the same fields: those of a [`KubeProxyConfiguration`] and of a [`KpxConfiguration`]. All of
+//! them are merged into one tree of fields, and only then decoded and checked.
 
 mod choice;
 mod configz;
@@ -15,7 +15,7 @@ mod read;
 mod tree;
 mod validate;
 
-/// A node's name as the API spells it: trimmed, in lower case.
+/// Returns a node's name as the API spells it: trimmed, in lower case.
 pub(crate) fn canonical_node_name(name: &str) -> String {
     name.trim().to_lowercase()
 }
@@ -45,7 +45,7 @@ pub use flags::{NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
 
-/// The configuration in force, defaults and all.
+/// The configuration in force, including defaults.
 #[derive(Debug)]
 pub struct Configuration {
     pub kube_proxy: KubeProxyConfiguration,
@@ -55,14 +55,14 @@ pub struct Configuration {
     remarks: Remarks,
 }
 
-/// What an operator should know of what was made of the configuration.
+/// The remarks about a configuration that the operator should read.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Remarks {
-    /// Of a file.
+    /// The doubtful fields of a file.
     doubtful_fields: Vec<String>,
-    /// Flags that mean nothing to kpx.
+    /// The flags that have no effect in kpx.
     ignored_flags: Vec<&'static str>,
-    /// Flags that a `--config` file takes the place of.
+    /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
 }
@@ -88,7 +88,7 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// A `--config` file with nothing beside it.
+    /// Parses a `--config` file without any flags.
     pub fn parse(text: &str) -> Result<Self> {
         let mut said = Said::default();
         said.read(Path::new("text"), text)?;
@@ -101,8 +101,8 @@ impl Configuration {
         let mut kpx = said.kpx.unwrap_or_else(nothing);
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
-            kube_proxy = tree::merge(of_a_host_outside(), kube_proxy);
-            // Nobody drains such a host, nor does another kpx follow at once.
+            kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
+            // A host in host mode is not drained, and no other kpx follows at once.
             kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
         let mut own = Fields::of(KpxConfiguration::KIND);
@@ -184,7 +184,7 @@ impl Configuration {
         }
     }
 
-    /// Both documents, as a `--config` file. kpx's is left out where it says nothing.
+    /// Writes both documents as a `--config` file. kpx's document is left out if all its fields are defaults.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy).context("write the KubeProxyConfiguration")?;
         if self.kpx != KpxConfiguration::default() {
@@ -204,14 +204,14 @@ impl NodeArgs {
         self.0 == Given::default()
     }
 
-    /// What they say of a node, and of Services. Errors name the field and the flag.
+    /// Returns the options for a node and for Services. Errors name the field and the flag.
     pub fn options(&self) -> Result<(NodeOptions, ModelOptions)> {
         let configuration = Configuration::resolve(&self.0, Said::default(), false)?;
         Ok((configuration.checked.node, configuration.checked.model))
     }
 }
 
-/// Files have been decoded before: only a flag can be wrong here.
+/// Decodes a document. Files were decoded before, so an error here comes from a flag.
 fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &Given) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();
@@ -220,8 +220,9 @@ fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &Given) 
     })
 }
 
-/// A host that is no node has its connection tracking for itself, and nobody asks it for health or metrics.
-fn of_a_host_outside() -> Value {
+/// Returns the defaults of a host that is not a node. The host keeps its connection tracking, and has no clients for
+/// health or metrics.
+fn host_mode_defaults() -> Value {
     json!({
         "healthzBindAddress": "0.0.0.0:0",
         "metricsBindAddress": "127.0.0.1:0",
@@ -245,7 +246,7 @@ impl Remarks {
     }
 }
 
-/// Those that concerned kube-proxy since 1.26.
+/// The feature gates of kube-proxy since 1.26.
 const FEATURE_GATES: [&str; 26] = [
     "AllAlpha",
     "AllBeta",

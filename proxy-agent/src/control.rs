@@ -1,5 +1,5 @@
-//! What others ask the running agent. The loop alone knows, so every question goes to it; from outside by HTTP on a
-//! socket in the run directory, with JSON in return.
+//! Answers queries about the running agent. Only the agent's loop has the state, so each query goes to it. Other
+//! processes ask by HTTP on a socket in the run directory, and get JSON.
 
 pub mod client;
 mod flows;
@@ -27,27 +27,27 @@ use proxy_datapath::FlowMaps;
 
 pub use flows::FlowFilter;
 
-/// A question to the loop, and where the answer goes.
+/// A query to the agent, with the channel for its answer.
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
-    /// All Services that are served, and who knows what passed for them.
+    /// A query for all Services that are served, with the maps that count their traffic.
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
-    /// The kernel's ids of the maps, by name.
+    /// A query for the kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
-    /// What a scrape needs of the loop.
+    /// A query for the readings that a scrape needs.
     Readings(oneshot::Sender<Result<Readings>>),
 }
 
-/// Questions that may wait for the loop.
+/// The number of queries that may wait for the agent.
 const QUEUE: usize = 64;
 
-/// Asks the loop of this process.
+/// A handle that sends queries to the agent of this process.
 #[derive(Clone, Debug)]
 pub struct Asker(mpsc::Sender<Ask>);
 
 impl Asker {
-    /// And where the loop takes questions from.
+    /// Makes the handle, and the receiver of its queries.
     pub fn new() -> (Self, mpsc::Receiver<Ask>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
@@ -57,20 +57,22 @@ impl Asker {
         self.ask(Ask::Status).await?
     }
 
-    /// Made here, outside of the loop.
+    /// Returns the views of the Services, which are built outside of the agent's loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
         let (snapshot, flows) = self.ask(Ask::Services).await?;
         let views = tokio::task::spawn_blocking(move || {
-            let counts = flows.recent_counts().context("count what passed")?;
+            let counts = flows.recent_counts().context("count the traffic")?;
             Ok(view::views(&snapshot, &counts))
         });
-        views.await.context("look at the Services")?
+        views.await.context("build the views of Services")?
     }
 
-    /// What the frontends in force are called.
+    /// Returns the names of the frontends in force.
     pub async fn names(&self) -> Result<Vec<NameView>> {
         let (snapshot, _) = self.ask(Ask::Services).await?;
-        tokio::task::spawn_blocking(move || view::frontend_names(&snapshot)).await.context("look at the Services")
+        tokio::task::spawn_blocking(move || view::frontend_names(&snapshot))
+            .await
+            .context("build the views of Services")
     }
 
     /// Returns what tells the flows and their names.
@@ -88,12 +90,12 @@ impl Asker {
 
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {
         let (sender, answer) = oneshot::channel();
-        self.0.send(question(sender)).await.ok().context("the loop has ended")?;
-        answer.await.context("the loop has ended")
+        self.0.send(question(sender)).await.ok().context("the agent has ended")?;
+        answer.await.context("the agent has ended")
     }
 }
 
-/// Answers on `listener` until it is dropped; `more` beside what it answers itself.
+/// Answers on `listener` until dropped, with the paths of `more` beside its own.
 pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
     http_server::serve(listener, router().with_state(asker).merge(more)).await;
 }
@@ -130,14 +132,15 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     }
 }
 
-/// Where an agent answers, below its run directory.
+/// Returns the path of an agent's socket below its run directory.
 fn socket(run_dir: &Path) -> PathBuf {
     run_dir.join("kpx.sock")
 }
 
-/// Makes sure that this is the only kpx in its network namespace, for as long as the result lives.
+/// Takes the lock of this network namespace, which holds as long as the result lives.
 ///
-/// The lock is an abstract socket: it belongs to the namespace, and is gone with its process however that ends.
+/// The lock is an abstract socket. An abstract socket belongs to the network namespace, and the kernel
+/// releases it when its process ends for any reason.
 pub fn lock() -> Result<StdUnixListener> {
     let name = SocketAddr::from_abstract_name("kpx").context("name the lock")?;
     StdUnixListener::bind_addr(&name)
@@ -148,14 +151,14 @@ pub fn lock() -> Result<StdUnixListener> {
 pub fn listen(run_dir: &Path) -> Result<UnixListener> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
     let path = socket(run_dir);
-    // Whoever left it is dead: see [`lock`].
+    // The process that left the socket is dead: see [`lock`].
     if path.exists() {
         std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     }
     UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
 }
 
-/// Takes away what [`listen`] made.
+/// Removes the socket that [`listen`] made.
 pub fn unlisten(run_dir: &Path) -> Result<()> {
     let path = socket(run_dir);
     match std::fs::remove_file(&path) {

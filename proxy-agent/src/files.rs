@@ -1,4 +1,4 @@
-//! The files that the configuration was read from, and whether they still say the same.
+//! The files of the configuration, watched for changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// How often to look without having been woken: a node may have too few inotify instances left, and inotify does not see
-/// what lies behind more than one link.
+/// The period of polling without a wake-up. A node may have too few inotify instances left, and inotify does not follow
+/// more than one link.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Files as they were read.
+/// The files with the content that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files(Vec<(PathBuf, String)>);
 
@@ -30,14 +30,14 @@ impl Files {
         self.0.iter().map(|(path, _)| path)
     }
 
-    /// For the log.
+    /// Returns the names for the log.
     pub(crate) fn names(&self) -> String {
         let names: Vec<_> = self.0.iter().map(|(path, _)| path.display().to_string()).collect();
         if names.is_empty() { "flags".to_owned() } else { names.join(", ") }
     }
 
-    /// Waits until one of them says something else, or cannot be read any more; then says which. What has been written
-    /// without a change is no change, and neither is a ConfigMap that is mounted anew with the same content.
+    /// Waits until a file changes or becomes unreadable, and returns a text that names it. A write of the same content
+    /// is not a change; nor is a ConfigMap mounted again with the same content.
     pub async fn changed(&self) -> String {
         if self.0.is_empty() {
             return std::future::pending().await;
@@ -45,23 +45,23 @@ impl Files {
         let woken = Arc::new(Notify::new());
         let watcher = self.watch(&woken);
         if let Err(error) = &watcher {
-            warn!(error = format!("{error:#}"), "the configuration is polled, as it cannot be watched");
+            warn!(error = format!("{error:#}"), "the configuration is polled, because it cannot be watched");
         }
         loop {
             if let Some(change) = self.0.iter().find_map(change) {
                 return change;
             }
-            // Woken or not: it is time to look.
+            // The files are read after a wake-up or after the interval.
             let _ = timeout(INTERVAL, woken.notified()).await;
         }
     }
 
-    /// Folders are watched rather than files: a ConfigMap's file is a link through the link `..data`, which is replaced
+    /// Watches folders instead of files. A ConfigMap's file is a link through the link `..data`, which is replaced
     /// beside it, and editors replace files as well.
     fn watch(&self, woken: &Arc<Notify>) -> Result<notify::RecommendedWatcher> {
         let wakes = Arc::clone(woken);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Our own reading is an event as well.
+            // Our own reading causes an event as well.
             if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                 wakes.notify_one();
             }
@@ -87,6 +87,6 @@ fn change((path, was): &(PathBuf, String)) -> Option<String> {
     match fs::read_to_string(path) {
         Ok(text) if text == *was => None,
         Ok(_) => Some(format!("{} has changed", path.display())),
-        Err(error) => Some(format!("{} cannot be read any more: {error}", path.display())),
+        Err(error) => Some(format!("{} is no longer readable: {error}", path.display())),
     }
 }

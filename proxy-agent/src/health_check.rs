@@ -1,4 +1,4 @@
-//! `healthCheckNodePort`: tells load balancers outside whether this node has endpoints of a Service of its own
+//! `healthCheckNodePort`: tells external load balancers whether this node has local endpoints of a Service
 //! (kube-proxy's `pkg/proxy/healthcheck/service_health.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ use proxy_core::model::HealthCheck;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// A listener for each Service that asks for one, at each address. They end with this value.
+/// The listeners for all Services that ask for one, at each address. Dropping this value closes them.
 pub struct HealthChecks {
     health: Health,
     liveness: Liveness,
@@ -38,26 +38,26 @@ pub struct HealthChecks {
 struct Check {
     port: u16,
     local_endpoints: Arc<AtomicUsize>,
-    /// Each with its only task, which never ends by itself.
+    /// The tasks by address; each set has one task, which never ends by itself.
     listeners: BTreeMap<IpAddr, JoinSet<()>>,
 }
 
 impl HealthChecks {
-    /// What is wrong goes to `health` and is told; `liveness` says whether services are being served.
+    /// Makes the value. Problems go to `health` and to `events`; `liveness` says whether Services are being served.
     pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
         Self { health, liveness, events, want: BTreeMap::new(), addrs: BTreeSet::new(), open: BTreeMap::new() }
     }
 
-    /// Takes in what Services ask for, after a sync.
+    /// Takes over the health checks that Services ask for, after a sync.
     pub async fn set(&mut self, want: &BTreeMap<ObjectName, HealthCheck>) {
-        // What could not be had is tried again with every sync.
+        // A listener that failed is tried again with every sync.
         if self.want != *want || !self.is_whole(&self.addrs) {
             self.want.clone_from(want);
             self.update().await;
         }
     }
 
-    /// Takes in where to listen: an unspecified address stands for all of its family.
+    /// Takes over the addresses to listen on; an unspecified address stands for all addresses of its family.
     pub async fn listen_on(&mut self, addrs: BTreeSet<IpAddr>) {
         if !self.is_whole(&addrs) || self.addrs != addrs {
             self.addrs = addrs;
@@ -69,10 +69,11 @@ impl HealthChecks {
         self.open.values().all(|check| addrs.iter().eq(check.listeners.keys()))
     }
 
-    /// Opens, closes and moves listeners; those that are as they should be are left alone. A port that cannot be had is
-    /// a problem of its Service alone, and is tried again the next time.
+    /// Opens, closes and moves listeners; those that are right stay open. A port that fails is a problem of its Service
+    /// alone, and is tried again the next time.
     async fn update(&mut self) {
-        // All that has to go before anything new: a port may pass from one Service to another.
+        // All obsolete listeners are closed before a new one opens, because a port may pass from one Service to
+        // another.
         let names: Vec<ObjectName> = self.open.keys().cloned().collect();
         for name in names {
             let want = self.want.get(&name);
@@ -95,7 +96,7 @@ impl HealthChecks {
             match check.listen(name, &self.addrs, &self.liveness) {
                 Ok(()) => self.health.end(&problem(name)),
                 Err(error) => {
-                    // Tried again with every sync, and told once.
+                    // The port is tried again with every sync, and reported once.
                     if !self.health.has(&problem(name)) {
                         self.events.health_check_failed(name, want.port, &error);
                     }
@@ -116,7 +117,7 @@ impl Check {
         }
     }
 
-    /// Listens at each of `addrs` where it does not yet.
+    /// Listens at each of `addrs` that has no listener yet.
     fn listen(&mut self, name: &ObjectName, addrs: &BTreeSet<IpAddr>, liveness: &Liveness) -> Result<()> {
         let mut result = Ok(());
         for addr in addrs {
@@ -124,7 +125,7 @@ impl Check {
                 continue;
             }
             let at = SocketAddr::new(*addr, self.port);
-            // IPv6 for itself, so that both unspecified addresses can be listened on.
+            // The IPv6 socket is for IPv6 only, so that both unspecified addresses can have a listener.
             match http_server::bind(at, true).with_context(|| format!("listen on {at}")) {
                 Ok(listener) => drop(self.listeners.insert(*addr, self.serve(listener, name, liveness))),
                 Err(error) => result = result.and(Err(error)),
@@ -137,7 +138,7 @@ impl Check {
         let (name, liveness, local_endpoints) = (name.clone(), liveness.clone(), self.local_endpoints.clone());
         let answer = move || async move { answer(&name, local_endpoints.load(Ordering::Relaxed), liveness.is_live()) };
         let mut task = JoinSet::new();
-        // Any path, any method: load balancers are set to ask for many.
+        // Any path and method is answered, because load balancers may be set to ask for any.
         task.spawn(http_server::serve(listener, Router::new().fallback(answer)));
         task
     }
@@ -147,7 +148,7 @@ fn problem(name: &ObjectName) -> Problem {
     Problem::HealthCheck(name.clone())
 }
 
-/// The body, in the order in which kube-proxy has it.
+/// The body, with fields in kube-proxy's order.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer<'a> {

@@ -17,10 +17,10 @@ use crate::liveness::{Liveness, Report};
 use crate::metrics::{ByCode, Metrics};
 use proxy_source::health;
 
-/// Any method, as load balancers are set to ask with many.
+/// Returns the health paths. Any method is answered, because load balancers may be set to use any.
 ///
-/// `problems` are told to clients on this host alone, as they name servers, files and Services. They decide nothing: a node
-/// that cannot ask the API server serves as before.
+/// The `problems` go only to clients on this host, because these name servers, files and Services. Problems do not
+/// change the status code: a node that cannot reach the API server serves as before.
 pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
     Router::new().route("/healthz", any(healthz)).route("/livez", any(livez)).fallback(not_found).with_state(Health {
         liveness,
@@ -36,7 +36,7 @@ struct Health {
     problems: [health::Health; 2],
 }
 
-/// The body, in the order in which kube-proxy has it. Clients on this host are told what is wrong as well.
+/// The body, with fields in kube-proxy's order. Clients on this host get the problems as well.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -44,10 +44,10 @@ struct Answer {
     current_time: Timestamp,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
-    /// Of the proxy alone, whether the node is eligible or not.
+    /// True if the proxy is healthy, even on an ineligible node.
     healthy: bool,
     status: BTreeMap<&'static str, FamilyAnswer>,
-    /// Reasons, by what they befall.
+    /// The reasons by problem.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     problems: BTreeMap<String, String>,
 }
@@ -59,7 +59,7 @@ struct FamilyAnswer {
     healthy: bool,
 }
 
-/// Whether new load balancer traffic may be sent here.
+/// Answers whether new traffic from load balancers may be sent to this node.
 async fn healthz(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
     let report = health.liveness.report();
     let response = answer(&report, Some(report.node_eligible), health.problems_for(client));
@@ -67,7 +67,7 @@ async fn healthz(State(health): State<Health>, client: Option<Extension<Client>>
     response
 }
 
-/// Whether kpx does its work.
+/// Answers whether kpx does its work.
 async fn livez(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
     let response = answer(&health.liveness.report(), None, health.problems_for(client));
     health.metrics.proxy.livez.get_or_create(&ByCode::from(response.status())).inc();
@@ -75,7 +75,7 @@ async fn livez(State(health): State<Health>, client: Option<Extension<Client>>) 
 }
 
 impl Health {
-    /// The reasons that such a client may know.
+    /// Returns the problems that the client may read.
     fn problems_for(&self, client: Option<Extension<Client>>) -> BTreeMap<String, String> {
         match client.unwrap_or_default().0 {
             Client::OnHost => {
@@ -94,7 +94,7 @@ fn answer(report: &Report, node_eligible: Option<bool>, problems: BTreeMap<Strin
         (family.name(), FamilyAnswer { last_updated: family_report.last_updated, healthy: family_report.healthy })
     });
     let body = Answer {
-        // Who is well and has nothing to do counts as up to date.
+        // A healthy proxy without pending changes counts as up to date.
         last_updated: if ok { current_time } else { report.last_updated },
         current_time,
         node_eligible,
@@ -131,7 +131,7 @@ mod tests {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// Its times blanked out, which must be in RFC 3339.
+    /// Returns the body with its times replaced; the times must be in RFC 3339.
     fn form(body: &str) -> String {
         let mut text = body.to_owned();
         let value: Value = serde_json::from_str(body).unwrap();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bodies_and_codes_are_those_of_kube_proxy() {
+    async fn bodies_and_codes_match_kube_proxy() {
         let liveness = Liveness::new(std::time::Duration::from_secs(30), Mode::Node);
         let problems = [health::Health::default(), health::Health::default()];
         let router = router(liveness.clone(), Metrics::new(), problems.clone());

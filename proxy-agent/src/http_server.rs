@@ -1,4 +1,4 @@
-//! Serves HTTP on a listener. Whoever drops the future ends the listener and all its connections with it.
+//! Serves HTTP on a listener. Dropping the future closes the listener and all its connections.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,12 +23,13 @@ use tracing::{debug, info};
 
 use proxy_source::health::{Health, Problem};
 
-/// Connections that wait to be taken, at most.
+/// The maximal number of connections that wait for an accept.
 const BACKLOG: i32 = 128;
-/// Where the client of a connection is, as every request on it says.
+/// The place of a connection's client, which is added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// In the host's own network namespace: no packet from outside has a loopback address.
+    /// A client in the host's own network namespace. A loopback address proves it, because no packet from outside has
+    /// one.
     OnHost,
     #[default]
     Elsewhere,
@@ -41,7 +42,7 @@ pub(crate) trait Peer: Debug {
 
 impl Peer for SocketAddr {
     fn client(&self) -> Client {
-        // A listener of both families has IPv4's clients at mapped addresses.
+        // A listener of both families shows IPv4's clients at mapped addresses.
         if self.ip().to_canonical().is_loopback() { Client::OnHost } else { Client::Elsewhere }
     }
 }
@@ -52,17 +53,17 @@ impl Peer for tokio::net::unix::SocketAddr {
     }
 }
 
-/// Until an address that could not be had is tried again: kube-proxy's.
+/// The time after which a failed address is tried again; kube-proxy's.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Connections of one listener at a time. Another one ends the oldest: else whoever keeps that many open, and asks nothing,
-/// would keep the kubelet and load balancers out.
+/// The maximal number of connections of one listener; a further connection ends the oldest. Without this, a client with
+/// so many idle connections could keep the kubelet and load balancers out.
 const CONNECTIONS: usize = 256;
-/// How long a connection may take over its next request's header.
+/// The time limit for the header of a connection's next request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves `router` at an address until dropped. That it cannot be had is a problem of the name `what`, and is tried again;
-/// or is the error with which this ends, if `hard_fail`.
+/// Serves `router` at an address until dropped. A failure to listen is a problem named `what`, and listening is tried
+/// again. If `hard_fail`, the failure is returned instead.
 pub(crate) async fn keep_serving(
     what: &Problem,
     address: SocketAddr,
@@ -84,11 +85,12 @@ pub(crate) async fn keep_serving(
     }
 }
 
-/// The unspecified address of either family stands for all addresses of both, as for Go's `net.Listen`.
+/// Listens on an address. The unspecified address of either family stands for all addresses of both, as for Go's
+/// `net.Listen`.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         match bind((Ipv6Addr::UNSPECIFIED, address.port()).into(), false) {
-            // This kernel has no IPv6.
+            // The kernel has no IPv6.
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) && address.is_ipv4() => {}
             result => return result,
         }
@@ -96,7 +98,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     bind(address, true)
 }
 
-/// `only_v6` leaves the same port of IPv4 to others.
+/// Binds a listener. `only_v6` leaves the same port of IPv4 free.
 pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
@@ -109,7 +111,7 @@ pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener
     TcpListener::from_std(socket.into())
 }
 
-/// What Go's servers say of a path that is not theirs.
+/// Answers a path that is not served, as Go's servers do.
 pub(crate) async fn not_found() -> Response {
     let mut response = (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
     nosniff(&mut response);
@@ -120,18 +122,18 @@ pub(crate) fn nosniff(response: &mut Response) {
     response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
-/// Answers requests by `router` until it is dropped.
+/// Answers requests by `router` until dropped.
 pub(crate) async fn serve<L>(mut listener: L, router: Router)
 where
     L: Listener,
     L::Addr: Peer,
 {
     let mut connections = JoinSet::new();
-    // The oldest first.
+    // The oldest connection comes first.
     let mut open: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         tokio::select! {
-            // It waits where the kernel gives out no connection, as for want of file descriptors.
+            // This waits while the kernel refuses connections, for example for lack of file descriptors.
             (stream, peer) = listener.accept() => {
                 open.retain(|connection| !connection.is_finished());
                 if open.len() >= CONNECTIONS && let Some(oldest) = open.pop_front() {
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_on_the_host_if_its_address_is_a_loopback_one_of_either_family() {
+    fn client_with_loopback_address_is_on_the_host() {
         for addr in ["127.0.0.1:5", "127.9.9.9:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
             assert_eq!(addr.parse::<SocketAddr>().unwrap().client(), Client::OnHost, "{addr}");
         }

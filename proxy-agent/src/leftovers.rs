@@ -1,4 +1,4 @@
-//! Everything that a kpx puts onto a host, taken off again, whichever kpx left it.
+//! Removes everything that any kpx has put onto a host.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,8 +12,8 @@ use proxy_net::changes::{Changes, Undone, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};
 
-/// Says what became of each thing, also if the next one fails. What cannot be removed keeps nothing else. What is `wanted`
-/// by others stays as it is.
+/// Removes all leftovers, and reports each one. One failure does not keep the others in place. A change that others
+/// have `wanted` stays.
 pub async fn remove(
     handle: &Handle,
     changes: &Changes,
@@ -22,17 +22,17 @@ pub async fn remove(
     done: &mut dyn FnMut(Undone),
 ) -> Result<()> {
     let removed = &mut |what| done(Undone::Removed(what));
-    // First what leads packets to the programs.
-    let ways = ways(handle, removed).await;
+    // The routes and rules that lead packets to the programs go first.
+    let routes = remove_routes(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);
-    // Before the list is forgotten; what is wrong with it, its end says.
+    // The list is read before it is forgotten. An error of the list is reported where it is forgotten.
     let made = changes.qdiscs().unwrap_or_default();
     let filters = filters(handle, &made, removed).await;
     let undone = changes.undo(wanted, done).context("change parameters back");
-    ways.and(pins).and(filters).and(undone)
+    routes.and(pins).and(filters).and(undone)
 }
 
-async fn ways(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
+async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
     let (rules, anchor) = (rule::count(handle).await?, anchor::exists(handle).await?);
     let pod_routes = pod_route::count(handle).await?;
     Node::clean(handle).await?;
@@ -48,8 +48,8 @@ async fn ways(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
     Ok(())
 }
 
-/// Of all devices, with the qdiscs that were made for them unless others use these by now. One that vanishes meanwhile is
-/// clean.
+/// Removes the filters of all devices, and the qdiscs that kpx made unless others use them by now. A device that
+/// vanishes meanwhile counts as clean.
 async fn filters(handle: &Handle, made: &BTreeSet<u32>, removed: &mut dyn FnMut(String)) -> Result<()> {
     let mut result = Ok(());
     for device in if_nameindex().context("list the devices")?.iter() {

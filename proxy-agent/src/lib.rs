@@ -1,7 +1,7 @@
-//! kpx's agent. Modules in reading order: from what the cluster says to what the kernel holds.
+//! The agent of kpx. The modules stand in reading order: from the cluster's objects to the kernel's maps.
 #![forbid(unsafe_code)]
 
-// The line: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
+// The pipeline: Source -> Input -> Store -> Model -> Tables -> diff -> Change -> Maps.
 pub mod agent;
 pub mod monitor;
 
@@ -9,7 +9,7 @@ pub mod monitor;
 pub mod conntrack;
 pub mod node;
 
-// What others ask the agent.
+// The interfaces by which other programs ask the agent.
 pub mod control;
 pub mod health_check;
 pub mod healthz;

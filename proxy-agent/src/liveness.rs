@@ -1,5 +1,6 @@
-//! Whether this node is being served: what `/livez`, `/healthz` and the health check ports answer. There is no other
-//! notion of it. It is kube-proxy's (`pkg/proxy/healthcheck/proxy_health.go`): what is asked for gets into force in time.
+//! Tracks whether this node is being served, for `/livez`, `/healthz` and the health check ports; all of them use this
+//! one notion. The notion is kube-proxy's (`pkg/proxy/healthcheck/proxy_health.go`): desired state gets into force in
+//! time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,20 +12,20 @@ use tokio::time::Instant;
 use crate::choices::Mode;
 use proxy_core::ip_family::IpFamily;
 
-/// The loop says here what it does; whoever is asked from outside reads it.
+/// The state that the agent's loop writes and the servers read.
 ///
-/// A family is healthy unless something has been asked of it for as long as [`Liveness::new`] allows and is not in force;
-/// however long nothing is asked. A loop that hangs in its work, whatever it is, is unhealthy in both.
+/// A family is unhealthy if a request has waited for longer than [`Liveness::new`] allows. A family without requests
+/// stays healthy for any time. If the loop hangs in any work, both families are unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
-    patience: Duration,
+    timeout: Duration,
     state: watch::Sender<State>,
 }
 
 #[derive(Clone, Debug)]
 struct State {
     families: BTreeMap<IpFamily, Family>,
-    /// The loop is in the middle of something.
+    /// The start of the loop's current work.
     working: Option<Instant>,
     node_eligible: bool,
 }
@@ -32,49 +33,50 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Family {
     last_updated: Timestamp,
-    /// The oldest request that is not in force yet.
+    /// The time of the oldest request that is not in force yet.
     queued: Option<Instant>,
 }
 
-/// How it is at one time.
+/// The state at one moment.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The latest of the families'.
+    /// The latest time of the families.
     pub last_updated: Timestamp,
-    /// All families are healthy.
+    /// True if all families are healthy.
     pub live: bool,
-    /// New load balancer traffic may be sent here.
+    /// True if new traffic from load balancers may be sent to this node.
     pub node_eligible: bool,
     pub families: BTreeMap<IpFamily, FamilyReport>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyReport {
-    /// When it was last brought into force; at first, when the agent started.
+    /// The time when the family was last brought into force; at first the agent's start.
     pub last_updated: Timestamp,
     pub healthy: bool,
 }
 
 impl Liveness {
-    /// What is asked for has twice `sync_period` to get into force. A host is no node, so nothing makes it ineligible.
+    /// Makes the state of a new agent. A request may take twice `sync_period` to get into force. A host in host mode is
+    /// always eligible.
     pub fn new(sync_period: Duration, mode: Mode) -> Self {
         let family = Family { last_updated: Timestamp::now(), queued: None };
         let families = IpFamily::ALL.map(|name| (name, family)).into();
         let state = State { families, working: None, node_eligible: mode == Mode::Host };
-        Self { patience: 2 * sync_period, state: watch::Sender::new(state) }
+        Self { timeout: 2 * sync_period, state: watch::Sender::new(state) }
     }
 
-    /// Something is asked of this family that is not in force yet.
+    /// Notes that a request for this family is not in force yet.
     pub fn queued(&self, family: IpFamily) {
         self.family(family, |family| family.queued = family.queued.or_else(|| Some(Instant::now())));
     }
 
-    /// All that was asked of this family is in force.
+    /// Notes that all requests for this family are in force.
     pub fn synced(&self, family: IpFamily) {
         self.family(family, |family| *family = Family { last_updated: Timestamp::now(), queued: None });
     }
 
-    /// The loop is at work until the result is dropped.
+    /// Marks the loop as working until the result is dropped.
     pub fn work(&self) -> Work {
         self.state.send_modify(|state| state.working = Some(Instant::now()));
         Work(self.state.clone())
@@ -84,14 +86,14 @@ impl Liveness {
         self.state.send_modify(|state| state.node_eligible = eligible);
     }
 
-    /// What `/livez` answers.
+    /// Returns the answer of `/livez`.
     pub fn is_live(&self) -> bool {
         self.report().live
     }
 
     pub fn report(&self) -> Report {
         let state = self.state.borrow();
-        let in_time = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.patience);
+        let in_time = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.timeout);
         let families = state.families.iter().map(|(name, family)| {
             let healthy = in_time(family.queued) && in_time(state.working);
             (*name, FamilyReport { last_updated: family.last_updated, healthy })
@@ -110,7 +112,7 @@ impl Liveness {
     }
 }
 
-/// Work of the loop, under way.
+/// A token for the loop's current work.
 #[must_use]
 #[derive(Debug)]
 pub struct Work(watch::Sender<State>);
@@ -136,10 +138,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_asked_for_has_two_sync_periods_from_the_oldest_request() {
+    async fn oldest_request_may_take_two_sync_periods() {
         let liveness = Liveness::new(SYNC_PERIOD, Mode::Node);
         advance(100 * SYNC_PERIOD).await;
-        assert_eq!(healthy(&liveness), [true, true], "nothing is asked");
+        assert_eq!(healthy(&liveness), [true, true], "no request waits");
 
         liveness.queued(IpFamily::V4);
         advance(SYNC_PERIOD).await;
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_that_hangs_is_not_live() {
+    async fn hanging_loop_is_not_live() {
         let liveness = Liveness::new(SYNC_PERIOD, Mode::Node);
         let work = liveness.work();
         advance(2 * SYNC_PERIOD).await;
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_not_eligible_before_it_is_known_and_a_host_always() {
+    fn unknown_node_is_ineligible_and_host_always_eligible() {
         let node = Liveness::new(SYNC_PERIOD, Mode::Node);
         assert!(!node.report().node_eligible && Liveness::new(SYNC_PERIOD, Mode::Host).report().node_eligible);
         node.set_node_eligible(true);

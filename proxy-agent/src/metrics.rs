@@ -1,8 +1,8 @@
-//! What Prometheus is told. kube-proxy's metrics keep their names, types, labels and buckets, so that dashboards and alerts
-//! go on to work; kpx's own begin with `kpx_`.
+//! Metrics for Prometheus. kube-proxy's metrics keep their names, types, labels and buckets, so that dashboards and
+//! alerts go on to work. kpx's own metrics begin with `kpx_`.
 //!
-//! The loop and the servers set what they know ([`ProxyMetrics`], [`OwnMetrics`], [`Requests`]); what the kernel counts is
-//! read when a scrape asks for it ([`Readings`]).
+//! The agent and its servers set most metrics: [`ProxyMetrics`], [`OwnMetrics`], [`Requests`]. The kernel's counts are
+//! read for each scrape: [`Readings`].
 
 mod build;
 mod exposition;
@@ -35,7 +35,7 @@ use proxy_core::ip_family::IpFamily;
 use proxy_source::requests::Requests;
 use proxy_source::watches::Watches;
 
-/// Clones set the same metrics.
+/// The metrics of the agent. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub proxy: ProxyMetrics,
@@ -57,7 +57,7 @@ impl Metrics {
         Self { proxy, own, slis: Slis::default(), registry: Arc::new(registry) }
     }
 
-    /// The body of `/metrics`; without `readings` if the loop has no time for them.
+    /// Returns the body of `/metrics`; without `readings` if the agent has no time for them.
     pub fn text(&self, readings: Option<Readings>) -> Result<String, fmt::Error> {
         let mut scraped = Registry::default();
         if let Some(readings) = readings {
@@ -67,7 +67,7 @@ impl Metrics {
     }
 }
 
-/// Label of kube-proxy's metrics.
+/// The label of kube-proxy's metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByFamily {
     ip_family: &'static str,
@@ -79,7 +79,7 @@ impl From<IpFamily> for ByFamily {
     }
 }
 
-/// Label of kube-proxy's counts of health answers.
+/// The label of kube-proxy's counts of health answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByCode {
     code: u16,

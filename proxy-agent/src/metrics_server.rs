@@ -1,4 +1,4 @@
-//! The metrics server: `/metrics`, and what else kube-proxy answers there (its `cmd/kube-proxy/app/server.go`).
+//! The metrics server: `/metrics`, and kube-proxy's other paths there (its `cmd/kube-proxy/app/server.go`).
 
 use std::time::Duration;
 
@@ -15,12 +15,13 @@ use crate::control::Asker;
 use crate::http_server::{nosniff, not_found};
 use crate::metrics::{Metrics, TEXT_FORMAT};
 
-/// The answer of `/proxyMode`, where kube-proxy says `iptables`, `ipvs` or `nftables`.
+/// The answer of `/proxyMode`, where kube-proxy answers `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
-/// How long a scrape waits for the loop, which may be in the middle of a sync: then the kernel's numbers are left out.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time that a scrape waits for the agent, which may be in the middle of a sync. After it the kernel's
+/// numbers are left out.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is served at the metrics address; `more` beside it.
+/// Returns the paths of the metrics address, with those of `more`.
 pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> Router {
     let slis = metrics.slis.clone();
     let text = |body: &'static str| move || async move { plain(body) };
@@ -35,13 +36,13 @@ pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> R
         .fallback(not_found)
 }
 
-/// `/metrics` alone.
+/// Returns `/metrics` alone.
 pub fn scrape_router(asker: Asker, metrics: Metrics) -> Router {
     Router::new().route("/metrics", any(scrape)).with_state((asker, metrics))
 }
 
 async fn scrape(State((asker, metrics)): State<(Asker, Metrics)>) -> Response {
-    let readings = match tokio::time::timeout(PATIENCE, asker.readings()).await {
+    let readings = match tokio::time::timeout(TIMEOUT, asker.readings()).await {
         Ok(Ok(readings)) => Some(readings),
         Ok(Err(error)) => {
             debug!(error = format!("{error:#}"), "scrape without the kernel's numbers");
@@ -52,7 +53,7 @@ async fn scrape(State((asker, metrics)): State<(Asker, Metrics)>) -> Response {
     exposition(metrics.text(readings))
 }
 
-/// Whether this process answers: as all Kubernetes components have it, and no more than that.
+/// Answers that the process runs, and no more than that, as all Kubernetes components do.
 async fn healthz(State(metrics): State<Metrics>, RawQuery(query): RawQuery) -> Response {
     metrics.slis.pinged();
     let verbose = query.is_some_and(|query| query.split('&').any(|part| part.split('=').next() == Some("verbose")));

@@ -1,4 +1,4 @@
-//! Single packets as they are decided about: from the programs to those who watch, who may be slow.
+//! Streams the programs' decisions about single packets to watchers, which may be slow.
 
 mod command;
 mod event;
@@ -25,18 +25,19 @@ use proxy_datapath::Monitor;
 pub use command::{MonitorArgs, monitor};
 pub use event::Event;
 
-/// Events that a watcher may be behind: who is slower loses some.
+/// The number of events that a watcher may be behind; a slower watcher loses events.
 const BEHIND: usize = 8_192;
-/// Records that are handed on in one go. The agent's loop has the same thread, and in a flood records come without end.
+/// The number of records handed on in one go. The agent's loop runs on the same thread, and in a flood records come
+/// without end.
 const BATCH: usize = 256;
-/// How often is asked how many records the programs could not write.
+/// The time between two readings of the number of records that the programs could not write.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
 
-/// Where watchers come and go.
+/// The registry of watchers.
 #[derive(Clone, Debug)]
 pub struct Watchers {
     events: broadcast::Sender<Arc<Event>>,
-    /// How many there are.
+    /// The number of watchers.
     number: watch::Sender<usize>,
 }
 
@@ -46,7 +47,7 @@ impl Default for Watchers {
     }
 }
 
-/// Counts as a watcher while it lives.
+/// A token that counts as a watcher while it lives.
 struct Watcher(watch::Sender<usize>);
 
 impl Drop for Watcher {
@@ -56,8 +57,8 @@ impl Drop for Watcher {
 }
 
 impl Watchers {
-    /// Hands the programs' records to watchers, and lets the programs write some only while there are any. Ends only if
-    /// something fails.
+    /// Hands the programs' records to the watchers, and turns recording on only while there are watchers. Returns only
+    /// on failure.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
         #[expect(deprecated, reason = "its successor is unsafe, for descriptors that change: the ring keeps its own")]
         let mut monitor = AsyncFd::with_interest(monitor, Interest::READABLE).context("wait for records")?;
@@ -78,7 +79,8 @@ impl Watchers {
                 }
                 ready = monitor.readable_mut(), if on && !more => {
                     let mut ready = ready.context("wait for records")?;
-                    // Before they are read: one that comes after the last was read makes it ready anew.
+                    // The flag is cleared before the records are read: a record that comes after the last one read sets
+                    // it again.
                     ready.clear_ready();
                     more = self.hand_on(ready.get_inner_mut());
                 }
@@ -94,7 +96,7 @@ impl Watchers {
         }
     }
 
-    /// Hands some records on. True if there may be more.
+    /// Hands on some records. Returns true if there may be more.
     fn hand_on(&self, monitor: &mut Monitor) -> bool {
         for _ in 0..BATCH {
             let Some(record) = monitor.record() else { return false };
@@ -103,12 +105,12 @@ impl Watchers {
         true
     }
 
-    /// Nobody may be left to hear it.
+    /// Sends an event to the watchers; without a watcher the event is dropped.
     fn tell(&self, event: Event) {
         let _heard = self.events.send(Arc::new(event));
     }
 
-    /// `/monitor`: all events from now on, as lines of JSON.
+    /// Returns the path `/monitor`, which streams all events from now on as lines of JSON.
     pub fn router(&self) -> Router {
         let watchers = self.clone();
         Router::new().route("/monitor", get(move || async move { watchers.response() }))

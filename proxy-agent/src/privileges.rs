@@ -1,4 +1,4 @@
-//! What this process may do: of all that root may, what serving takes, and no more.
+//! Restricts this process's privileges to those that serving needs.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use nix::sys::prctl::set_no_new_privs;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tracing::{debug, info};
 
-/// A capability without which nothing is served, and for what.
+/// A capability that serving needs, with the operation that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     pub capability: Capability,
     pub operation: &'static str,
 }
 
-/// As measured by the kernel's tracepoint `cap_capable`, in both modes, with TCX and with clsact.
+/// The needed capabilities, measured by the kernel's tracepoint `cap_capable` in both modes, with TCX and with clsact.
 pub const NEEDED: [Need; 3] = [
     Need { capability: Capability::CAP_BPF, operation: "create maps and load programs" },
     Need {
@@ -31,7 +31,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// An error that names the capabilities that are missing.
+/// Fails with the names of missing capabilities.
 pub fn demand() -> Result<()> {
     let missing = missing(&caps::read(None, CapSet::Permitted).context("read this process's capabilities")?);
     if !missing.is_empty() {
@@ -41,17 +41,17 @@ pub fn demand() -> Result<()> {
     Ok(())
 }
 
-/// Gives up all capabilities but the needed ones and `more`, and all ways to gain any, for this process and what it
-/// starts. An error names those that are missing.
+/// Gives up all capabilities but the needed ones and `more`, and all ways to gain any, for this process and its
+/// children. An error names the missing ones.
 ///
-/// To be called while there is one thread: each has its own.
+/// The process must have only one thread, because each thread has its own capabilities.
 pub fn confine(more: &[Capability]) -> Result<()> {
     raise_memory_limit();
     demand()?;
     let permitted = caps::read(None, CapSet::Permitted).context("read this process's capabilities")?;
     let kept: CapsHashSet = kept(&permitted, more).intersection(&permitted).copied().collect();
     set_no_new_privs().context("forbid new privileges")?;
-    // Without it the set stays as whoever started this process has bounded it; nothing comes of that any more.
+    // Without CAP_SETPCAP the bounding set stays as inherited, which has no effect any more.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         let bounding = caps::read(None, CapSet::Bounding).context("read the bounding set")?;
         for capability in bounding.difference(&kept) {
@@ -71,7 +71,7 @@ pub fn confine(more: &[Capability]) -> Result<()> {
     Ok(())
 }
 
-/// Which of the needed ones this process does not have.
+/// Returns the needed capabilities that this process lacks.
 pub fn missing_here() -> Result<Vec<Need>> {
     Ok(missing(&caps::read(None, CapSet::Effective).context("read this process's capabilities")?))
 }
@@ -92,12 +92,13 @@ fn kept(permitted: &CapsHashSet, more: &[Capability]) -> CapsHashSet {
     needed.chain(more.iter().copied()).collect()
 }
 
-/// Since Linux 5.8 there are parts of CAP_SYS_ADMIN of their own; it still stands for them.
+/// Returns true for capabilities that Linux 5.8 split from CAP_SYS_ADMIN; CAP_SYS_ADMIN still includes them.
 fn is_part_of_sys_admin(capability: Capability) -> bool {
     matches!(capability, Capability::CAP_BPF | Capability::CAP_PERFMON)
 }
 
-/// Before Linux 5.11 the memory of maps is locked memory. To raise its limit takes CAP_SYS_RESOURCE, which is given up.
+/// Raises the limit on locked memory: before Linux 5.11 the memory of maps is locked memory. Raising it needs
+/// CAP_SYS_RESOURCE, which is given up later.
 fn raise_memory_limit() {
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         debug!(%error, "the limit on locked memory stays, which matters before Linux 5.11");
@@ -114,7 +115,7 @@ mod tests {
     const SYS_ADMIN: Capability = Capability::CAP_SYS_ADMIN;
 
     #[test]
-    fn what_is_missing_is_named_with_what_it_is_for() {
+    fn missing_capability_is_named_with_its_purpose() {
         let missing = |permitted: &[Capability]| {
             let missing = missing(&permitted.iter().copied().collect());
             missing.iter().map(|need| need.capability).collect::<Vec<_>>()
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_that_root_has_what_serving_takes_is_kept() {
+    fn root_keeps_only_what_serving_needs() {
         let kept = |permitted: CapsHashSet, more: &[Capability]| kept(&permitted, more);
         assert_eq!(kept(caps::all(), &[]), [BPF, NET_ADMIN, PERFMON].into());
         assert_eq!(kept(caps::all(), &[SYS_ADMIN]), [BPF, NET_ADMIN, PERFMON, SYS_ADMIN].into());

@@ -1,4 +1,4 @@
-//! `kpx run`: wires source, node and loop together, and takes them apart again.
+//! `kpx run`: connects source, node and agent, and takes them apart at the end.
 
 mod prepare;
 mod servers;
@@ -39,10 +39,10 @@ use proxy_source::health::Health;
 
 pub use prepare::{Prepared, prepare};
 
-/// Inputs and device events that may wait for the loop.
+/// The number of inputs and device events that may wait for the agent.
 const QUEUE: usize = 4_096;
 
-/// Runs until a signal asks to stop, or something fails that a restart may mend.
+/// Runs until a signal asks to stop, or until a failure that a restart may mend.
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
     let (health, source_health, metrics) = (Health::default(), Health::default(), Metrics::new());
     let liveness = Liveness::new(settings.sync_period, settings.mode);
@@ -70,22 +70,23 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let (source, watchers) = (settings.source, Watchers::default());
     let has_object = mode == Mode::Node && matches!(source, Source::Kubernetes(_));
     let event_queue = event_queue.only_if(has_object);
-    let patience = has_object.then_some(settings.node_timeout);
-    let lifecycle = Lifecycle::new(node_name.clone(), patience, &options.node_ips, source_health.clone());
+    let node_timeout = has_object.then_some(settings.node_timeout);
+    let lifecycle = Lifecycle::new(node_name.clone(), node_timeout, &options.node_ips, source_health.clone());
     conntrack::sysctl::apply(&settings.conntrack, &changes, &events);
     reserve_ports(&changes);
     let work = async {
         let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
-        // Outside of the cluster no Node is this host's, whatever its name.
+        // Outside of the cluster no Node object is this host's, even one of the same name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, .. } = datapath;
         let kernel = Kernel { tables, flows, counters, loaded };
         let pace = Pace::new(settings.sync_period, settings.min_sync_period);
         let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, pace);
-        // On a thread of its own: kube waits for a kubeconfig's credential plugin without letting others go on.
+        // The source has a thread of its own, because kube blocks its thread while a kubeconfig's credential plugin
+        // runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
-        // When any of these ends, so does the agent: whoever started it starts it anew.
+        // The end of any of these ends the agent; its supervisor restarts it.
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
@@ -113,7 +114,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     Ok(())
 }
 
-/// The programs and maps, those of an earlier run if there are any.
+/// Loads the programs and maps, or takes over those of an earlier run.
 fn take_over(settings: &Settings, object: &[u8], stays: Stays, cgroup: Option<Cgroup>) -> Result<Datapath> {
     let Settings { attach: mechanism, sockets, .. } = *settings;
     if stays.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
@@ -129,7 +130,7 @@ fn take_over(settings: &Settings, object: &[u8], stays: Stays, cgroup: Option<Cg
     Ok(datapath)
 }
 
-/// Takes the programs off as well if nothing keeps them: what ends with this process does so in order.
+/// Detaches the programs if nothing keeps them: programs that end with this process should end in order.
 fn leave(agent: Agent, takes_all_away: &Cell<bool>) {
     takes_all_away.set(takes_all_away.get() || agent.keeper() == Keeper::Nothing);
     if takes_all_away.get() {
@@ -148,7 +149,7 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
-/// None where no sockets of UDP are led.
+/// Aborts stale sockets; waits for ever if UDP sockets are not translated.
 async fn abort_stale(sockets: Option<StaleSockets>) -> Result<()> {
     match sockets {
         Some(sockets) => sockets.abort().await,
@@ -156,7 +157,7 @@ async fn abort_stale(sockets: Option<StaleSockets>) -> Result<()> {
     }
 }
 
-/// On a node nobody asks for routes.
+/// Watches routes in host mode; in node mode no part of the agent needs them.
 async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
     match mode {
         Mode::Host => net::watch_routes(changes).await,
@@ -164,14 +165,15 @@ async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
     }
 }
 
-/// An error ends the agent only when the cluster was told.
+/// Waits until events are sent, so that an error reaches the cluster before it ends the agent.
 async fn tell<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
     let result = work.await;
     events.flushed().await;
     result
 }
 
-/// The signals that ask to stop, caught from the start: until then one of them would leave behind what was made.
+/// The signals that ask to stop. The agent catches signals from the start, because an earlier signal would leave its
+/// changes behind.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -192,21 +194,21 @@ impl Signals {
     }
 }
 
-/// A node without them is served all the same.
+/// Reserves source ports. A failure is only logged, because the node can be served without it.
 fn reserve_ports(changes: &Changes) {
     if let Err(error) = changes.reserve_ports() {
         warn!(error = format!("{error:#}"), "source ports are not reserved");
     }
 }
 
-/// The kernel measures how often and how long programs run, for as long as the result is open. Without CAP_SYS_ADMIN, which
-/// neither the pod nor the systemd unit has, it refuses: a node without these numbers is served all the same.
+/// Makes the kernel measure how often and how long programs run, while the result is open. The kernel refuses without
+/// CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node is served without these numbers.
 fn measure_programs() -> Result<OwnedFd> {
     let stats = enable_stats(Stats::RunTime).context("have the kernel measure programs, which takes CAP_SYS_ADMIN");
     stats.inspect_err(|error| warn!(error = format!("{error:#}"), "programs are not measured"))
 }
 
-/// Two links a device are two open files, and the usual limit is 1,024.
+/// Raises the limit on open files: two links per device are two open files, and the usual limit is 1,024.
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")

@@ -1,4 +1,4 @@
-//! All that an operator decides, resolved: flags, files and defaults become this, and nothing else reads them.
+//! The settings that flags, files and defaults resolve to; the rest of the agent reads only these.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,47 +14,48 @@ use proxy_source::Source;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// As the API spells it.
+    /// The node's name as the API spells it.
     pub node_name: String,
     pub mode: Mode,
     pub source: Source,
     pub node: NodeOptions,
     pub model: ModelOptions,
-    /// None: TCX where the kernel takes it, else clsact.
+    /// The mechanism; None means TCX if the kernel supports it, else clsact.
     pub attach: Option<Mechanism>,
-    /// Where the agent answers those who ask it from the same machine.
+    /// The folder of the socket on which the agent answers other processes of this machine.
     pub run_dir: PathBuf,
-    /// Where maps and links outlive the agent.
+    /// The folder in which maps and links outlive the agent.
     pub bpf_dir: PathBuf,
-    /// At its end the agent takes everything off this host.
+    /// True if the agent removes everything from this host when it ends.
     pub cleanup_on_exit: bool,
-    /// `/healthz` and `/livez`; None disables them.
+    /// The address of `/healthz` and `/livez`; None disables them.
     pub healthz_address: Option<SocketAddr>,
-    /// `/metrics` and its neighbours; None disables them.
+    /// The address of `/metrics` and its neighbours; None disables them.
     pub metrics_address: Option<SocketAddr>,
-    /// A listener that cannot be had ends the agent.
+    /// True if a failure to listen ends the agent.
     pub bind_address_hard_fail: bool,
-    /// Serve the web page beside `/metrics`.
+    /// True if the web page is served beside `/metrics`.
     pub ui: bool,
-    /// Let the kernel measure how often and how long the programs run.
+    /// True if the kernel measures how often and how long the programs run.
     pub bpf_stats: bool,
-    /// What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again.
+    /// The period after which refused writes are tried again. A request that is not in force after twice the period
+    /// makes the node unhealthy.
     pub sync_period: Duration,
-    /// At most one sync in this time.
+    /// The minimal time between two syncs.
     pub min_sync_period: Duration,
     pub conntrack: Conntrack,
-    /// How long to wait for this node's object before giving up.
+    /// The longest wait for this node's object.
     pub node_timeout: Duration,
-    /// Of this process; None leaves it.
+    /// The OOM score of this process; None leaves it unchanged.
     pub oom_score_adj: Option<i32>,
-    /// What `/configz` answers.
+    /// The answer of `/configz`.
     pub configz: serde_json::Value,
-    /// Room in the maps; what is not said is up to this machine.
+    /// The sizes of the maps; an unset size depends on this machine.
     pub sizes: Sizes,
-    /// Whether sockets that dial services are led to backends.
+    /// The options of socket load balancing; None turns it off.
     pub sockets: Option<SocketOptions>,
-    /// Below which sockets are served; None: all.
+    /// The cgroup below which sockets are translated; None means all.
     pub cgroup_root: Option<PathBuf>,
-    /// What all this was read from.
+    /// The files that the settings were read from.
     pub files: Files,
 }

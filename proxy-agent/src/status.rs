@@ -1,4 +1,4 @@
-//! What `kpx status` shows. The form is kept: fields may be added, none is renamed or taken away.
+//! The status that `kpx status` shows. The form is stable: fields may be added, and no field is renamed or removed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,47 +13,48 @@ use proxy_datapath::{LoadedProgram, SocketsStatus};
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub version: String,
-    /// When the agent started.
+    /// The time when the agent started.
     pub started: Timestamp,
-    /// `node` or `host`.
+    /// The mode: `node` or `host`.
     pub mode: String,
     pub node_name: String,
     pub node_addresses: Vec<IpAddr>,
-    /// Of the agent, as the kernel calls it: `net:[4026531840]`. Devices have their indexes there.
+    /// The agent's network namespace by the kernel's name for it: `net:[4026531840]`. Interface indices are valid
+    /// there.
     #[serde(default)]
     pub network_namespace: Option<String>,
     pub options: OptionsStatus,
-    /// The maps hold what the objects last seen ask for, and every device carries its programs.
+    /// True if the maps match the objects last seen, and every device carries its programs.
     pub healthy: bool,
-    /// Every watch has delivered its first list.
+    /// True if every watch has delivered its first list.
     pub complete: bool,
     pub last_sync: Option<Timestamp>,
-    /// Syncs that changed a map.
+    /// The number of syncs that changed a map.
     pub syncs: u64,
     pub problems: Vec<ProblemStatus>,
-    /// Objects, or parts of them, that could not be used.
+    /// The objects, or parts of them, that could not be used.
     pub skipped: Vec<String>,
-    /// Backends that are left out because this host, which is no node, does not reach them.
+    /// The backends that are left out because this host, which is not a node, cannot reach them.
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
     pub devices: Vec<DeviceStatus>,
-    /// Sockets that are led to backends; None: none are.
+    /// The state of socket load balancing; None if it is off.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
-    /// What keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or `nothing`.
+    /// The place that keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or `nothing`.
     #[serde(default)]
     pub kept_by: String,
-    /// By family.
+    /// The tables by family.
     pub tables: BTreeMap<String, TableStatus>,
     pub flows: BTreeMap<String, FlowStatus>,
-    /// Packets translated, flows opened.
+    /// The counts of translated packets and opened flows.
     pub events: BTreeMap<String, u64>,
-    /// Packets not translated, by reason.
+    /// The counts of packets that were not translated, by reason.
     pub reasons: BTreeMap<String, u64>,
     /// The kernel's ids of the datapath's maps, by name. Goes with the next release: an id is of no use beyond the agent.
     #[serde(default)]
     pub maps: BTreeMap<String, u32>,
-    /// How full they are, by name.
+    /// The fill of the maps, by name.
     pub map_fill: BTreeMap<String, MapFill>,
     /// The datapath's programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
@@ -62,24 +63,25 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapFill {
-    /// None where nobody keeps count: to count, one would have to walk through the map.
+    /// The number of entries; None if the map has no count, because counting would need a walk through the map.
     pub entries: Option<u64>,
     pub max_entries: u64,
 }
 
-/// What the operator said, in the words of the flags.
+/// The operator's options, in the words of the flags.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OptionsStatus {
-    /// `default` or `compat`.
+    /// The choice of masquerading: `default` or `compat`.
     pub masquerade: String,
     pub masquerade_all: bool,
-    /// How local pods are told from others: `none`, or a mode and what it goes by.
+    /// The detection of local pods: `none`, or a mode and its argument.
     pub local_pods: String,
-    /// `all`, `primary`, or networks.
+    /// The addresses of node ports: `all`, `primary`, or networks.
     pub node_port_addresses: String,
     pub cluster_ip_external: bool,
-    /// Whether packets of open connections skip the stack, and why: `off`, `on`, `auto: …`.
+    /// The state of the fast path, by which packets of open connections skip the stack, and its reason: `off`, `on`,
+    /// `auto: …`.
     #[serde(default)]
     pub fast_path: String,
 }
@@ -95,9 +97,9 @@ pub struct ProblemStatus {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnreachableStatus {
-    /// `namespace/name`.
+    /// The Service as `namespace/name`.
     pub service: String,
-    /// Number and protocol: `80/TCP`.
+    /// The number and protocol of the port: `80/TCP`.
     pub port: String,
     pub backend: SocketAddr,
     pub why: String,
@@ -108,11 +110,11 @@ pub struct UnreachableStatus {
 pub struct DeviceStatus {
     pub name: String,
     pub ifindex: u32,
-    /// `tcx` or `clsact`.
+    /// The mechanism: `tcx` or `clsact`.
     pub attached_by: String,
-    /// `pod`, `device`, `loopback` or `anchor`.
+    /// The role: `pod`, `device`, `loopback` or `anchor`.
     pub role: String,
-    /// Why a veth into another network namespace counts as no pod's; null for all else.
+    /// The reason why a veth into another network namespace does not count as a pod's; null for other devices.
     #[serde(default)]
     pub no_pod: Option<String>,
 }
@@ -130,7 +132,7 @@ pub struct TableStatus {
     pub backends: usize,
 }
 
-/// As of the last sweep.
+/// The numbers of flows and entries, as of the last sweep.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowStatus {

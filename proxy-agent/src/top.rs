@@ -1,4 +1,4 @@
-//! `kpx top`: what passes for each Service, as it passes.
+//! `kpx top`: the traffic of each Service, as it passes.
 
 mod keys;
 mod rows;
@@ -23,22 +23,22 @@ use keys::Act;
 use rows::{Sample, Sort, View, rows};
 use screen::Screen;
 
-/// Show what passes for each Service: flows opened, packets, bytes and unserved packets per second, and flows.
+/// Show the traffic of each Service: flows opened, packets, bytes and unserved packets per second, and flows.
 ///
-/// In a terminal until `q` is pressed. Elsewhere, or with --once, one table. Packets and bytes are those of both directions. A
+/// In a terminal the view is updated until `q` is pressed. Elsewhere, or with --once, one table is printed. Packets and bytes count both directions. A
 /// packet is unserved if it would have opened a flow, and was dropped or rejected.
 #[derive(Args, Debug)]
 pub struct TopArgs {
-    /// Seconds between two looks.
+    /// Seconds between two samples.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     interval: f64,
-    /// By what to sort.
+    /// The column to sort by.
     #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
     sort: Sort,
-    /// Only Services with this in their namespace or name.
+    /// Show only Services that have this text in their namespace or name.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
-    /// Print one table, of what passes within one interval, and end.
+    /// Print one table of the traffic within one interval, and end.
     #[arg(long)]
     once: bool,
     /// The run directory of the agent to ask.
@@ -67,18 +67,18 @@ pub async fn top(args: &TopArgs) -> Result<()> {
 }
 
 async fn watch(client: &Client, screen: &mut Screen, period: Duration, first: Sample, mut view: View) -> Result<()> {
-    let mut looks = interval(period);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks.tick().await;
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
     let mut keys = EventStream::new();
     let (mut before, mut now) = (first.clone(), first);
     loop {
         let rows = rows(&before, &now, &view);
         screen.draw(&rows, &mut view)?;
         tokio::select! {
-            _ = looks.tick() => match sample(client).await {
+            _ = ticks.tick() => match sample(client).await {
                 Ok(sample) => (before, now) = (now, sample),
-                // An agent that starts anew is back in a moment.
+                // The loop goes on, because an agent that restarts is back in a moment.
                 Err(error) => now.problem = Some(format!("{error:#}")),
             },
             key = keys.next() => {

@@ -1,4 +1,4 @@
-//! `kpx trace`: sends a packet through a copy of the kernel programs, and says what they do with it and why.
+//! `kpx trace`: sends a packet through a copy of the kernel programs, and explains their decision.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -32,34 +32,34 @@ use report::{Hook, Packet, TablesOf, Trace};
 use scene::{Family, Scene};
 use target::{Client, Target};
 
-/// Say what kpx does with a packet, and why. Needs root.
+/// Show what kpx does with a packet, and why. Needs root.
 ///
-/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. It runs through a copy of the kernel programs
-/// with tables of its own, so no traffic is touched and none is sent.
+/// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. The packet runs through a copy of the kernel
+/// programs with tables of its own: no traffic is touched, and no packet is sent.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// The client. Without a port: 32768.
+    /// The client's address. The default port is 32768.
     #[arg(long, value_name = "IP[:PORT]", required_unless_present = "host")]
     from: Option<Client>,
-    /// What it dials. Without a protocol: tcp.
+    /// The dialled address. The default protocol is tcp.
     #[arg(long, value_name = "IP:PORT[/tcp|udp|sctp]")]
     to: Target,
-    /// The client is a process of the node itself, also if --from is none of the node's addresses.
+    /// Treat the client as a process of the node, even if --from is not an address of the node.
     #[arg(long)]
     host: bool,
-    /// The device through which the packet arrives; else the one through which the kernel reaches the client.
+    /// The device through which the packet arrives; by default the device through which the kernel reaches the client.
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["host", "manifests"])]
     in_device: Option<String>,
-    /// The run directory of the agent whose tables decide.
+    /// The run directory of the agent whose tables are used.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
-    /// Decide by the objects of a folder instead of an agent's tables, for a node that need not exist.
+    /// Use the objects of a folder instead of an agent's tables, for a node that need not exist.
     #[arg(long, value_name = "DIR", requires = "node", conflicts_with = "run_dir")]
     manifests: Option<PathBuf>,
-    /// The name of that node.
+    /// The name of the node of --manifests.
     #[arg(long, value_name = "NAME", requires = "manifests")]
     node: Option<String>,
-    /// Send so many packets, each from the next source port, and count what becomes of them.
+    /// Send so many packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
@@ -71,15 +71,15 @@ pub struct TraceArgs {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
     Text,
-    /// The form is kept: fields may be added, none is renamed or taken away.
+    /// The data in a stable form: fields may be added, and no field is renamed or removed.
     Json,
 }
 
-/// Traces and prints.
+/// Runs the trace and prints it.
 pub async fn trace(args: TraceArgs) -> Result<()> {
     ensure!(Uid::effective().is_root(), "kpx trace loads a copy of the kernel programs, which takes root");
     let output = args.output;
-    // A thread that may leave the network namespace, and ends.
+    // The trace runs on a thread of its own, which may leave the network namespace, and then ends.
     let trace =
         thread::spawn(move || on_own_thread(&args)).join().map_err(|_| anyhow::anyhow!("the trace panicked"))??;
     let text = match output {
@@ -125,7 +125,7 @@ async fn of_family<A: Family>(args: &TraceArgs) -> Result<Trace> {
     send(programs, scene, from, args)
 }
 
-/// Runs packets through the programs and explains the first.
+/// Runs packets through the programs, and explains the first one.
 fn send<A: Family>(mut programs: Programs<A>, scene: Scene<A>, from: SocketAddr, args: &TraceArgs) -> Result<Trace> {
     let TraceArgs { to, count, .. } = *args;
     let mut clients = clients(from).take(count as usize);
@@ -147,7 +147,7 @@ fn send<A: Family>(mut programs: Programs<A>, scene: Scene<A>, from: SocketAddr,
     })
 }
 
-/// One client with all its ports in turn.
+/// Returns one client address with all its ports in turn.
 fn clients(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let ports = (first.port()..=u16::MAX).chain(1..first.port());
     ports.map(move |port| SocketAddr::new(first.ip(), port))

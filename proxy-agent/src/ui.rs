@@ -1,7 +1,8 @@
-//! The web page: what this node does, in a browser. Served beside the metrics if the operator asks for it.
+//! The web page, which shows the node's state in a browser. The page is served beside the metrics if the operator asks
+//! for it.
 //!
-//! It only reads. Nothing but the page itself may read along: no other site by a name that leads here, by a script or in
-//! a frame.
+//! The page only reads. No other site may read its data: neither by a name that resolves to this server, nor by a
+//! script, nor in a frame.
 
 mod assets;
 mod guard;
@@ -19,7 +20,7 @@ use serde::Serialize;
 use crate::control::{Asker, answer};
 use crate::trace::explain;
 
-/// `/ui/` and all below it. Who asks must name the server by an address, as localhost or as `node_name`.
+/// Returns `/ui/` and the paths below it. A request must name the server by an address, as localhost or as `node_name`.
 pub fn router(asker: Asker, node_name: &str) -> Router {
     let api = Router::new()
         .route("/ui/api/status", get(status))
@@ -43,11 +44,11 @@ async fn services(State(asker): State<Asker>) -> Response {
     answer(asker.services().await)
 }
 
-/// Why a packet is not translated, and what becomes of it then.
+/// A reason why a packet is not translated, with the verdict.
 #[derive(Serialize)]
 struct ReasonView {
     name: &'static str,
-    /// `pass`, `drop` or `reject`.
+    /// The verdict: `pass`, `drop` or `reject`.
     verdict: &'static str,
     meaning: &'static str,
 }

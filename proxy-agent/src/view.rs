@@ -1,5 +1,5 @@
-//! What others are shown of Services and their backends: the form of `kpx services`, `kpx backends`, of the web page and of
-//! all who read `--output json`. The form is kept: fields may be added, none is renamed or taken away.
+//! The view of Services and their backends for users: `kpx services`, `kpx backends`, the web page and readers of
+//! `--output json`. The form is stable: fields may be added, and no field is renamed or removed.
 
 mod build;
 mod flow;
@@ -13,26 +13,26 @@ use serde::{Deserialize, Serialize};
 pub use build::{frontend_names, views};
 pub use flow::{FlowService, FlowView};
 
-/// A Service, as it was last seen, and what of it is in force.
+/// A Service as last seen, with the parts of it that are in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
     pub namespace: String,
     pub name: String,
-    /// `ClusterIP`, `NodePort` or `LoadBalancer`.
+    /// The type: `ClusterIP`, `NodePort` or `LoadBalancer`.
     pub r#type: String,
     pub created: Option<Timestamp>,
     pub cluster_ips: Vec<IpAddr>,
     pub external_ips: Vec<IpAddr>,
-    /// Of `status.loadBalancer`, those that nodes serve.
+    /// The addresses of `status.loadBalancer` that nodes serve.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `Cluster` or `Local`.
+    /// The policy: `Cluster` or `Local`.
     pub internal_traffic_policy: String,
     pub external_traffic_policy: String,
-    /// Of `sessionAffinity: ClientIP`.
+    /// The timeout of `sessionAffinity: ClientIP`.
     pub affinity_secs: Option<u32>,
     pub health_check_node_port: Option<u16>,
-    /// As `--lb-algorithm` spells it.
+    /// The algorithm as `--lb-algorithm` spells it.
     pub algorithm: String,
     pub ports: Vec<PortView>,
 }
@@ -40,29 +40,29 @@ pub struct ServiceView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortView {
-    /// Empty if it has none.
+    /// The name of the port; empty if the port has none.
     pub name: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// The protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     pub port: u16,
     pub node_port: Option<u16>,
-    /// In force, of both families.
+    /// The frontends in force, of both families.
     pub frontends: Vec<FrontendView>,
-    /// All endpoints that are listed, whether they take traffic or not.
+    /// The listed endpoints, including those that take no traffic.
     pub backends: Vec<BackendView>,
-    /// Since the agent started; of both families.
+    /// The counts since the agent started, of both families.
     pub counts: PortCounts,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendView {
-    /// `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
+    /// The kind: `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
     pub kind: String,
-    /// None for a node port: it is served at the node's addresses.
+    /// The address; None for a node port, which is served at the node's addresses.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// Another Service holds it, or it is not in force for another reason.
+    /// The reason why the frontend is not in force, for example that another Service holds it.
     pub conflict: Option<String>,
 }
 
@@ -70,51 +70,52 @@ pub struct FrontendView {
 #[serde(rename_all = "camelCase")]
 pub struct BackendView {
     pub address: SocketAddr,
-    /// `namespace/name` of the pod, if the slice names one.
+    /// The pod as `namespace/name`, if the slice names one.
     pub pod: Option<String>,
     pub node: Option<String>,
     pub zone: Option<String>,
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
-    /// On this node.
+    /// True if the backend is on this node.
     pub local: bool,
-    /// Takes new flows of clients of the whole cluster, of those under a policy `Local`.
+    /// True if the backend takes new flows of clients of the whole cluster.
     pub in_cluster_set: bool,
+    /// True if the backend takes new flows under a policy `Local`.
     pub in_local_set: bool,
-    /// Flows in the table, as of the last sweep.
+    /// The number of flows in the table, as of the last sweep.
     pub flows: u64,
 }
 
 impl ServiceView {
-    /// Returns the backends that take traffic, and all that are listed.
+    /// Returns the number of backends that take traffic, and of all that are listed.
     pub fn backends_in_use(&self) -> (usize, usize) {
         let all = || self.ports.iter().flat_map(|port| &port.backends);
         (all().filter(|backend| backend.in_cluster_set || backend.in_local_set).count(), all().count())
     }
 }
 
-/// What passed this node for a service port.
+/// The traffic of a service port that passed this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortCounts {
-    /// Flows opened since the agent started.
+    /// The number of flows opened since the agent started.
     pub flows_opened: u64,
-    /// Flows in the table, as of the last sweep.
+    /// The number of flows in the table, as of the last sweep.
     pub flows: u64,
-    /// Towards backends.
+    /// The packets towards backends.
     pub packets: u64,
     pub bytes: u64,
-    /// Back to clients.
+    /// The packets back to clients.
     pub packets_returned: u64,
     pub bytes_returned: u64,
-    /// Packets that would have opened a flow and were dropped.
+    /// The packets that would have opened a flow and were dropped.
     #[serde(default)]
     pub dropped: u64,
-    /// Packets that would have opened a flow and were rejected, with an answer to the client.
+    /// The packets that would have opened a flow and were rejected, with an answer to the client.
     #[serde(default)]
     pub rejected: u64,
-    /// The sum of `dropped` and `rejected`: it goes with the next release.
+    /// The sum of `dropped` and `rejected`. It goes with the next release.
     pub refused: u64,
 }
 
@@ -125,22 +126,22 @@ impl PortCounts {
     }
 }
 
-/// What a frontend in force is called.
+/// The name of a frontend in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NameView {
-    /// Unspecified (`0.0.0.0`, `::`) for a node port: it is served at the node's addresses.
+    /// The address; unspecified (`0.0.0.0`, `::`) for a node port, which is served at the node's addresses.
     pub address: IpAddr,
     pub port: u16,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// The protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     pub namespace: String,
     pub name: String,
-    /// Empty if it has none.
+    /// The name of the port; empty if the port has none.
     pub port_name: String,
 }
 
-/// Names by what clients dial.
+/// The names by the addresses that clients dial.
 #[derive(Clone, Debug, Default)]
 pub struct Names(BTreeMap<(String, u16, IpAddr), NameView>);
 
@@ -149,7 +150,7 @@ impl Names {
         Self(names.into_iter().map(|name| ((name.protocol.clone(), name.port, name.address), name)).collect())
     }
 
-    /// `protocol` in upper or lower case. An address without a frontend of its own may be a node's.
+    /// Finds the name; `protocol` may be in upper or lower case. An address without a frontend of its own may be a node's.
     pub fn find(&self, at: SocketAddr, protocol: &str) -> Option<&NameView> {
         let any = if at.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
         let name = |address| self.0.get(&(protocol.to_uppercase(), at.port(), address));

@@ -13,7 +13,7 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     const UNSPECIFIED: Self;
     /// How `status` and the logs name the family: `IPv4`, `IPv6`.
     const FAMILY: &'static str;
-    /// What values of an odd number of words need in front of 64-bit counters.
+    /// The padding that values of an odd number of words need in front of 64-bit counters.
     type Pad: Copy + Eq + fmt::Debug + Send + Sync;
     const PAD: Self::Pad;
 
@@ -23,7 +23,7 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     fn of_device(device: &Device) -> Self;
     /// The node's primary address of this family.
     fn of_node(node: &Node) -> Self;
-    /// Is there a way to tell local pods by addresses of this family?
+    /// Returns true if the node can tell local pods by addresses of this family.
     fn is_detected_by(node: &Node) -> bool;
     /// Takes the address into `seed`, word by word as they lie in a packet.
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;

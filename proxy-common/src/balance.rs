@@ -1,4 +1,4 @@
-//! What the choice of a backend remembers, and the hash that all nodes share.
+//! The memory of a backend's choice, and the hash that all nodes share.
 
 use crate::addr::{Addr, Addr4, Addr6, SockAddr};
 use crate::assert_size;

@@ -1,4 +1,4 @@
-//! What the programs count: every packet is either translated or has a reason why it was not.
+//! The programs' counters: every packet is translated, or has a reason why it was not.
 
 /// Why a packet was not translated.
 #[repr(u32)]
@@ -56,14 +56,14 @@ pub enum Reason {
     Forged,
 }
 
-/// What becomes of a packet that was not translated.
+/// The fate of a packet that was not translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Left as it is, for whoever comes next.
+    /// Left as it is, for the next program.
     Pass,
-    /// Dropped in silence.
+    /// The packet was dropped without an answer.
     Drop,
-    /// Answered with a TCP RST or an ICMP port unreachable.
+    /// The packet was answered with a TCP RST or an ICMP port unreachable.
     Reject,
 }
 
@@ -113,7 +113,7 @@ impl Reason {
         Self::ALL.get(index as usize).copied()
     }
 
-    /// What a device hook does with such a packet. Nothing else decides this.
+    /// Returns what a device hook does with such a packet. Nothing else decides this.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
         match self {
@@ -144,8 +144,8 @@ impl Reason {
         }
     }
 
-    /// What the anchor does with it. Nothing may pass there, for behind it the kernel would route the packet in again; but
-    /// what somebody else is to serve is not ours to refuse. (The anchor's other end does not forward it.)
+    /// Returns what the anchor does with it. Nothing may pass there, for behind it the kernel would route the packet in again.
+    /// But a packet that another proxy serves is not ours to refuse. (The anchor's other end does not forward it.)
     #[inline(always)]
     pub const fn verdict_at_anchor(self) -> Verdict {
         match self {

@@ -1,4 +1,4 @@
-//! What the kernel programs know of this node and its devices.
+//! The node and its devices, as the kernel programs know them.
 
 use crate::addr::{Addr4, Addr6};
 use crate::assert_size;
@@ -35,7 +35,7 @@ impl Node {
     /// does not either.
     pub const HOST: u32 = 1 << 5;
 
-    /// `kpx cleanup --drain`: openers are left to whoever comes next, and what is open is followed to its end.
+    /// `kpx cleanup --drain`: openers are left to the next program, and open flows are followed to their end.
     pub const DRAINING: u32 = 1 << 6;
     /// Packets of open connections skip the stack, if the programs were loaded with what that takes.
     pub const FAST_PATH: u32 = 1 << 7;
@@ -126,16 +126,16 @@ assert_size!(Device = 4 + 4 + 16 + 4 + 4 + 6 + 2);
 impl Device {
     /// The far end is a pod: what arrives here was sent by the pod itself and passed no other of our hooks before.
     pub const POD: u32 = 1 << 0;
-    /// Who sends through it is a local pod, says the operator (`--detect-local-mode`).
+    /// The operator calls every sender behind it a local pod (`--detect-local-mode`).
     pub const DETECTED: u32 = 1 << 1;
-    /// It is one end of a pair, and nobody minds if packets get to the other end in another way than through it.
+    /// It is one end of a pair, and packets may get to the other end in another way than through it.
     pub const PEER: u32 = 1 << 2;
     /// A packet that arrives here has passed no other hook of this host, so a note on it is a stranger's.
     pub const EDGE: u32 = 1 << 3;
     /// The kernel drops IPv4 packets whose source it would answer through another device (`rp_filter` is 1), and routes name
     /// one device each.
     pub const STRICT4: u32 = 1 << 4;
-    /// Of a pod's device: routes to the pod name another one (Open vSwitch), and its frames are for that one's address.
+    /// A pod's device that no route names (Open vSwitch): its frames are for the address of the device that routes name.
     pub const LOOSE: u32 = 1 << 5;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {

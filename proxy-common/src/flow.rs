@@ -1,4 +1,4 @@
-//! What the packet path remembers of one conversation.
+//! The packet path's memory of one conversation.
 //!
 //! A flow is two or four entries of `FLOWS`, each keyed by the tuple that its hook sees before it rewrites, all holding
 //! the same [`Flow`] but for `kind` and the counters of the direction that passes there. So every hook needs one
@@ -24,10 +24,15 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
-/// Which hook's table an entry of `FLOWS` belongs to.
+mod step;
+
+pub use step::{Sender, Step, Told, is_stream, step};
+
+/// The hook whose packets find an entry of `FLOWS`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hook(u8);
@@ -37,6 +42,11 @@ impl Hook {
     pub const EGRESS: Self = Self(1);
     /// Egress of the anchor, where the host's own packets start.
     pub const ANCHOR: Self = Self(2);
+}
+
+closed! {
+    /// A [`Hook`], to match on.
+    Hook => AtHook { INGRESS => Ingress, EGRESS => Egress, ANCHOR => Anchor }
 }
 
 /// Key of `FLOWS`: a tuple as it is at a hook, before the hook rewrites it.
@@ -77,7 +87,7 @@ impl<A: Addr> FlowKey<A> {
     }
 }
 
-/// What an entry does to its packets: see the table in the module's documentation.
+/// The change that an entry makes to its packets: see the table in the module's documentation.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind(u8);
@@ -89,26 +99,31 @@ impl Kind {
     pub const UNDNAT: Self = Self(3);
 }
 
+closed! {
+    /// A [`Kind`], to match on.
+    Kind => EntryKind { DNAT => Dnat, SNAT => Snat, UNSNAT => Unsnat, UNDNAT => Undnat }
+}
+
 /// Value of `FLOWS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow<A: Addr> {
     pub client: SockAddr<A>,
-    /// What the client dialled.
+    /// The address and port that the client dialled.
     pub frontend: SockAddr<A>,
     pub backend: SockAddr<A>,
-    /// What the backend sees: the client's address or the node's, and the port in use between the hooks.
+    /// The source that the backend sees: the client's address or the node's, and the port in use between the hooks.
     pub source: SockAddr<A>,
     pub kind: Kind,
     flags: u8,
-    /// What was seen from the client ([`Seen`]). Of the opener's entry only; written by that direction only.
+    /// The bits seen from the client. Only the opener's entry has them, and only that direction writes them.
     pub tx: Seen,
-    /// What was seen from the backend. In the opener's entry the one that counts; in the reply's its own memory, from which
+    /// The bits seen from the backend. In the opener's entry the one that counts; in the reply's its own memory, from which
     /// a client's packet only takes a RST that the client has not accepted.
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,
-    /// Of the opener's entry: the value of `GENERATION` when the backend was last known to serve.
+    /// The value of `GENERATION`, in the opener's entry, when the backend was last known to serve.
     pub generation: u32,
     /// The service port that opened it; [`FrontendKey::address`] of no address if none did.
     pub service: FrontendKey<A>,
@@ -120,7 +135,7 @@ pub struct Flow<A: Addr> {
 assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4 + 8 + 4 + 16);
 assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4 + 20 + 16);
 
-/// What has been seen of one direction of a flow: a set of bits.
+/// A set of bits: the packets seen of one direction of a flow.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen(u8);
@@ -130,10 +145,10 @@ impl Seen {
     pub const PACKET: Self = Self(1 << 0);
     pub const FIN: Self = Self(1 << 1);
     pub const RST: Self = Self(1 << 2);
-    /// The client has gone on after an answer, or the backend has after several: nobody's address was borrowed.
+    /// The client has gone on after an answer, or the backend has after several: no address was borrowed.
     pub const ASSURED: Self = Self(1 << 3);
     /// Nothing speaks against delivering this direction past the stack. Of what comes back: it comes in with the addresses
-    /// with which it leaves, so that nobody between the hooks translates the flow anew. In both entries, of either direction.
+    /// with which it leaves, so that no program between the hooks translates the flow again. In both entries, of either direction.
     pub const DIRECT: Self = Self(1 << 4);
 
     #[inline(always)]
@@ -152,7 +167,7 @@ impl Seen {
     }
 }
 
-/// Where a flow stands, from what both directions have shown.
+/// The state of a flow, from the packets of both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
     /// Nothing has come back yet.
@@ -188,9 +203,9 @@ impl State {
         }
     }
 
-    /// Have both sides ended it?
+    /// Returns true if both sides have ended the flow.
     #[inline(always)]
-    pub const fn is_end(self) -> bool {
+    pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
 
@@ -222,7 +237,7 @@ pub const SOURCE_PORT_FIRST: u16 = 61_000;
 
 /// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the last FIN again if that
 /// was lost.
-pub const LAST_WORDS_SECS: u32 = 3;
+pub const LINGER_SECS: u32 = 3;
 
 /// A TCP client that dials again from the port of a flow silent for this long has forgotten that flow.
 const REDIAL_SECS: u32 = 60;
@@ -235,7 +250,7 @@ impl<A: Addr> Flow<A> {
     pub const HOST: u8 = 1 << 0;
     /// The backend is a socket of the host itself.
     pub const HOST_BACKEND: u8 = 1 << 1;
-    /// Of a host flow: the frontend's address is the host's own, so packets start on lo, and replies go in there.
+    /// The flow is the host's, and the frontend's address is the host's own, so packets start on lo, and replies go in there.
     pub const HOST_FRONTEND: u8 = 1 << 2;
     /// The backend's count in `CONNECTIONS` includes this flow until it is over.
     pub const COUNTED: u8 = 1 << 3;
@@ -293,11 +308,11 @@ impl<A: Addr> Flow<A> {
     /// Key of the entry of another kind of the same flow.
     #[inline(always)]
     pub fn key_as(&self, kind: Kind, proto: Proto) -> FlowKey<A> {
-        match kind {
-            Kind::SNAT => FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend),
-            Kind::UNSNAT => FlowKey::new(Hook::INGRESS, proto, self.backend, self.source),
-            Kind::UNDNAT => self.undnat_key(proto),
-            _ => self.opener_key(proto),
+        match kind.known() {
+            Some(EntryKind::Snat) => FlowKey::new(Hook::EGRESS, proto, self.client_between(), self.backend),
+            Some(EntryKind::Unsnat) => FlowKey::new(Hook::INGRESS, proto, self.backend, self.source),
+            Some(EntryKind::Undnat) => self.undnat_key(proto),
+            Some(EntryKind::Dnat) | None => self.opener_key(proto),
         }
     }
 
@@ -324,7 +339,7 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Has the flow entries that change the source address at devices, there and back? (The anchor does it itself.)
+    /// Returns true if the flow has entries that change the source address at devices. (The anchor changes it itself.)
     #[inline(always)]
     pub fn is_snat_on_devices(&self) -> bool {
         self.is_snat() && !self.has(Self::HOST)
@@ -339,14 +354,14 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Of the opener's entry: where the flow stands.
+    /// Returns the state, in the opener's entry.
     #[inline(always)]
     pub const fn state(&self) -> State {
         State::of(self.tx, self.rx)
     }
 
-    /// Of the opener's entry: has its client not shown yet that it exists? Whoever sends packets in a stranger's name gets
-    /// no further than this. Such a flow makes room for others.
+    /// Returns true, in the opener's entry, if the client has not shown yet that it exists. A sender under a false name gets no
+    /// further than this. Such a flow makes room for others.
     #[inline(always)]
     pub const fn is_half_open(&self) -> bool {
         !self.tx.has(Seen::ASSURED) && !self.rx.has(Seen::ASSURED)
@@ -357,26 +372,26 @@ impl<A: Addr> Flow<A> {
         now_secs.saturating_sub(self.last_secs)
     }
 
-    /// Of the opener's entry: has the flow ended, or been silent for longer than its state allows?
+    /// Returns true, in the opener's entry, if the flow has ended, or was silent for longer than its state allows.
     #[inline(always)]
-    pub const fn is_over(&self, proto: Proto, now_secs: u32) -> bool {
+    pub const fn is_expired(&self, proto: Proto, now_secs: u32) -> bool {
         let state = self.state();
-        state.is_end() || self.idle_secs(now_secs) > state.timeout_secs(proto)
+        state.is_terminal() || self.idle_secs(now_secs) > state.timeout_secs(proto)
     }
 
-    /// Of the opener's entry: is it over, with nobody to be heard any more? It makes room for others as well: there may be
-    /// no agent to sweep it.
+    /// Returns true, in the opener's entry, if the flow is expired and no packet of it is due. It makes room for others as well:
+    /// there may be no agent to sweep it.
     #[inline(always)]
-    pub fn is_spent(&self, proto: Proto, now_secs: u32) -> bool {
-        let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LAST_WORDS_SECS;
-        has_said_all && self.is_over(proto, now_secs)
+    pub fn is_evictable(&self, proto: Proto, now_secs: u32) -> bool {
+        let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;
+        has_said_all && self.is_expired(proto, now_secs)
     }
 
-    /// Of the opener's entry: may a packet of the same client that opens a flow take this one's place and choose anew?
+    /// Returns true, in the opener's entry, if an opener of the same client may take the flow's place and choose again.
     #[inline(always)]
-    pub const fn yields_to_opener(&self, proto: Proto, now_secs: u32) -> bool {
+    pub const fn may_be_reused(&self, proto: Proto, now_secs: u32) -> bool {
         let forgotten = proto.0 != Proto::UDP.0 && self.idle_secs(now_secs) > REDIAL_SECS;
-        forgotten || self.is_over(proto, now_secs)
+        forgotten || self.is_expired(proto, now_secs)
     }
 }
 

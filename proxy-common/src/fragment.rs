@@ -1,4 +1,4 @@
-//! What the packet path remembers of fragmented packets: only their first fragment has ports.
+//! The ports of fragmented packets, which only their first fragment has.
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto};
 use crate::assert_size;
@@ -12,7 +12,7 @@ use crate::flow::Hook;
 pub struct FragmentKey<A: Addr> {
     /// Identification, as it lies in the packet; IPv4's has 16 bits.
     id: u32,
-    /// What follows the header that splits the packet: not always a transport.
+    /// The protocol behind the header that splits the packet: not always a transport.
     proto: Proto,
     hook: Hook,
     pad: u16,
@@ -33,7 +33,7 @@ impl<A: Addr> FragmentKey<A> {
     }
 }
 
-/// Value of `FRAGMENTS`: what only the first fragment showed.
+/// Value of `FRAGMENTS`: the fields that only the first fragment shows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {

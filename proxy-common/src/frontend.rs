@@ -1,4 +1,4 @@
-//! Where clients dial and where their packets go: the maps that the agent fills.
+//! From the address that a client dials to a backend: the maps that the agent fills.
 //!
 //! `FRONTENDS` leads from what a client dials to a service port, `SERVICES` says how many backends each of the service
 //! port's sets has, `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that its other
@@ -10,8 +10,9 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 
-/// What a client dials: the key of `FRONTENDS`, and as the ClusterIP's, the name of a service port (key of `SERVICES`).
+/// The address, port and protocol that a client dials: the key of `FRONTENDS`. The ClusterIP's is the name of a service port (key of `SERVICES`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey<A: Addr> {
@@ -55,13 +56,13 @@ impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
     }
 }
 
-/// What kind of frontend a client dialled.
+/// The kind of a frontend.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontendKind(u8);
 
 impl FrontendKind {
-    /// A ClusterIP of which no port matched: see [`FrontendKey::address`].
+    /// A ClusterIP without a matching port: see [`FrontendKey::address`].
     pub const ADDRESS: Self = Self(0);
     pub const CLUSTER_IP: Self = Self(1);
     /// At any address that the node takes node ports at: see [`FrontendKey::node_port`].
@@ -69,10 +70,24 @@ impl FrontendKind {
     pub const EXTERNAL_IP: Self = Self(3);
     pub const LOAD_BALANCER: Self = Self(4);
 
-    /// Is it subject to `externalTrafficPolicy`?
+    /// Returns true if it is subject to `externalTrafficPolicy`.
     #[inline(always)]
     pub const fn is_external(self) -> bool {
-        self.0 >= Self::NODE_PORT.0
+        match self.known() {
+            Some(Dialled::NodePort | Dialled::ExternalIp | Dialled::LoadBalancer) => true,
+            Some(Dialled::Address | Dialled::ClusterIp) | None => false,
+        }
+    }
+}
+
+closed! {
+    /// A [`FrontendKind`], to match on.
+    FrontendKind => Dialled {
+        ADDRESS => Address,
+        CLUSTER_IP => ClusterIp,
+        NODE_PORT => NodePort,
+        EXTERNAL_IP => ExternalIp,
+        LOAD_BALANCER => LoadBalancer,
     }
 }
 
@@ -94,7 +109,7 @@ impl<A: Addr> Frontend<A> {
     }
 }
 
-/// Which endpoints of a service port: all that the cluster offers, or only this node's.
+/// The endpoints of a service port: all that the cluster offers, or only this node's.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Set(u8);
@@ -105,7 +120,12 @@ impl Set {
     pub const ALL: [Self; 2] = [Self::CLUSTER, Self::LOCAL];
 }
 
-/// How a service port spreads new flows over a set.
+closed! {
+    /// A [`Set`], to match on.
+    Set => Endpoints { CLUSTER => Cluster, LOCAL => Local }
+}
+
+/// The way in which a service port spreads new flows over a set.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Algorithm(pub u8);
@@ -117,6 +137,16 @@ impl Algorithm {
     pub const ROUND_ROBIN: Self = Self(2);
     /// The one with fewer open flows of two at random. Counts are this node's own.
     pub const LEAST_CONNECTIONS: Self = Self(3);
+}
+
+closed! {
+    /// An [`Algorithm`], to match on.
+    Algorithm => Choice {
+        RANDOM => Random,
+        MAGLEV => Maglev,
+        ROUND_ROBIN => RoundRobin,
+        LEAST_CONNECTIONS => LeastConnections,
+    }
 }
 
 /// Value of `SERVICES`: how a service port chooses among its slots.
@@ -161,7 +191,10 @@ impl Service {
 
     #[inline(always)]
     pub const fn count(&self, set: Set) -> u16 {
-        if set.0 == Set::LOCAL.0 { self.local } else { self.cluster }
+        match set.known() {
+            Some(Endpoints::Local) => self.local,
+            Some(Endpoints::Cluster) | None => self.cluster,
+        }
     }
 
     #[inline(always)]
@@ -205,7 +238,7 @@ assert_size!(Backend<Addr4> = 4 + 2 + 2);
 assert_size!(Backend<Addr6> = 16 + 2 + 2);
 
 impl<A: Addr> Backend<A> {
-    /// The endpoint is on this node: its replies come back here whatever their source address is.
+    /// The endpoint is on this node: its replies come back here from any source address.
     pub const LOCAL: u16 = 1 << 0;
 
     pub const fn new(addr: A, port: Port, flags: u16) -> Self {
@@ -255,7 +288,10 @@ impl Endpoint {
 
     #[inline(always)]
     pub const fn is_in(self, set: Set) -> bool {
-        let flag = if set.0 == Set::LOCAL.0 { Self::IN_LOCAL_SET } else { Self::IN_CLUSTER_SET };
+        let flag = match set.known() {
+            Some(Endpoints::Local) => Self::IN_LOCAL_SET,
+            Some(Endpoints::Cluster) | None => Self::IN_CLUSTER_SET,
+        };
         self.0 & flag != 0
     }
 
@@ -322,7 +358,7 @@ impl<A: Addr> SourceRange<A> {
     }
 }
 
-/// What `SERVICE_CIDRS` says of a prefix.
+/// Values of `SERVICE_CIDRS`.
 pub mod service_net {
     /// A range from which ClusterIPs are taken: what is in it and no frontend is dropped.
     pub const RANGE: u32 = 1;

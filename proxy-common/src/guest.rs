@@ -15,7 +15,7 @@ pub struct Guest {
 }
 assert_size!(Guest = 4 + 4);
 
-/// As long as netfilter keeps a connection that has sent its FIN (`nf_conntrack_tcp_timeout_fin_wait`).
+/// The time for which netfilter keeps a connection that has sent its FIN (`nf_conntrack_tcp_timeout_fin_wait`).
 const ENDED_SECS: u32 = 120;
 /// After a RST nothing follows but what was on its way.
 const RESET_SECS: u32 = 10;
@@ -24,7 +24,7 @@ impl Guest {
     /// Nothing is known.
     pub const NONE: Self = Self { until_secs: 0, ended: 0 };
 
-    /// What is known after a packet that leaves; `before` is what was known.
+    /// Returns what is known after a packet that leaves; `before` is what was known.
     #[inline(always)]
     pub fn after(before: Self, packet: Packet, proto: Proto, now_secs: u32) -> Self {
         let was_ended = before.ended != 0 && before.is_there(now_secs) && !packet.opens;
@@ -44,14 +44,14 @@ impl Guest {
         self.until_secs > now_secs
     }
 
-    /// Is it worth a write? Not for a minute more of many.
+    /// Returns true if the difference is worth a write. A minute more of many is not.
     #[inline(always)]
     pub const fn differs_from(&self, other: &Self) -> bool {
         self.ended != other.ended || self.until_secs.abs_diff(other.until_secs) > 30
     }
 }
 
-/// What a packet tells of its connection. UDP has no openers: each datagram is like another.
+/// The bits that a packet tells of its connection. UDP has no openers: each datagram is like another.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Packet {
     pub opens: bool,

@@ -1,4 +1,4 @@
-//! What the kernel programs and the agent must agree on: the keys and values of every map.
+//! The keys and values of every map, on which the kernel programs and the agent must agree.
 //!
 //! Three rules hold for every type here.
 //! Addresses and ports are in network byte order inside newtypes, so that an unswapped port cannot be compared with a
@@ -9,6 +9,7 @@
 
 pub mod addr;
 pub mod balance;
+mod closed;
 pub mod counter;
 pub mod crc32c;
 pub mod device;
@@ -16,7 +17,9 @@ pub mod flow;
 pub mod fragment;
 pub mod frontend;
 pub mod guest;
+pub mod hook;
 pub mod layout;
+pub mod maps;
 pub mod monitor;
 pub mod names;
 pub mod policy;

@@ -1,10 +1,11 @@
-//! What the programs tell `kpx monitor` of single packets, while somebody watches.
+//! Records of single packets, which the programs write while `kpx monitor` runs.
 
 use crate::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use crate::assert_size;
+use crate::hook::HookId;
 use crate::policy::Decision;
 
-/// What became of a packet.
+/// The fate of a packet.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct What(pub u8);
@@ -16,43 +17,21 @@ impl What {
     pub const REJECTED: Self = Self(2);
 }
 
-/// The program that met it.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub u8);
-
-impl Place {
-    pub const INGRESS: Self = Self(0);
-    pub const EGRESS: Self = Self(1);
-    pub const ANCHOR: Self = Self(2);
-    pub const LO: Self = Self(3);
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::INGRESS => "ingress",
-            Self::EGRESS => "egress",
-            Self::ANCHOR => "anchor",
-            Self::LO => "lo",
-            Self(_) => "unknown",
-        }
-    }
-}
-
 /// One packet: an element of `MONITOR`. Its length tells the family.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<A: Addr> {
     pub what: What,
-    pub place: Place,
+    pub hook_id: HookId,
     /// [`Proto::ANY`] if the packet's addresses and ports were not found out.
     pub proto: Proto,
-    /// Of those that opened no flow: an index into [`Reason::ALL`](crate::counter::Reason::ALL).
+    /// The reason of a packet that opened no flow: an index into [`Reason::ALL`](crate::counter::Reason::ALL).
     pub reason: u8,
     /// The device that it was met on.
     pub ifindex: u32,
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
-    /// What the backend sees. Of those that opened a flow.
+    /// The source that the backend sees, of a packet that opened a flow.
     pub source: SockAddr<A>,
     /// Its flags say what of it is of this packet.
     pub decision: Decision<A>,
@@ -60,7 +39,7 @@ pub struct Record<A: Addr> {
 assert_size!(Record<Addr4> = 4 + 4 + 3 * 8 + 28);
 assert_size!(Record<Addr6> = 4 + 4 + 3 * 20 + 64);
 
-/// The only value of `WATCHED`: records that a CPU may write in a second. 0 while nobody watches.
+/// The only value of `WATCHED`: records that a CPU may write in a second. 0 while no operator watches.
 pub const WATCHED_PER_SECOND: u32 = 10_000;
 
 /// A CPU's value of `MONITORED`.

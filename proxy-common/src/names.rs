@@ -1,18 +1,20 @@
 //! Names of programs and maps in the BPF object. The kernel keeps 15 characters of each.
 
-/// Attached to every device's ingress and egress, to the anchor's egress, to lo's egress.
-pub const INGRESS: &str = "kpx_ingress";
-pub const EGRESS: &str = "kpx_egress";
-pub const ANCHOR: &str = "kpx_anchor";
-pub const LO: &str = "kpx_lo";
+use crate::hook::PacketHook;
 
-/// Does nothing; for benchmarks.
+/// Attached to every device's ingress and egress, to the anchor's egress, to lo's egress.
+pub const INGRESS: &str = PacketHook::Ingress.program();
+pub const EGRESS: &str = PacketHook::Egress.program();
+pub const ANCHOR: &str = PacketHook::Anchor.program();
+pub const LO: &str = PacketHook::Lo.program();
+
+/// Does nothing. Of the object with the feature `bench`, as the next two.
 pub const EMPTY: &str = "kpx_empty";
-/// Look up a flow and rewrite the packet, no more, like the two above; for benchmarks.
+/// Look up a flow and rewrite the packet, no more, as the programs for ingress and egress.
 pub const MINIMAL: &str = "kpx_minimal";
 pub const MINIMAL_OUT: &str = "kpx_minimal_out";
 
-/// The programs of the hooks at which sockets say whom they dial, and are told whom they have dialled.
+/// The programs of the hooks at which sockets name the address that they dial, and ask for it.
 pub const SOCKETS: [&str; 4] = ["kpx_connect4", "kpx_connect6", "kpx_getpeer4", "kpx_getpeer6"];
 /// The same for datagrams of sockets that are not connected.
 pub const DATAGRAMS: [&str; 4] = ["kpx_sendmsg4", "kpx_sendmsg6", "kpx_recvmsg4", "kpx_recvmsg6"];
@@ -29,7 +31,7 @@ pub const CLOCK: &str = "CLOCK";
 /// How many packets each CPU has answered in a second.
 pub const ANSWERED: &str = "ANSWERED";
 
-/// Records for those who watch, whether any do, and what was lost.
+/// Records for `kpx monitor`, the limit while it runs, and the number of lost records.
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
 pub const MONITORED: &str = "MONITORED";
@@ -42,75 +44,35 @@ pub const FAST_PATH: &str = "FAST_PATH";
 /// How many packets each CPU may answer in a second (`u32`, set before loading).
 pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
 
-/// Whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
+/// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
-/// Maps that begin anew with every load, and are not part of the layout: a program's own room while it runs, what is told
-/// to those who watch, and numbers whose places move with every new one.
-pub const PER_LOAD: [&str; 10] =
-    ["SCRATCH4", "SCRATCH6", CLOCK, ANSWERED, IPV4.decisions, IPV6.decisions, MONITOR, WATCHED, MONITORED, COUNTERS];
+/// Maps outside of families that begin empty with every load: a program's own room while it runs, records for `kpx monitor`,
+/// and numbers whose places move with every new one.
+const PER_LOAD: [&str; 6] = [CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
 
-/// The maps that exist once per family.
-#[derive(Clone, Copy, Debug)]
-pub struct FamilyMaps {
-    pub frontends: &'static str,
-    pub services: &'static str,
-    pub slots: &'static str,
-    pub endpoints: &'static str,
-    pub maglev: &'static str,
-    pub source_ranges: &'static str,
-    pub flows: &'static str,
-    /// Which source ports other programs' connections have.
-    pub guests: &'static str,
-    /// Which flows were opened, oldest first: the half-open ones among them make room.
-    pub nursery: &'static str,
-    /// Which backend a client had.
-    pub affinity: &'static str,
-    /// Whose turn it is, of round robin.
-    pub cursors: &'static str,
-    /// Open flows of a backend, for least connections.
-    pub connections: &'static str,
-    pub fragments: &'static str,
-    /// The node's own addresses.
-    pub addrs: &'static str,
-    /// Where local pods have their addresses, says the operator.
-    pub pods: &'static str,
-    pub service_cidrs: &'static str,
-    pub decisions: &'static str,
-    /// What passed for each service port.
-    pub service_counts: &'static str,
-    /// Whom sockets have dialled: a table for each protocol, so that many of one make nobody forget the other's.
-    pub tcp_sockets: &'static str,
-    pub udp_sockets: &'static str,
+/// Returns true if a map begins empty with every load, and is not part of the layout.
+pub fn is_per_load(map: &str) -> bool {
+    PER_LOAD.contains(&map) || IPV4.has_per_load(map) || IPV6.has_per_load(map)
 }
 
-macro_rules! family_maps {
-    ($digit:literal) => {
-        FamilyMaps {
-            frontends: concat!("FRONTENDS", $digit),
-            services: concat!("SERVICES", $digit),
-            slots: concat!("SLOTS", $digit),
-            endpoints: concat!("ENDPOINTS", $digit),
-            maglev: concat!("MAGLEV", $digit),
-            source_ranges: concat!("SOURCE_RANGES", $digit),
-            flows: concat!("FLOWS", $digit),
-            guests: concat!("GUESTS", $digit),
-            nursery: concat!("NURSERY", $digit),
-            affinity: concat!("AFFINITY", $digit),
-            cursors: concat!("CURSORS", $digit),
-            connections: concat!("CONNECTIONS", $digit),
-            fragments: concat!("FRAGMENTS", $digit),
-            addrs: concat!("ADDRS", $digit),
-            pods: concat!("PODS", $digit),
-            service_cidrs: concat!("SERVICE_CIDRS", $digit),
-            decisions: concat!("DECISIONS", $digit),
-            service_counts: concat!("SVC_COUNTS", $digit),
-            tcp_sockets: concat!("TCP_SOCKETS", $digit),
-            udp_sockets: concat!("UDP_SOCKETS", $digit),
+macro_rules! names {
+    ($($(#[$doc:meta])* $field:ident: $v4:ident $v6:ident: $map:ident<$($part:ty),+> = $size:expr, $flags:expr, $how:ident;)+) => {
+        /// The names of the maps that exist once per family.
+        #[derive(Clone, Copy, Debug)]
+        pub struct FamilyMaps {
+            $($(#[$doc])* pub $field: &'static str,)+
+        }
+
+        pub const IPV4: FamilyMaps = FamilyMaps { $($field: stringify!($v4)),+ };
+        pub const IPV6: FamilyMaps = FamilyMaps { $($field: stringify!($v6)),+ };
+
+        impl FamilyMaps {
+            fn has_per_load(&self, map: &str) -> bool {
+                [$((self.$field, stringify!($how))),+].contains(&(map, "per_load"))
+            }
         }
     };
 }
-
-pub const IPV4: FamilyMaps = family_maps!("4");
-pub const IPV6: FamilyMaps = family_maps!("6");
+crate::family_maps!(names);

@@ -2,51 +2,69 @@
 
 use crate::addr::{Addr, Addr4, Addr6, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 use crate::device::Node;
 use crate::frontend::{Backend, FrontendKey, FrontendKind, Service, Set};
 
-/// Where a client is.
+/// The place of a client.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin(u8);
 
 impl Origin {
     /// Somewhere else: another node, or outside the cluster.
-    pub const OUTSIDE: Self = Self(0);
+    pub const EXTERNAL: Self = Self(0);
     /// A pod of this node, by the operator's detection and by the device through which it came in.
     pub const DETECTED: Self = Self(1);
-    /// Behind a pod's device of this node, whatever its address.
+    /// Behind a pod's device of this node, with any address.
     pub const POD: Self = Self(2);
-    /// This node itself.
+    /// The node itself.
     pub const NODE: Self = Self(3);
     /// A pod by its address, says the operator's detection; it came in from elsewhere, as pods of other nodes do.
     pub const ELSEWHERE: Self = Self(4);
 
     #[inline(always)]
-    pub const fn is_outside(self) -> bool {
-        self.0 == Self::OUTSIDE.0
+    pub const fn is_external(self) -> bool {
+        matches!(self.known(), Some(Client::External))
     }
 
-    /// Does the operator's detection call the client a pod? kube-proxy goes by that alone when it masquerades.
+    /// Returns true if the operator's detection calls the client a pod. kube-proxy goes by that alone when it masquerades.
     #[inline(always)]
     pub const fn is_detected(self) -> bool {
-        self.0 == Self::DETECTED.0 || self.0 == Self::ELSEWHERE.0
+        match self.known() {
+            Some(Client::Detected | Client::Elsewhere) => true,
+            Some(Client::External | Client::Pod | Client::Node) | None => false,
+        }
     }
 
-    /// Did the client come in from elsewhere, whatever its address says?
+    /// Returns true if the client came in from elsewhere. Its address does not count.
     #[inline(always)]
     pub const fn is_remote(self) -> bool {
-        self.0 == Self::OUTSIDE.0 || self.0 == Self::ELSEWHERE.0
+        match self.known() {
+            Some(Client::External | Client::Elsewhere) => true,
+            Some(Client::Detected | Client::Pod | Client::Node) | None => false,
+        }
     }
 
     #[inline(always)]
     pub const fn is_pod(self) -> bool {
-        self.0 == Self::POD.0
+        matches!(self.known(), Some(Client::Pod))
     }
 
     #[inline(always)]
     pub const fn is_node(self) -> bool {
-        self.0 == Self::NODE.0
+        matches!(self.known(), Some(Client::Node))
+    }
+}
+
+closed! {
+    /// An [`Origin`], to match on.
+    Origin => Client {
+        EXTERNAL => External,
+        DETECTED => Detected,
+        POD => Pod,
+        NODE => Node,
+        ELSEWHERE => Elsewhere,
     }
 }
 
@@ -64,14 +82,14 @@ pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
     if local { Set::LOCAL } else { Set::CLUSTER }
 }
 
-/// May a client reach this kind of frontend at all? Every client may, unless the operator restricts ClusterIPs to the
+/// Returns true if a client may reach this kind of frontend. Every client may, unless the operator restricts ClusterIPs to the
 /// cluster (`--cluster-ip-external=false`).
 #[inline(always)]
 pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool {
-    kind.is_external() || !origin.is_outside() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
+    kind.is_external() || !origin.is_external() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
 }
 
-/// Must the backend see the node instead of the client? (A client that is its own backend always must, and the host's own
+/// Returns true if the backend must see the node instead of the client. (A client that is its own backend always must, and the host's own
 /// packets may need another address of the node: both are not asked here.)
 ///
 /// `detects`: the node has a way to tell local pods of this family.
@@ -83,7 +101,7 @@ pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: 
     }
     if !node.has(Node::COMPAT) {
         // kube-proxy lets a ClusterIP's backend see the node where a detector calls the client external.
-        if !kind.is_external() && detects && origin.is_outside() {
+        if !kind.is_external() && detects && origin.is_external() {
             return true;
         }
         // Replies of a remote backend would go straight to a client that is not on this node, who never heard of it. What
@@ -97,8 +115,7 @@ pub fn is_masqueraded<A: Addr>(decision: &Decision<A>, service: &Service, node: 
     }
 }
 
-/// What the programs decided of the last packet that opened a flow, or tried to. They write it, only `kpx trace` and tests
-/// read it.
+/// The decision about the last packet that opened a flow, or tried to. The programs, `kpx trace` and tests read it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision<A: Addr> {
@@ -134,7 +151,7 @@ impl<A: Addr> Decision<A> {
         self.flags & flag != 0
     }
 
-    /// Where the backend listens.
+    /// Returns the address and port at which the backend listens.
     #[inline(always)]
     pub const fn backend_at(&self) -> SockAddr<A> {
         SockAddr::new(self.backend.addr, self.backend.port)

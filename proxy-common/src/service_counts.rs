@@ -1,4 +1,4 @@
-//! What passed for each service port: the flows' own counters while they live, `SERVICE_COUNTS` for those that are over.
+//! Counters of service ports: a flow counts for itself while it lives, and `SVC_COUNTS` holds the sums of closed flows.
 
 use crate::assert_size;
 

@@ -50,7 +50,7 @@ impl<A: Addr> SocketKey<A> {
         Self { cookie: [cookie as u32, (cookie >> 32) as u32], addr: at.addr, port: at.port, proto, side }
     }
 
-    /// As `SO_COOKIE` tells it.
+    /// Returns the number that `SO_COOKIE` tells.
     pub const fn cookie(&self) -> u64 {
         self.cookie[0] as u64 | (self.cookie[1] as u64) << 32
     }
@@ -63,7 +63,7 @@ pub struct Socket<A: Addr> {
     /// The peer on the other side of the key's.
     pub at: SockAddr<A>,
     pub service: FrontendKey<A>,
-    /// When the socket was last led there: seconds since boot.
+    /// When the socket was last translated to it: seconds since boot.
     pub last_secs: u32,
 }
 

@@ -67,12 +67,12 @@ impl From<Update<discovery::EndpointSlice>> for Input {
     }
 }
 
-/// What the change of an EndpointSlice says of when it came to pass.
+/// The time of a change, as an EndpointSlice tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trigger {
     pub service: ObjectName,
     pub family: IpFamily,
-    /// None if the slice is gone: what then was not in force yet never will be.
+    /// The time of the change. None if the slice is gone: its pending triggers will never be in force.
     pub at: Option<Timestamp>,
 }
 

@@ -45,7 +45,7 @@ impl<A: Addr> FamilyCounts<A> {
         match flow.kind {
             Kind::DNAT => {
                 self.ports.entry(flow.service).or_default().sent += flow.passed;
-                if !flow.state().is_end() {
+                if !flow.state().is_terminal() {
                     *self.flows.entry(flow.service).or_default().entry(flow.backend).or_default() += 1;
                 }
             }

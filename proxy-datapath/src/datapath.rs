@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::hook::PacketHook;
 use proxy_common::names;
 use tokio::sync::Notify;
 use tracing::debug;
@@ -38,7 +39,10 @@ pub struct Datapath {
 }
 
 /// The programs of every datapath.
-const PROGRAMS: [&str; 4] = [names::INGRESS, names::EGRESS, names::ANCHOR, names::LO];
+const PROGRAMS: [&str; 4] = {
+    let [ingress, egress, anchor, lo] = PacketHook::ALL;
+    [ingress.program(), egress.program(), anchor.program(), lo.program()]
+};
 
 /// The options of a load; an unset option means the default.
 #[derive(Clone, Copy, Debug, Default)]

@@ -319,7 +319,7 @@ pub(super) fn is_over<A: Addr>(opener: &Flow<A>, key: &FlowKey<A>, pressure: Pre
 /// Returns true if the flow counts for its backend. As in the programs, a flow stops counting when both sides have
 /// closed it, or when one has reset it.
 fn is_counted<A: Addr>(opener: &Flow<A>) -> bool {
-    opener.has(Flow::<A>::COUNTED) && !opener.state().is_end()
+    opener.has(Flow::<A>::COUNTED) && !opener.state().is_terminal()
 }
 
 fn has_opener<A: FamilyNames>(

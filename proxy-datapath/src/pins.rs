@@ -216,7 +216,7 @@ pub(super) fn definitions(object: &[u8]) -> Result<Vec<Definition>> {
         !matches!(map.section_kind(), EbpfSectionKind::Data | EbpfSectionKind::Rodata | EbpfSectionKind::Bss)
     });
     let mut found: Vec<_> = of_programs
-        .filter(|(name, _)| !names::PER_LOAD.contains(&name.as_str()))
+        .filter(|(name, _)| !names::is_per_load(name))
         .map(|(name, map)| Definition {
             name: name.clone(),
             map_type: map.map_type(),

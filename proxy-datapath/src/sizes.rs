@@ -75,7 +75,7 @@ impl Sizes {
             let endpoints = [maps.slots, maps.endpoints];
             let services = services.map(|name| (name, of_services));
             let endpoints = endpoints.map(|name| (name, of_endpoints));
-            [(maps.flows, flows), (maps.nursery, half_open)].into_iter().chain(services).chain(endpoints)
+            [(maps.flows, flows), (maps.half_open, half_open)].into_iter().chain(services).chain(endpoints)
         };
         let all = [names::IPV4, names::IPV6].into_iter().flat_map(of_family);
         all.filter_map(|(name, room)| Some((name, room?))).collect()
@@ -142,7 +142,7 @@ mod tests {
     fn a_given_size_counts_for_the_maps_of_both_families() {
         let sizes = Sizes { flows: Some(4_096), services: Some(100), ..Sizes::default() };
         let room = sizes.room();
-        let entries = ["FLOWS4", "NURSERY6", "SERVICES6", "CURSORS4"].map(|name| room[name]);
+        let entries = ["FLOWS4", "HALF_OPEN6", "SERVICES6", "CURSORS4"].map(|name| room[name]);
         assert_eq!(entries, [4_096, 1_024, 100, 100].map(Room::exactly));
         assert!(!room.contains_key("SLOTS4"));
     }
@@ -151,7 +151,7 @@ mod tests {
     fn only_a_derived_size_lets_a_larger_map_stay() {
         let room = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.room();
         let beside = |name: &str, there: &[u32]| room[name].beside(there.iter().copied());
-        assert_eq!(["FLOWS4", "NURSERY4"].map(|name| beside(name, &[])), [1 << 18, 1 << 16]);
+        assert_eq!(["FLOWS4", "HALF_OPEN4"].map(|name| beside(name, &[])), [1 << 18, 1 << 16]);
         assert_eq!(beside("FLOWS6", &[9, 1 << 20]), 1 << 20);
         assert_eq!(beside("SLOTS4", &[1 << 18]), 1 << 19);
         assert_eq!(beside("SERVICES4", &[1 << 20]), 100);

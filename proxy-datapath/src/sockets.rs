@@ -100,10 +100,10 @@ pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SocketsStatus {
-    /// `host` or `all`.
+    /// The scope: `host` or `all`.
     pub scope: String,
     pub udp: bool,
-    /// Below which they are.
+    /// The cgroup below which sockets are translated.
     pub cgroup: String,
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use aya::programs::TcAttachType;
-use proxy_common::names;
+use proxy_common::hook::{Direction, PacketHook};
 
 use super::attach::{Attached, Mechanism};
 use super::links::{Fields, link_name, open_links};
@@ -33,8 +33,8 @@ pub(super) async fn missing(
     id: impl Fn(&str) -> Result<u32>,
 ) -> Result<Vec<Missing>> {
     let programs = BTreeMap::from([
-        (Hook::Ingress, vec![names::INGRESS]),
-        (Hook::Egress, vec![names::EGRESS, names::LO, names::ANCHOR]),
+        (Hook::Ingress, PacketHook::programs_at(Direction::Ingress).collect::<Vec<_>>()),
+        (Hook::Egress, PacketHook::programs_at(Direction::Egress).collect()),
     ]);
     let links = tcx_links()?;
     let mut missing = Vec::new();

@@ -1,4 +1,4 @@
-//! What becomes of a packet that opens a flow: which frontend it dials, whether it may, and who shall serve it.
+//! The decision about a packet that opens a flow: the frontend that it dials, its right to, and the backend that serves it.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
@@ -7,13 +7,13 @@ use proxy_common::flow::Flow;
 use proxy_common::frontend::{Algorithm, FrontendKind, Service};
 use proxy_common::policy::{self, Decision, Origin};
 
-use crate::maps::Scratch;
+use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{lookup, maps, select};
 
-/// What asks to be led to a backend: a packet, or a socket before it sends any.
+/// A client that asks for a backend: a packet, or a socket before it sends any.
 pub trait Dial<A: Net> {
     fn client(&self) -> A;
     fn dialled(&self) -> &SockAddr<A>;
@@ -41,13 +41,14 @@ impl<A: Net> Dial<A> for Packet<A> {
 ///
 /// `objection` tells why a packet to a service may not open a flow here; it is asked before anything is remembered or answered.
 #[inline(always)]
-pub fn run<A: Net>(
+pub fn run<'run, A: Net>(
     scratch: &mut Scratch<A>,
     origin: Origin,
     node: &Node,
+    decision: DecisionMemory<'run>,
     objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
-) -> Result<&'static Decision<A>, Reason> {
-    let decision = maps::decision().ok_or(Reason::FlowsFull)?;
+) -> Result<&'run Decision<A>, Reason> {
+    let decision = decision.get().ok_or(Reason::FlowsFull)?;
     let Scratch { packet, service, .. } = scratch;
     packet.decided = true;
     decision.origin = origin;
@@ -68,12 +69,12 @@ pub fn run<A: Net>(
     Ok(decision)
 }
 
-/// A client from outside has opened a flow, and so has not come in another's name: it shall have its backend again, if the
-/// service wants that.
+/// Remembers the backend of an external client, if the service has session affinity. Such a client comes under a false name
+/// perhaps, unless it has opened a flow.
 #[inline(never)]
-pub fn stick<A: Net>(scratch: &Scratch<A>) {
+pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     // A direct flow was led to no backend.
-    if let Some(decision) = maps::decision::<A>()
+    if let Some(decision) = decision.get::<A>()
         && decision.origin.is_remote()
         && decision.has(Decision::<A>::BACKEND)
         && scratch.service.affinity_secs > 0
@@ -119,15 +120,15 @@ pub fn find<A: Net>(
 
 /// A packet that has been decided about opens no flow: counts it for the service that it dialled, if it dialled one.
 #[inline(never)]
-pub fn refused<A: Net>(verdict: Verdict) {
-    if let Some(decision) = maps::decision::<A>()
+pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
+    if let Some(decision) = decision.get::<A>()
         && decision.has(Decision::<A>::FRONTEND)
     {
         maps::service_refused(&decision.service, verdict);
     }
 }
 
-/// Where the client of a packet is that was on its way out into the anchor or lo.
+/// Returns the origin of a packet that was on its way out into the anchor or lo.
 ///
 /// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`): its client counts as one
 /// behind the device that the route to it names, and as detected where that device has no hooks of ours.
@@ -145,7 +146,7 @@ pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origi
     }
 }
 
-/// Where the client of a packet is that came in through a device.
+/// Returns the origin of a packet that came in through a device.
 #[inline(always)]
 pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
     let (flags, _) = maps::place_of(ifindex);
@@ -159,19 +160,19 @@ pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
     match maps::is_pod(packet.src.addr) {
         true if A::is_detected_by(node) && is_pods => Origin::DETECTED,
         true if A::is_detected_by(node) => Origin::ELSEWHERE,
-        _ => Origin::OUTSIDE,
+        _ => Origin::EXTERNAL,
     }
 }
 
-/// Does the backend of a UDP flow still serve those who dial its frontend? None where nobody does: there flows stay where
-/// they are, until somebody does.
+/// Returns true if the backend of a UDP flow still serves the clients of its frontend. None if no endpoint serves: until one
+/// does, flows stay where they are.
 #[inline(never)]
-pub fn still_serves<A: Net>(flow: &Flow<A>) -> Option<bool> {
+pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> Option<bool> {
     // A direct one has no service to ask.
     if flow.frontend == flow.backend {
         return Some(true);
     }
-    let decision = maps::decision()?;
+    let decision = decision.get()?;
     lookup::frontend(&flow.frontend, Proto::UDP, decision).ok()?;
     let service = maps::service(&decision.service)?;
     service.has(Service::HAS_ENDPOINTS).then(|| maps::endpoint(decision.service, flow.backend).is_some())

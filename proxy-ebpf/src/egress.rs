@@ -1,22 +1,22 @@
-//! What leaves a device: sources are rewritten. Never looks at services.
+//! The egress of devices: sources are rewritten. No service is looked up here.
 
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Hook, Kind};
 
-use crate::maps::Scratch;
+use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::skb::Skb;
-use crate::{Answer, PASS, flow, guest, maps};
+use crate::{Action, flow, guest, maps};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
-    let note = skb.note();
-    skb.clear_note();
-    let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+    let mark = skb.packet_mark();
+    skb.clear_packet_mark();
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
-    let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow)?;
-    // What a hook has rewritten is no other program's.
-    if !is_known && (note.is_translated() || !guest::meet(scratch)?) {
+    let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
+    // A packet that a hook has rewritten is no other program's.
+    if !is_known && (mark.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);
     }
     let Scratch { packet, flow, .. } = scratch;
@@ -26,6 +26,6 @@ pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
         packet.rewrite(skb, &flow.frontend, &flow.client)?;
         maps::count(Event::Returned);
     }
-    skb.settle_note();
-    Ok(PASS)
+    skb.settle_packet_mark();
+    Ok(Action::PASS)
 }

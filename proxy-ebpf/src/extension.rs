@@ -3,7 +3,7 @@
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 
-use crate::net::Place;
+use crate::net::FragmentPart;
 use crate::skb::Skb;
 
 const HOP_BY_HOP: u8 = 0;
@@ -21,23 +21,23 @@ struct Extension {
     next: u8,
     /// In units of 8 bytes, without the first of them.
     len: u8,
-    /// Of a fragment header: where the fragment belongs in the packet, in units of 8 bytes, and whether more follow.
-    /// Of a routing header: its type, and how many routers are still to be visited.
+    /// In a fragment header: the fragment's place in the packet, in units of 8 bytes, and a bit if more follow.
+    /// In a routing header: its type, and the number of routers still to be visited.
     offset_more: [u8; 2],
 }
 
-/// What the extension headers lead to, in one register.
+/// The end of a walk through extension headers, in one register.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Way(pub u64);
+pub struct ExtHeaders(pub u64);
 
-impl Way {
+impl ExtHeaders {
     const PROTOCOL: Self = Self(0);
     const MALFORMED: Self = Self(1);
 
     #[inline(always)]
-    fn new(proto: u8, l4: u32, place: Place, split: u8, fragment: u32) -> Self {
-        let bytes = u32::from_le_bytes([proto, place.0, split, 0]);
+    fn new(proto: u8, l4: u32, part: FragmentPart, split: u8, fragment: u32) -> Self {
+        let bytes = u32::from_le_bytes([proto, part.0, split, 0]);
         Self(u64::from(bytes) << 32 | u64::from(fragment & 0xffff) << 16 | u64::from(l4 & 0xffff))
     }
 
@@ -67,11 +67,11 @@ impl Way {
     }
 
     #[inline(always)]
-    pub fn place(self) -> Place {
-        Place((self.0 >> 40) as u8)
+    pub fn part(self) -> FragmentPart {
+        FragmentPart((self.0 >> 40) as u8)
     }
 
-    /// What follows the fragment header.
+    /// The protocol that follows the fragment header.
     #[inline(always)]
     pub fn split(self) -> Proto {
         Proto((self.0 >> 48) as u8)
@@ -83,11 +83,11 @@ impl Way {
 /// Not past what is encrypted, nor past what authenticates the addresses, nor to a transport that is meant for the next
 /// router of a list, nor to a fragment of a fragment.
 #[inline(always)]
-pub fn walk(skb: Skb, next: u8, at: u32) -> Way {
-    let start = Walker { next, at, place: Place::WHOLE, split: 0, fragment: 0 };
+pub fn walk(skb: Skb, next: u8, at: u32) -> ExtHeaders {
+    let start = Walker { next, at, part: FragmentPart::WHOLE, split: 0, fragment: 0 };
     match start.follow(skb) {
-        Err(way) => way,
-        Ok(walker) => walker.arrived().err().unwrap_or(Way::PROTOCOL),
+        Err(headers) => headers,
+        Ok(walker) => walker.arrived().err().unwrap_or(ExtHeaders::PROTOCOL),
     }
 }
 
@@ -96,7 +96,7 @@ pub fn walk(skb: Skb, next: u8, at: u32) -> Way {
 struct Walker {
     next: u8,
     at: u32,
-    place: Place,
+    part: FragmentPart,
     split: u8,
     fragment: u32,
 }
@@ -105,40 +105,40 @@ impl Walker {
     /// Past as many headers as are followed. Step by step and no loop: the compiler may lay that out so that it comes
     /// back to its start without a jump, which old kernels refuse.
     #[inline(always)]
-    fn follow(self, skb: Skb) -> Result<Self, Way> {
-        // Nobody needs more than four.
+    fn follow(self, skb: Skb) -> Result<Self, ExtHeaders> {
+        // No sender needs more than four.
         self.step(skb)?.step(skb)?.step(skb)?.step(skb)?.step(skb)?.step(skb)
     }
 
     /// Past one header; or the end of the way.
     #[inline(always)]
-    fn step(self, skb: Skb) -> Result<Self, Way> {
+    fn step(self, skb: Skb) -> Result<Self, ExtHeaders> {
         let Self { next, at, fragment, .. } = self.arrived()?;
-        let header: Extension = skb.load(at).map_err(|_| Way::MALFORMED)?;
+        let header: Extension = skb.load(at).map_err(|_| ExtHeaders::MALFORMED)?;
         if next == FRAGMENT && fragment == 0 {
             let offset_more = u16::from_be_bytes(header.offset_more);
-            let place = Place::of(offset_more >> 3, offset_more & 1);
-            let past = Self { next: header.next, at: at + 8, place, split: header.next, fragment: at };
-            return if place == Place::LATER { Err(past.way()) } else { Ok(past) };
+            let part = FragmentPart::of(offset_more >> 3, offset_more & 1);
+            let past = Self { next: header.next, at: at + 8, part, split: header.next, fragment: at };
+            return if part == FragmentPart::LATER { Err(past.headers()) } else { Ok(past) };
         }
         if next == FRAGMENT || next == ROUTING && header.offset_more[1] != 0 {
-            return Err(Way::PROTOCOL);
+            return Err(ExtHeaders::PROTOCOL);
         }
         Ok(Self { next: header.next, at: at + (u32::from(header.len) + 1) * 8, ..self })
     }
 
     /// An error if there is nothing more to follow.
     #[inline(always)]
-    fn arrived(self) -> Result<Self, Way> {
+    fn arrived(self) -> Result<Self, ExtHeaders> {
         match self.next {
             HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT => Ok(self),
-            ENCRYPTED | AUTHENTICATION | NONE => Err(Way::PROTOCOL),
-            _ => Err(self.way()),
+            ENCRYPTED | AUTHENTICATION | NONE => Err(ExtHeaders::PROTOCOL),
+            _ => Err(self.headers()),
         }
     }
 
     #[inline(always)]
-    fn way(self) -> Way {
-        Way::new(self.next, self.at, self.place, self.split, self.fragment)
+    fn headers(self) -> ExtHeaders {
+        ExtHeaders::new(self.next, self.at, self.part, self.split, self.fragment)
     }
 }

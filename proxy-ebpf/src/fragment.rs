@@ -19,7 +19,7 @@ pub fn remember<A: Net>(skb: Skb) {
 }
 
 /// Forgets the ports of an earlier packet with the key of this first fragment: IPv4 has 65,536 identifications for all
-/// packets between two addresses, and unless this packet is rewritten too, the later fragments belong to nobody.
+/// packets between two addresses, and unless this packet is rewritten too, the later fragments belong to no flow.
 #[inline(always)]
 pub fn forget<A: Net>(skb: Skb) {
     // Without a key, nothing was remembered by it.

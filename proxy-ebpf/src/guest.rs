@@ -1,8 +1,8 @@
 //! Connections of other programs that leave with an address of the node's and a source port out of kpx's range: those of
 //! netfilter's masquerading, above all, which knows nothing of the ports that kpx has drawn.
 //!
-//! What leaves is remembered, so that kpx draws no such port towards that peer. If a flow has the tuple already, one that is
-//! over makes way, and beside one that lives the connection gets another source port here, and its replies the old one.
+//! Such a connection is remembered, so that kpx draws no such port towards that peer. If a flow has the tuple already, an
+//! expired one makes way, and beside one that lives the connection gets another source port here, and its replies the old one.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
@@ -16,7 +16,7 @@ use crate::net::Net;
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 
-/// May a packet with this source be one of theirs?
+/// Returns true if a packet with this source may be one of theirs.
 #[inline(always)]
 pub fn may_be<A: Net>(src: &SockAddr<A>) -> bool {
     src.port.get() >= SOURCE_PORT_FIRST
@@ -66,7 +66,7 @@ fn told<A: Net>(packet: &Packet<A>) -> guest::Packet {
     }
 }
 
-/// Does a flow that lives take the replies to this packet? Then what was decided of the packet is in `scratch.opening`.
+/// Returns true if a flow that lives takes the replies to this packet. Then what was decided of the packet is in `scratch.opening`.
 #[inline(never)]
 fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
     let Scratch { packet, other, opening, .. } = scratch;
@@ -75,7 +75,7 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     let opener = other.opener_key(packet.proto);
-    if maps::flow(&opener, other).is_none() || other.is_over(packet.proto, now_secs()) {
+    if maps::flow(&opener, other).is_none() || other.is_expired(packet.proto, now_secs()) {
         close(other, packet.proto);
         return false;
     }

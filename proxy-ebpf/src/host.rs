@@ -7,44 +7,49 @@ use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
-use proxy_common::monitor::Place;
+use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
-use crate::maps::Scratch;
+use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
-use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, decide, flow, maps, monitor};
+use crate::skb::{PacketMark, Skb};
+use crate::{Action, decide, flow, maps, monitor};
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
 
 /// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
 #[inline(always)]
-pub fn send<A: Net>(skb: Skb, scratch: &mut Scratch<A>, flags: u8) -> Result<Answer, Reason> {
+pub fn send<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    flags: u8,
+    mut decision: DecisionMemory,
+) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, Note::NONE, &mut scratch.flow)? {
-        open(skb, scratch, node, flags)?;
-        decide::stick(scratch);
+    if !flow::follow(skb, &scratch.packet, Hook::ANCHOR, PacketMark::NONE, &mut scratch.flow, decision.lend())? {
+        open(skb, scratch, node, flags, decision.lend())?;
+        decide::remember(scratch, decision);
     }
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
     let next_hop = way(skb, packet, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     packet.rewrite(skb, &flow.source, &flow.backend)?;
     maps::count(Event::Forwarded);
-    // What egress hooks do to others, to their source, this one has done.
-    skb.set_note(Note::DONE);
+    // This hook has replaced the source, as egress hooks do.
+    skb.set_packet_mark(PacketMark::DONE);
     match next_hop {
         NextHop::Device(ifindex) if flow.has(Flow::<A>::HOST_FRONTEND) && skb.is_longer_than(maps::mtu_of(ifindex)) => {
             skb.route_again()?;
-            Ok(PASS)
+            Ok(Action::PASS)
         }
         next_hop => leave(skb, next_hop),
     }
 }
 
-/// Where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
+/// Finds where a packet goes from here to `dst`. Not into the anchor again: a backend's address that is a service's leads nowhere.
 #[inline(always)]
 fn way<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, dst: &A) -> Result<NextHop, Reason> {
     match route(skb, node.anchor_ifindex, &packet.src.addr, dst)? {
@@ -55,7 +60,7 @@ fn way<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, dst: &A) -> Result<Nex
 
 /// Sends a packet on its way without coming back to the host's stack.
 #[inline(always)]
-pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Answer, Reason> {
+pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Action, Reason> {
     match next_hop {
         NextHop::Host => {
             skb.set_destination_mac(&[0; 6])?;
@@ -66,24 +71,36 @@ pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Answer, Reason> {
 }
 
 #[inline(always)]
-fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
+fn open<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    node: &Node,
+    flags: u8,
+    mut decision: DecisionMemory,
+) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch, node, flags).and_then(|()| open::flow(scratch));
+    let opened = choose(skb, scratch, node, flags, decision.lend()).and_then(|()| open::flow(scratch));
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
     match opened {
-        Ok(()) if on_lo => monitor::decided(skb, Place::LO, &scratch.packet, &scratch.flow),
-        Ok(()) => monitor::decided(skb, Place::ANCHOR, &scratch.packet, &scratch.flow),
-        Err(reason) if on_lo => decide::refused::<A>(reason.verdict()),
-        Err(reason) => decide::refused::<A>(reason.verdict_at_anchor()),
+        Ok(()) if on_lo => monitor::decided(skb, PacketHook::Lo, &scratch.packet, &scratch.flow, decision),
+        Ok(()) => monitor::decided(skb, PacketHook::Anchor, &scratch.packet, &scratch.flow, decision),
+        Err(reason) if on_lo => decide::refused::<A>(reason.verdict(), decision),
+        Err(reason) => decide::refused::<A>(reason.verdict_at_anchor(), decision),
     }
     opened
 }
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) -> Result<(), Reason> {
+fn choose<A: Net>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    node: &Node,
+    flags: u8,
+    decision: DecisionMemory,
+) -> Result<(), Reason> {
     if node.has(Node::DRAINING) {
         return Err(Reason::Draining);
     }
@@ -91,7 +108,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, node: &Node, flags: u8) ->
     let origin = decide::origin_inside(skb, &scratch.packet, node);
     // A packet that came in was to be met where it came in. Behind the anchor no policy of the node would see it.
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
-    let decision = decide::run(scratch, origin, node, objection)?;
+    let decision = decide::run(scratch, origin, node, decision, objection)?;
     let packet = &scratch.packet;
     let next_hop = way(skb, packet, node, &decision.backend.addr)?;
     let mut flags = Flow::<A>::HOST | flags;
@@ -139,11 +156,11 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
 /// A reply to a socket of the host, wherever it is met: it takes the service's address and goes in where the host's
 /// packets to that address go out. So rp_filter finds nothing odd, and conntrack a reply to what it saw leave.
 #[inline(always)]
-pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     packet.rewrite(skb, &flow.frontend, &flow.client)?;
     // To the program that the kernel knows, which is none of ours to say.
     if flow.has(Flow::<A>::GUEST) {
-        return Ok(PASS);
+        return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
     inject(skb, flow)
@@ -151,7 +168,7 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
 
 /// Lets the host receive what goes to a socket of its own from the frontend of `flow`.
 #[inline(always)]
-pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Answer, Reason> {
+pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Action, Reason> {
     let (ifindex, mac) = if flow.has(Flow::<A>::HOST_FRONTEND) {
         (LO, [0; 6])
     } else {

@@ -3,21 +3,21 @@
 //!
 //! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this hook, and what the
 //! entry does to packets is done to the error and, mirrored, to its quote. The quoted transport checksum stays as it was:
-//! nobody checks it, seldom is what it covers there in full. An error opens, refreshes and closes nothing.
+//! no receiver checks it, and seldom is all there that it covers. An error opens, refreshes and closes nothing.
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
+use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind};
 
-use crate::maps::Scratch;
-use crate::net::{Net, Place, route};
-use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, host, maps};
+use crate::maps::{Memory, Scratch};
+use crate::net::{FragmentPart, Net, route};
+use crate::skb::{PacketMark, Skb};
+use crate::{Action, host, maps};
 
 /// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
 const HEADER_LEN: u32 = 8;
 const QUOTED_LEN: u32 = 8;
-/// Of the checksum in an ICMP header.
+/// The offset of the checksum in an ICMP header.
 const CHECK_OFFSET: u32 = 2;
 
 /// An ICMP error, and what it quotes. In map memory, as a [`Packet`](crate::packet::Packet) is.
@@ -39,7 +39,7 @@ pub struct Quote<A: Addr> {
     l4: u32,
 }
 
-/// What an error becomes.
+/// The addresses of an error after translation.
 #[derive(Clone, Copy)]
 pub struct Translated<A: Addr> {
     src: A,
@@ -48,17 +48,17 @@ pub struct Translated<A: Addr> {
     quoted_dst: SockAddr<A>,
 }
 
-/// Translates an ICMP error that is met at `hook`; `note` as in [`flow::follow`](crate::flow::follow).
+/// Translates an ICMP error that is met at `hook`; `mark` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note) -> Result<Answer, Reason> {
-    let Scratch { error, flow, .. } = maps::scratch::<A>().ok_or(Reason::Protocol)?;
+pub fn run<A: Net>(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Result<Action, Reason> {
+    let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
     error.parse(skb)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
     // An error goes to the sender of what it is about.
     if error.quote.src.addr != error.dst {
         return Err(Reason::Protocol);
     }
-    if hook == Hook::INGRESS && skb.note().is_translated() {
+    if hook == Hook::INGRESS && skb.packet_mark().is_translated() {
         return Err(Reason::SeenBefore);
     }
     error.becomes.src = error.src;
@@ -69,21 +69,21 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, note: Note) -> Result<Answer, Reason> {
     if maps::flow(&key, flow).is_none() {
         return Err(Reason::Protocol);
     }
-    match hook {
-        Hook::INGRESS => ingress(skb, error, flow),
-        // Of another program's connection that got another port, errors from here are rare, and quote what its peer never saw.
-        Hook::EGRESS if flow.kind == Kind::DNAT => Err(Reason::Protocol),
-        Hook::EGRESS if flow.kind == Kind::UNDNAT && note.is_forward() => Err(Reason::Protocol),
-        Hook::EGRESS if flow.is_snat_on_devices() && note.is_strange(false) => Err(Reason::Protocol),
-        Hook::EGRESS => egress(skb, error, flow),
-        _ => at_anchor(skb, error, flow),
+    match hook.known() {
+        Some(AtHook::Ingress) => ingress(skb, error, flow),
+        // Errors from here about another program's connection with a new port are rare, and quote what its peer never saw.
+        Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
+        Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => Err(Reason::Protocol),
+        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) => Err(Reason::Protocol),
+        Some(AtHook::Egress) => egress(skb, error, flow),
+        Some(AtHook::Anchor) | None => at_anchor(skb, error, flow),
     }
 }
 
 /// Destinations are rewritten. Not the way of a host's reply, whose source changes as well and which therefore is taken
-/// to the anchor: an error comes from whoever met it, through the device that leads there.
+/// to the anchor: an error comes from the router that met it, through the device that leads there.
 #[inline(always)]
-fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     let to_backend = flow.kind == Kind::DNAT;
     let becomes = &mut error.becomes;
     if to_backend {
@@ -102,19 +102,19 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Ans
         maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
     }
     error.rewrite(skb)?;
-    skb.set_note(if to_backend { Note::FORWARD } else { Note::BACK });
-    Ok(PASS)
+    skb.set_packet_mark(if to_backend { PacketMark::FORWARD } else { PacketMark::BACK });
+    Ok(Action::PASS)
 }
 
 /// Sources are rewritten, if they are the flow's: a router on the way keeps its address. Not where the client's own changes,
 /// because replies to it would go astray: an error from beyond it has no better way, and rp_filter drops it on its own one.
 #[inline(always)]
-fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     if flow.kind == Kind::SNAT {
         error.becomes.src = flow.source.addr;
         error.becomes.quoted_dst = flow.source;
         error.rewrite(skb)?;
-        return Ok(PASS);
+        return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
     error.becomes.src = error.src_or(flow.backend.addr, flow.frontend.addr);
@@ -125,12 +125,12 @@ fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answ
         // On lo: the host itself would not take this packet.
         return host::inject(skb, flow);
     }
-    Ok(PASS)
+    Ok(Action::PASS)
 }
 
 /// The host does not take a reply.
 #[inline(always)]
-fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Answer, Reason> {
+fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::RouteLost)?;
     let next_hop = route(skb, node.anchor_ifindex, &error.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
     maps::count(Event::Forwarded);
@@ -139,7 +139,7 @@ fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<A
     error.becomes.quoted_src = flow.backend;
     error.becomes.quoted_dst = flow.source;
     error.rewrite(skb)?;
-    skb.set_note(Note::FORWARD);
+    skb.set_packet_mark(PacketMark::FORWARD);
     host::leave(skb, next_hop)
 }
 
@@ -147,7 +147,7 @@ impl<A: Net> Error<A> {
     #[inline(never)]
     fn parse(&mut self, skb: Skb) -> Result<(), Reason> {
         let header = A::header(skb)?;
-        if header.proto != A::ICMP || header.place != Place::WHOLE {
+        if header.proto != A::ICMP || header.part != FragmentPart::WHOLE {
             return Err(Reason::Protocol);
         }
         let kind: u8 = skb.load(header.l4)?;
@@ -206,13 +206,13 @@ impl<A: Net> Error<A> {
 }
 
 impl<A: Net> Quote<A> {
-    /// What an error quotes from `at` on, itself ending at `end`. Of fragments only the first has ports.
+    /// Reads the quote at `at` of an error that ends at `end`. Only a first fragment has ports.
     #[inline(never)]
     fn parse(&mut self, skb: Skb, at: u32, end: u32) -> Result<(), Reason> {
-        // Whatever is wrong with it: nothing that is ours.
+        // A quote that cannot be read is not ours.
         let header = A::read(skb, at).map_err(|_| Reason::Protocol)?;
         let is_ours = matches!(header.proto, Proto::TCP | Proto::UDP | Proto::SCTP);
-        if !is_ours || header.place == Place::LATER || header.l4 + QUOTED_LEN > end {
+        if !is_ours || header.part == FragmentPart::LATER || header.l4 + QUOTED_LEN > end {
             return Err(Reason::Protocol);
         }
         let ports: [u16; 2] = skb.load(header.l4).map_err(|_| Reason::Protocol)?;

@@ -1,72 +1,73 @@
-//! What arrives at a device: destinations are rewritten.
+//! The ingress of devices: destinations are rewritten.
 
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{Device, Node, pod_net};
-use proxy_common::flow::{Flow, Hook, Kind};
+use proxy_common::flow::{EntryKind, Flow, Hook};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::monitor::Place;
+use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
 use crate::decide;
-use crate::deliver::{self, Forward};
-use crate::maps::Scratch;
+use crate::maps::{DecisionMemory, Memory, Scratch};
 use crate::net::{Net, NextHop, is_forged, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
-use crate::skb::{Note, Skb};
-use crate::{Answer, PASS, flow, host, maps, monitor};
+use crate::redirect::{self, Forward};
+use crate::skb::{PacketMark, Skb};
+use crate::{Action, flow, host, maps, monitor};
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb) -> Result<Answer, Reason> {
-    let scratch = maps::scratch::<A>().ok_or(Reason::FlowsFull)?;
+pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, Hook::INGRESS)?;
-    if skb.note().is_translated() {
+    if skb.packet_mark().is_translated() {
         return Err(Reason::SeenBefore);
     }
-    let is_known = flow::follow(skb, &scratch.packet, Hook::INGRESS, Note::NONE, &mut scratch.flow)?;
-    if deliver::is_on()
-        && let Some(delivered) = deliver::run(skb, scratch, is_known)
+    let is_known =
+        flow::follow(skb, &scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision.lend())?;
+    if redirect::is_on()
+        && let Some(delivered) = redirect::run(skb, scratch, is_known)
     {
         return delivered;
     }
     if !is_known {
-        open(skb, scratch)?;
-        decide::stick(scratch);
+        open(skb, scratch, decision.lend())?;
+        decide::remember(scratch, decision);
     }
     let Scratch { packet, flow, .. } = scratch;
-    match flow.kind {
-        Kind::DNAT => {
+    match flow.kind.known() {
+        Some(EntryKind::Dnat) => {
             packet.rewrite(skb, &flow.client_between(), &flow.backend)?;
             maps::count(Event::Forwarded);
-            skb.set_note(Note::forward(flow.is_snat_on_devices()));
-            Ok(PASS)
+            skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices()));
+            Ok(Action::PASS)
         }
-        Kind::UNSNAT => {
+        Some(EntryKind::Unsnat) => {
             packet.rewrite(skb, &packet.src, &flow.client_between())?;
-            skb.set_note(Note::BACK);
-            Ok(PASS)
+            skb.set_packet_mark(PacketMark::BACK);
+            Ok(Action::PASS)
         }
-        _ => host::give_back(skb, packet, flow),
+        Some(EntryKind::Undnat | EntryKind::Snat) | None => host::give_back(skb, packet, flow),
     }
 }
 
 /// Opens the flow that starts with this packet.
 #[inline(always)]
-fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, mut decision: DecisionMemory) -> Result<(), Reason> {
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch).and_then(|()| open::flow(scratch));
+    let opened = choose(skb, scratch, decision.lend()).and_then(|()| open::flow(scratch));
     match opened {
-        Ok(()) => monitor::decided(skb, Place::INGRESS, &scratch.packet, &scratch.flow),
-        Err(reason) => decide::refused::<A>(reason.verdict()),
+        Ok(()) => monitor::decided(skb, PacketHook::Ingress, &scratch.packet, &scratch.flow, decision),
+        Err(reason) => decide::refused::<A>(reason.verdict(), decision),
     }
     opened
 }
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
@@ -79,12 +80,12 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let objection = |packet: &Packet<A>| {
         is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
     };
-    let decision = match decide::run(scratch, origin, node, objection) {
+    let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),
         Err(reason) => return Err(reason),
     };
-    if origin.is_outside() {
+    if origin.is_external() {
         note_pod_outside(scratch.packet.src.addr, node);
     }
     let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
@@ -109,7 +110,7 @@ fn note_pod_outside<A: Net>(client: A, node: &Node) {
 fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let packet = &scratch.packet;
     let from_pod = maps::place_of(skb.ifindex()).0 & Device::POD != 0;
-    if !from_pod || !open::shadows(packet, &mut scratch.flow) {
+    if !from_pod || !open::collides(packet, &mut scratch.flow) {
         return Err(Reason::NotOurs);
     }
     if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
@@ -128,7 +129,7 @@ fn source_addr<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node, decision: &Dec
     let backend = decision.backend.addr;
     // A pod that is served by itself would answer itself directly, past every hook: it must see the node instead.
     let masquerade = backend == client || decision.has(Decision::<A>::MASQUERADE);
-    // What goes up to a socket of the host leaves through no device, and is not masqueraded by kube-proxy either.
+    // A packet to a socket of the host leaves through no device, and kube-proxy does not masquerade it either.
     if !masquerade || maps::own_addr(&backend).is_some() {
         return Ok(client);
     }

@@ -5,13 +5,13 @@ use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
-use crate::net::{self, Header, Net, Place, fold, sum};
+use crate::established::{self, Head};
+use crate::net::{self, FragmentPart, Header, Net, fold, sum};
 use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
-use crate::usual::{self, Head};
-use crate::{Answer, DROP, apart};
+use crate::{Action, global_fn};
 
-/// Of the header checksum, in a frame.
+/// The offset of the header checksum, in a frame.
 const CHECK_OFFSET: u32 = ETH_LEN + 10;
 
 /// RFC 791 §3.1.
@@ -75,7 +75,7 @@ impl Net for Addr4 {
             proto: Proto(ip.proto),
             l4: at + ip_len,
             end: net::end(skb, at, ip.total_len),
-            place: Place::of(fragment & 0x1fff, fragment & 0x2000),
+            part: FragmentPart::of(fragment & 0x1fff, fragment & 0x2000),
             split: Proto(ip.proto),
             id: ip.id.into(),
         })
@@ -95,7 +95,7 @@ impl Net for Addr4 {
             src: SockAddr::new(Addr4::from_wire(ip.src), Port::from_wire(sport)),
             dst: SockAddr::new(Addr4::from_wire(ip.dst), Port::from_wire(dport)),
             proto,
-            flags: usual::flags(skb, proto, ETH_LEN + Self::IP_LEN, len)?,
+            flags: established::flags(skb, proto, ETH_LEN + Self::IP_LEN, len)?,
             check: u32::from_ne_bytes([ip.ttl, ip.proto, high, low]),
             len,
         })
@@ -105,10 +105,10 @@ impl Net for Addr4 {
     /// to the ports all is written at once.
     #[inline(always)]
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
-        let ports = usual::word(src.port, dst.port);
+        let ports = established::word(src.port, dst.port);
         let (src, dst) = (src.addr.wire(), dst.addr.wire());
         let diff = net::diff_words(&[head.src.addr.wire(), head.dst.addr.wire()], &[src, dst]);
-        usual::replace_checksum(skb, head, ports, diff)?;
+        established::replace_checksum(skb, head, ports, diff)?;
         let [ttl, proto, high, low] = head.check.to_ne_bytes();
         // RFC 1624 §3.
         let sum = u32::from(!u16::from_ne_bytes([high, low])) + (diff & 0xffff) + (diff >> 16);
@@ -125,7 +125,7 @@ impl Net for Addr4 {
     }
 
     /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a route to the service's
-    /// address, which nobody else has.)
+    /// address, which no other host has.)
     #[inline(always)]
     fn is_icmp_error(kind: u8) -> bool {
         matches!(kind, 3 | 11 | 12)
@@ -187,32 +187,32 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn reject(skb: Skb, exit: Exit) -> Answer {
+    fn reject(skb: Skb, exit: Exit) -> Action {
         reject4(skb, exit)
     }
 
     #[inline(always)]
     fn remember_fragment(skb: Skb) {
-        apart::kpx_remember4(skb.as_ptr());
+        global_fn::kpx_remember4(skb.as_ptr());
     }
 
     #[inline(always)]
     fn recall_fragment(skb: Skb) -> bool {
-        apart::kpx_recall4(skb.as_ptr()) != 0
+        global_fn::kpx_recall4(skb.as_ptr()) != 0
     }
 
     #[inline(always)]
     fn forget_fragment(skb: Skb) {
-        apart::kpx_disown4(skb.as_ptr());
+        global_fn::kpx_disown4(skb.as_ptr());
     }
 
     #[inline(always)]
     fn forget_first_flow(spares: bool) -> bool {
-        apart::kpx_forget4(spares.into()) != 0
+        global_fn::kpx_forget4(spares.into()) != 0
     }
 }
 
 #[inline(never)]
-fn reject4(skb: Skb, exit: Exit) -> Answer {
-    reject::run::<Addr4>(skb, exit).unwrap_or(DROP)
+fn reject4(skb: Skb, exit: Exit) -> Action {
+    reject::run::<Addr4>(skb, exit).unwrap_or(Action::DROP)
 }

@@ -4,12 +4,12 @@ use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup 
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 
-use crate::extension::Way;
-use crate::net::{self, Header, Net, Place, diff, sum};
+use crate::established::{self, Head};
+use crate::extension::ExtHeaders;
+use crate::net::{self, FragmentPart, Header, Net, diff, sum};
 use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
-use crate::usual::{self, Head};
-use crate::{Answer, DROP, apart};
+use crate::{Action, global_fn};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ struct Headers {
     more: u32,
 }
 
-/// What may become different in such headers.
+/// The part of such headers that may change.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Rewritten {
@@ -76,15 +76,16 @@ impl Net for Addr6 {
             proto: Proto(ip.next_header),
             l4: start,
             end: net::end(skb, start, ip.payload_len),
-            place: Place::WHOLE,
+            part: FragmentPart::WHOLE,
             split: Proto::ANY,
             id: 0,
         };
         if !matches!(header.proto, Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP) {
-            let way = Way(apart::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result()?;
-            (header.proto, header.l4, header.place, header.split) = (way.proto(), way.l4(), way.place(), way.split());
-            if header.place != Place::WHOLE {
-                header.id = skb.load(way.fragment() + 4)?;
+            let headers = ExtHeaders(global_fn::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result()?;
+            (header.proto, header.l4, header.part, header.split) =
+                (headers.proto(), headers.l4(), headers.part(), headers.split());
+            if header.part != FragmentPart::WHOLE {
+                header.id = skb.load(headers.fragment() + 4)?;
             }
         }
         Ok(header)
@@ -101,7 +102,7 @@ impl Net for Addr6 {
             src: SockAddr::new(Addr6::from_wire(ip.src), Port::from_wire(sport)),
             dst: SockAddr::new(Addr6::from_wire(ip.dst), Port::from_wire(dport)),
             proto,
-            flags: usual::flags(skb, proto, ETH_LEN + Self::IP_LEN, len)?,
+            flags: established::flags(skb, proto, ETH_LEN + Self::IP_LEN, len)?,
             check: 0,
             len,
         })
@@ -111,12 +112,12 @@ impl Net for Addr6 {
     /// whole packet: it is told of them.
     #[inline(always)]
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
-        let ports = usual::word(src.port, dst.port);
+        let ports = established::word(src.port, dst.port);
         let new = Rewritten { src: src.addr.wire(), dst: dst.addr.wire(), ports };
         let sum = u64::from(net::diff_words(&head.src.addr.wire(), &new.src))
             + u64::from(net::diff_words(&head.dst.addr.wire(), &new.dst));
         let diff = ((sum & 0xffff_ffff) + (sum >> 32)) as u32;
-        usual::replace_checksum(skb, head, ports, diff)?;
+        established::replace_checksum(skb, head, ports, diff)?;
         skb.add_to_sum(diff);
         skb.store(Self::SRC_OFFSET, &new, 0)
     }
@@ -183,32 +184,32 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn reject(skb: Skb, exit: Exit) -> Answer {
+    fn reject(skb: Skb, exit: Exit) -> Action {
         reject6(skb, exit)
     }
 
     #[inline(always)]
     fn remember_fragment(skb: Skb) {
-        apart::kpx_remember6(skb.as_ptr());
+        global_fn::kpx_remember6(skb.as_ptr());
     }
 
     #[inline(always)]
     fn recall_fragment(skb: Skb) -> bool {
-        apart::kpx_recall6(skb.as_ptr()) != 0
+        global_fn::kpx_recall6(skb.as_ptr()) != 0
     }
 
     #[inline(always)]
     fn forget_fragment(skb: Skb) {
-        apart::kpx_disown6(skb.as_ptr());
+        global_fn::kpx_disown6(skb.as_ptr());
     }
 
     #[inline(always)]
     fn forget_first_flow(spares: bool) -> bool {
-        apart::kpx_forget6(spares.into()) != 0
+        global_fn::kpx_forget6(spares.into()) != 0
     }
 }
 
 #[inline(never)]
-fn reject6(skb: Skb, exit: Exit) -> Answer {
-    reject::run::<Addr6>(skb, exit).unwrap_or(DROP)
+fn reject6(skb: Skb, exit: Exit) -> Action {
+    reject::run::<Addr6>(skb, exit).unwrap_or(Action::DROP)
 }

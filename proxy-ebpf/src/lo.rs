@@ -1,26 +1,27 @@
-//! What the host's own sockets send to addresses of the host: replies of backends here, and whatever is sent to node ports
-//! and to service addresses that a device carries. Met at the egress of lo: at its ingress the kernel has already decided
-//! to deliver.
+//! The egress of lo, through which the host's own sockets send to addresses of the host: replies of backends here, packets to
+//! node ports, and packets to service addresses that a device carries. At the ingress of lo the kernel has already decided to
+//! deliver.
 
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Hook};
 
+use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::skb::Skb;
-use crate::{Answer, flow, host, maps};
+use crate::{Action, flow, host};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb) -> Result<Answer, Reason> {
-    let note = skb.note();
-    skb.clear_note();
-    let scratch = maps::scratch::<A>().ok_or(Reason::NotOurs)?;
+pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+    let mark = skb.packet_mark();
+    skb.clear_packet_mark();
+    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
-    if flow::follow(skb, &scratch.packet, Hook::EGRESS, note, &mut scratch.flow)? {
+    if flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
         return host::give_back(skb, &scratch.packet, &scratch.flow);
     }
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {
         return Err(Reason::NotOurs);
     }
-    host::send(skb, scratch, Flow::<A>::HOST_FRONTEND)
+    host::send(skb, scratch, Flow::<A>::HOST_FRONTEND, decision)
 }

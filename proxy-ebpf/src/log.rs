@@ -1,20 +1,21 @@
 //! Says of single packets what became of them. Only in objects built with the feature `log`: otherwise this is an empty
 //! function, and nothing of it is compiled in.
 
+use crate::maps::Memory;
 use crate::net::Net;
 use crate::skb::Skb;
 
 #[cfg(not(feature = "log"))]
 #[inline(always)]
-pub fn packet<A: Net>(_skb: Skb, _outcome: i32) {}
+pub fn packet<A: Net>(_skb: Skb, _outcome: i32, _memory: Memory) {}
 
 /// One packet as it leaves a hook. An outcome from 1000 up is a reason, by its place in `Reason::ALL`; one below is a tc
 /// action. (Names would be strings of many lengths, which is more than the verifier can follow.)
 #[cfg(feature = "log")]
 #[inline(never)]
-pub fn packet<A: Net>(skb: Skb, outcome: i32) {
+pub fn packet<A: Net>(skb: Skb, outcome: i32, memory: Memory) {
     let ctx = aya_ebpf::programs::TcContext::new(skb.as_ptr());
-    let Some(scratch) = crate::maps::scratch::<A>() else { return };
+    let Some((scratch, _)) = memory.scratch::<A>() else { return };
     let Ok(()) = scratch.packet.parse(skb, proxy_common::flow::Hook::INGRESS) else {
         aya_log_ebpf::debug!(&ctx, "device {}: outcome {}", skb.ifindex(), outcome);
         return;

@@ -11,13 +11,13 @@
 #![cfg_attr(not(target_arch = "bpf"), allow(dead_code, reason = "on the host nothing calls the hooks"))]
 
 mod anchor;
-mod apart;
 mod decide;
-mod deliver;
 mod egress;
+mod established;
 mod extension;
 mod flow;
 mod fragment;
+mod global_fn;
 mod guest;
 mod host;
 mod icmp;
@@ -28,17 +28,19 @@ mod lo;
 mod log;
 mod lookup;
 mod maps;
+#[cfg(feature = "bench")]
 mod minimal;
 mod monitor;
 mod net;
 mod open;
 mod packet;
+mod redirect;
 mod reject;
 mod sctp;
 mod select;
+mod setting;
 mod skb;
 mod socket;
-mod usual;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
@@ -46,236 +48,271 @@ use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
-use proxy_common::monitor::Place;
+use proxy_common::hook::PacketHook;
 
+use crate::maps::Memory;
 use crate::net::Net;
 use crate::reject::Exit;
-use crate::skb::{Note, Skb};
+use crate::skb::{PacketMark, Skb};
 
 /// A tc action.
-type Answer = i32;
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+struct Action(i32);
 
-/// Leave the packet to whoever comes next; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
-const PASS: Answer = TC_ACT_UNSPEC;
-const DROP: Answer = TC_ACT_SHOT as Answer;
+impl Action {
+    /// Leave the packet to the next program; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
+    const PASS: Self = Self(TC_ACT_UNSPEC);
+    const DROP: Self = Self(TC_ACT_SHOT);
+}
 
 #[classifier]
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
-    skb.forget_strangers_note();
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
+    skb.clear_foreign_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = usual4(skb, Hook::INGRESS).or_long(|| ingress4(skb));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::INGRESS, Note::NONE)), Place::INGRESS)
+            let outcome = established4(skb, Hook::INGRESS, memory.lend()).or_slow(|| ingress4(skb, memory.lend()));
+            conclude::<Addr4>(
+                skb,
+                outcome.or_error(|| icmp4(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                PacketHook::Ingress,
+                memory,
+            )
         }
         Addr6::ETHERTYPE => {
-            let outcome = usual6(skb, Hook::INGRESS).or_long(|| ingress6(skb));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::INGRESS, Note::NONE)), Place::INGRESS)
+            let outcome = established6(skb, Hook::INGRESS, memory.lend()).or_slow(|| ingress6(skb, memory.lend()));
+            conclude::<Addr6>(
+                skb,
+                outcome.or_error(|| icmp6(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                PacketHook::Ingress,
+                memory,
+            )
         }
-        _ => not_ip(PASS),
+        _ => not_ip(Action::PASS),
     }
 }
 
 #[classifier]
 pub fn kpx_egress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
-    let note = skb.note();
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
+    let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = usual4(skb, Hook::EGRESS).or_long(|| egress4(skb));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::EGRESS, note)), Place::EGRESS)
+            let outcome = established4(skb, Hook::EGRESS, memory.lend()).or_slow(|| egress4(skb, memory.lend()));
+            conclude::<Addr4>(
+                skb,
+                outcome.or_error(|| icmp4(skb, Hook::EGRESS, mark, memory.lend())),
+                PacketHook::Egress,
+                memory,
+            )
         }
         Addr6::ETHERTYPE => {
-            let outcome = usual6(skb, Hook::EGRESS).or_long(|| egress6(skb));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::EGRESS, note)), Place::EGRESS)
+            let outcome = established6(skb, Hook::EGRESS, memory.lend()).or_slow(|| egress6(skb, memory.lend()));
+            conclude::<Addr6>(
+                skb,
+                outcome.or_error(|| icmp6(skb, Hook::EGRESS, mark, memory.lend())),
+                PacketHook::Egress,
+                memory,
+            )
         }
-        _ => not_ip(PASS),
+        _ => not_ip(Action::PASS),
     }
 }
 
 #[classifier]
 pub fn kpx_anchor(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
     match skb.ethertype() {
-        Addr4::ETHERTYPE => {
-            conclude::<Addr4>(skb, anchor4(skb).or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE)), Place::ANCHOR)
-        }
-        Addr6::ETHERTYPE => {
-            conclude::<Addr6>(skb, anchor6(skb).or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE)), Place::ANCHOR)
-        }
-        _ => not_ip(DROP),
+        Addr4::ETHERTYPE => conclude::<Addr4>(
+            skb,
+            anchor4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+            PacketHook::Anchor,
+            memory,
+        ),
+        Addr6::ETHERTYPE => conclude::<Addr6>(
+            skb,
+            anchor6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+            PacketHook::Anchor,
+            memory,
+        ),
+        _ => not_ip(Action::DROP),
     }
 }
 
 #[classifier]
 pub fn kpx_lo(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
-    let note = skb.note();
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let mut memory = unsafe { Memory::of_hook() };
+    let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = lo4(skb).or_error(|| icmp4(skb, Hook::EGRESS, note));
-            conclude::<Addr4>(skb, outcome.or_error(|| icmp4(skb, Hook::ANCHOR, Note::NONE)), Place::LO)
+            let outcome = lo4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::EGRESS, mark, memory.lend()));
+            conclude::<Addr4>(
+                skb,
+                outcome.or_error(|| icmp4(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                PacketHook::Lo,
+                memory,
+            )
         }
         Addr6::ETHERTYPE => {
-            let outcome = lo6(skb).or_error(|| icmp6(skb, Hook::EGRESS, note));
-            conclude::<Addr6>(skb, outcome.or_error(|| icmp6(skb, Hook::ANCHOR, Note::NONE)), Place::LO)
+            let outcome = lo6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::EGRESS, mark, memory.lend()));
+            conclude::<Addr6>(
+                skb,
+                outcome.or_error(|| icmp6(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                PacketHook::Lo,
+                memory,
+            )
         }
-        _ => not_ip(PASS),
+        _ => not_ip(Action::PASS),
     }
-}
-
-/// Does nothing: what the cost of the others is measured against. The agent never loads it.
-#[classifier]
-pub fn kpx_empty(_ctx: TcContext) -> i32 {
-    PASS
-}
-
-/// What the cost of `kpx_ingress` is measured against: see `minimal.rs`. The agent never loads it.
-#[classifier]
-pub fn kpx_minimal(ctx: TcContext) -> i32 {
-    minimal::either(Skb::new(&ctx), Hook::INGRESS)
-}
-
-/// As `kpx_minimal`, for `kpx_egress`.
-#[classifier]
-pub fn kpx_minimal_out(ctx: TcContext) -> i32 {
-    minimal::either(Skb::new(&ctx), Hook::EGRESS)
 }
 
 // Bodies are functions of their own, one per family: the verifier's work stays small, and their stack is free again
 // before anything is answered or logged.
 
 #[inline(never)]
-fn usual4(skb: Skb, hook: Hook) -> Outcome {
-    usual::run::<Addr4>(skb, hook).map_or(Outcome::UNUSUAL, Outcome::new)
+fn established4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
+    established::run::<Addr4>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
 }
 
 #[inline(never)]
-fn usual6(skb: Skb, hook: Hook) -> Outcome {
-    usual::run::<Addr6>(skb, hook).map_or(Outcome::UNUSUAL, Outcome::new)
+fn established6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
+    established::run::<Addr6>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
 }
 
 #[inline(never)]
-fn ingress4(skb: Skb) -> Outcome {
-    Outcome::new(ingress::run::<Addr4>(skb))
+fn ingress4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn ingress6(skb: Skb) -> Outcome {
-    Outcome::new(ingress::run::<Addr6>(skb))
+fn ingress6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn egress4(skb: Skb) -> Outcome {
-    Outcome::new(egress::run::<Addr4>(skb))
+fn egress4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn egress6(skb: Skb) -> Outcome {
-    Outcome::new(egress::run::<Addr6>(skb))
+fn egress6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn anchor4(skb: Skb) -> Outcome {
-    Outcome::new(anchor::run::<Addr4>(skb))
+fn anchor4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(anchor::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn anchor6(skb: Skb) -> Outcome {
-    Outcome::new(anchor::run::<Addr6>(skb))
+fn anchor6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(anchor::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn lo4(skb: Skb) -> Outcome {
-    Outcome::new(lo::run::<Addr4>(skb))
+fn lo4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(lo::run::<Addr4>(skb, memory))
 }
 
 #[inline(never)]
-fn lo6(skb: Skb) -> Outcome {
-    Outcome::new(lo::run::<Addr6>(skb))
+fn lo6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(lo::run::<Addr6>(skb, memory))
 }
 
 #[inline(never)]
-fn icmp4(skb: Skb, hook: Hook, note: Note) -> Outcome {
-    Outcome::new(icmp::run::<Addr4>(skb, hook, note))
+fn icmp4(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr4>(skb, hook, mark, memory))
 }
 
 #[inline(never)]
-fn icmp6(skb: Skb, hook: Hook, note: Note) -> Outcome {
-    Outcome::new(icmp::run::<Addr6>(skb, hook, note))
+fn icmp6(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr6>(skb, hook, mark, memory))
 }
 
-/// What a body came to, in one register: an answer, or the reason why there is none.
+/// The result of a body, in one register: a tc action, or the reason why there is none.
 #[repr(transparent)]
 struct Outcome(i32);
 
 impl Outcome {
     /// Reasons count up from here; actions are small numbers.
     const REASONS: i32 = 1_000;
-    /// No answer yet: the packet has to go the long way.
-    const UNUSUAL: Self = Self(i32::MIN);
+    /// No result yet: the packet has to take the slow path.
+    const NOT_ESTABLISHED: Self = Self(i32::MIN);
 
     #[inline(always)]
-    fn new(result: Result<Answer, Reason>) -> Self {
-        Self(result.unwrap_or_else(|reason| Self::REASONS + reason as i32))
+    fn new(result: Result<Action, Reason>) -> Self {
+        match result {
+            Ok(Action(action)) => Self(action),
+            Err(reason) => Self(Self::REASONS + reason as i32),
+        }
     }
 
     #[inline(always)]
-    fn or_long(self, long: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::UNUSUAL.0 { long() } else { self }
+    fn or_slow(self, long: impl FnOnce() -> Self) -> Self {
+        if self.0 == Self::NOT_ESTABLISHED.0 { long() } else { self }
     }
 
-    /// What is none of our transports may still be an ICMP error about one of their packets.
+    /// Tries a packet of another protocol as an ICMP error about a packet of ours.
     #[inline(always)]
     fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
         if self.0 == Self::REASONS + Reason::Protocol as i32 { icmp() } else { self }
     }
 
     #[inline(always)]
-    fn result(self) -> Result<Answer, Reason> {
+    fn result(self) -> Result<Action, Reason> {
         match Reason::from_index((self.0 - Self::REASONS) as u32) {
             Some(reason) => Err(reason),
-            None => Ok(self.0),
+            None => Ok(Action(self.0)),
         }
     }
 }
 
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
 #[inline(always)]
-fn conclude<A: Net>(skb: Skb, outcome: Outcome, place: Place) -> i32 {
-    log::packet::<A>(skb, outcome.0);
+fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Memory) -> i32 {
+    log::packet::<A>(skb, outcome.0, memory.lend());
     let reason = match outcome.result() {
-        Ok(answer) => return answer,
+        Ok(Action(action)) => return action,
         Err(reason) => reason,
     };
     maps::count(reason);
-    let (verdict, exit) = match place {
-        Place::ANCHOR => (reason.verdict_at_anchor(), Exit::Host),
-        Place::LO => (reason.verdict(), Exit::Host),
-        _ => (reason.verdict(), Exit::Device),
+    let (verdict, exit) = match hook {
+        PacketHook::Anchor => (reason.verdict_at_anchor(), Exit::Host),
+        PacketHook::Lo => (reason.verdict(), Exit::Host),
+        PacketHook::Ingress | PacketHook::Egress => (reason.verdict(), Exit::Device),
     };
-    monitor::refused::<A>(skb, place, reason, verdict);
-    match verdict {
-        Verdict::Pass => PASS,
-        Verdict::Drop => DROP,
+    monitor::refused::<A>(skb, hook, reason, verdict, memory);
+    let Action(action) = match verdict {
+        Verdict::Pass => Action::PASS,
+        Verdict::Drop => Action::DROP,
         Verdict::Reject if !reject::may_answer(skb, exit) => {
             maps::count(Event::Unanswered);
-            DROP
+            Action::DROP
         }
         Verdict::Reject => {
             let answer = A::reject(skb, exit);
-            if answer != DROP {
+            if answer != Action::DROP {
                 maps::count(Event::Rejected);
             }
             answer
         }
-    }
+    };
+    action
 }
 
 #[inline(always)]
-fn not_ip(answer: Answer) -> i32 {
+fn not_ip(Action(action): Action) -> i32 {
     maps::count(Reason::NotIp);
-    answer
+    action
 }
 
 #[cfg(target_arch = "bpf")]

@@ -1,6 +1,6 @@
 //! Every map, and the only code that touches one. Values are copied out: no reference into a map leaves this file.
 
-use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, Queue, RingBuf};
@@ -11,19 +11,16 @@ use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
-    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, MAGLEV_PLACES, Maglev, Service, SetKey, SlotKey,
-    SourceRange, service_net,
+    Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange, service_net,
 };
 use proxy_common::guest::Guest;
+use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
 
 use crate::net::Net;
-use crate::open::Opening;
-use crate::packet::Packet;
-use crate::{deliver, icmp};
 
 mod answers;
 mod clock;
@@ -31,6 +28,8 @@ mod devices;
 mod flows;
 mod fragments;
 mod guests;
+mod live;
+mod memory;
 mod monitor;
 mod services;
 mod sockets;
@@ -38,30 +37,17 @@ mod sockets;
 pub use answers::{Asker, may_answer};
 pub use clock::{Clock, in_this_tick};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
-pub use flows::{
-    Entry, Refused, claim_flow, enlist, flow, is_flow, live_flow, next_in_line, opener, other_end, remove_flow, undnat,
-};
+#[cfg(feature = "bench")]
+pub use flows::other_end;
+pub use flows::{Entry, Refused, claim_flow, dequeue, enqueue, flow, is_flow, live_flow, opener, remove_flow, undnat};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
+use live::{Find, Live};
+pub use memory::{DecisionMemory, Eviction, Memory, Scratch, eviction};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use sockets::{forget_socket, remember_socket, socket};
 
-// Sizes are defaults: the agent may set others before it loads the object.
-const FRONTENDS: u32 = 65_536;
-const SLOTS: u32 = 262_144;
-const SOURCE_RANGES: u32 = 65_536;
-const FLOWS: u32 = 262_144;
-const NURSERY: u32 = FLOWS / Flow::<Addr4>::ENTRIES_MAX;
-const GUESTS: u32 = 32_768;
-const CLIENTS: u32 = 65_536;
-const BACKENDS: u32 = 65_536;
-const SOCKETS: u32 = 65_536;
-const FRAGMENTED: u32 = 16_384;
-const ADDRS: u32 = 65_536;
-const NETS: u32 = 1_024;
-/// The ranges of ClusterIPs, and those ClusterIPs in them that other proxies serve.
-const SERVICE_NETS: u32 = 65_536;
 const DEVICES_MAX: u32 = 65_536;
 
 /// The maps of a family.
@@ -69,121 +55,44 @@ pub trait Maps: Addr {
     const MAPS: &'static FamilyMaps<Self>;
 }
 
-/// The maps that exist once per family.
-pub struct FamilyMaps<A: Addr + 'static> {
-    frontends: &'static HashMap<FrontendKey<A>, Frontend<A>>,
-    services: &'static HashMap<FrontendKey<A>, Service>,
-    slots: &'static HashMap<SlotKey<A>, Backend<A>>,
-    endpoints: &'static HashMap<EndpointKey<A>, Endpoint>,
-    maglev: &'static HashMap<SetKey<A>, Maglev>,
-    source_ranges: &'static LpmTrie<SourceRange<A>, u32>,
-    flows: &'static HashMap<FlowKey<A>, Flow<A>>,
-    guests: &'static LruHashMap<FlowKey<A>, Guest>,
-    nursery: &'static Queue<FlowKey<A>>,
-    affinity: &'static LruHashMap<AffinityKey<A>, Affinity<A>>,
-    cursors: &'static LruHashMap<SetKey<A>, u32>,
-    connections: &'static LruHashMap<FrontendKey<A>, u32>,
-    fragments: &'static LruHashMap<FragmentKey<A>, Ports>,
-    addrs: &'static HashMap<A, OwnAddr>,
-    pods: &'static LpmTrie<A, u32>,
-    service_cidrs: &'static LpmTrie<A, u32>,
-    scratches: &'static PerCpuArray<Scratch<A>>,
-    decisions: &'static PerCpuArray<Decision<A>>,
-    service_counts: &'static HashMap<FrontendKey<A>, ServiceCounts>,
-    tcp_sockets: &'static LruHashMap<SocketKey<A>, Socket<A>>,
-    udp_sockets: &'static LruHashMap<SocketKey<A>, Socket<A>>,
-}
-
-/// Flows are preallocated and never LRU: what is established must not be evicted, and opening a flow must not allocate.
-/// What is LRU may be forgotten: it costs a client its backend, a fragment, an even share.
 macro_rules! maps {
-    ($addr:ty: $frontends:ident $services:ident $slots:ident $endpoints:ident $maglev:ident $source_ranges:ident
-     $flows:ident $guests:ident $nursery:ident $affinity:ident $cursors:ident $connections:ident $fragments:ident
-     $addrs:ident $pods:ident $service_cidrs:ident $scratches:ident $decisions:ident $service_counts:ident
-     $tcp_sockets:ident $udp_sockets:ident) => {
-        #[map]
-        static $frontends: HashMap<FrontendKey<$addr>, Frontend<$addr>> =
-            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $services: HashMap<FrontendKey<$addr>, Service> =
-            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $slots: HashMap<SlotKey<$addr>, Backend<$addr>> = HashMap::with_max_entries(SLOTS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $endpoints: HashMap<EndpointKey<$addr>, Endpoint> = HashMap::with_max_entries(SLOTS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $maglev: HashMap<SetKey<$addr>, Maglev> = HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $source_ranges: LpmTrie<SourceRange<$addr>, u32> =
-            LpmTrie::with_max_entries(SOURCE_RANGES, BPF_F_NO_PREALLOC);
-        #[map]
-        static $flows: HashMap<FlowKey<$addr>, Flow<$addr>> = HashMap::with_max_entries(FLOWS, 0);
-        #[map]
-        static $guests: LruHashMap<FlowKey<$addr>, Guest> = LruHashMap::with_max_entries(GUESTS, 0);
-        #[map]
-        static $nursery: Queue<FlowKey<$addr>> = Queue::with_max_entries(NURSERY, 0);
-        #[map]
-        static $affinity: LruHashMap<AffinityKey<$addr>, Affinity<$addr>> = LruHashMap::with_max_entries(CLIENTS, 0);
-        #[map]
-        static $cursors: LruHashMap<SetKey<$addr>, u32> = LruHashMap::with_max_entries(FRONTENDS, 0);
-        #[map]
-        static $connections: LruHashMap<FrontendKey<$addr>, u32> = LruHashMap::with_max_entries(BACKENDS, 0);
-        #[map]
-        static $fragments: LruHashMap<FragmentKey<$addr>, Ports> = LruHashMap::with_max_entries(FRAGMENTED, 0);
-        #[map]
-        static $addrs: HashMap<$addr, OwnAddr> = HashMap::with_max_entries(ADDRS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $pods: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(NETS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $service_cidrs: LpmTrie<$addr, u32> = LpmTrie::with_max_entries(SERVICE_NETS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $scratches: PerCpuArray<Scratch<$addr>> = PerCpuArray::with_max_entries(1, 0);
-        #[map]
-        static $decisions: PerCpuArray<Decision<$addr>> = PerCpuArray::with_max_entries(1, 0);
-        #[map]
-        static $service_counts: HashMap<FrontendKey<$addr>, ServiceCounts> =
-            HashMap::with_max_entries(FRONTENDS, BPF_F_NO_PREALLOC);
-        #[map]
-        static $tcp_sockets: LruHashMap<SocketKey<$addr>, Socket<$addr>> = LruHashMap::with_max_entries(SOCKETS, 0);
-        #[map]
-        static $udp_sockets: LruHashMap<SocketKey<$addr>, Socket<$addr>> = LruHashMap::with_max_entries(SOCKETS, 0);
+    ($($(#[$doc:meta])* $field:ident: $v4:ident $v6:ident: $map:ident<$($part:ty),+> = $size:expr, $flags:expr, $how:ident;)+) => {
+        /// The maps that exist once per family.
+        pub struct FamilyMaps<A: Addr + 'static> {
+            $($field: &'static $map<$($part),+>,)+
+        }
 
-        impl Maps for $addr {
-            const MAPS: &'static FamilyMaps<Self> = &FamilyMaps {
-                frontends: &$frontends,
-                services: &$services,
-                slots: &$slots,
-                endpoints: &$endpoints,
-                maglev: &$maglev,
-                source_ranges: &$source_ranges,
-                flows: &$flows,
-                guests: &$guests,
-                nursery: &$nursery,
-                affinity: &$affinity,
-                cursors: &$cursors,
-                connections: &$connections,
-                fragments: &$fragments,
-                addrs: &$addrs,
-                pods: &$pods,
-                service_cidrs: &$service_cidrs,
-                scratches: &$scratches,
-                decisions: &$decisions,
-                service_counts: &$service_counts,
-                tcp_sockets: &$tcp_sockets,
-                udp_sockets: &$udp_sockets,
-            };
+        mod v4 {
+            use super::*;
+
+            type A = Addr4;
+            $(
+                #[map]
+                static $v4: $map<$($part),+> = $map::with_max_entries($size, $flags);
+            )+
+            impl Maps for A {
+                const MAPS: &'static FamilyMaps<Self> = &FamilyMaps { $($field: &$v4),+ };
+            }
+        }
+
+        mod v6 {
+            use super::*;
+
+            type A = Addr6;
+            $(
+                #[map]
+                static $v6: $map<$($part),+> = $map::with_max_entries($size, $flags);
+            )+
+            impl Maps for A {
+                const MAPS: &'static FamilyMaps<Self> = &FamilyMaps { $($field: &$v6),+ };
+            }
         }
     };
 }
-maps!(Addr4: FRONTENDS4 SERVICES4 SLOTS4 ENDPOINTS4 MAGLEV4 SOURCE_RANGES4 FLOWS4 GUESTS4 NURSERY4 AFFINITY4 CURSORS4 CONNECTIONS4
-    FRAGMENTS4 ADDRS4 PODS4 SERVICE_CIDRS4 SCRATCH4 DECISIONS4 SVC_COUNTS4 TCP_SOCKETS4
-    UDP_SOCKETS4);
-maps!(Addr6: FRONTENDS6 SERVICES6 SLOTS6 ENDPOINTS6 MAGLEV6 SOURCE_RANGES6 FLOWS6 GUESTS6 NURSERY6 AFFINITY6 CURSORS6 CONNECTIONS6
-    FRAGMENTS6 ADDRS6 PODS6 SERVICE_CIDRS6 SCRATCH6 DECISIONS6 SVC_COUNTS6 TCP_SOCKETS6
-    UDP_SOCKETS6);
+proxy_common::family_maps!(maps);
 
 #[map]
-static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, BPF_F_NO_PREALLOC);
+static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, NO_PREALLOC);
 #[map]
 static NODE: Array<Node> = Array::with_max_entries(1, 0);
 #[map]
@@ -198,7 +107,7 @@ static ANSWERED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Asker::COUNT, 
 #[map]
 static CLOCK: PerCpuArray<Clock> = PerCpuArray::with_max_entries(1, 0);
 
-/// Room for a second's records of a few CPUs: who watches reads as they come.
+/// The bytes of a second's records of a few CPUs: a reader takes them as they come.
 const RING_LEN: u32 = 1 << 20;
 
 #[map]
@@ -228,19 +137,19 @@ pub fn slot<A: Net>(key: &SlotKey<A>) -> Option<Backend<A>> {
     copied(A::MAPS.slots, key)
 }
 
-/// What is known of `addr`, if it is the node's own.
+/// Returns the row of `addr`, if the address is the node's own.
 #[inline(always)]
 pub fn own_addr<A: Net>(addr: &A) -> Option<OwnAddr> {
     copied(A::MAPS.addrs, addr)
 }
 
-/// Does the operator call this address a local pod's?
+/// Returns true if the operator calls this address a local pod's.
 #[inline(always)]
 pub fn is_pod<A: Net>(addr: A) -> bool {
     pod_net(addr) & pod_net::DETECTED != 0
 }
 
-/// What is known of the network that an address lies in: see [`pod_net`]. A function of its own, for its key's place on the
+/// Returns the bits of the network that an address lies in: see [`pod_net`]. A function of its own, for its key's place on the
 /// stack.
 #[inline(never)]
 pub fn pod_net<A: Net>(addr: A) -> u32 {
@@ -270,21 +179,16 @@ pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endp
     copied(A::MAPS.endpoints, &EndpointKey::new(service, at))
 }
 
-/// What stands at a place of a set's Maglev table.
+/// Returns the slot at a place of a set's Maglev table.
 #[inline(always)]
 pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
-    let table = A::MAPS.maglev.get_ptr(set)?;
-    if place >= MAGLEV_PLACES {
-        return None;
-    }
-    // SAFETY: map memory outlives the program, and the place is within the table. (Not copied: it is 8 KiB.)
-    Some(u32::from(unsafe { *(&raw const (*table).slots).cast::<u16>().add(place) }))
+    // Not copied: it is 8 KiB.
+    A::MAPS.maglev.find(set)?.read(|table| table.slots.get(place).copied()).map(u32::from)
 }
 
 #[inline(always)]
 pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
-    // SAFETY: as in `copied`.
-    unsafe { A::MAPS.affinity.get(key) }.copied()
+    copied(A::MAPS.affinity, key)
 }
 
 #[inline(always)]
@@ -293,35 +197,31 @@ pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     let _set = A::MAPS.affinity.insert(key, affinity, 0);
 }
 
-/// How many flows a set has opened in turn, before this one.
+/// Counts a flow that a set opens in turn, and returns the count before.
 #[inline(always)]
 pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
-    let Some(cursor) = A::MAPS.cursors.get_ptr_mut(set) else {
+    let Some(cursor) = A::MAPS.cursors.find(set) else {
         let _first = A::MAPS.cursors.insert(set, 1, u64::from(BPF_NOEXIST));
         return 0;
     };
-    // SAFETY: map memory outlives the program. Two CPUs may take the same turn, which evens out.
-    unsafe {
-        let turn = *cursor;
-        *cursor = turn.wrapping_add(1);
-        turn
-    }
+    // Two CPUs may take the same turn, which evens out.
+    cursor.update(|turn| turn.wrapping_add(1))
 }
 
-/// How many flows are open to a backend whose flows are counted.
+/// Returns the number of open flows of a backend whose flows are counted.
 #[inline(always)]
 pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
-    // SAFETY: as in `copied`.
-    unsafe { A::MAPS.connections.get(FrontendKey::new(backend.addr, backend.port, proto)) }.copied().unwrap_or(0)
+    copied(A::MAPS.connections, &FrontendKey::new(backend.addr, backend.port, proto)).unwrap_or(0)
 }
 
 #[inline(always)]
 pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
-    match A::MAPS.connections.get_ptr_mut(key) {
-        // SAFETY: map memory outlives the program. Not atomic: if two CPUs meet, the count is one off until the agent
-        // counts again.
-        Some(count) => unsafe { *count = (*count).wrapping_add(1) },
+    match A::MAPS.connections.find(&key) {
+        // Not atomic: if two CPUs meet, the count is one off until the agent counts again.
+        Some(count) => {
+            count.update(|count| count.wrapping_add(1));
+        }
         None => {
             // Refused or beaten, the same.
             let _first = A::MAPS.connections.insert(key, 1, u64::from(BPF_NOEXIST));
@@ -332,9 +232,8 @@ pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
 #[inline(always)]
 pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
-    if let Some(count) = A::MAPS.connections.get_ptr_mut(key) {
-        // SAFETY: as in `connection_opened`.
-        unsafe { *count = (*count).saturating_sub(1) };
+    if let Some(count) = A::MAPS.connections.find(&key) {
+        count.update(|count| count.saturating_sub(1));
     }
 }
 
@@ -344,56 +243,27 @@ pub fn generation() -> u32 {
     GENERATION.get(0).copied().unwrap_or(0)
 }
 
-/// Room for what is decided of the packet at hand.
-#[inline(always)]
-pub fn decision<A: Net>() -> Option<&'static mut Decision<A>> {
-    let decision = A::MAPS.decisions.get_ptr_mut(0)?;
-    // SAFETY: as in `scratch`.
-    Some(unsafe { &mut *decision })
-}
-
 /// An element of an array is never given to another key, and half of an old one is as good as the other.
 #[inline(always)]
 pub fn node() -> Option<&'static Node> {
     NODE.get(0)
 }
 
-/// Adds one to a counter.
+/// Adds one to a counter of this CPU.
+///
+/// Programs of sockets count as well, in the context of a process: if a packet's program comes between read and write, one
+/// of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
-    if let Some(value) = COUNTERS.get_ptr_mut(counter.into().index()) {
-        // SAFETY: the slot is this CPU's own, and no other program runs on it before this one ends.
-        unsafe { *value += 1 };
+    if let Some(value) = COUNTERS.find(&counter.into().index()) {
+        value.update(|count| count.wrapping_add(1));
     }
 }
 
-/// Room for what a program knows of the packet at hand: more than the stack has.
-#[derive(Clone, Copy)]
-pub struct Scratch<A: Addr> {
-    pub packet: Packet<A>,
-    pub flow: Flow<A>,
-    /// What was decided of the flow that the packet opens.
-    pub opening: Opening<A>,
-    /// A flow whose place that one may take.
-    pub other: Flow<A>,
-    pub other_key: FlowKey<A>,
-    pub service: Service,
-    pub error: icmp::Error<A>,
-    pub way: deliver::Way,
-}
-
+/// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value here is good for one packet
+/// whichever half of it is new. (Since Linux 6.1 the kernel may even give the element to another key, if the agent's next
+/// write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
 #[inline(always)]
-pub fn scratch<A: Net>() -> Option<&'static mut Scratch<A>> {
-    let scratch = A::MAPS.scratches.get_ptr_mut(0)?;
-    // SAFETY: the room is this CPU's own, our programs never nest (a redirected packet meets the next hook after we
-    // returned), and each program asks once.
-    Some(unsafe { &mut *scratch })
-}
-
-#[inline(always)]
-fn copied<K, V: Copy>(map: &HashMap<K, V>, key: &K) -> Option<V> {
-    // SAFETY: map memory outlives the program. The value may be replaced by a newer one while we copy it, and every
-    // value here is good for one packet whichever half is new. (Since Linux 6.1 the element may even be given to another
-    // key meanwhile, if the agent's next write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
-    unsafe { map.get(key) }.copied()
+fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
+    map.find(key).map(|value| value.copy())
 }

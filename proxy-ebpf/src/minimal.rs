@@ -1,10 +1,12 @@
-//! What a packet of a flow costs at the least: headers read, one look-up, one address and port rewritten, the checksums of
+//! The least that a packet of a flow costs: headers read, one look-up, one address and port rewritten, the checksums of
 //! the transport and of IPv4 brought up to date, each step by the helper that the kernel has for it. Nothing is counted,
-//! followed, noted or checked. The hooks are measured against this; the agent never loads it.
+//! followed, marked or checked. The hooks are measured against this. Only objects with the feature `bench` have it.
 //!
 //! It is the yardstick: it stays as it is when the hooks learn something, and finds its flows in their own table.
 
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{FlowKey, Hook};
@@ -12,22 +14,40 @@ use proxy_common::flow::{FlowKey, Hook};
 use crate::net::{Header, Net};
 use crate::packet::checksum_offset;
 use crate::skb::{ETH_LEN, Skb};
-use crate::{Answer, PASS, maps};
+use crate::{Action, maps};
 
-/// A packet of either family.
+/// A program that does nothing. The cost of the others is measured against it.
+#[classifier]
+pub fn kpx_empty(_ctx: TcContext) -> i32 {
+    Action::PASS.0
+}
+
+/// Rewrites the destination of a packet of a flow. The cost of `kpx_ingress` is measured against it.
+#[classifier]
+pub fn kpx_minimal(ctx: TcContext) -> i32 {
+    either(Skb::new(&ctx), Hook::INGRESS).0
+}
+
+/// Rewrites the source of a packet of a flow. The cost of `kpx_egress` is measured against it.
+#[classifier]
+pub fn kpx_minimal_out(ctx: TcContext) -> i32 {
+    either(Skb::new(&ctx), Hook::EGRESS).0
+}
+
+/// Handles a packet of either family.
 #[inline(always)]
-pub fn either(skb: Skb, hook: Hook) -> Answer {
+fn either(skb: Skb, hook: Hook) -> Action {
     let result = match skb.ethertype() {
         Addr4::ETHERTYPE => run::<Addr4>(skb, hook),
         Addr6::ETHERTYPE => run::<Addr6>(skb, hook),
-        _ => return PASS,
+        _ => return Action::PASS,
     };
-    result.unwrap_or(PASS)
+    result.unwrap_or(Action::PASS)
 }
 
 /// Gives a packet the backend for its destination, or on the way out the frontend for its source.
 #[inline(always)]
-fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Answer, Reason> {
+fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Action, Reason> {
     let Header { src, dst, proto, l4, .. } = A::read(skb, ETH_LEN)?;
     if !matches!(proto, Proto::TCP | Proto::UDP) {
         return Err(Reason::Protocol);
@@ -43,5 +63,5 @@ fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Answer, Reason> {
     skb.replace_l4_checksum(check_at, from.port.wire().into(), to.port.wire().into(), flags | 2)?;
     A::store_addr(skb, addr_at, from.addr, to.addr)?;
     skb.store(port_at, &to.port.wire(), 0)?;
-    Ok(PASS)
+    Ok(Action::PASS)
 }

@@ -1,41 +1,42 @@
-//! Tells those who watch of single packets: of each that opened a flow, and of each that was dropped or rejected. Asked on
+//! Tells `kpx monitor` of single packets: of each that opened a flow, and of each that was dropped or rejected. Asked on
 //! these ways only, so that packets of open flows pay nothing for it.
 
 use proxy_common::counter::{Reason, Verdict};
 use proxy_common::flow::Flow;
-use proxy_common::monitor::{Place, What};
+use proxy_common::hook::PacketHook;
+use proxy_common::monitor::What;
 
-use crate::maps;
+use crate::maps::{self, DecisionMemory, Memory};
 use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::Skb;
 
 /// A packet has opened `flow`.
 #[inline(always)]
-pub fn decided<A: Net>(skb: Skb, place: Place, packet: &Packet<A>, flow: &Flow<A>) {
+pub fn decided<A: Net>(skb: Skb, hook: PacketHook, packet: &Packet<A>, flow: &Flow<A>, decision: DecisionMemory) {
     if maps::is_watched() {
-        record(skb, u32::from(place.0), packet, Some(flow));
+        record(skb, u32::from(hook.id().0), packet, Some(flow), decision);
     }
 }
 
 /// A packet is dropped or rejected.
 #[inline(always)]
-pub fn refused<A: Net>(skb: Skb, place: Place, reason: Reason, verdict: Verdict) {
+pub fn refused<A: Net>(skb: Skb, hook: PacketHook, reason: Reason, verdict: Verdict, memory: Memory) {
     let what = match verdict {
         Verdict::Pass => return,
         Verdict::Drop => What::DROPPED,
         Verdict::Reject => What::REJECTED,
     };
     if maps::is_watched()
-        && let Some(scratch) = maps::scratch::<A>()
+        && let Some((scratch, decision)) = memory.scratch::<A>()
     {
-        let say = u32::from(place.0) | u32::from(what.0) << 8 | (reason as u32) << 16;
-        record(skb, say, &scratch.packet, None);
+        let say = u32::from(hook.id().0) | u32::from(what.0) << 8 | (reason as u32) << 16;
+        record(skb, say, &scratch.packet, None, decision);
     }
 }
 
-/// `say`: place, what, and reason, a byte each.
+/// Writes a record. `say` is the hook, what became of the packet, and the reason, a byte each.
 #[inline(never)]
-fn record<A: Net>(skb: Skb, say: u32, packet: &Packet<A>, flow: Option<&Flow<A>>) {
-    maps::monitor(say, skb.ifindex(), packet, flow);
+fn record<A: Net>(skb: Skb, say: u32, packet: &Packet<A>, flow: Option<&Flow<A>>, decision: DecisionMemory) {
+    maps::monitor(say, skb.ifindex(), packet, flow, decision);
 }

@@ -1,6 +1,6 @@
-//! What differs between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
+//! The differences between IPv4 and IPv6, and nothing else: a trait with two instances, in `ipv4.rs` and `ipv6.rs`.
 
-use core::mem::zeroed;
+use core::mem::transmute;
 use core::ptr::{from_mut, from_ref, null_mut};
 
 use aya_ebpf::bindings::{
@@ -12,12 +12,13 @@ use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
-use crate::Answer;
+use crate::Action;
+use crate::established::Head;
 use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
+use crate::setting::ZERO;
 use crate::skb::{ETH_LEN, Skb};
-use crate::usual::Head;
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {
@@ -34,13 +35,13 @@ pub trait Net: Addr + Maps {
     const ICMP: Proto;
     const ICMP_TYPE: u8;
     const ICMP_CODE: u8;
-    /// Does an ICMP checksum cover the addresses of the packet that carries it?
+    /// True if an ICMP checksum covers the addresses of the packet that carries it.
     const ICMP_HAS_PSEUDO: bool;
     /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for the way back to a source; 0: it never does.
     const STRICT: u32;
     /// An IP header, in words.
     type IpHeader: Copy;
-    /// What an ICMP error quotes of a packet: its IP header and 8 bytes, in words.
+    /// The part of a packet that an ICMP error quotes: its IP header and 8 bytes, in words.
     type Quote: Copy;
     /// And its IP header and the first 20 bytes of SCTP.
     type SctpQuote: Copy;
@@ -53,12 +54,12 @@ pub trait Net: Addr + Maps {
 
     /// Reads the IP header at `at`, and what stands between it and the transport header.
     fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason>;
-    /// Reads a packet's headers where they are, if they are the usual ones: see `usual.rs`.
+    /// Reads a packet's headers where they are, if they are the usual ones: see `established.rs`.
     fn peek(skb: Skb) -> Option<Head<Self>>;
     /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason>;
     fn is_unicast(self) -> bool;
-    /// Is this the type of an ICMP message that quotes the packet it is about?
+    /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
     /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is that of
     /// the address, counted as in a frame's own header; `at` the quoted header's.
@@ -74,13 +75,13 @@ pub trait Net: Addr + Maps {
     fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32;
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
     /// Answers a packet that is not served: a function of its own for each family.
-    fn reject(skb: Skb, exit: Exit) -> Answer;
-    /// As the functions in `fragment.rs`.
+    fn reject(skb: Skb, exit: Exit) -> Action;
+    /// Calls the function of `fragment.rs`.
     fn remember_fragment(skb: Skb);
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
 
-    /// As [`open::forget_first`](crate::open::forget_first).
+    /// Calls [`open::forget_first`](crate::open::forget_first).
     fn forget_first_flow(spares: bool) -> bool;
 
     /// Reads and checks a packet's IP header.
@@ -97,7 +98,7 @@ pub trait Net: Addr + Maps {
     }
 }
 
-/// Where the kernel would forward a packet from `src` to `dst` that came in through a device.
+/// Finds where the kernel would forward a packet from `src` to `dst` that came in through a device.
 #[inline(always)]
 pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop, Reason> {
     match look_up_route(skb, ifindex, src, dst, 0) {
@@ -107,7 +108,7 @@ pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop
     }
 }
 
-/// Is a packet from `src` to `dst` in another's name, that came in through a device? Its source is the node's own, or the
+/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own, or the
 /// node would answer it through another device, although this one is a pod's, or that one is, or the kernel is strict here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
@@ -139,7 +140,7 @@ pub fn is_forged<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     through != back && through != UNKNOWN
 }
 
-// What `look_up_route` answers beside the index of a device, in one register.
+// The answers of `look_up_route` beside the index of a device, in one register.
 const HOST: u32 = 0;
 const NO_ROUTE: u32 = u32::MAX;
 /// The kernel does not say: nothing is forwarded from that device, or the route encapsulates.
@@ -148,15 +149,15 @@ const UNKNOWN: u32 = u32::MAX - 1;
 /// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it leaves there.
 #[inline(never)]
 fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -> u32 {
-    // SAFETY: a plain C structure of integers.
-    let mut fib: FibLookup = unsafe { zeroed() };
+    // SAFETY: eight words are as long as the structure, which has integers and arrays of them, and any bits are those.
+    let mut fib: FibLookup = unsafe { transmute([ZERO.get(); size_of::<FibLookup>() / size_of::<u64>()]) };
     fib.family = A::AF;
     fib.ifindex = ifindex;
     // The route is asked for, not whether this packet is too long for it: the kernel looks at the packet where this is 0.
     fib.__bindgen_anon_1.tot_len = 1;
     A::fib_addrs(&mut fib, *src, *dst);
     let size = size_of::<FibLookup>() as i32;
-    // SAFETY: the structure is ours, and its size is its own.
+    // SAFETY: the helper takes the context, and a structure of this function's own with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(&mut fib), size, flags) };
     match result as u32 {
         // The neighbour is asked for on the way out.
@@ -168,23 +169,23 @@ fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -
     }
 }
 
-/// What an IP header says, and where the transport header starts.
+/// The fields of an IP header, and the start of the transport header.
 #[derive(Clone, Copy)]
 pub struct Header<A> {
     pub src: A,
     pub dst: A,
     pub proto: Proto,
     pub l4: u32,
-    /// Where the packet ends by its own account.
+    /// The end of the packet by its own account.
     pub end: u32,
     /// Which part of a packet this is.
-    pub place: Place,
-    /// Of fragments: what they have in common beside the addresses.
+    pub part: FragmentPart,
+    /// The protocol and the identification that fragments have in common.
     pub split: Proto,
     pub id: u32,
 }
 
-/// Where a packet ends whose IP header says that `len` bytes follow after `start`. If none do, it is one of more than
+/// Returns the end of a packet whose IP header says that `len` bytes follow after `start`. If none do, it is one of more than
 /// 64 KiB on its way to segmentation.
 #[inline(always)]
 pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
@@ -194,9 +195,9 @@ pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
 /// Which part of a packet a fragment is, as bits of [`Found::marks`](crate::packet::Found).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Place(pub u8);
+pub struct FragmentPart(pub u8);
 
-impl Place {
+impl FragmentPart {
     pub const WHOLE: Self = Self(0);
     pub const FIRST: Self = Self(packet::FIRST);
     pub const LATER: Self = Self(packet::LATER);
@@ -214,7 +215,7 @@ impl Place {
     }
 }
 
-/// Where a packet goes next.
+/// The next hop of a packet.
 #[derive(Clone, Copy)]
 pub enum NextHop {
     /// Up, to a socket of the host.
@@ -226,7 +227,7 @@ pub enum NextHop {
 /// One's complement sum (RFC 1071) of a value whose size is a multiple of four, added to `seed`.
 #[inline(always)]
 pub fn sum<T: Copy>(value: &T, seed: u32) -> u32 {
-    // SAFETY: the buffer is ours and of that size; the kernel only reads it.
+    // SAFETY: the helper reads as many bytes as `value` has, and writes none.
     unsafe { bpf_csum_diff(null_mut(), 0, from_ref(value).cast_mut().cast(), size_of::<T>() as u32, seed) as u32 }
 }
 
@@ -235,14 +236,14 @@ pub fn sum<T: Copy>(value: &T, seed: u32) -> u32 {
 pub fn diff<T: Copy>(from: &T, to: &T) -> u32 {
     let size = size_of::<T>() as u32;
     let (from, to) = (from_ref(from).cast_mut().cast(), from_ref(to).cast_mut().cast());
-    // SAFETY: both buffers are ours and of that size; the kernel only reads them.
+    // SAFETY: the helper reads as many bytes as both values have, and writes none.
     unsafe { bpf_csum_diff(from, size, to, size, 0) as u32 }
 }
 
 /// The difference between equals: one's complement has two zeros.
 pub const NO_DIFF: u32 = u32::MAX;
 
-/// As [`diff`], word by word and without the kernel.
+/// Computes the same as [`diff`], word by word and without the kernel.
 #[inline(always)]
 pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
     let sum: u64 = from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum();

@@ -7,41 +7,41 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
 use crate::flow::{close, now_secs, remove};
-use crate::maps::{self, Refused, Scratch};
+use crate::lookup;
+use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
 use crate::packet::Packet;
-use crate::{Answer, lookup};
 
 /// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
 
-/// Of these tries, those that pass by what other programs' connections have.
+/// Tries among them that pass by the ports of other programs' connections.
 const GUEST_TRIES: u32 = 12;
 
-/// Places in the line that are made for one flow, before it is given up.
+/// Places in the half-open queue that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
 
-/// A client that goes on after as many datagrams without an answer wants none: a stream of logs, of measurements.
+/// A client that goes on after as many datagrams without an claimed wants none: a stream of logs, of measurements.
 const STREAM: u64 = 16;
 
-/// Flows of two entries that make room for one of four; how far the line is searched for them.
+/// Flows of two entries that make room for one of four, and how far the queue is searched for them.
 const FORGET_FLOWS: u32 = 2;
 const FORGET_TRIES: u32 = 16;
 
-/// What was decided of a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
+/// A decision about a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
 #[derive(Clone, Copy)]
 pub struct Opening<A: Addr> {
     pub service: FrontendKey<A>,
     pub backend: SockAddr<A>,
     pub source: Source<A>,
-    /// Of the flow: see [`Flow`].
+    /// The flags of the flow: see [`Flow`].
     pub flags: u8,
 }
 
 /// How a new flow changes its client's address.
 #[derive(Clone, Copy)]
 pub struct Source<A> {
-    /// What the backend shall see; the client's own address to keep it.
+    /// The address that the backend shall see; the client's own address to keep it.
     pub addr: A,
     /// The client's port must not be used, because another conversation with this backend has it.
     pub port_taken: bool,
@@ -61,7 +61,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     flow.service = opening.service;
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
-    if !line_up(flow, packet.proto) {
+    if !enqueue_half_open(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
     match claim_port(flow, packet, keeps_port) {
@@ -76,15 +76,15 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     }
 }
 
-/// Puts `flow` at the end of the line of those that make room while they are half-open, before it exists. If the line is
-/// full, the first in it has to go: so there are never more half-open flows than places in the line, whoever opens them,
-/// and half of the table is left to the others, or what [`make_room`] makes where flows have four entries. False if other
-/// CPUs took every place that this one made.
+/// Puts `flow` at the end of the half-open queue, before it exists. If the queue is full, its first flow has to go.
+///
+/// So there are never more half-open flows than places in the queue, and half of the table is left to the others. Where flows
+/// have four entries, [`make_room`] makes that room. Returns false if other CPUs took every place that this one made.
 #[inline(never)]
-fn line_up<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+fn enqueue_half_open<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     let opener = flow.opener_key(proto);
     for nth in 0..PLACE_TRIES {
-        if maps::enlist(&opener) {
+        if maps::enqueue(&opener) {
             return true;
         }
         A::forget_first_flow(nth < PLACE_TRIES / 2);
@@ -92,7 +92,7 @@ fn line_up<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     false
 }
 
-/// Makes room in a full table, where there are half-open flows. True if so.
+/// Makes room in a full table, where there are half-open flows. Returns true if so.
 #[inline(never)]
 fn make_room<A: Net>() -> bool {
     let mut forgotten = 0;
@@ -107,34 +107,33 @@ fn make_room<A: Net>() -> bool {
     forgotten != 0
 }
 
-/// Takes the first flow out of the line, and closes it if it is half-open, or over: while no agent sweeps, nobody else
-/// does. True if so. It may be another one that the same client has opened since: that one goes a round too early.
+/// Takes the first flow out of the half-open queue, and closes it if it is half-open or expired. Returns true if so.
 ///
-/// If it `spares` streams that want no answers, they go to the end of the line instead, and keep their backend: nobody but
-/// a flood of such streams makes them go.
+/// While no agent sweeps, no other code closes expired flows. The flow may be another one that the same client has opened since:
+/// that one goes a round too early. If the caller `spares` streams that want no answers, they go to the end of the queue
+/// instead, and keep their backend. Only a flood of such streams makes them go.
 #[inline(always)]
-pub fn forget_first<A: Net>(spares: bool) -> bool {
-    let Some(Scratch { other, other_key, .. }) = maps::scratch::<A>() else { return false };
-    if !maps::next_in_line(other_key) || maps::flow(other_key, other).is_none() {
+pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bool) -> bool {
+    if !maps::dequeue(key) || maps::flow(key, flow).is_none() {
         return false;
     }
-    if other.is_half_open() {
-        let is_stream = other_key.proto() == Proto::UDP && other.passed.packets >= STREAM;
-        if spares && is_stream && !is_spent(other, Proto::UDP) && maps::enlist(other_key) {
+    if flow.is_half_open() {
+        let is_stream = key.proto() == Proto::UDP && flow.passed.packets >= STREAM;
+        if spares && is_stream && !is_evictable(flow, Proto::UDP) && maps::enqueue(key) {
             return false;
         }
         maps::count(Event::FlowForgotten);
-    } else if !is_spent(other, other_key.proto()) {
+    } else if !is_evictable(flow, key.proto()) {
         return false;
     }
-    close(other, other_key.proto());
+    close(flow, key.proto());
     true
 }
 
 /// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
 #[inline(never)]
-fn is_spent<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    flow.is_spent(proto, now_secs())
+fn is_evictable<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    flow.is_evictable(proto, now_secs())
 }
 
 /// Makes the entries of `flow`, from a source port that is free. A function of its own, as the ports make many paths.
@@ -142,7 +141,7 @@ fn is_spent<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) -> Result<(), Reason> {
     let proto = packet.proto;
     let mut keeps_port = keeps_port;
-    let mut answer = TAKEN;
+    let mut claimed = Claim::Taken;
     for nth in 0..PORT_TRIES {
         let draws = !keeps_port;
         if draws {
@@ -150,13 +149,13 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
         }
         keeps_port = false;
         // Rather another's port than none.
-        answer = if draws && nth < GUEST_TRIES && is_guests(flow, proto) { TAKEN } else { claim(flow, packet) };
-        if answer != TAKEN {
+        claimed = if draws && nth < GUEST_TRIES && is_guests(flow, proto) { Claim::Taken } else { claim(flow, packet) };
+        if claimed != Claim::Taken {
             break;
         }
     }
-    match answer {
-        CLAIMED => {
+    match claimed {
+        Claim::Made => {
             maps::count(Event::FlowOpened);
             maps::service_opened(&flow.service);
             if flow.has(Flow::<A>::COUNTED) {
@@ -165,16 +164,16 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
             Ok(())
         }
         // Another CPU has opened this very flow meanwhile, for a copy of the same packet: its choice counts.
-        OPENED => {
+        Claim::Opened => {
             let opener = flow.opener_key(proto);
             maps::flow(&opener, flow).map(|_winner| ()).ok_or(Reason::NoSourcePort)
         }
-        TAKEN => Err(Reason::NoSourcePort),
-        _ => Err(Reason::FlowsFull),
+        Claim::Taken => Err(Reason::NoSourcePort),
+        Claim::Full => Err(Reason::FlowsFull),
     }
 }
 
-/// Would replies of the flow come in with the tuple of another program's connection?
+/// Returns true if replies of the flow would come in with the tuple of another program's connection.
 #[inline(never)]
 fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     let key = FlowKey::new(Hook::INGRESS, proto, flow.backend, flow.source);
@@ -183,13 +182,19 @@ fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 
 const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;
 
-// What `claim` answers, in a register.
-const CLAIMED: Answer = 0;
-const TAKEN: Answer = 1;
-const OPENED: Answer = 2;
-const FULL: Answer = 3;
+/// The result of a claim, in a register.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Claim {
+    Made,
+    /// Another flow has this source port.
+    Taken,
+    /// Another CPU has opened this flow.
+    Opened,
+    Full,
+}
 
-/// Makes room for `flow` where a flow has its tuple that is over, before the agent has swept it, or half-open. True if so.
+/// Makes room for `flow` where an expired flow has its tuple, before the agent has swept it, or half-open. True if so.
 ///
 /// Not at every try: where few ports are taken, it is better to leave those alone that a backend may still remember.
 #[inline(never)]
@@ -204,7 +209,7 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     if maps::flow(&opener, old).is_none() {
         return false;
     }
-    if !old.is_over(proto, now_secs()) {
+    if !old.is_expired(proto, now_secs()) {
         if !old.is_half_open() {
             return false;
         }
@@ -222,31 +227,31 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 
 /// Makes all entries of `flow`, or none.
 #[inline(always)]
-fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Answer {
+fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Claim {
     let proto = packet.proto;
     let snat = flow.is_snat_on_devices();
-    let mut answer = put(flow, Kind::UNDNAT, proto);
-    if answer != CLAIMED {
-        return answer;
+    let mut claimed = put(flow, Kind::UNDNAT, proto);
+    if claimed != Claim::Made {
+        return claimed;
     }
     if snat {
-        answer = put(flow, Kind::UNSNAT, proto);
-        if answer == CLAIMED {
-            answer = put(flow, Kind::SNAT, proto);
-            if answer != CLAIMED {
+        claimed = put(flow, Kind::UNSNAT, proto);
+        if claimed == Claim::Made {
+            claimed = put(flow, Kind::SNAT, proto);
+            if claimed != Claim::Made {
                 remove(flow, Kind::UNSNAT, proto);
             }
         }
     }
-    if answer == CLAIMED {
+    if claimed == Claim::Made {
         // This packet passes the opener's entry.
         flow.passed = Passed { packets: packet.segments.into(), bytes: packet.len.into() };
-        answer = put(flow, Kind::DNAT, proto);
-        if answer == CLAIMED {
-            return CLAIMED;
+        claimed = put(flow, Kind::DNAT, proto);
+        if claimed == Claim::Made {
+            return Claim::Made;
         }
-        if answer == TAKEN {
-            answer = OPENED;
+        if claimed == Claim::Taken {
+            claimed = Claim::Opened;
         }
         if snat {
             remove(flow, Kind::SNAT, proto);
@@ -254,22 +259,22 @@ fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Answer {
         }
     }
     remove(flow, Kind::UNDNAT, proto);
-    answer
+    claimed
 }
 
 #[inline(always)]
-fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Answer {
+fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     flow.kind = kind;
     match maps::claim_flow(&flow.key_as(kind, proto), flow) {
-        Ok(()) => CLAIMED,
-        Err(Refused::Taken) => TAKEN,
-        Err(Refused::Full) => FULL,
+        Ok(()) => Claim::Made,
+        Err(Refused::Taken) => Claim::Taken,
+        Err(Refused::Full) => Claim::Full,
     }
 }
 
-/// Is there a flow of ours whose packets to its backend look just like this one?
+/// Returns true if a flow's packets to its backend look just like this one.
 #[inline(never)]
-pub fn shadows<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
+pub fn collides<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
     if maps::flow(&back, flow).is_none() || flow.kind != Kind::UNDNAT {
         return false;

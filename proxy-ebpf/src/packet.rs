@@ -5,12 +5,12 @@ use core::mem::size_of;
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::flow::{FlowKey, Hook, Seen};
+use proxy_common::flow::{FlowKey, Hook, Seen, Told};
 
-use crate::net::{Header, Net, Place};
+use crate::established::Head;
+use crate::net::{FragmentPart, Header, Net};
 use crate::sctp;
 use crate::skb::{ETH_LEN, Skb};
-use crate::usual::Head;
 
 /// A TCP, UDP or SCTP packet over one family. It lives in map memory ([`Scratch`](crate::maps::Scratch)): the stack is too
 /// small for it.
@@ -19,18 +19,18 @@ pub struct Packet<A: Addr> {
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
     pub proto: Proto,
-    seen: Seen,
+    told: Told,
     marks: u8,
-    /// What it counts for.
+    /// The packets and bytes that it counts for.
     pub segments: u32,
     pub len: u32,
-    /// As in [`Head`].
+    /// The word of [`Head::check`].
     check: u32,
     /// `DECISIONS` is about this packet.
     pub decided: bool,
 }
 
-/// What a packet's headers say, but for the addresses.
+/// The headers of a packet, but for the addresses.
 ///
 /// Kept in the packet's control block, which is the program's own while it runs: there every function can reach it that
 /// has the packet. And what comes back from there is any number to the verifier, so that it follows the rest once, and
@@ -41,28 +41,29 @@ pub struct Found {
     /// Offset of the transport header, in the frame.
     pub l4: u16,
     pub proto: Proto,
-    /// Where it was found.
+    /// The hook that read the headers.
     pub hook: Hook,
     pub sport: Port,
     pub dport: Port,
-    /// Of fragments: their key's identification.
+    /// The identification in a fragment's key.
     pub id: u32,
-    pub seen: Seen,
+    pub told: Told,
     pub marks: u8,
     /// Offset of an Internet checksum in the transport header; 0 if there is none here.
     pub check: u8,
-    /// Of fragments: their key's protocol.
+    /// The protocol in a fragment's key.
     pub split: Proto,
     /// Bytes of transport header and payload.
     pub len: u32,
 }
 
-/// May open a flow.
+/// The packet may open a flow.
 const OPENS: u8 = 1 << 0;
-/// Is a first fragment, a later one.
+/// The packet is a first fragment.
 pub const FIRST: u8 = 1 << 1;
+/// The packet is a later fragment.
 pub const LATER: u8 = 1 << 2;
-/// Has the usual headers: see [`Head`].
+/// The packet has the usual headers: see [`Head`].
 const USUAL: u8 = 1 << 3;
 /// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
@@ -112,26 +113,30 @@ impl Found {
         if opens(flags) {
             self.marks |= OPENS;
         }
-        if flags & FIN != 0 {
-            self.seen = self.seen.with(Seen::FIN);
-        }
-        if flags & RST != 0 {
-            self.seen = self.seen.with(Seen::RST);
-        }
+        self.told = told(flags);
     }
 }
 
-/// Is a TCP packet with these flags the first of a connection?
+/// Returns true if a TCP packet with these flags is the first of a connection.
 #[inline(always)]
 pub fn opens(flags: u8) -> bool {
     flags & (SYN | ACK | RST | FIN) == SYN
+}
+
+/// Reads from the flags of TCP what the packet tells its flow.
+#[inline(always)]
+pub fn told(flags: u8) -> Told {
+    let fin = if flags & FIN != 0 { Told::FIN } else { Told::PACKET };
+    let rst = if flags & RST != 0 { Told::RST } else { Told::PACKET };
+    let opener = if opens(flags) { Told::OPENER } else { Told::PACKET };
+    fin.with(rst).with(opener)
 }
 
 impl<A: Net> Packet<A> {
     /// Reads a packet as it is at `hook`.
     #[inline(never)]
     pub fn parse(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
-        // What was known of another packet is not known of this one.
+        // The room still holds the last packet.
         self.proto = Proto::ANY;
         self.decided = false;
         if skb.is_in_vlan() {
@@ -152,7 +157,7 @@ impl<A: Net> Packet<A> {
         self.src = SockAddr::new(src, found.sport);
         self.dst = SockAddr::new(dst, found.dport);
         self.proto = found.proto;
-        self.seen = found.seen;
+        self.told = found.told;
         self.marks = found.marks;
         self.segments = skb.segments();
         self.len = skb.len();
@@ -169,8 +174,8 @@ impl<A: Net> Packet<A> {
         FlowKey::new(hook, self.proto, self.src, self.dst)
     }
 
-    /// May this packet open a flow? A packet from the middle of a TCP connection or SCTP association belongs to somebody
-    /// who remembers it, or to nobody.
+    /// Returns true if the packet may open a flow. A packet from the middle of a TCP connection or SCTP association belongs
+    /// to another program, or to none.
     #[inline(always)]
     pub fn opens(&self) -> bool {
         self.marks & OPENS != 0
@@ -183,12 +188,18 @@ impl<A: Net> Packet<A> {
 
     #[inline(always)]
     pub fn resets(&self) -> bool {
-        self.seen.has(Seen::RST)
+        self.told.resets()
     }
 
     #[inline(always)]
     pub fn seen(&self) -> Seen {
-        self.seen
+        self.told.seen()
+    }
+
+    /// Returns what the packet tells its flow.
+    #[inline(always)]
+    pub fn told(&self) -> Told {
+        self.told
     }
 
     /// Gives the packet other addresses and ports, and fixes its checksums.
@@ -198,7 +209,7 @@ impl<A: Net> Packet<A> {
         if found.marks & USUAL != 0 {
             return A::rewrite(skb, &self.head(), src, dst);
         }
-        // Of what is behind the IP header, later fragments have nothing that we know, and SCTP no addresses.
+        // Later fragments have no transport header, and SCTP's checksum covers no addresses.
         if found.check != 0 {
             if src.port != self.src.port {
                 replace_port(skb, &found, 0, self.src.port, src.port)?;
@@ -222,7 +233,7 @@ impl<A: Net> Packet<A> {
     }
 }
 
-/// What is found in a packet with the usual headers.
+/// Describes a packet with the usual headers.
 #[inline(always)]
 fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     let mut found = Found {
@@ -232,7 +243,7 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
         sport: head.src.port,
         dport: head.dst.port,
         id: 0,
-        seen: Seen::PACKET,
+        told: Told::PACKET,
         marks: USUAL,
         check: checksum_offset(head.proto) as u8,
         split: Proto::ANY,
@@ -257,19 +268,19 @@ fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
         sport: Port::ANY,
         dport: Port::ANY,
         id: header.id,
-        seen: Seen::PACKET,
-        marks: header.place.0,
+        told: Told::PACKET,
+        marks: header.part.0,
         check: 0,
         split: header.split,
         len: header.end - header.l4,
     };
-    if header.place == Place::LATER {
+    if header.part == FragmentPart::LATER {
         skb.set_found(found);
         if !A::recall_fragment(skb) {
             return Err(Reason::Fragment);
         }
     } else {
-        if header.place == Place::FIRST {
+        if header.part == FragmentPart::FIRST {
             skb.set_found(found);
             A::forget_fragment(skb);
         }
@@ -298,7 +309,7 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
         Proto::SCTP => {
             let sctp: sctp::Start = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(sctp.sport), Port::from_wire(sctp.dport));
-            found.seen = sctp.seen();
+            found.told = sctp.told();
             if sctp.opens() {
                 found.marks |= OPENS;
             }
@@ -338,7 +349,7 @@ fn check_flags(found: &Found) -> u32 {
     u32::from(found.marks & ZERO_IS_NONE)
 }
 
-/// Where the checksum is in a transport header.
+/// Returns the offset of the checksum in a transport header.
 #[inline(always)]
 pub fn checksum_offset(proto: Proto) -> u32 {
     match proto {

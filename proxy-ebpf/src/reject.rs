@@ -1,4 +1,4 @@
-//! Answers to packets that nobody will serve, so that their sender learns it at once: a RST for TCP, for the rest an
+//! Answers to packets that no backend will serve, so that their sender learns it at once: a RST for TCP, for the rest an
 //! ICMP "port unreachable". The packet itself is turned into its answer.
 
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
@@ -8,18 +8,18 @@ use proxy_common::device::Device;
 
 use crate::flow::about_now_secs;
 use crate::maps::Asker;
-use crate::net::{Header, Net, Place, fold, sum};
+use crate::net::{FragmentPart, Header, Net, fold, sum};
 use crate::packet::{ACK, RST_ACK, checksum_offset};
 use crate::skb::{ETH_LEN, Skb};
-use crate::{Answer, maps};
+use crate::{Action, maps};
 
-/// Where the answer leaves.
+/// The way out of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Exit {
     /// Back out of the device through which the packet came in.
     Device,
-    /// Back into the anchor or lo, out of which the packet of a socket of the host was going.
+    /// Back into the anchor or lo, through which the packet of a socket of the host was leaving.
     Host,
 }
 
@@ -39,7 +39,7 @@ struct TcpHeader {
 }
 const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
-/// Of SCTP, in bytes: an INIT has no tag in its header, so that its sender knows it by the one inside, which ends here
+/// The bytes of SCTP that are quoted: an INIT has no tag in its header, so that its sender knows it by the one inside, which ends here
 /// (RFC 9260 §3.3.2, §10).
 const INIT_QUOTED: u32 = 12 + 4 + 4;
 
@@ -55,7 +55,7 @@ struct IcmpHeader {
     checksum_of_udp: u16,
 }
 
-/// May this host answer the packet? Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
+/// Returns true if this host may answer the packet. Only a frame for this host is answered (RFC 1122 §3.2.2), and only so many in a second.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
     let (is_for_us, asker) = match exit {
@@ -77,9 +77,9 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 }
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Answer, Reason> {
+pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     let mut header = A::header(skb)?;
-    if header.place == Place::LATER {
+    if header.part == FragmentPart::LATER {
         return Err(Reason::Rewrite);
     }
     let unfinished = has_unfinished_checksum(skb, header.l4 + checksum_offset(header.proto))?;
@@ -124,7 +124,7 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
     let (seq, ack, flags) = if tcp.flags & ACK != 0 {
         (tcp.ack, 0, RST_ACK & !ACK)
     } else {
-        // A SYN counts for one; nobody sends data to a port that was never open.
+        // A SYN counts for one; no client sends data to a port that was never open.
         (0, u32::from_be(tcp.seq).wrapping_add(1).to_be(), RST_ACK)
     };
     let mut answer = TcpHeader {
@@ -170,7 +170,7 @@ fn write_header<A: Net>(skb: Skb, header: &Header<A>, proto: Proto, len: u16) ->
     skb.store(ETH_LEN, &A::ip_header(header.dst, header.src, proto, len), BPF_F_RECOMPUTE_CSUM)
 }
 
-/// Is the checksum at `offset` one that the device is to finish?
+/// Returns true if the device is to finish the checksum at `offset`.
 ///
 /// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change outside the pseudo
 /// header, so we tell it of one and look. (Then the field is as before: it may be quoted.)

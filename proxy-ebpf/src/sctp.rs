@@ -3,9 +3,9 @@
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Port;
 use proxy_common::counter::Reason;
-use proxy_common::flow::Seen;
+use proxy_common::flow::Told;
 
-use crate::apart;
+use crate::global_fn;
 use crate::packet::FIRST;
 use crate::skb::Skb;
 
@@ -38,19 +38,20 @@ impl Start {
     }
 
     #[inline(always)]
-    pub fn seen(&self) -> Seen {
+    pub fn told(&self) -> Told {
         match self.kind {
-            ABORT => Seen::PACKET.with(Seen::RST),
-            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Seen::PACKET.with(Seen::FIN),
-            _ => Seen::PACKET,
+            INIT => Told::OPENER,
+            ABORT => Told::RST,
+            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Told::FIN,
+            _ => Told::PACKET,
         }
     }
 }
 
 /// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
 ///
-/// Where the checksum is still to be computed, by the device or at segmentation, zero stands in its place and has to stay:
-/// the kernel computes it over the packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
+/// A checksum that the device or segmentation is to compute is zero here, and has to stay so: the kernel computes it over the
+/// packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
 /// lost.)
 #[inline(always)]
 pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
@@ -83,7 +84,7 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
         return skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM);
     }
     let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
-    let checksum = apart::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
+    let checksum = global_fn::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
     // To a checksum over the whole packet, which a device may have taken, this one makes up for nothing.
     skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;
     skb.store(l4 + CHECKSUM_OFFSET, &checksum, BPF_F_RECOMPUTE_CSUM)

@@ -5,7 +5,7 @@ use core::num::NonZeroU32;
 use proxy_common::addr::SockAddr;
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
 use proxy_common::counter::Reason;
-use proxy_common::frontend::{Algorithm, Backend, Service, SetKey, SlotKey};
+use proxy_common::frontend::{Backend, Choice, Service, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
 use crate::flow::now_secs;
@@ -17,13 +17,13 @@ use crate::net::Net;
 #[inline(always)]
 pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
     let sticks = service.affinity_secs > 0;
-    if sticks && again(&client.addr, service, decision) {
+    if sticks && by_affinity(&client.addr, service, decision) {
         decision.flags |= Decision::<A>::AFFINITY;
     } else {
-        fresh(client, service, decision)?;
+        by_algorithm(client, service, decision)?;
     }
     decision.flags |= Decision::<A>::BACKEND;
-    // A client from elsewhere may come in another's name: see `decide::stick`.
+    // A client from elsewhere may come in another's name: see `decide::remember`.
     if sticks && !decision.origin.is_remote() {
         remember(&client.addr, decision);
     }
@@ -34,7 +34,7 @@ pub fn backend<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut D
 
 /// The backend that this client had, if that was not too long ago and it is still in the set.
 #[inline(never)]
-fn again<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>) -> bool {
+fn by_affinity<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>) -> bool {
     let Some(had) = maps::affinity(&AffinityKey::new(decision.service, *client)) else { return false };
     if now_secs().saturating_sub(had.last_secs) >= service.affinity_secs {
         return false;
@@ -52,13 +52,13 @@ pub fn remember<A: Net>(client: &A, decision: &Decision<A>) {
 }
 
 #[inline(never)]
-fn fresh<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
+fn by_algorithm<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decision<A>) -> Result<(), Reason> {
     let count = NonZeroU32::new(service.count(decision.set).into()).ok_or(Reason::StaleSlot)?;
     let index = index(client, service, decision, count);
     decision.backend = match slot(decision, index) {
         Some(backend) => backend,
         // Slots are deleted after the count has shrunk, so a second look sees the new count.
-        None => another(decision)?,
+        None => retry(decision)?,
     };
     Ok(())
 }
@@ -67,16 +67,16 @@ fn fresh<A: Net>(client: &SockAddr<A>, service: &Service, decision: &mut Decisio
 #[inline(always)]
 fn index<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>, count: NonZeroU32) -> u32 {
     let key = SetKey::new(decision.service, decision.set);
-    match service.algorithm {
-        Algorithm::MAGLEV => maps::maglev_slot(&key, maglev_place(*client, &decision.service)).unwrap_or(0),
-        Algorithm::ROUND_ROBIN => maps::next_turn(&key) % count,
-        Algorithm::LEAST_CONNECTIONS => {
+    match service.algorithm.known() {
+        Some(Choice::Maglev) => maps::maglev_slot(&key, maglev_place(*client, &decision.service)).unwrap_or(0),
+        Some(Choice::RoundRobin) => maps::next_turn(&key) % count,
+        Some(Choice::LeastConnections) => {
             let first = below(count.get());
             // Another one, if there is.
             let second = (first + 1 + below(count.get() - 1)) % count;
             if connections(decision, second) < connections(decision, first) { second } else { first }
         }
-        _ => below(count.get()),
+        Some(Choice::Random) | None => below(count.get()),
     }
 }
 
@@ -93,7 +93,7 @@ fn slot<A: Net>(decision: &Decision<A>, index: u32) -> Option<Backend<A>> {
 }
 
 #[inline(always)]
-fn another<A: Net>(decision: &Decision<A>) -> Result<Backend<A>, Reason> {
+fn retry<A: Net>(decision: &Decision<A>) -> Result<Backend<A>, Reason> {
     let service = maps::service(&decision.service).ok_or(Reason::StaleSlot)?;
     slot(decision, below(u32::from(service.count(decision.set)))).ok_or(Reason::StaleSlot)
 }

@@ -1,6 +1,8 @@
 //! A packet in the kernel's hands. All access is by the kernel's helpers: they know where the bytes are when a packet is
 //! not linear, and what to do to a checksum that the hardware will finish.
 
+mod mark;
+
 use core::mem::{MaybeUninit, transmute};
 use core::ptr::null_mut;
 
@@ -15,90 +17,36 @@ use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, INJECTED_MARK, Node};
 
+use self::mark::{MADE_HERE, MARKS};
 use crate::packet::Found;
-use crate::{Answer, maps};
+use crate::setting::NOTES_IN_MARK;
+use crate::{Action, maps};
+
+pub use self::mark::PacketMark;
 
 /// Length of an Ethernet header, where every device that we attach to has its IP header.
 pub const ETH_LEN: u32 = 14;
 
-// Our bits of `tc_index`. The lower ones have meanings for others (Cilium's programs among them).
-const TRANSLATED: u32 = 1 << 15;
-const FORWARD: u32 = 1 << 14;
-const DONE: u32 = 1 << 13;
-const NOTES: u32 = TRANSLATED | FORWARD | DONE;
-/// The host has made the packet. Of no field but `mark`, where notes are kept there.
-const MADE_HERE: u32 = 1 << 0;
+/// Reads a field of the context, as the compiler likes: it may make one access of two.
+macro_rules! field {
+    ($skb:ident.$field:ident) => {
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        unsafe { (*$skb.0).$field }
+    };
+}
 
-/// Not 0: notes are kept in `mark` as well, and who made the packet is asked there only. For BPF_PROG_TEST_RUN, which takes
-/// and shows that field, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`. Set before the programs are loaded:
-/// the verifier knows what it is, and leaves nothing of it in them where it is 0.
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static NOTES_IN_MARK: u32 = 0;
-
-/// What our hooks tell each other of a packet. Once rewritten it may look like a packet of another flow, for which a
-/// later hook must not take it. Set only on what was rewritten: notes survive decapsulation, and what was inside a tunnel
-/// has not been seen by anybody.
-#[derive(Clone, Copy)]
-pub struct Note(u32);
-
-impl Note {
-    /// Nobody has seen the packet.
-    pub const NONE: Self = Self(0);
-    /// It was rewritten, and is on its way to a client, ...
-    pub const BACK: Self = Self(TRANSLATED);
-    /// ... or to a backend, ...
-    pub const FORWARD: Self = Self(TRANSLATED | FORWARD);
-    /// ... with the source address with which it has to leave.
-    pub const DONE: Self = Self(NOTES);
-
-    /// On its way to a backend; does a hook where it leaves still change its source?
-    #[inline(always)]
-    pub fn forward(source_changes: bool) -> Self {
-        if source_changes { Self::FORWARD } else { Self::DONE }
-    }
-
-    #[inline(always)]
-    pub fn is_translated(self) -> bool {
-        self.0 & TRANSLATED != 0
-    }
-
-    #[inline(always)]
-    pub fn is_forward(self) -> bool {
-        self.0 & FORWARD != 0
-    }
-
-    /// Has no hook anything to do to it any more?
-    #[inline(always)]
-    pub fn is_done(self) -> bool {
-        self.0 & NOTES == NOTES
-    }
-
-    /// Has it come in through a device, where no hook of ours has rewritten it? Of a fragment that alone counts: where the
-    /// host cuts anew what conntrack has put together, the pieces look as if it had made them.
-    #[inline(always)]
-    pub fn is_strange(self, is_fragment: bool) -> bool {
-        self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)
-    }
+/// Writes a field of the context that the kernel lets tc programs write.
+macro_rules! set_field {
+    ($skb:ident.$field:ident, $value:expr) => {{
+        let value = $value;
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        unsafe { (*$skb.0).$field = value };
+    }};
 }
 
 #[inline(always)]
-fn notes_in_mark() -> bool {
-    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
-    unsafe { (&raw const NOTES_IN_MARK).read_volatile() != 0 }
-}
-
-// Functions of their own: the compiler would make one access of several, to a place that the verifier does not know.
-
-#[inline(never)]
-fn mark(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the kernel lends the context for the program's whole run.
-    unsafe { (*skb).mark }
-}
-
-#[inline(never)]
-fn set_mark(skb: *mut __sk_buff, mark: u32) {
-    // SAFETY: as in `mark`; the kernel lets programs write this field.
-    unsafe { (*skb).mark = mark };
+fn is_kept_in_mark() -> bool {
+    NOTES_IN_MARK.get() != 0
 }
 
 /// A packet in the kernel's hands.
@@ -120,119 +68,110 @@ impl Skb {
     /// The protocol, in network order.
     #[inline(always)]
     pub fn ethertype(self) -> u32 {
-        // SAFETY: the kernel lends the context for the program's whole run.
-        unsafe { (*self.0).protocol }
+        field!(self.protocol)
     }
 
-    /// Is the packet in a VLAN? A tag without an identifier tells a priority only, and the kernel takes the packet for one
+    /// Returns true if the packet is in a VLAN. A tag without an identifier tells a priority only, and the kernel takes the packet for one
     /// without (IEEE 802.1Q §6.9).
     #[inline(always)]
     pub fn is_in_vlan(self) -> bool {
         const IDENTIFIER: u32 = 0x0fff;
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).vlan_present != 0 && (*self.0).vlan_tci & IDENTIFIER != 0 }
+        field!(self.vlan_present) != 0 && field!(self.vlan_tci) & IDENTIFIER != 0
     }
 
-    /// Did the packet come in through a device? (If not, it was made here.)
+    /// Returns true if the packet came in through a device, and false if the host made it.
     #[inline(always)]
     pub fn came_in(self) -> bool {
-        if notes_in_mark() {
-            return mark(self.0) & MADE_HERE == 0;
+        if is_kept_in_mark() {
+            return self.mark() & MADE_HERE == 0;
         }
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).ingress_ifindex != 0 }
+        field!(self.ingress_ifindex) != 0
     }
 
     /// Interface index of the device through which the packet came in; 0 if it was made here.
     #[inline(always)]
     pub fn ingress_ifindex(self) -> u32 {
-        // SAFETY: as in `ethertype`. Volatile: the compiler would make one access of this and another field's.
+        // SAFETY: the context is lent, and this is a field of it. Volatile: the compiler would make one access of this and
+        // another field's.
         unsafe { (&raw const (*self.0).ingress_ifindex).read_volatile() }
     }
 
-    /// What hooks that it passed before on this host have noted on the packet.
+    /// Returns the mark that earlier hooks of this host have left on the packet.
     #[inline(always)]
-    pub fn note(self) -> Note {
-        // SAFETY: as in `ethertype`.
-        let mut noted = unsafe { (*self.0).tc_index };
-        if notes_in_mark() {
-            noted |= mark(self.0);
+    pub fn packet_mark(self) -> PacketMark {
+        let mut noted = field!(self.tc_index);
+        if is_kept_in_mark() {
+            noted |= self.mark();
         }
         let made_here = if self.came_in() { 0 } else { MADE_HERE };
-        Note(noted & NOTES | made_here)
+        PacketMark(noted & MARKS | made_here)
     }
 
     /// Takes away what others have noted before the packet passed any hook of this host: a pod, or another host's class.
     #[inline(always)]
-    pub fn forget_strangers_note(self) {
-        if self.note().0 & NOTES != 0 {
+    pub fn clear_foreign_mark(self) {
+        if self.packet_mark().0 & MARKS != 0 {
             let (flags, _) = maps::place_of(self.ifindex());
             if flags & Device::EDGE != 0 {
-                self.clear_note();
+                self.clear_packet_mark();
             }
         }
     }
 
-    /// Tells the hooks that follow. What stood in our bits before was nobody's note: the kernel leaves a class there
+    /// Tells the hooks that follow. Our bits may hold something else before: the kernel leaves a class there
     /// that another's filter has named, in a pod as well, and it survives veth.
     #[inline(always)]
-    pub fn set_note(self, note: Note) {
-        // SAFETY: as in `ethertype`; the kernel lets programs write this field.
-        unsafe { (*self.0).tc_index = (*self.0).tc_index & !NOTES | note.0 };
-        if notes_in_mark() {
-            set_mark(self.0, mark(self.0) & !NOTES | note.0);
+    pub fn set_packet_mark(self, mark: PacketMark) {
+        set_field!(self.tc_index, field!(self.tc_index) & !MARKS | mark.0);
+        if is_kept_in_mark() {
+            self.set_mark(self.mark() & !MARKS | mark.0);
         }
     }
 
-    /// Notes that nothing is left to do, where another egress hook follows (a bridge's port), which must not take the packet for
-    /// another program's; else takes the note away.
+    /// Marks that nothing is left to do, where another egress hook follows (a bridge's port), which must not take the packet for
+    /// another program's; else takes the mark away.
     #[inline(always)]
-    pub fn settle_note(self) {
+    pub fn settle_packet_mark(self) {
         let is_stacked = maps::node().is_some_and(|node| node.has(Node::STACKED));
         if is_stacked && maps::is_stacked(self.ifindex()) {
-            self.set_note(Note::DONE);
+            self.set_packet_mark(PacketMark::DONE);
         } else {
-            self.clear_note();
+            self.clear_packet_mark();
         }
     }
 
-    /// Takes the note away: the next host must not find it (it survives veth).
+    /// Takes the mark away: the next host must not find it (it survives veth).
     #[inline(always)]
-    pub fn clear_note(self) {
-        // SAFETY: as in `set_note`.
-        unsafe { (*self.0).tc_index &= !NOTES };
-        if notes_in_mark() {
-            set_mark(self.0, mark(self.0) & !NOTES);
+    pub fn clear_packet_mark(self) {
+        set_field!(self.tc_index, field!(self.tc_index) & !MARKS);
+        if is_kept_in_mark() {
+            self.set_mark(self.mark() & !MARKS);
         }
     }
 
     #[inline(always)]
     pub fn ifindex(self) -> u32 {
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).ifindex }
+        field!(self.ifindex)
     }
 
     #[inline(always)]
     pub fn len(self) -> u32 {
-        // SAFETY: as in `ethertype`.
-        unsafe { (*self.0).len }
+        field!(self.len)
     }
 
-    /// How many packets this is on the wire: the kernel cuts some up late, and has put others together.
+    /// Returns the number of packets on the wire: the kernel cuts some up late, and has put others together.
     #[inline(always)]
     pub fn segments(self) -> u32 {
-        // SAFETY: as in `ethertype`.
-        match unsafe { (*self.0).gso_segs } {
+        match field!(self.gso_segs) {
             0 => 1,
             segments => segments,
         }
     }
 
-    /// What lies at `offset`, if all of it is where it can be read at once, without a helper.
+    /// Reads the value at `offset`, if all of it can be read at once, without a helper.
     #[inline(always)]
     pub fn peek<T: Copy>(self, offset: u32) -> Option<T> {
-        // SAFETY: as in `ethertype`.
-        let (start, end) = unsafe { ((*self.0).data as usize, (*self.0).data_end as usize) };
+        let (start, end) = (field!(self.data) as usize, field!(self.data_end) as usize);
         let at = start + offset as usize;
         // SAFETY: it is within the packet, where any bits are a `T`. (That a header is where its words can be read is
         // the kernel's care.)
@@ -244,7 +183,7 @@ impl Skb {
         self.buff().load(offset as usize).map_err(|_| Reason::Malformed)
     }
 
-    /// As [`Self::load`], but what was read is lent where it is: moved, it would be copied, byte by byte if it is large.
+    /// Loads a value and lends it where it is. Returned, it would be copied, byte by byte if it is large.
     #[inline(always)]
     pub fn lend<T: Copy, R>(self, offset: u32, borrow: impl FnOnce(&mut T) -> R) -> Result<R, Reason> {
         let mut place = MaybeUninit::<T>::uninit();
@@ -276,7 +215,7 @@ impl Skb {
     /// Adds a difference to the sum that the device took over the whole packet, if it did.
     #[inline(always)]
     pub fn add_to_sum(self, diff: u32) {
-        // SAFETY: the context is the kernel's own. Refused where there is no such sum.
+        // SAFETY: the helper takes the context and a number. It refuses where there is no such sum.
         let _sum = unsafe { bpf_csum_update(self.0, diff) };
     }
 
@@ -285,25 +224,22 @@ impl Skb {
         self.store(0, mac, 0)
     }
 
-    /// What was found in the packet: see [`Found`].
+    /// Returns what was found in the packet: see [`Found`].
     #[inline(always)]
     pub fn found(self) -> Found {
-        // SAFETY: the context is lent, and this field of it is the program's own.
-        let cb = unsafe { &raw const (*self.0).cb };
-        // SAFETY: as above. Volatile, so that the compiler does not remember what it wrote: the verifier would, too.
-        let word = |n: usize| unsafe { cb.cast::<u32>().add(n).read_volatile() };
-        // SAFETY: equal in size, and any bits are a `Found`.
+        // SAFETY: the context is lent, and its control block is an array of five words. Volatile, so that the compiler does
+        // not remember what it wrote: the verifier would, too.
+        let word = |n: usize| unsafe { (&raw const (*self.0).cb[n]).read_volatile() };
+        // SAFETY: five words are as long as a `Found`, any bits are one, and its fields are integers.
         unsafe { transmute([word(0), word(1), word(2), word(3), word(4)]) }
     }
 
     #[inline(always)]
     pub fn set_found(self, found: Found) {
-        // SAFETY: as in `found`.
+        // SAFETY: a `Found` is as long as five words, and none of its bytes is padding.
         let words: [u32; 5] = unsafe { transmute(found) };
-        // SAFETY: as in `found`; the kernel lets programs write this field.
-        let cb = unsafe { &raw mut (*self.0).cb };
-        // SAFETY: as above.
-        let set = |n: usize| unsafe { cb.cast::<u32>().add(n).write_volatile(words[n]) };
+        // SAFETY: the context is lent, and its control block, an array of five words, is the program's own while it runs.
+        let set = |n: usize| unsafe { (&raw mut (*self.0).cb[n]).write_volatile(words[n]) };
         set(0);
         set(1);
         set(2);
@@ -311,11 +247,42 @@ impl Skb {
         set(4);
     }
 
+    // Functions of their own: the compiler would make one access of several, to a place that the verifier does not know.
+
+    #[inline(never)]
+    fn mark(self) -> u32 {
+        field!(self.mark)
+    }
+
+    #[inline(never)]
+    fn set_mark(self, mark: u32) {
+        set_field!(self.mark, mark);
+    }
+
+    /// Returns true if the frame is addressed to this host.
+    #[inline(never)]
+    pub fn is_ours(self) -> bool {
+        const PACKET_HOST: u32 = 0;
+        field!(self.pkt_type) == PACKET_HOST
+    }
+
+    /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The stack takes it off; past the stack it would stay.
+    #[inline(never)]
+    pub fn is_tagged(self) -> bool {
+        field!(self.vlan_present) != 0
+    }
+
+    /// The payload of each segment into which the packet will be cut, in bytes; 0 if it stays whole.
+    #[inline(never)]
+    pub fn gso_size(self) -> u32 {
+        field!(self.gso_size)
+    }
+
     /// Takes `len` bytes away that follow an IP header without options or extensions. What is behind them stays where the
     /// kernel thinks it is, a checksum that is to be finished as well.
     #[inline(always)]
     pub fn cut(self, len: u32) -> Result<(), Reason> {
-        // SAFETY: the context is the kernel's own.
+        // SAFETY: the helper takes the context and numbers, and refuses to cut more than there is.
         match unsafe { bpf_skb_adjust_room(self.0, -(len as i32), BPF_ADJ_ROOM_NET, 0) } {
             0 => Ok(()),
             _ => Err(Reason::Rewrite),
@@ -325,7 +292,7 @@ impl Skb {
     /// Cuts or grows the packet to `len` bytes.
     #[inline(always)]
     pub fn resize(self, len: u32) -> Result<(), Reason> {
-        // SAFETY: the context is the kernel's own.
+        // SAFETY: the helper takes the context and a length, which it checks.
         match unsafe { bpf_skb_change_tail(self.0, len, 0) } {
             0 => Ok(()),
             _ => Err(Reason::Rewrite),
@@ -334,12 +301,12 @@ impl Skb {
 
     /// Sends the packet out of a device or, with `BPF_F_INGRESS`, into it.
     #[inline(always)]
-    pub fn redirect(self, ifindex: u32, flags: u64) -> Answer {
+    pub fn redirect(self, ifindex: u32, flags: u64) -> Action {
         // SAFETY: the helper takes numbers only; a device that does not exist costs the packet.
-        unsafe { bpf_redirect(ifindex, flags) as Answer }
+        Action(unsafe { bpf_redirect(ifindex, flags) } as i32)
     }
 
-    /// Is this one IP packet, longer than that? An MTU of 0 is unknown.
+    /// Returns true if this is one IP packet longer than `mtu`, of which 0 means unknown.
     #[inline(always)]
     pub fn is_longer_than(self, mtu: u32) -> bool {
         mtu != 0 && self.segments() == 1 && self.len() > ETH_LEN + mtu
@@ -363,9 +330,8 @@ impl Skb {
 
     /// Puts the packet into a device, as if it had arrived there for the host.
     #[inline(always)]
-    pub fn inject(self, ifindex: u32) -> Answer {
-        // SAFETY: the context is the kernel's own, and this field of it may be written.
-        unsafe { (*self.0).mark = INJECTED_MARK };
+    pub fn inject(self, ifindex: u32) -> Action {
+        set_field!(self.mark, INJECTED_MARK);
         self.redirect(ifindex, u64::from(BPF_F_INGRESS))
     }
 
@@ -375,9 +341,9 @@ impl Skb {
     /// Not to a next hop of ours: then the packet would keep its route to the anchor, and if it has to wait for the
     /// neighbour the kernel takes the link address from that route in the end.
     #[inline(always)]
-    pub fn redirect_neigh(self, ifindex: u32) -> Answer {
+    pub fn redirect_neigh(self, ifindex: u32) -> Action {
         // SAFETY: no structure, and so no size.
-        unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) as Answer }
+        Action(unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) } as i32)
     }
 
     #[inline(always)]

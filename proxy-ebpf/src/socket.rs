@@ -23,7 +23,7 @@ use crate::socket::client::{Client, Family};
 use crate::socket::peer::{Peer, flags, is_worker};
 use crate::{decide, maps, select};
 
-/// What a program answers.
+/// The answers of a program.
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
 
@@ -69,7 +69,7 @@ pub fn kpx_getpeer6(ctx: SockAddrContext) -> i32 {
     show6(Peer::new(&ctx))
 }
 
-/// What a program does that dials.
+/// The call by which a socket dials.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
@@ -78,25 +78,25 @@ enum Call {
     Send,
 }
 
-/// What becomes of a call that dials.
+/// The fate of a call that dials.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum DialResult {
     /// It goes on as it is.
     Left,
     /// It goes on with a backend as its peer.
-    Led,
+    Translated,
     Refused,
 }
 
 #[inline(always)]
 fn dial4(peer: Peer, call: Call) -> i32 {
     let mut at = peer.v4();
-    let outcome = dial::<Addr4>(peer, call, &mut at);
-    if outcome == Outcome::Led {
+    let result = dial::<Addr4>(peer, call, &mut at);
+    if result == DialResult::Translated {
         peer.set_v4(&at);
     }
-    answer(outcome)
+    answer(result)
 }
 
 /// A socket of IPv6 may dial an IPv4 address, as `::ffff:192.0.2.1`.
@@ -104,23 +104,23 @@ fn dial4(peer: Peer, call: Call) -> i32 {
 fn dial6(peer: Peer, call: Call) -> i32 {
     if peer.is_mapped() {
         let mut at = peer.mapped();
-        let outcome = dial::<Addr4>(peer, call, &mut at);
-        if outcome == Outcome::Led {
+        let result = dial::<Addr4>(peer, call, &mut at);
+        if result == DialResult::Translated {
             peer.set_mapped(&at);
         }
-        return answer(outcome);
+        return answer(result);
     }
     let mut at = peer.v6();
-    let outcome = dial::<Addr6>(peer, call, &mut at);
-    if outcome == Outcome::Led {
+    let result = dial::<Addr6>(peer, call, &mut at);
+    if result == DialResult::Translated {
         peer.set_v6(&at);
     }
-    answer(outcome)
+    answer(result)
 }
 
 #[inline(always)]
-fn answer(outcome: Outcome) -> i32 {
-    if outcome != Outcome::Refused || flags() & REFUSES == 0 {
+fn answer(result: DialResult) -> i32 {
+    if result != DialResult::Refused || flags() & REFUSES == 0 {
         return ALLOW;
     }
     peer::fail(ECONNREFUSED);
@@ -178,12 +178,12 @@ impl<A: Net> Dial<A> for Dialling<A> {
 
 /// Puts a backend in the place of the frontend at `at`.
 #[inline(never)]
-fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> Outcome {
-    let Some(proto) = served(peer) else { return Outcome::Left };
-    let Some(node) = maps::node() else { return Outcome::Left };
-    let Some(client) = Client::of(peer, node) else { return Outcome::Left };
+fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
+    let Some(proto) = served(peer) else { return DialResult::Left };
+    let Some(node) = maps::node() else { return DialResult::Left };
+    let Some(client) = Client::of(peer, node) else { return DialResult::Left };
     if node.has(Node::DRAINING) || !client.may_dial(&at.addr, node) {
-        return Outcome::Left;
+        return DialResult::Left;
     }
     let port = Port::from_wire(client.cookie as u16);
     let dialling = Dialling { client: SockAddr::new(A::of_netns(client.netns), port), dialled: *at, proto };
@@ -199,36 +199,36 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> Outcome {
     };
     if let Err(reason) = decide::find(&dialling, node, &mut service, &mut decision) {
         if reason == Reason::NotOurs && proto == Proto::UDP && call == Call::Connect {
-            // Dialled before as a service's backend, and now for itself.
+            // DialResult before as a service's backend, and now for itself.
             maps::forget_socket(&SocketKey::new(client.cookie, *at, proto, Side::BACKEND));
         }
         return refused(reason, &decision);
     }
-    // Nobody knows yet from which address its packets will come.
+    // The source address of its packets is not known yet.
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
-        return Outcome::Left;
+        return DialResult::Left;
     }
-    // Nobody would count when a flow ends.
+    // No hook would see the end of the connection, and count it.
     if service.algorithm == Algorithm::LEAST_CONNECTIONS || is_worker() {
-        return Outcome::Left;
+        return DialResult::Left;
     }
     let is_datagram = proto == Proto::UDP && call == Call::Send;
     let had_secs = if is_datagram { kept(client.cookie, &dialling.dialled, &mut decision) } else { 0 };
     let stays = had_secs != 0;
     let last_secs = if call == Call::Connect || had_secs == CONNECTED { CONNECTED } else { now_secs() };
     if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
-        return Outcome::Left;
+        return DialResult::Left;
     }
     if !remember(client.cookie, at, &decision, last_secs) && proto == Proto::UDP {
-        // Nobody would know whose the answers are.
-        return Outcome::Left;
+        // The program could not tell whose the answers are.
+        return DialResult::Left;
     }
     if !stays {
         maps::service_opened(&decision.service);
     }
     maps::count(Event::SocketLed);
     *at = decision.backend_at();
-    Outcome::Led
+    DialResult::Translated
 }
 
 /// The protocol of a socket, if it is one that is served.
@@ -241,18 +241,18 @@ fn served(peer: Peer) -> Option<Proto> {
     }
 }
 
-/// What the packet path would answer, the socket is told at once; what it would drop or let pass, is left to it.
+/// Refuses at once what the packet path would reject, and leaves to it what it would drop or let pass.
 #[inline(never)]
-fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> Outcome {
+fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     let verdict = reason.verdict();
     if verdict != Verdict::Reject || flags() & REFUSES == 0 {
-        return Outcome::Left;
+        return DialResult::Left;
     }
     maps::count(reason);
     if decision.has(Decision::<A>::FRONTEND) {
         maps::service_refused(&decision.service, verdict);
     }
-    Outcome::Refused
+    DialResult::Refused
 }
 
 /// The backend that a socket's datagrams to a frontend went to, or that it was connected to, if that was not long ago and
@@ -268,7 +268,7 @@ fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) 
     if maps::endpoint(had.service, had.at).is_some() { had.last_secs } else { 0 }
 }
 
-/// Notes whom a socket has dialled. False if there was no room.
+/// Remembers the frontend that a socket has dialled. False if there was no room.
 #[inline(never)]
 fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, last_secs: u32) -> bool {
     let (backend, proto) = (decision.backend_at(), decision.service.proto);
@@ -277,7 +277,7 @@ fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, 
     if !maps::remember_socket(&key, &socket) {
         return false;
     }
-    // A connected socket, too, may name whom it sends to.
+    // A connected socket, too, may name a destination.
     if proto == Proto::UDP {
         key = SocketKey::new(cookie, *dialled, proto, Side::FRONTEND);
         socket.at = backend;

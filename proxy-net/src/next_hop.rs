@@ -1,4 +1,4 @@
-//! What the kernel knows of the way to an address.
+//! Asks the kernel for the route to an address.
 
 use std::net::IpAddr;
 
@@ -9,16 +9,16 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use rtnetlink::Handle;
 
-/// The way to an address, from this thread's network namespace.
+/// The route to an address, from this thread's network namespace.
 #[derive(Clone, Debug, Default)]
 pub struct NextHop {
-    /// Interface index of the device through which it leads.
+    /// The interface index of the outgoing device.
     pub device: u32,
-    /// With which address of its own the host goes it.
+    /// The address from which the host would send.
     pub source: Option<IpAddr>,
-    /// If the device is a bridge: its ports.
+    /// The ports of the device, if it is a bridge.
     pub ports: Vec<u32>,
-    /// The one of them behind which the next hop was seen.
+    /// The port behind which the bridge has seen the next hop.
     pub port: Option<u32>,
 }
 
@@ -50,7 +50,7 @@ async fn ask(handle: &Handle, addr: IpAddr) -> Result<NextHop> {
         }
     }
     let hop = gateway.unwrap_or(addr);
-    let stations = neighbours(handle, AddressFamily::Bridge).await.context("list what bridges have seen")?;
+    let stations = neighbours(handle, AddressFamily::Bridge).await.context("list the bridges' stations")?;
     let stations = stations.iter().filter(|station| master(station) == Some(way.device));
     let stations: Vec<_> = stations.filter_map(|station| Some((station.header.ifindex, mac(station)?))).collect();
     way.ports = stations.iter().map(|(port, _)| *port).filter(|port| *port != way.device).collect();

@@ -1,4 +1,4 @@
-//! YAML and JSON as written: values that know the line they stand on.
+//! Parses YAML and JSON into values that know their lines.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
 
-/// One document of a file.
+/// A document of a file.
 #[derive(Debug)]
 pub struct Document {
-    /// Lines are counted from 1. This is the one before the document's first.
+    /// The line before the document's first one; lines are counted from 1.
     before: u64,
     root: Spanned<Tree>,
 }
 
-/// Why a text is no document.
+/// The reason why a text cannot be parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unreadable {
     pub line: u64,
@@ -29,7 +29,7 @@ enum Tree {
     Map(Vec<(Spanned<String>, Spanned<Tree>)>),
 }
 
-/// The documents of a file in their order. One that cannot be read does not hide those after it.
+/// Returns the documents of a file in their order. An unreadable document does not hide the following ones.
 pub fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
     documents_with(text, DuplicateKeyPolicy::Error)
 }
@@ -46,7 +46,8 @@ pub fn documents_with(
     })
 }
 
-/// Cuts before each line that begins a YAML document; JSON values may also follow each other without one.
+/// Splits a text before each line that begins a YAML document. JSON values may also follow each other without such a
+/// line.
 fn split(text: &str) -> Vec<&str> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<de::IgnoredAny>();
     let mut ends = vec![0];
@@ -59,7 +60,7 @@ fn split(text: &str) -> Vec<&str> {
     let mut starts = vec![0];
     let mut offset = 0;
     for line in text.split_inclusive('\n') {
-        // As everywhere in YAML, even within a block scalar: its lines are indented.
+        // YAML begins a document here even within a block scalar, because a block scalar's lines are indented.
         if line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace)) {
             starts.push(offset);
         }
@@ -69,7 +70,7 @@ fn split(text: &str) -> Vec<&str> {
     starts.windows(2).map(|ends| &text[ends[0]..ends[1]]).collect()
 }
 
-/// Comments, and the directives (`%YAML 1.2`) that may precede the first document.
+/// Returns true if a part has only comments and the directives (`%YAML 1.2`) that may precede the first document.
 fn is_blank(part: &str) -> bool {
     part.lines().all(|line| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
@@ -80,7 +81,7 @@ fn is_blank(part: &str) -> bool {
 impl Document {
     fn parse(text: &str, before: u64, duplicates: DuplicateKeyPolicy) -> Result<Self, Unreadable> {
         let options = serde_saphyr::options! {
-            // A List of a cluster's EndpointSlices may have millions of nodes. What aliases add to them is limited.
+            // A List of a cluster's EndpointSlices may have millions of nodes. The nodes that aliases add are limited.
             budget: serde_saphyr::budget! {
                 max_events: 100_000_000,
                 max_nodes: 50_000_000,
@@ -102,7 +103,8 @@ impl Document {
         self.root.value.value()
     }
 
-    /// The line of a field, such as `spec.ports[0].port`, or of the innermost field around it that is there.
+    /// Returns the line of a field such as `spec.ports[0].port`. If the field is missing, the line is that of the
+    /// innermost existing field around it.
     pub fn line(&self, path: &str) -> u64 {
         let (mut line, mut tree, mut rest) = (self.root.referenced.line(), &self.root.value, path);
         while let Some((at, child, below)) = tree.child(rest) {
@@ -111,7 +113,7 @@ impl Document {
         self.before + line
     }
 
-    /// Fields that stand more than once in the same place, with the line of the last of each.
+    /// Returns the fields that occur more than once in an object, each with the line of its last occurrence.
     pub fn duplicates(&self) -> Vec<(String, u64)> {
         let mut found = Vec::new();
         self.root.value.duplicates("", &mut found);
@@ -151,7 +153,7 @@ impl Tree {
         }
     }
 
-    /// The first step of `path`: its line, what is there, and the steps that remain.
+    /// Follows the first step of `path`. Returns its line, its value and the remaining steps.
     fn child<'a>(&self, path: &'a str) -> Option<(u64, &Self, &'a str)> {
         match self {
             Self::Scalar(_) => None,
@@ -160,7 +162,7 @@ impl Tree {
                 let item = items.get(index.parse::<usize>().ok()?)?;
                 Some((item.referenced.line(), &item.value, rest))
             }
-            // Keys may have dots themselves: the longest that fits is meant.
+            // Keys may contain dots, so the longest key that fits is taken.
             Self::Map(fields) => {
                 let path = path.strip_prefix('.').unwrap_or(path);
                 let fits = |key: &str| {
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_document_does_not_hide_the_next() {
+    fn bad_document_does_not_hide_the_next() {
         check(
             "a: 1\n---\na: [1\n---\na: 1\na: 2\n---\n\ta: 1\n---\nb: *x\n---\nlast: 1\n",
             expect![[r#"
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_typed_as_yaml_1_2_has_it() {
+    fn values_have_the_types_of_yaml_1_2() {
         check(
             "{a: 80, b: '80', c: 1.5, d: true, e: yes, f: ~, g: 2026-01-01, h: 0x10, i: -1, j: 99999999999999999999}",
             expect![[r#"
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_that_of_the_field_or_of_what_is_around_it() {
+    fn line_is_that_of_the_field_or_its_parent() {
         let text = "# comment\na:\n  list:\n  - x: 1\n    y: 2\n  -\n    x.y/z: 3\n    x: 4\nb: 1\n";
         let document = documents(text).next().unwrap().unwrap();
         for (path, line) in [
@@ -340,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_comment_and_a_large_list_are_fine() {
+    fn long_comment_and_large_list_are_read() {
         let comment = "# more\n".repeat(1000);
         let text = format!("a:\n{comment}- 1\n{comment}- 2\n{comment}b:\n{comment}  c: 3\n");
         assert_eq!(documents(&text).next().unwrap().unwrap().value(), json!({"a": [1, 2], "b": {"c": 3}}));

@@ -1,7 +1,7 @@
-//! What is told about objects of the cluster, as kube-proxy tells it: `kubectl describe` shows it beside them.
+//! Events about objects of the cluster, as kube-proxy sends them: `kubectl describe` shows them beside the object.
 //!
-//! Telling never waits: events go through a queue to whoever speaks to the API (`source/kubernetes/recorder.rs`). What
-//! does not fit is counted and forgotten, and without an API server all of it is.
+//! Sending never blocks. Events go through a queue to the recorder (`source/kubernetes/recorder.rs`). Events that do
+//! not fit are counted and dropped. Without an API server all events are dropped.
 
 pub(crate) mod history;
 
@@ -17,12 +17,12 @@ use tokio::time::timeout;
 use proxy_core::input::ObjectName;
 use proxy_core::model::{Cause, ObjectRef, Skipped};
 
-/// Events that may wait to be sent.
+/// The number of events that may wait to be sent.
 const QUEUE: usize = 1_000;
-/// How long an end waits until what it told is sent.
+/// The longest time that an ending agent waits until its events are sent.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// One thing to tell. Equal ones are counted.
+/// An event. Equal events are counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Event {
     pub regarding: Regarding,
@@ -36,7 +36,7 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Regarding {
     pub object: ObjectRef,
-    /// Of the object, or what kube-proxy puts there.
+    /// The uid of the object, or the text that kube-proxy puts there.
     pub uid: Option<String>,
 }
 
@@ -46,18 +46,18 @@ pub enum Severity {
     Warning,
 }
 
-/// Where events are left by whoever has something to tell.
+/// The sending end of the queue, for those parts of the agent that report events.
 #[derive(Clone, Debug)]
 pub struct Events {
     node_name: Arc<str>,
     sender: mpsc::Sender<Event>,
-    /// Told and neither sent nor given up.
+    /// The number of events that are neither sent nor given up.
     pending: watch::Sender<usize>,
     dropped: Arc<AtomicU64>,
 }
 
 impl Events {
-    /// `node_name` is who tells.
+    /// Makes both ends of the queue. `node_name` is the reporting node.
     pub fn new(node_name: &str) -> (Self, Queue) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let pending = watch::Sender::new(0);
@@ -65,37 +65,37 @@ impl Events {
         (Self { node_name: node_name.into(), sender, pending, dropped: Arc::default() }, queue)
     }
 
-    /// The agent begins to serve.
+    /// Reports that the agent begins to serve.
     pub fn starting(&self) {
         self.node(Severity::Normal, "Starting", START, String::new());
     }
 
-    /// The server of `/healthz` cannot be had, and the agent ends for that.
+    /// Reports that the server of `/healthz` failed to start, which ends the agent.
     pub fn healthz_failed(&self, why: &Error) {
         self.node(Severity::Warning, "FailedToStartProxierHealthcheck", START, format!("health server: {why:#}"));
     }
 
-    /// The server of `/metrics` cannot be had, and the agent ends for that.
+    /// Reports that the server of `/metrics` failed to start, which ends the agent.
     pub fn metrics_failed(&self, why: &Error) {
         self.node(Severity::Warning, "FailedToStartMetricServer", START, format!("metrics server: {why:#}"));
     }
 
-    /// The limits of connection tracking stay what they are.
+    /// Reports that the limits of connection tracking cannot be set.
     pub fn sysctls_read_only(&self, why: &Error) {
         self.node(Severity::Warning, "readOnlySysFS", START, format!("cannot set the limits of conntrack: {why:#}"));
     }
 
-    /// The agent ends because of its Node object.
+    /// Reports that the agent ends because of its Node object.
     pub fn node_changed(&self, why: &Error) {
         self.node(Severity::Warning, "NodeChanged", "StopKubeProxy", format!("{why:#}"));
     }
 
-    /// Addresses of this node's pods are taken for clients outside the cluster.
+    /// Reports that addresses of this node's pods are taken for clients outside the cluster.
     pub fn pods_outside(&self, why: &str) {
         self.node(Severity::Warning, "PodsTakenForOutside", "Sync", why.to_owned());
     }
 
-    /// A healthCheckNodePort cannot be listened on.
+    /// Reports that the agent cannot listen on a healthCheckNodePort.
     pub fn health_check_failed(&self, service: &ObjectName, port: u16, why: &Error) {
         let node = &self.node_name;
         self.tell(Event {
@@ -110,7 +110,7 @@ impl Events {
         });
     }
 
-    /// A part of an object has no effect. `uid` is the object's.
+    /// Reports that a part of an object has no effect. `uid` is the object's.
     pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>) {
         let Skipped { object, field, why, cause } = skipped;
         self.tell(Event {
@@ -126,14 +126,15 @@ impl Events {
         });
     }
 
-    /// An endpoint of a Service has no effect, as no Service may have it. `uid` is the Service's.
+    /// Reports that an endpoint has no effect, because no Service may have it. `uid` is the Service's.
     pub fn endpoint_refused(&self, service: ObjectRef, uid: Option<&str>, skipped: &Skipped) {
         let regarding = Regarding { object: service, uid: uid.map(str::to_owned) };
         let severity = Severity::Warning;
         self.tell(Event { regarding, severity, reason: "EndpointRefused", action: "Sync", note: skipped.to_string() });
     }
 
-    /// A process of this node gets no packets any more at an address and port: a Service does. `uid` is the Service's.
+    /// Reports that a Service takes the packets of an address and port from a process of this node. `uid` is the
+    /// Service's.
     pub fn shadows(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
         self.tell(Event {
             regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
@@ -144,18 +145,19 @@ impl Events {
         });
     }
 
-    /// Waits until all that was told is sent; not for long, since whoever asks is about to end.
+    /// Waits until all events are sent. The wait is short, because the caller is about to end.
     pub async fn flushed(&self) {
         let mut pending = self.pending.subscribe();
         let _in_time = timeout(FLUSH, pending.wait_for(|pending| *pending == 0)).await;
     }
 
-    /// How many were forgotten because too many were waiting.
+    /// Returns the number of events that were dropped because the queue was full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// kube-proxy gives a Node's name for its uid, and `kubectl describe node` asks for that.
+    /// Reports an event about this node. The uid is the node's name, as in kube-proxy's events: `kubectl describe node`
+    /// asks for that.
     fn node(&self, severity: Severity, reason: &'static str, action: &'static str, note: String) {
         let name = self.node_name.to_string();
         let object = ObjectRef { kind: "Node", name: ObjectName::new("", &name) };
@@ -174,7 +176,7 @@ impl Events {
 
 const START: &str = "StartKubeProxy";
 
-/// Where events are taken from. Without it they are forgotten.
+/// The receiving end of the queue. Without it events are dropped.
 #[derive(Debug)]
 pub struct Queue {
     receiver: mpsc::Receiver<Event>,
@@ -182,31 +184,31 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Nobody tells anything.
+    /// Makes a queue that never gets an event.
     pub fn none() -> Self {
         Events::new("").1
     }
 
-    /// Itself if anybody will take what is in it, else one that takes nothing.
+    /// Returns the queue itself if a recorder will take its events, else a queue that never gets any.
     pub fn only_if(self, taken: bool) -> Self {
         if taken { self } else { Self::none() }
     }
 
-    /// The next event, which [`Queue::done`] must follow.
+    /// Takes the next event; the caller must call [`Queue::done`] after it.
     pub(crate) async fn next(&mut self) -> Event {
         match self.receiver.recv().await {
             Some(event) => event,
-            // Nobody is left to tell anything.
+            // All senders have gone.
             None => std::future::pending().await,
         }
     }
 
-    /// How many events wait.
+    /// Returns the number of events that wait.
     pub fn waiting(&self) -> usize {
         self.receiver.len()
     }
 
-    /// One event was sent, or given up.
+    /// Counts one event as sent or given up.
     pub(crate) fn done(&self) {
         self.pending.send_modify(|pending| *pending = pending.saturating_sub(1));
     }
@@ -224,7 +226,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_queue_forgets_and_counts_and_never_blocks() {
+    async fn full_queue_drops_counts_and_never_blocks() {
         let (events, mut queue) = Events::new("n1");
         for _ in 0..QUEUE + 3 {
             events.starting();
@@ -232,7 +234,7 @@ mod tests {
         assert_eq!(events.dropped(), 3);
         let started = tokio::time::Instant::now();
         events.flushed().await;
-        assert_eq!(started.elapsed(), FLUSH, "nobody sends, and an end does not wait for ever");
+        assert_eq!(started.elapsed(), FLUSH, "without a sender the wait still ends");
         while events.pending.borrow().gt(&0) {
             queue.next().await;
             queue.done();
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_an_api_server_nothing_is_waited_for() {
+    async fn flush_returns_at_once_without_api_server() {
         let (events, queue) = Events::new("n1");
         events.starting();
         drop(queue);
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_table_of_events() {
+    async fn events_have_their_fields() {
         let (events, mut queue) = Events::new("n1");
         let why = anyhow::anyhow!("in use").context("listen on 0.0.0.0:30000");
         let web = ObjectName::new("default", "web");

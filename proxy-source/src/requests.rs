@@ -1,4 +1,4 @@
-//! Requests to the API server, counted as client-go does it.
+//! The requests to the API server, counted as client-go does.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Of all clients of this process, whoever made them.
+/// The requests of all clients of this process.
 #[derive(Debug, Default)]
 pub struct Requests(Family<Request, Counter>);
 
@@ -31,7 +31,7 @@ impl Requests {
         registry.register("rest_client_requests", help, self.0.clone());
     }
 
-    /// `code` is none if there was no answer.
+    /// Counts a request; `code` is None if the server did not answer.
     pub fn count(&self, code: Option<StatusCode>, method: &Method, host: &str) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.as_str().to_owned());
         let request = Request { code, method: method.to_string(), host: host.to_owned() };

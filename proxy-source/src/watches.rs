@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Of this process, whatever client they use.
+/// The watches of this process, over all clients.
 #[derive(Debug, Default)]
 pub struct Watches {
     up: Family<ByKind, Gauge>,
@@ -35,22 +35,22 @@ impl Watches {
     }
 
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Whether kpx learns of changes of objects of this kind at once: 1, or 0 while its watch is broken";
+        let help = "1 if kpx learns of changes to objects of this kind at once, 0 while its watch is broken";
         registry.register("watch_up", help, self.up.clone());
         let help = "Lists and watches that failed or broke off, by kind of object";
         registry.register("watch_failures", help, self.failures.clone());
-        let help = "Objects that cannot be read: their last form that could be stays in force";
+        let help = "Objects that cannot be read; their last readable form stays in force";
         registry.register("unreadable_objects", help, self.unreadable.clone());
     }
 
-    /// Has the series of a kind from the start.
+    /// Creates the series of a kind, so that they exist from the start.
     pub fn know(&self, kind: &str) {
         let kind = ByKind::new(kind);
         drop((self.up.get_or_create(&kind), self.failures.get_or_create(&kind)));
         drop(self.unreadable.get_or_create(&kind));
     }
 
-    /// The server has no such kind, so nothing of it is missed.
+    /// Removes the series of a kind that the server does not serve, so that no watch counts as broken.
     pub fn unserved(&self, kind: &str) {
         self.up.remove(&ByKind::new(kind));
     }
@@ -63,7 +63,7 @@ impl Watches {
         self.unreadable.get_or_create(&ByKind::new(kind)).set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
-    /// The watch of a kind is open until the result is dropped.
+    /// Marks the watch of a kind as open until the result is dropped.
     #[must_use]
     pub fn open(&self, kind: &str) -> Open {
         let up = self.up.get_or_create(&ByKind::new(kind)).clone();

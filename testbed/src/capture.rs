@@ -29,7 +29,7 @@ const QUIET: Duration = Duration::from_millis(20);
 /// Devices whose packets are the host's own and never on a wire: their checksums need not ever be complete.
 const INTERNAL: [&str; 3] = ["lo", "kpx0", "kpx1"];
 
-/// What a TCP or UDP checksum may be.
+/// The allowed states of a TCP or UDP checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
     /// Complete, or what the sender leaves for the device to complete: the pseudo header's sum.
@@ -162,7 +162,7 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
         src: SocketAddr::new(ip.source_addr(), 0),
         dst: SocketAddr::new(ip.destination_addr(), 0),
     };
-    // Of fragments the kernel writes the headers anew where it puts them together and cuts them again, in memory that it
+    // The kernel rewrites headers of fragments where it reassembles and cuts them again, in memory that it
     // shares with this capture.
     if let Some(ipv4) = ip.ipv4().filter(|_| !payload.fragmented) {
         let sum = Sum16BitWords::new().add_slice(ipv4.header().slice());
@@ -203,7 +203,7 @@ fn verify(bytes: &[u8], checksums: Checksums) -> Result<Packet> {
 
 /// The IP packet in a VXLAN datagram, whose own checksum is left out: that of the inner packet covers what matters.
 fn in_vxlan<'a>(packet: &Packet, datagram: &'a [u8]) -> Option<&'a [u8]> {
-    /// Of UDP and VXLAN.
+    /// The length of the headers of UDP and VXLAN.
     const HEADERS: usize = 8 + 8;
     let is_vxlan = packet.protocol == IpNumber::UDP && packet.dst.port() == VXLAN_PORT && datagram[6..8] == [0, 0];
     let frame = datagram.get(HEADERS..).filter(|_| is_vxlan)?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-/// Where the hierarchy of version 2 is mounted: alone, beside version 1, and where nobody has, by us.
+/// The places of the hierarchy of version 2: alone, beside version 1, and the one where this module mounts it.
 const MOUNTED: [&str; 3] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/run/kpx-test-cgroup2"];
 /// A process writes 0 for itself.
 const PROCS: &str = "cgroup.procs";

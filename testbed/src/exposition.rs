@@ -92,7 +92,7 @@ fn parse_labels(mut text: &str) -> Result<BTreeMap<String, String>> {
     Ok(labels)
 }
 
-/// What is wrong with names, units, help and histograms. `exempt` are metrics whose names are others' mistakes, to be kept.
+/// Returns the faults of names, units, help and histograms. `exempt` are metrics whose names others chose.
 pub fn lint(metrics: &Exposition, exempt: &[&str]) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, metric) in metrics {

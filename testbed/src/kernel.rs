@@ -1,4 +1,4 @@
-//! What kernel this is.
+//! The version of the running kernel.
 
 use std::fs;
 

@@ -26,7 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Where `ip netns` keeps the names.
 const NAMES: &str = "/run/netns";
 
-/// Held while this process makes or deletes a namespace; by whoever removes all of them, for good.
+/// A lock for making and deleting namespaces in this process. The removal of all of them never releases it.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// A network namespace with its loopback up; deleted with this value.
@@ -97,7 +97,7 @@ impl NetNs {
         thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Calls `f` on a thread that stays inside this namespace until it ends, whatever becomes of this value.
+    /// Calls `f` on a thread that stays inside this namespace until it ends, even after this value is dropped.
     pub fn thread<T: Send + 'static>(
         &self,
         name: &str,
@@ -172,7 +172,7 @@ impl Drop for NetNs {
     }
 }
 
-/// As long as this is held nobody else in this process makes or deletes a namespace.
+/// Takes the lock without which no thread of this process makes or deletes a namespace.
 pub(crate) fn changing() -> MutexGuard<'static, ()> {
     CHANGING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -180,12 +180,12 @@ pub(crate) fn changing() -> MutexGuard<'static, ()> {
 /// Names of all namespaces of this machine.
 pub fn names() -> Result<Vec<String>> {
     let Ok(entries) = fs::read_dir(NAMES) else {
-        return Ok(Vec::new()); // Nobody has made one yet.
+        return Ok(Vec::new()); // No namespace was made yet.
     };
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// As systemd does when a machine starts.
+/// Mounts the BPF file system, as systemd does when a machine starts.
 fn mount_bpf_fs() -> Result<()> {
     const DIR: &str = "/sys/fs/bpf";
     let _changing = changing();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
@@ -13,7 +13,7 @@ use proxy_datapath::object;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::{Datapath, Options, Sizes, verifier};
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
 /// The host has made the packet: `MADE_HERE` of proxy-ebpf.
 const MADE_HERE: u32 = 1;
@@ -29,7 +29,7 @@ pub struct Bench {
     marks: Mutex<HashMap<Vec<u8>, u32>>,
 }
 
-/// What the kernel says of a packet.
+/// The facts that the kernel adds to a packet.
 struct Surroundings {
     ifindex: u32,
     /// Beside what hooks have noted.
@@ -37,14 +37,14 @@ struct Surroundings {
     gso_size: u32,
 }
 
-/// What a program made of a packet.
+/// The outcome of a program for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub verdict: Verdict,
     pub packet: Vec<u8>,
 }
 
-/// What a program answered: the actions of linux/pkt_cls.h that ours use.
+/// The answer of a program: the actions of linux/pkt_cls.h that ours use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Pass,
@@ -64,9 +64,17 @@ impl From<i32> for Verdict {
     }
 }
 
+/// The ELF object, or nothing if there was none at build time (see `build.rs`).
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx-bench.bpf.o"));
+
+/// Returns the object with the programs that only benchmarks and tests attach (`kpx_empty` and the like).
+pub fn object() -> Result<&'static [u8]> {
+    ensure!(!OBJECT.is_empty(), "no benchmark programs: `cargo xtask test` and `cargo xtask bench` build them");
+    Ok(OBJECT)
+}
+
 fn load_empty() -> Result<Ebpf> {
-    let mut empty =
-        verifier::loader().load(object::embedded()?).context("load the BPF object for its empty program")?;
+    let mut empty = verifier::loader().load(object()?).context("load the BPF object for its empty program")?;
     let program: &mut SchedClassifier = empty.program_mut(EMPTY).context("no empty program")?.try_into()?;
     verifier::load(|| program.load()).context("load the empty program")?;
     Ok(empty)
@@ -122,17 +130,17 @@ impl Bench {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: 0, gso_size: size })
     }
 
-    /// As [`Self::run_on`] lo, of a packet with these bits of notes on it.
+    /// Runs a program as [`Self::run_on`] lo does, on a packet with these bits of notes.
     pub fn run_noted(&self, program: &str, packet: &[u8], notes: u32) -> Result<Outcome> {
         self.run_in(program, packet, Surroundings { ifindex: LO, more_mark: notes, gso_size: 0 })
     }
 
-    /// As [`Self::run`], of a packet that the host itself has made.
+    /// Runs a program as [`Self::run`] does, on a packet that the host itself has made.
     pub fn run_own(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
         self.run_own_on(program, packet, LO)
     }
 
-    /// As [`Self::run_on`], of a packet that the host itself has made.
+    /// Runs a program as [`Self::run_on`] does, on a packet that the host itself has made.
     pub fn run_own_on(&self, program: &str, packet: &[u8], ifindex: u32) -> Result<Outcome> {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: MADE_HERE, gso_size: 0 })
     }

@@ -80,8 +80,8 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     };
     expect![[r#"
         ok     kube-proxy              does not run
-        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
-        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
+        fail   kube-proxy's rules      nftables table ip kube-proxy,nftables table ip6 kube-proxy — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
     "#]].assert_eq(&found(&ns)?);
     let untouched = kpx(&ns, "cleanup")?;
     ensure!(untouched.stdout == b"nothing to remove\n", "only with --kube-proxy: {untouched:?}");
@@ -108,7 +108,7 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     Ok(())
 }
 
-/// Whether kpx's agent runs or not: its programs serve.
+/// Checks this with and without an agent: kpx's programs serve either way.
 #[test]
 fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
     for how in ["tcx", "clsact"] {

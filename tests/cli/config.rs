@@ -39,7 +39,7 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
     ensure!(logged(&agent, "from").as_deref() == Some(&config), "{}", agent.log());
     ensure!(logged(&agent, "masquerade").as_deref() == Some("compat"), "{}", agent.log());
 
-    // A ConfigMap that is mounted anew with the same content is no change.
+    // A ConfigMap that is mounted again with the same content is no change.
     fixture.replace_config(|text| text.to_owned())?;
     fixture.put_service("more", "10.96.0.11")?;
     wait(&agent, |status| status.tables["IPv4"].services == 2)?;
@@ -181,7 +181,7 @@ impl Fixture {
         Ok(fs::rename(new, self.dir.path().join(format!("manifests/{name}.yaml")))?)
     }
 
-    /// As a manifest of kube-proxy starts it.
+    /// Returns the command that a manifest of kube-proxy starts.
     fn command(&self, flags: &str) -> Command {
         let mut command = Command::new(self.dir.path().join("kube-proxy"));
         command.arg0("/usr/local/bin/kube-proxy");

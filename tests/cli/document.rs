@@ -23,7 +23,7 @@ struct Section {
 fn the_document_shows_what_the_commands_print() -> Result<()> {
     let node = Node::start("doc", "")?;
     let refused = node.ns().run(|| TcpStream::connect("10.96.0.11:80"));
-    ensure!(refused.is_err(), "nobody serves web-old");
+    ensure!(refused.is_err(), "web-old has no endpoints");
     let _connection = node.connect()?;
     let mut text = HEAD.to_owned();
     for section in &SECTIONS {
@@ -41,7 +41,7 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     Ok(())
 }
 
-/// What is about the host and not about this node is left out: it differs from machine to machine.
+/// Returns the findings about this node. Those about the host are left out: they differ from machine to machine.
 fn check() -> Result<String> {
     let ns = namespace("check")?;
     ns.ip("link add kube-ipvs0 type bridge")?;
@@ -56,7 +56,7 @@ fn check() -> Result<String> {
     ))
 }
 
-/// What differs from run to run stands as `N`, a port that the kernel or kpx chose as `:ppppp`.
+/// Replaces what differs from run to run by `N`, and a port that the kernel or kpx chose by `:ppppp`.
 pub(crate) fn masked(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let mut masked = String::new();

@@ -75,7 +75,7 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     ensure!(output.status.code() == Some(1), "{output:?}");
     assert_eq!(told, "kpx: kpx serves no Service web in namespace kube-system\n");
     let output = node.kpx("services")?;
-    ensure!(!output.stdout.contains(&0x1b), "no colours where nobody sees them: {output:?}");
+    ensure!(!output.stdout.contains(&0x1b), "no colours where no terminal is: {output:?}");
     let refused = kpx(node.ns(), "cleanup")?;
     ensure!(refused.status.code() == Some(1), "kpx runs: {refused:?}");
     Ok(())

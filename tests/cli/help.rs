@@ -1,4 +1,4 @@
-//! What `--help` says of each command: the promise of its flags.
+//! The output of `--help` for each command: the promise of its flags.
 
 use std::process::Command;
 

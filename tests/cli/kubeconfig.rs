@@ -55,7 +55,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
     Ok(())
 }
 
-/// What is found out only when the API server is to be asked.
+/// Checks a fault that shows only when the API server is asked.
 #[test]
 fn a_source_that_fails_later_says_why() -> Result<()> {
     let (ns, dir) = (namespace("plugin")?, TempDir::with_prefix("kpx-cli-")?);
@@ -87,7 +87,7 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
     Ok(())
 }
 
-/// What a kpx says that does not start.
+/// Returns the error of a kpx that does not start.
 fn refused(ns: &NetNs, dir: &TempDir, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
     command.args(["run", "--node-name", "n1", "--run-dir"]).arg(dir.path().join("run"));
@@ -99,7 +99,7 @@ fn refused(ns: &NetNs, dir: &TempDir, args: &[&str]) -> Result<String> {
     Ok(said.lines().filter(|line| line.starts_with("kpx: ")).collect())
 }
 
-/// What a start changes of a network namespace.
+/// Returns the state of a network namespace that a start changes.
 fn state(ns: &NetNs) -> Result<String> {
     let mut text = ns.exec(Command::new("ip").args(["-brief", "link"]))?;
     text += &ns.exec(Command::new("tc").args(["qdisc", "show"]))?;

@@ -47,7 +47,7 @@ impl Node {
         kpx(self.ns(), &format!("{arguments} --run-dir {}", self.agent.run_dir().display()))
     }
 
-    /// What a command prints; an error if it fails.
+    /// Returns the output of a command; its failure is an error.
     pub(crate) fn text(&self, arguments: &str) -> Result<String> {
         let output = self.kpx(arguments)?;
         ensure!(output.status.success(), "kpx {arguments}: {output:?}");

@@ -1,4 +1,4 @@
-//! The form of data: which fields there are, and of which types.
+//! The form of data: its fields and their types.
 
 use std::collections::{BTreeMap, BTreeSet};
 

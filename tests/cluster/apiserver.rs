@@ -1,4 +1,4 @@
-//! What a client may rely on, of the API server in `testbed::apiserver` and of genuine ones alike.
+//! The promises to clients that the API server in `testbed::apiserver` and genuine ones share.
 //!
 //! Every scenario runs on our own server; with `KPX_TEST_KUBECONFIG` or `KUBEBUILDER_ASSETS` on that one as well.
 //! The faults that only our own can be told to make are in `apiserver_faults.rs`.

@@ -280,7 +280,7 @@ fn service(name: &str) -> Value {
         "spec": {"ports": [{"port": 80}]}})
 }
 
-/// What the watcher says up to the wanted event. Errors in between are its to retry.
+/// Returns the watcher's events up to the wanted one. The watcher retries after errors in between.
 async fn until(events: &mut Events, want: &str) -> Result<Vec<String>> {
     let mut seen = Vec::new();
     let wanted = async {

@@ -1,4 +1,4 @@
-//! What Services may not take, and who of them has what several want: with an API server, and packets.
+//! Frontends that Services may not take, and the owner of one that several want: with an API server, and packets.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use testbed::apiserver::{ApiServer, Options};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{Dual, EXTERNAL, Family, Lab, Layout, SERVICE_CIDR};
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 const PORT: u16 = 8080;
 const API_PORT: u16 = 6443;
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -28,7 +28,7 @@ fn a_service_has_what_it_may_have() -> Result<()> {
     fixture.an_endpoint_is_no_cluster_ip(&kpx).with_context(|| kpx.log())?;
     fixture.another_proxys_services_are_left_to_it().with_context(|| kpx.log())?;
     kpx.stop()?;
-    // Its connections are made anew, with that Service there from the start.
+    // It connects again, with that Service there from the start.
     let kpx = fixture.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
     fixture.the_api_server_is_reached().with_context(|| kpx.log())?;
     fixture.the_operators_networks_count(&kpx).with_context(|| kpx.log())?;
@@ -147,7 +147,7 @@ impl Fixture {
         ["victim", "evil"].iter().try_for_each(|name| self.api.delete("Service", "default", name))
     }
 
-    /// That proxy goes by netfilter, and has another backend than the Service's endpoints, so that one sees who serves.
+    /// Checks Services of a proxy that uses netfilter. Its backend is none of the Service's endpoints, so an answer names the proxy.
     fn another_proxys_services_are_left_to_it(&self) -> Result<()> {
         let n1 = &self.lab.n1.host.ns;
         let plain = Service::new("other", 22, &["p1b"], PORT);
@@ -180,12 +180,12 @@ impl Fixture {
         self.api.delete("Service", "default", "other")
     }
 
-    /// Whoever asks there gets no answer, not even a refusal.
+    /// Checks that a client there gets no answer, not even a refusal.
     fn is_dropped(&self, addrs: Dual) -> Result<()> {
         for family in Family::ALL {
             let dial = Dial::new(Protocol::Tcp, (addrs.ip(family), SERVICE_PORT).into()).deadline(ANSWER);
             let answer = dial.exchange(&self.lab.host("p1a").ns, b"hello");
-            ensure!(matches!(answer, Err(Fault::TimedOut(_))), "an address that nobody has: {answer:?}");
+            ensure!(matches!(answer, Err(Fault::TimedOut(_))), "an address of no host: {answer:?}");
         }
         Ok(())
     }

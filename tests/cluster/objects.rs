@@ -21,7 +21,7 @@ use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::kernel_tables;
 use testbed::lab::{Family, Lab, Layout};
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 const PORT: u16 = 8080;
 /// From a change that the API server has taken to the packets that follow it.
 const PROMPT: Duration = Duration::from_secs(5);
@@ -185,7 +185,7 @@ impl Cluster {
         })
     }
 
-    /// Nobody answers any more: what lies in a ServiceCIDR and belongs to no service is dropped.
+    /// Checks that no backend answers any more: an address in a ServiceCIDR that belongs to no Service is dropped.
     fn gone(&self, service: &Service) -> Result<()> {
         self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
             Err(Fault::TimedOut(_)) => Ok(true),
@@ -227,7 +227,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a node's maps should hold, computed from the objects as the API server has them.
+    /// Returns the contents that a node's maps should have, computed from the objects as the API server has them.
     fn wanted(&self, objects: &Objects, name: &str) -> Result<Tables> {
         let mut desired = Desired::new(name);
         desired.apply(Update::All(self.stored::<core::Service>(objects, "Service")?).into());

@@ -75,7 +75,7 @@ impl Runner for Fixture {
     fn outcome(&mut self, row: &Row) -> Result<Outcome> {
         let frame = self.names.frame(&row.packet)?;
         let before = self.counts()?;
-        let bench::Outcome { verdict, packet } = self.run_from(row.program, &frame, &row.packet)?;
+        let test_run::Outcome { verdict, packet } = self.run_from(row.program, &frame, &row.packet)?;
         let counted = counted_since(&before, &self.counts()?);
         if verdict == Verdict::Drop {
             return Ok(Outcome { verdict, out: "-".to_owned(), counted });
@@ -149,13 +149,13 @@ impl Fixture {
     }
 
     /// Runs a program on a packet in the fixture's namespace, as if it were on lo.
-    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<bench::Outcome> {
+    pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<test_run::Outcome> {
         self.netns.run(|| self.bench.run(program, frame))
     }
 
     /// Runs a program on a row's packet. A backend's packet comes in by the device of the route to that backend, unless the
     /// test has named another device.
-    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<bench::Outcome> {
+    pub(crate) fn run_from(&self, program: &str, frame: &[u8], packet: &str) -> Result<test_run::Outcome> {
         let src = packet.split(" > ").next().and_then(|before| before.split_whitespace().last());
         let device = match src.map(|src| src.split(':').next().unwrap_or(src)) {
             Some("pod") => "pod0",

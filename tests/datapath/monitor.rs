@@ -29,7 +29,7 @@ fn text<A: Addr>(fixture: &Fixture, record: &Record<A>) -> Result<String> {
         What::DECIDED => "decided".to_owned(),
         _ => Reason::from_index(record.reason.into()).context("a reason")?.name().to_owned(),
     };
-    let place = record.place.name();
+    let place = record.hook_id.name();
     if record.proto == Proto::ANY {
         return Ok(format!("{what} at {place}"));
     }

@@ -140,8 +140,8 @@ fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) 
     clear::<SetKey<A>, u32>(maps, names.cursors)?;
     clear::<FrontendKey<A>, u32>(maps, names.connections)?;
     clear::<FragmentKey<A>, Ports>(maps, names.fragments)?;
-    let mut nursery: Queue<MapData, FlowKey<A>> = open(maps, names.nursery)?;
-    while nursery.pop(0).is_ok() {}
+    let mut half_open: Queue<MapData, FlowKey<A>> = open(maps, names.half_open)?;
+    while half_open.pop(0).is_ok() {}
     clear::<FrontendKey<A>, ServiceCounts>(maps, names.service_counts)
 }
 

@@ -19,7 +19,7 @@ use testbed::agent::{Agent, Cluster, Service, node};
 use testbed::echo::{Connection, Dial, Protocol, Servers, pattern};
 use testbed::lab::{Family, Host, Lab, Layout};
 
-/// Of every server of the lab, and what clients outside dial.
+/// The port of every server of the lab, and the one that clients outside dial.
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 /// Room in each family's flow table: the flood brings more flows than that.
@@ -27,7 +27,7 @@ const FLOW_ENTRIES: usize = 8_192;
 /// It lasts as long at least, and until it has brought them.
 const FLOOD: Duration = Duration::from_secs(3);
 const SYNS: u64 = 2 * FLOW_ENTRIES as u64;
-/// On whatever machine.
+/// The time limit, on any machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Connections that stand before the flood, in each family.
 const CONNECTIONS: usize = 10;
@@ -99,7 +99,7 @@ fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], 
     Ok(dialled)
 }
 
-/// As fast as one thread can. Counts what it sends.
+/// Sends as fast as one thread can, and counts what it sends.
 fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
     /// Sends the packets as they are, with their IP headers.
     const RAW: i32 = 255;
@@ -110,7 +110,7 @@ fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool, sent: &AtomicU64) 
         for (socket, to) in sockets.iter().zip(to) {
             let name: u32 = rand::random();
             let ip = match to.ip() {
-                // Of ranges that are nobody's here.
+                // The sources are in ranges that no host has here.
                 IpAddr::V4(to) => PacketBuilder::ipv4((0x0b00_0000 | name >> 8).to_be_bytes(), to.octets(), 64),
                 IpAddr::V6(to) => {
                     let name = 0x2001_0db8_00ff_u128 << 80 | u128::from(name);
@@ -127,7 +127,7 @@ fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool, sent: &AtomicU64) 
     Ok(())
 }
 
-/// What the programs have counted.
+/// Returns the counters of the programs.
 fn counts(agent: &Agent<'_>) -> Result<BTreeMap<String, u64>> {
     let status = agent.status()?;
     let mut counts: BTreeMap<String, u64> = serde_json::from_value(status["events"].clone())?;

@@ -9,9 +9,10 @@ use aya::maps::{Array, Map, MapData};
 use proxy_common::monitor::WATCHED_PER_SECOND;
 use proxy_common::names::WATCHED;
 use serde_json::{Value, json};
-use testbed::agent::{Agent, Cluster, Service, binary, wait_until};
-use testbed::echo::{Dial, Protocol, Servers};
-use testbed::lab::{Family, Lab, Layout};
+use testbed::agent::{Agent, Service, binary, wait_until};
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::{Family, Layout};
+use testbed::served_lab::ServedLab;
 
 const PORT: u16 = 8080;
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -20,23 +21,19 @@ const ANSWER: Duration = Duration::from_millis(500);
 
 #[test]
 fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
-    let lab = Lab::start(Layout::Routed)?;
-    let servers = Servers::start()?;
-    servers.serve(lab.host("p1b"), PORT)?;
-    let cluster = Cluster::with_manifests(&lab)?;
+    let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
+    let lab = &base.lab;
     let web = Service::new("web", 10, &["p1b"], PORT);
     let none = Service::new("none", 11, &[], PORT);
-    for object in [&web, &none].into_iter().flat_map(|service| service.objects(&lab)) {
-        cluster.put(&object)?;
-    }
-    let agent = Agent::start(&lab, &lab.n1, cluster.source())?;
+    [&web, &none].into_iter().try_for_each(|service| base.put(service))?;
+    let agent = base.kpx(&[])?;
     let client = lab.host("p1a");
     let dial = |service: &Service| {
         let _refused_or_answered =
             Dial::new(Protocol::Tcp, service.frontend(Family::V4)).deadline(ANSWER).exchange(&client.ns, &[1]);
     };
     dial(&web);
-    ensure!(watched(&agent)? == 0, "nobody watches");
+    ensure!(watched(&agent)? == 0, "no monitor runs");
 
     let decisions = Watcher::start(&agent, &["--service", "web", "--decisions", "--count", "2"])?;
     for event in decisions.events(|| [&none, &web].map(dial))? {
@@ -70,7 +67,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     agent.stop()
 }
 
-/// What the programs go by.
+/// Returns the value that the programs read.
 fn watched(agent: &Agent) -> Result<u32> {
     let id = agent.status()?["maps"][WATCHED].as_u64().context("the map's id")?;
     let map: Array<MapData, u32> = Map::Array(MapData::from_id(u32::try_from(id)?)?).try_into()?;

@@ -1,4 +1,4 @@
-//! The lab itself works without kpx: whatever fails elsewhere is kpx's.
+//! The lab itself works without kpx: a failure elsewhere is kpx's.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testbed::netns;
 
 const PORT: u16 = 8080;
 
-/// Who dials whom, and the address with which the callee sees the caller.
+/// A client, a server, and the address with which the server sees the client.
 struct Path {
     from: &'static str,
     to: &'static str,

@@ -61,7 +61,7 @@ pub(crate) enum Seen {
     Dialled,
     /// The primary one of this node.
     Node(&'static str),
-    /// That of the device through which this node reaches the backend.
+    /// The address of the device through which this node reaches the backend.
     Egress(&'static str),
 }
 
@@ -165,7 +165,7 @@ fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> D
     }
 }
 
-/// What only tests give to hosts: far from what services have.
+/// Returns an address that only tests give to hosts: far from the Services' own.
 pub(crate) fn spare(nth: u8) -> Dual {
     EXTERNAL.host(200 + nth)
 }

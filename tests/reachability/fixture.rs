@@ -19,7 +19,7 @@ const PROMPT: Duration = Duration::from_secs(5);
 /// For one answer of several that are tried until one comes.
 const TRY: Duration = Duration::from_millis(250);
 
-/// So often the tables are read and are the same, until nobody writes any more.
+/// The number of equal reads in a row after which the tables count as settled.
 const QUIET: u32 = 3;
 
 pub(crate) struct Fixture<'a> {
@@ -54,7 +54,7 @@ pub(crate) fn furnish(lab: &Lab, servers: &Servers) -> Result<()> {
     if kernel_speaks_sctp() { set_up_sctp(lab) } else { lead_sctp_to_rules(lab) }
 }
 
-/// SCTP of a kernel does not dial an address of the internet from a private one if the host has any other, whatever source
+/// Sets up the kernel's SCTP. It does not dial an address of the internet from a private one if the host has any other, with any source
 /// the route has; unless it is told not to care. And it does not hear a refusal that comes before `connect` has come back,
 /// as it does in one kernel, but that of the next INIT, which is sent after three seconds unless it is told a shorter time.
 fn set_up_sctp(lab: &Lab) -> Result<()> {
@@ -140,7 +140,7 @@ impl<'a> Fixture<'a> {
         Ok(())
     }
 
-    /// As a new flow.
+    /// Dials as a new flow.
     pub(crate) fn dial(&self, client: &str, dial: Dial) -> Result<Answer> {
         let dial = afresh(dial);
         let answer = dial.exchange(&self.lab.host(client).ns, &pattern(100));
@@ -152,7 +152,7 @@ impl<'a> Fixture<'a> {
         (0..times).map(|_| Ok(self.dial(client, dial)?.backend)).collect()
     }
 
-    /// Of these backends all answer, and no other.
+    /// Checks that all of these backends answer, and no other.
     pub(crate) fn only(&self, client: &str, dial: Dial, times: usize, backends: &[&str]) -> Result<()> {
         let answered = self.answering(client, dial, times)?;
         let Dial { protocol, to, .. } = dial;
@@ -170,7 +170,7 @@ impl<'a> Fixture<'a> {
     }
 }
 
-/// From a port that nobody had before, if the protocol does not tell flows apart by more: from one that the kernel
+/// Dials from a port that no flow had before, if the protocol does not tell flows apart by more: from one that the kernel
 /// chooses an older flow might go on, as it was then.
 pub(crate) fn afresh(dial: Dial) -> Dial {
     match dial {
@@ -202,7 +202,7 @@ pub(crate) fn each(mut check: impl FnMut(Protocol, Family) -> Result<()>) -> Res
         .try_for_each(|(protocol, family)| check(protocol, family).with_context(|| format!("{protocol} {family}")))
 }
 
-/// What makes kpx masquerade as kube-proxy does.
+/// Returns the arguments with which kpx masquerades as kube-proxy does.
 pub(crate) fn compat_args() -> Vec<String> {
     let pods = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
     ["--masquerade", "compat", "--cluster-cidr", &pods].map(str::to_owned).to_vec()

@@ -1,4 +1,4 @@
-//! Who reaches what by a service, who answers, and whom the backend sees: with real sockets, in every setting.
+//! The reachability of Services: the backend that answers and the client that it sees, with real sockets, in every setting.
 //!
 //! Both nodes run kpx. The cases' names are those of the reachability matrix of kpx's design; `docs/reachability.md` lists them.
 

@@ -1,4 +1,4 @@
-//! What passed and what failed: nothing stops at the first failure.
+//! The results of all cases: a run does not stop at the first failure.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -7,9 +7,9 @@ use testbed::lab::{Dual, EXTERNAL, Family, Lab};
 
 use super::case::spare;
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
-/// That no service offers.
+/// A port that no service offers.
 pub(crate) const SECOND_PORT: u16 = 81;
 const FIRST: u8 = 11;
 
@@ -79,11 +79,11 @@ fn service(lab: &Lab, name: &'static str) -> Service {
         "here-local" => everything(&["p1b"]).external_local(),
         "away-local" => everything(&["p2a"]).external_local(),
         "listened" => balanced(&["p1b"]),
-        other => panic!("nobody said what {other} is"),
+        other => panic!("there is no service {other}"),
     }
 }
 
-/// Whose addresses n1 has on an interface of its own, as MetalLB and kube-vip give it them.
+/// The services that have their addresses on an interface of n1, as MetalLB and kube-vip give them.
 pub(crate) const HERE: [&str; 4] = ["here", "here-local", "away-local", "for-n1"];
 
 /// The only backend of a service that has one.
@@ -114,7 +114,7 @@ pub(crate) fn health_check_port(index: u8) -> u16 {
     30_400 + u16::from(index)
 }
 
-/// Of its load balancer.
+/// Returns the address of a service's load balancer.
 pub(crate) fn vip(index: u8) -> Dual {
     EXTERNAL.host(index)
 }
@@ -123,7 +123,7 @@ pub(crate) fn external_ip(index: u8) -> Dual {
     EXTERNAL.host(100 + index)
 }
 
-/// What n1 has and `--nodeport-addresses` leaves out.
+/// Returns the address that n1 has and `--nodeport-addresses` leaves out.
 pub(crate) fn left_out() -> Dual {
     spare(0)
 }

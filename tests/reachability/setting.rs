@@ -17,7 +17,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// As a node is out of the box.
+    /// Returns the setting of a node out of the box.
     pub(crate) fn plain(layout: Layout, compat: bool) -> Self {
         let pod_route = PodRoute::Eth0;
         Self { layout, compat, rp_filter: 1, default_route: true, pod_route, firewall: false, offload: true }

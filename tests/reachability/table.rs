@@ -116,7 +116,7 @@ pub(crate) const CASES_OF_FLAGS: &[Case] = &[
     same("N16", "x", NodePort("n1"), "p1b", CLIENT),
 ];
 
-/// What each case is about.
+/// The subject of each case.
 pub(crate) const ABOUT: &[(&str, &str)] = &[
     ("C01", "a pod, another pod of its node"),
     ("C02", "a pod, itself"),
@@ -182,7 +182,7 @@ pub(crate) const ABOUT: &[(&str, &str)] = &[
 
 const ON_LO: &str = "not run for long messages of the kernel's own SCTP from a process that dials an address of its node: each is one packet that must not be cut";
 
-/// What is not run, and why.
+/// The cases that are not run, and why.
 pub(crate) const NOT_RUN: &[(&str, &str)] = &[
     (
         "C20",

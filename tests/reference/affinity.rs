@@ -47,7 +47,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
         let by_node_port = Packet { dst: node_port, ..client(port) };
         ensure!(backend(fixture, &by_node_port)? == first, "the node port leads elsewhere");
     }
-    // Every new flow starts the time anew.
+    // Every new flow starts the time again.
     for port in 2_000..2_000 + TIMES {
         fixture.age_affinity(&client(port), service, TIMEOUT_SECS - 5)?;
         ensure!(backend(fixture, &client(port))? == first, "port {port} is led elsewhere before the time is over");
@@ -59,7 +59,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
     }
     ensure!(backends.len() == 4, "when the time is over clients still come to {backends:?} only");
 
-    // A client whose backend leaves has another one from then on; nobody else notices.
+    // A client loses its backend and has another one from then on; other clients notice nothing.
     let clients = (1..=TIMES).map(|host| {
         let host = u8::try_from(host).expect("few clients");
         Packet { src: SocketAddr::new(OUTSIDE.addr(family, host), 4_000), ..client(4_000) }
@@ -74,7 +74,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
         ensure!(if had.ip() == gone { has.ip() != gone } else { has == *had }, "{client:?} had {had} and has {has}");
         ensure!(backend(fixture, client)? == has, "{client:?} does not stay with {has}");
     }
-    ensure!(before.values().any(|(_, had)| had.ip() == gone), "nobody had the backend that left");
+    ensure!(before.values().any(|(_, had)| had.ip() == gone), "no client had the backend that left");
     Ok(())
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Fixture {
     counts: Counts,
 }
 
-/// What the kernel did with a packet.
+/// The kernel's treatment of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Observed {
     Pass(Reason),
@@ -38,7 +38,7 @@ pub(crate) enum Observed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forwarded {
     pub(crate) backend: SocketAddr,
-    /// What the backend sees.
+    /// The source that the backend sees.
     pub(crate) source: SocketAddr,
 }
 
@@ -64,7 +64,7 @@ impl Fixture {
         self.node.enter(cluster)
     }
 
-    /// What the agent leaves out of the objects, and why.
+    /// Returns what the agent leaves out of the objects, and why.
     pub(crate) fn skipped(&self) -> Vec<String> {
         self.node.skipped()
     }
@@ -151,7 +151,7 @@ impl Fixture {
 }
 
 impl Counts {
-    /// What has been counted since, each once.
+    /// Returns the events and reasons counted since, each once.
     fn since(&self, before: &Self) -> Result<(Vec<Event>, Vec<Reason>)> {
         Ok((grown(&before.events, &self.events)?, grown(&before.reasons, &self.reasons)?))
     }

@@ -46,7 +46,7 @@ pub(crate) fn peers(frame: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
     Ok((SocketAddr::new(src, sport), SocketAddr::new(dst, dport)))
 }
 
-/// Is it an answer to `packet` that tells its sender at once that nobody serves?
+/// Tells if a frame refuses `packet` at once.
 pub(crate) fn is_refusal_of(packet: &Packet, frame: &[u8]) -> Result<bool> {
     const RST: u8 = 1 << 2;
     let (src, dst, proto, payload) = parts(frame)?;

@@ -6,15 +6,15 @@
 mod affinity;
 mod fixture;
 mod frame;
+mod outcomes;
 mod pairs;
 mod sequences;
-mod tally;
 
 use std::env;
 
 use anyhow::{Context, Result};
 
-/// Of the environment, or a new one; printed either way.
+/// Returns the seed of the environment, or a new one, and prints it.
 fn seed() -> Result<u64> {
     let seed = match env::var("KPX_SEED") {
         Ok(seed) => seed.parse().with_context(|| format!("KPX_SEED={seed}"))?,

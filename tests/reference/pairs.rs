@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail};
 
 use crate::reference::fixture::{Fixture, Observed};
+use crate::reference::outcomes::Outcomes;
 use crate::reference::seed;
-use crate::reference::tally::Tally;
 use testbed::reference::cluster::{Cluster, Packet};
 use testbed::reference::generate::{self, dice};
 use testbed::reference::model::{self, Answer, Entry};
@@ -23,19 +23,19 @@ fn kernel_and_model_agree_on_random_pairs() -> Result<()> {
     let netns = node::namespace("reference")?;
     netns.run(|| {
         let mut fixture = Fixture::new("here")?;
-        let mut tally = Tally::default();
+        let mut outcomes = Outcomes::default();
         for seed in (first..).take((PAIRS / PACKETS) as usize) {
-            compare(&mut fixture, seed, &mut tally)?;
+            compare(&mut fixture, seed, &mut outcomes)?;
         }
-        println!("{tally}");
-        tally.check()
+        println!("{outcomes}");
+        outcomes.check()
     })
 }
 
 /// Which backend a client has of a service port.
 type Affinities = BTreeMap<(Entry, IpAddr), SocketAddr>;
 
-fn compare(fixture: &mut Fixture, seed: u64, tally: &mut Tally) -> Result<()> {
+fn compare(fixture: &mut Fixture, seed: u64, outcomes: &mut Outcomes) -> Result<()> {
     let mut dice = dice(seed);
     let cluster = generate::cluster(&mut dice);
     fixture.enter(&cluster).with_context(|| format!("KPX_SEED={seed}"))?;
@@ -43,7 +43,7 @@ fn compare(fixture: &mut Fixture, seed: u64, tally: &mut Tally) -> Result<()> {
     for _ in 0..PACKETS {
         let packet = generate::packet(&mut dice, &cluster);
         let answer = model::answer(&cluster, &packet);
-        tally.add(&packet, &answer);
+        outcomes.add(&packet, &answer);
         if let Err(difference) = check(fixture, &packet, &answer, &mut affinities) {
             let cluster = smallest(fixture, &cluster, &packet)?;
             let answer = model::answer(&cluster, &packet);
@@ -70,7 +70,7 @@ fn check(fixture: &mut Fixture, packet: &Packet, answer: &Answer, affinities: &m
     Ok(())
 }
 
-/// Whether what was observed is what the model says; the error says how it differs.
+/// Compares an observation with the model; the error says how they differ.
 pub(crate) fn agree(answer: &Answer, observed: &Observed) -> Result<()> {
     match (answer, observed) {
         (Answer::Forward(forward), Observed::Forward(forwarded)) => match forward.backends.get(&forwarded.backend) {

@@ -1,4 +1,4 @@
-//! What later packets meet: flows, affinities, other nodes.
+//! The state that later packets meet: flows, affinities, other nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
             }
         }
         println!("{outcomes:?}");
-        for outcome in ["stays", "moves", "stays, as nobody serves", "ends", "starts"] {
+        for outcome in ["stays", "moves", "stays without a backend", "ends", "starts"] {
             ensure!(outcomes.contains_key(outcome), "never {outcome}");
         }
         Ok(())
@@ -91,7 +91,7 @@ fn follow(
     if let Some(flow) = flow.filter(|flow| !leaves(flow)) {
         ensure!(now == Some(flow), "it should stay, but: {observed:?}");
         let nobody_serves = packet.proto == Proto::Udp && serving.is_some_and(|serving| serving.is_empty());
-        return Ok((now, if nobody_serves { "stays, as nobody serves" } else { "stays" }));
+        return Ok((now, if nobody_serves { "stays without a backend" } else { "stays" }));
     }
     let answer = model::answer(cluster, packet);
     agree(&answer, &observed).with_context(|| format!("it should be {answer:?}"))?;

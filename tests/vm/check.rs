@@ -2,10 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use testbed::agent::kpx;
 use testbed::kernel;
 use testbed::netns::NetNs;
-
-use crate::ipvs::kpx;
 
 /// The first with TCX.
 const TCX: (u32, u32) = (6, 6);

@@ -1,15 +1,15 @@
-//! What kube-proxy's mode ipvs leaves behind, with real virtual servers: found by `kpx check`, removed by `kpx cleanup`.
+//! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them, `kpx cleanup` removes them.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
-use testbed::agent::binary;
+use testbed::agent::kpx;
 use testbed::netns::NetNs;
 
 const FRONTENDS: [&str; 2] = ["10.96.0.10:80", "[fd00:10:96::10]:80"];
@@ -35,7 +35,7 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
         answers(&ns, frontend, backend).with_context(|| format!("IPVS does not lead {frontend} to {backend}"))?;
     }
     expect![[r#"
-        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside what is there (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
+        fail   kube-ipvs0              there, of kube-proxy's mode ipvs: it makes every ClusterIP the host's own — 1. start kpx beside kube-proxy (docs/migration.md), 2. wait until kpx status says healthy, 3. kpx cleanup --kube-proxy
     "#]].assert_eq(&found(&ns)?);
 
     let untouched = kpx(&ns, "cleanup")?;
@@ -88,21 +88,15 @@ fn ipvsadm(ns: &NetNs, arguments: &[&str]) -> Result<String> {
     ns.exec(Command::new("ipvsadm").args(arguments))
 }
 
-/// As the kernel lists them for this thread, below three lines of headings.
+/// Counts the virtual servers that the kernel lists for this thread, below three lines of headings.
 fn virtual_servers(ns: &NetNs) -> Result<usize> {
     let listed = ns.run(|| fs::read_to_string("/proc/thread-self/net/ip_vs")).context("read the virtual servers")?;
     let is_server = |line: &&str| line.starts_with("TCP") || line.starts_with("UDP");
     Ok(listed.lines().filter(is_server).count())
 }
 
-/// What `kpx check` says of the device.
+/// Returns the findings of `kpx check` about the device.
 fn found(ns: &NetNs) -> Result<String> {
     let text = String::from_utf8(kpx(ns, "check --no-headers")?.stdout)?;
     Ok(text.lines().filter(|line| line.contains("kube-ipvs0")).map(|line| format!("{line}\n")).collect())
-}
-
-pub(crate) fn kpx(ns: &NetNs, arguments: &str) -> Result<Output> {
-    let mut command = Command::new(binary()?);
-    command.args(arguments.split(' ')).env_remove("RUST_LOG");
-    ns.run(|| command.output()).with_context(|| format!("run {command:?}"))
 }

@@ -1,4 +1,4 @@
-//! Builds everything optimised and measures it.
+//! Builds everything optimised, and measures it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -14,12 +14,12 @@ use crate::setup::{self, Need};
 use crate::vmtest::icount::{self, Outcome};
 use crate::{build, shell, workspace};
 
-/// The section that runs in a virtual machine, and not by the benchmark on this one.
+/// The section that runs in a virtual machine instead of by the benchmark on this machine.
 const ICOUNT: &str = "icount";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let results = workspace::target_dir()?.join("bench");
-    // Whoever measures does so as root; the folder stays ours.
+    // The benchmark runs as root; the folder stays the user's.
     fs::create_dir_all(&results).with_context(|| format!("create {}", results.display()))?;
     match args.split_first() {
         Some((section, args)) if section == ICOUNT => count(args, &results),
@@ -34,6 +34,7 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
 fn measure(args: &[OsString], results: &Path) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     let kpx = build::with(&toolchain, &build::Options { release: true, ..Default::default() })?;
+    build::bench_object(&toolchain)?;
     let mut cargo = benchmark(true, results);
     cargo.args(args).env("KPX_BIN", kpx);
     workspace::run_as_root(&mut cargo)?;
@@ -58,7 +59,7 @@ fn count(args: &[OsString], results: &Path) -> Result<()> {
         Outcome::NotRun(why) => {
             eprintln!("not run: {why}");
             if path.exists() {
-                return Ok(()); // What was counted before still holds.
+                return Ok(()); // The earlier counts still hold.
             }
             vec![note(format!("Not run: {why}"))]
         }

@@ -25,9 +25,16 @@ pub(crate) struct Options {
     /// Link kpx statically, for images and packages
     #[arg(long = "static")]
     pub(crate) static_: bool,
-    /// Say of each kernel program what it costs to verify and load, and fail if that is too much; needs root
+    /// Print for each kernel program what it costs to verify and load, and fail if that is too much; needs root
     #[arg(long)]
     pub(crate) verbose: bool,
+}
+
+impl Options {
+    /// The feature of the kernel programs, if any.
+    fn feature(&self) -> Option<&'static str> {
+        self.log.then_some("log")
+    }
 }
 
 /// Returns the path of kpx.
@@ -35,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
     with(&setup::ensure(Need::Build)?, options)
 }
 
-/// For those who have set up already.
+/// Builds with a toolchain that is set up already.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
     object(toolchain, options)?;
     if options.verbose {
@@ -46,7 +53,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         cargo.args([if options.static_ { "rustc" } else { "build" }, "--package", "proxy-agent", "--bin", "kpx"]);
         cargo.args(options.release.then_some("--release"));
         cargo.args(options.log.then_some("--features=log"));
-        // Only the last step is told: everything before it is what a plain build makes as well.
+        // Only the last step gets these flags, so that the earlier steps are shared with a plain build.
         cargo.args(
             options.static_.then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=debuginfo"]).iter().flatten(),
         );
@@ -55,12 +62,22 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
     workspace::kpx(options.release)
 }
 
-/// Kernel programs that do the same by other instructions: those that log.
+/// Builds kernel programs that do the same with other instructions: those that log.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
+    variant(toolchain, "log")
+}
+
+/// Builds kernel programs with those that only benchmarks and tests attach, where `testbed::test_run` looks for them.
+pub(crate) fn bench_object(toolchain: &Toolchain) -> Result<PathBuf> {
+    variant(toolchain, "bench")
+}
+
+fn variant(toolchain: &Toolchain, feature: &str) -> Result<PathBuf> {
     let target_dir = workspace::target_dir()?;
-    let (bpf_dir, object) = (target_dir.join("bpf-log"), target_dir.join("kpx-log.bpf.o"));
-    step("build other kernel programs", || {
-        shell::run(kernel_programs(toolchain, &Options { log: true, ..Default::default() }, &bpf_dir))?;
+    let (bpf_dir, object) =
+        (target_dir.join(format!("bpf-{feature}")), target_dir.join(format!("kpx-{feature}.bpf.o")));
+    step(&format!("build kernel programs with feature {feature}"), || {
+        shell::run(kernel_programs(toolchain, Some(feature), &bpf_dir))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &object)
@@ -68,20 +85,20 @@ pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     Ok(object)
 }
 
-/// The kernel programs alone, where proxy-agent's build script looks for them.
+/// Builds the kernel programs alone, and installs them where proxy-agent's build script looks for them.
 pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     step("build the kernel programs", || {
         let target_dir = workspace::target_dir()?;
         let bpf_dir = target_dir.join("bpf");
-        shell::run(kernel_programs(toolchain, options, &bpf_dir))?;
+        shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
         install(&built, &target_dir.join("kpx.bpf.o"))
     })
 }
 
-/// The cargo command, with the toolchain's own cargo. It finds Cargo.lock in order: our own cargo has just seen to that.
-fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) -> Command {
+/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own cargo has just run.
+fn kernel_programs(toolchain: &Toolchain, feature: Option<&str>, target_dir: &Path) -> Command {
     let mut cargo = match toolchain.compiler {
         Compiler::Debian => {
             let mut cargo = Command::new("/usr/bin/cargo");
@@ -95,18 +112,18 @@ fn kernel_programs(toolchain: &Toolchain, options: &Options, target_dir: &Path) 
             cargo
         }
     };
-    // What was meant for the compiler that runs us would reach another one.
+    // Variables for the compiler that runs xtask must not reach another compiler.
     for name in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "LD_LIBRARY_PATH"] {
         cargo.env_remove(name);
     }
     workspace::forget_xtask(&mut cargo);
     cargo.current_dir(workspace::root()).env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker));
     cargo.args(["--locked", "--package", "proxy-ebpf", "--release", "--target", TARGET, "--target-dir"]);
-    cargo.arg(target_dir).args(options.log.then_some("--features=log"));
+    cargo.arg(target_dir).args(feature.map(|feature| format!("--features={feature}")));
     cargo
 }
 
-/// In cargo's own encoding, which takes precedence over every other place that flags may come from.
+/// Returns the flags in cargo's own encoding, which takes precedence over every other source of flags.
 fn rustflags(linker: &Path) -> String {
     [
         &format!("-Clinker={}", linker.display()),
@@ -117,7 +134,8 @@ fn rustflags(linker: &Path) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to where proxy-agent's build script looks, unless it is there: a new file would rebuild kpx.
+/// Copies the object to the place where proxy-agent's build script looks. An equal object stays, because a new file
+/// would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
     let same = match fs::read(to) {
@@ -137,7 +155,7 @@ mod tests {
 
     fn command(compiler: Compiler, options: &Options) -> String {
         let toolchain = Toolchain { compiler, linker: "/opt/bpf-linker".into() };
-        shell::show(&kernel_programs(&toolchain, options, Path::new("target/bpf")))
+        shell::show(&kernel_programs(&toolchain, options.feature(), Path::new("target/bpf")))
     }
 
     #[test]
@@ -153,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_object_is_left_alone() {
+    fn equal_object_is_left_alone() {
         let dir = std::env::temp_dir().join(format!("kpx-install-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let (from, to) = (dir.join("from"), dir.join("to"));

@@ -1,4 +1,4 @@
-//! Everything a change must pass, the same on a laptop and on a bare machine.
+//! Runs everything that a change must pass; it is the same on a laptop and on a bare machine.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::step::{seconds, step};
 use crate::test::Tally;
 use crate::{build, demo, shell, test, tidy, workspace};
 
-/// Runs all of it, whatever fails, so that one run says everything. The last line is the tally of tests.
+/// Runs all steps, even after a failure, so that one run reports everything. The last line is the tally of tests.
 pub(crate) fn run() -> Result<()> {
     let mut report = Report::default();
     let mut tally = Tally::default();
@@ -19,6 +19,7 @@ pub(crate) fn run() -> Result<()> {
     report.step("tidy", tidy::run);
     let kpx = report.step("build", || {
         let toolchain = setup::ensure(Need::Tests)?;
+        build::bench_object(&toolchain)?;
         build::with(&toolchain, &build::Options::default())
     });
     if let Some(kpx) = kpx {

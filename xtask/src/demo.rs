@@ -1,4 +1,4 @@
-//! Builds kpx and shows it at work.
+//! Builds kpx, and shows it at work.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::{build, shell, workspace};
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     let kpx = build::with(&toolchain, &build::Options::default())?;
-    // Ctrl-C reaches the demo as well, which then removes its lab: xtask waits for that, and the prompt with it.
+    // Ctrl-C reaches the demo as well, which then removes its lab. xtask waits for that, so that the prompt returns
+    // after it.
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("wait for Ctrl-C")?;
     match show(&kpx, args, Stdio::inherit()) {
@@ -24,7 +25,7 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     }
 }
 
-/// Without a terminal as its input, the demo asks nothing.
+/// Runs the demo. Without a terminal as its input, the demo asks no questions.
 pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
     let mut cargo = workspace::cargo();
     cargo.args(["run", "--package", "lab-tools", "--bin", "kpx-demo", "--"]).args(args);

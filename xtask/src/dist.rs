@@ -1,6 +1,6 @@
-//! What is released: an archive, an image and a Debian package around one static kpx, and their checksums.
+//! Builds the release: an archive, an image and a Debian package around one static kpx, and their checksums.
 //!
-//! The same commit makes the same bytes: files are sorted, nobody owns them, and all are as old as the commit.
+//! The same commit makes the same bytes: files are sorted, have no owner, and have the time of the commit.
 
 mod image;
 mod pack;
@@ -21,7 +21,7 @@ const CARGO_DEB_VERSION: &str = "3.8.0";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Do not optimise: quick, to try out what is made of kpx rather than kpx
+    /// Do not optimise: a quick way to try the packages rather than kpx
     #[arg(long)]
     debug: bool,
 }
@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Whether an ELF file (64 bit, little-endian) asks for a dynamic loader.
+/// Returns true if an ELF file (64 bit, little-endian) asks for a dynamic loader.
 fn has_interpreter(elf: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
     let u16_at = |at: usize| elf.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
@@ -53,20 +53,21 @@ fn has_interpreter(elf: &[u8]) -> bool {
     kinds.any(|at| elf.get(at..at + 4) == Some(PT_INTERP.to_le_bytes().as_slice()))
 }
 
-/// What is packed, and how it is called.
+/// The content and the name of a release.
 struct Release {
     folder: PathBuf,
-    /// Files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`.
+    /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`.
     stage: PathBuf,
     kpx: PathBuf,
     version: &'static str,
-    /// Seconds since 1970: of the commit, or SOURCE_DATE_EPOCH.
+    /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
     time: u64,
 }
 
 impl Release {
     fn of(kpx: PathBuf) -> Result<Self> {
-        // In cargo's own place even if the target directory is elsewhere: cargo-deb's list of files names it.
+        // The folder is in cargo's default place even if the target directory is elsewhere, because cargo-deb's list of
+        // files names it.
         let folder = workspace::root().join("target/dist");
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
@@ -83,7 +84,7 @@ impl Release {
         format!("kpx-{}-linux-{ARCH}.{ending}", self.version)
     }
 
-    /// kpx, and what it says of itself.
+    /// Stages kpx, its manual pages and its completions.
     fn stage(&self) -> Result<()> {
         let kpx = self.stage.join("bin/kpx");
         fs::copy(&self.kpx, &kpx).with_context(|| format!("copy {}", self.kpx.display()))?;
@@ -100,7 +101,7 @@ impl Release {
         Ok(())
     }
 
-    /// Returns the names of what it wrote.
+    /// Writes the archive and the image, and returns their names.
     fn pack(&self) -> Result<Vec<String>> {
         let mut files = Files::default();
         files.add_folder(&self.stage, "")?;

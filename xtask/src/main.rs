@@ -1,4 +1,4 @@
-//! What cargo alone cannot do for kpx: `cargo xtask COMMAND`. This file only dispatches.
+//! The tasks that cargo alone cannot do for kpx: `cargo xtask COMMAND`. This file only dispatches.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "What cargo alone cannot do for kpx")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The tasks that cargo alone cannot do for kpx")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -35,7 +35,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find what the build and the tests need, install what is missing; every other command does it by itself
+    /// Find the tools for the build and the tests, and install the missing ones; every other command does so by itself
     Setup,
     /// Build the kernel programs, then kpx with them inside
     Build(build::Options),
@@ -43,45 +43,45 @@ enum Command {
     Run {
         #[command(flatten)]
         options: build::Options,
-        /// Handed to kpx
+        /// Arguments for kpx
         #[arg(last = true)]
         args: Vec<OsString>,
     },
-    /// Build, then run all tests, those that need root as well
+    /// Build, then run all tests, including those that need root
     Test {
-        /// Only tests whose name contains this
+        /// Run only tests whose name contains this
         filter: Option<String>,
     },
     /// Build, then show kpx at work in a small cluster of network namespaces
     Demo {
-        /// Handed to the demo: `--keep` leaves everything up until Ctrl-C
+        /// Arguments for the demo: `--keep` leaves everything up until Ctrl-C
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
     /// Build optimised, then measure and write docs/performance.md
     Bench {
-        /// Handed to the benchmark: which section, and how; all of it if nothing is said
+        /// Arguments for the benchmark: a section and its options; all sections by default
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Build, then kill, upgrade, flood and starve kpx under load, and say who noticed
+    /// Build, then kill, upgrade, flood and starve kpx under load, and report the effects on clients
     Soak {
-        /// Handed to the soak: which scenario, and for how long
+        /// Arguments for the soak: a scenario and its duration
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
     /// Boot Debian's kernels in virtual machines and test kpx in each
     Vmtest(vmtest::Options),
-    /// Build, then try random packets and texts, and compare with what must become of them
+    /// Build, then try random packets and texts, and compare the results with a model
     Fuzz(fuzz::Options),
-    /// Make what is released: archive, container image, Debian package, checksums
+    /// Make the release: archive, container image, Debian package, checksums
     Dist(dist::Options),
-    /// Load the kernel programs of an object and say what the kernel thinks of them; `build --verbose` does it
+    /// Load the kernel programs of an object, and print what the kernel reports; `build --verbose` does it
     #[command(hide = true)]
     Verify { object: PathBuf },
     /// Check the house rules that a machine can check
     Tidy,
-    /// Everything a change must pass: formatting, lints, tidy, all tests, the demo
+    /// Run everything that a change must pass: formatting, lints, tidy, all tests, the demo
     Ci,
 }
 
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not as anyhow would: nobody wants a backtrace of xtask.
+            // anyhow would print a backtrace, which does not help a user of xtask.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! Builds kpx and becomes it, as root.
+//! Builds kpx, and replaces this process by it, as root.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
-//! Finds or installs what the build and the tests need, asking nothing.
+//! Finds or installs the tools for the build and the tests, without questions.
 //!
-//! A pure function says what to do next from what is there and what was tried; the loop around it looks, does that one
-//! step and looks again. Nothing is tried twice, so it ends.
+//! A pure function decides on the next step from the facts and the steps tried so far. The loop around it looks, does
+//! that step and looks again. No step is tried twice, so the loop ends.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,17 +14,17 @@ use crate::{helm, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
 
-/// What the rest of the command is going to do.
+/// The tools that the rest of the command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Build,
-    /// Build, and run what was built in network namespaces.
+    /// The tools to build, and to run the result in network namespaces.
     Lab,
-    /// That, and whatever else tests look at it with.
+    /// The same, and the further tools of the tests.
     Tests,
 }
 
-/// What builds the kernel programs.
+/// The tools that build the kernel programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Toolchain {
     pub(crate) compiler: Compiler,
@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Installs what is missing, or says what is and how to get it.
+/// Installs the missing tools, or fails with the commands that would install them.
 pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
     let mut tried = Vec::new();
     loop {
@@ -58,7 +58,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
         match next(&machine, need, &tried) {
             Next::Ready(toolchain) => {
                 if need == Need::Tests && !machine.kubectl {
-                    eprintln!("warning: no kubectl here: what drives the API with it will fail");
+                    eprintln!("warning: no kubectl here: tests that use it will fail");
                     eprintln!("         (https://kubernetes.io/docs/tasks/tools/ says how to install it)");
                 }
                 return Ok(toolchain);
@@ -78,7 +78,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
 enum Next {
     Ready(Toolchain),
     Take(Install),
-    /// With what the user has to do.
+    /// The end, with the commands that the user has to run.
     Stuck(String),
 }
 
@@ -86,11 +86,11 @@ enum Next {
 enum Install {
     Packages(Vec<&'static str>),
     Nightly,
-    /// Fit for this compiler.
+    /// The linker for this compiler.
     Linker(Compiler),
 }
 
-/// What to do next on such a machine: the shorter way to a toolchain, and Debian's if both are as short.
+/// Returns the next step on a machine: the shorter way to a toolchain, and Debian's if both are equally short.
 fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     let possible = |install: &Install| match install {
         Install::Packages(_) => machine.apt,
@@ -109,7 +109,7 @@ fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     }
 }
 
-/// What this machine lacks to build with this compiler, in the order of installing it.
+/// Returns the steps that this machine lacks for this compiler, in their order.
 fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     let mut packages = Vec::new();
     let (llvm, has_compiler) = match compiler {
@@ -138,7 +138,8 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     steps.into_iter().filter_map(|(lacks, install)| lacks.then_some(install)).collect()
 }
 
-/// LLVM reads what older versions of it wrote, never what newer ones did.
+/// Returns true if the linker can read the compiler's output: LLVM reads the output of older versions, never of newer
+/// ones.
 fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
     linker.version == LINKER_VERSION && linker.llvm >= llvm_of_compiler
 }
@@ -165,7 +166,7 @@ impl Install {
 }
 
 fn apt_get(args: &[&str]) -> Command {
-    // Without a way to root this step is not taken, only shown.
+    // Without a way to become root this step is only shown, not executed.
     let prefix = shell::root_prefix().unwrap_or(&["sudo"]);
     let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], args].concat();
     command(words[0], &words[1..])
@@ -175,7 +176,7 @@ fn install_linker(compiler: Compiler) -> Command {
     let mut cargo = command("cargo", &["install", "bpf-linker", "--version", LINKER_VERSION, "--force"]);
     workspace::forget_xtask(&mut cargo);
     if compiler == Compiler::Debian {
-        // Left to itself it takes the LLVM that is Debian's default, which is too old.
+        // By default the build takes Debian's default LLVM, which is too old.
         cargo.env("LLVM_PREFIX", LLVM_PREFIX);
         cargo.args(["--no-default-features", "--features", &format!("llvm-{DEBIAN_LLVM}")]);
     }
@@ -188,7 +189,7 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Why there is no way on, and the commands that would make one.
+/// Explains why no step is left, and lists the commands that would help.
 fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
     let mut text = String::from("something is missing that could not be installed from here\n");
     if let Some(linker) = &machine.linker {

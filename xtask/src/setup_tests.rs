@@ -1,4 +1,4 @@
-//! Machines, and what `setup` does to them. `take` plays the part of a step that works.
+//! Tests of `setup` on model machines. `take` simulates a step that works.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn linker(version: &str, llvm: u32) -> Option<Linker> {
     Some(Linker { path: "bin/bpf-linker".into(), version: version.into(), llvm })
 }
 
-/// Has all that Debian offers.
+/// Returns a machine with everything that Debian offers.
 fn debian() -> Machine {
     Machine {
         apt: true,
@@ -40,7 +40,7 @@ fn take(machine: &mut Machine, install: &Install) {
     }
 }
 
-/// The steps until there is nothing more to do, in the order taken, and how it ends. `works` says which steps do.
+/// Takes steps until the end, and returns the steps and the end. `works` says which steps succeed.
 fn walk(mut machine: Machine, need: Need, works: impl Fn(&Install) -> bool) -> (Vec<Install>, Next) {
     let mut tried = Vec::new();
     loop {
@@ -61,13 +61,13 @@ fn ready(compiler: Compiler) -> Next {
     Next::Ready(Toolchain { compiler, linker: "bin/bpf-linker".into() })
 }
 
-/// Has nightly and a linker for it, and no packages.
+/// Returns a machine with nightly and a linker for it, and without packages.
 fn nightly() -> Machine {
     Machine { rustup: true, nightly: Some(22), linker: linker(LINKER_VERSION, 22), ..Machine::default() }
 }
 
 #[test]
-fn what_is_there_is_used() {
+fn present_tools_are_used() {
     use Compiler::{Debian, Nightly};
     let cases = [
         ("all there", debian(), Need::Lab, Debian),
@@ -89,7 +89,7 @@ fn what_is_there_is_used() {
 }
 
 #[test]
-fn what_is_missing_is_installed() {
+fn missing_tools_are_installed() {
     use Compiler::{Debian, Nightly};
     let compiler = COMPILER_PACKAGES.to_vec();
     let all = [COMPILER_PACKAGES, LLVM_PACKAGES].concat();
@@ -120,14 +120,14 @@ fn what_is_missing_is_installed() {
 }
 
 #[test]
-fn the_other_way_is_tried_when_one_fails() {
+fn other_way_is_tried_when_one_fails() {
     let (steps, end) = walk(bare_debian(), Need::Build, |install| !matches!(install, Install::Packages(_)));
     assert_eq!(steps[1..], [Install::Nightly, Install::Linker(Compiler::Nightly)]);
     assert_eq!(end, ready(Compiler::Nightly));
 }
 
 #[test]
-fn stuck_says_what_to_type() {
+fn stuck_setup_lists_commands() {
     let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Tests, |_| false) else { panic!("not stuck") };
     let tools =
         Install::Packages(vec!["iproute2", "nftables", "ethtool", "iptables", "unzip", "chromium", "chromium-driver"]);
@@ -144,7 +144,7 @@ fn stuck_says_what_to_type() {
 }
 
 #[test]
-fn stuck_says_that_the_linker_is_too_old() {
+fn stuck_setup_names_too_old_linker() {
     let machine = Machine { debian: Some(24), ..debian() };
     let (_, Next::Stuck(help)) = walk(machine, Need::Build, |install| *install == Install::Linker(Compiler::Debian))
     else {
@@ -154,7 +154,7 @@ fn stuck_says_that_the_linker_is_too_old() {
 }
 
 #[test]
-fn stuck_without_any_installer() {
+fn setup_without_installer_is_stuck() {
     assert!(matches!(next(&Machine::default(), Need::Build, &[]), Next::Stuck(_)));
     let no_tools = Machine { apt: false, tools: vec!["ip"], ..debian() };
     let Next::Stuck(help) = next(&no_tools, Need::Lab, &[]) else { panic!("not stuck") };

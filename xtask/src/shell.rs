@@ -1,4 +1,4 @@
-//! Commands: how they are run, shown, and run as root.
+//! Runs and shows commands, and runs them as root.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,21 +9,21 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Runs a command to its end. What it prints is for the user.
+/// Runs a command to its end. Its output is for the user.
 pub(crate) fn run(mut command: Command) -> Result<()> {
     let status = command.status().with_context(|| format!("run `{}`", show(&command)))?;
     ensure!(status.success(), "`{}` failed ({status})", show(&command));
     Ok(())
 }
 
-/// What a command prints (both its outputs), or nothing if it cannot run or fails.
+/// Returns both outputs of a command, or None if it cannot run or fails.
 pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;
     let text = [output.stdout, output.stderr].concat();
     output.status.success().then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The command as one would type it.
+/// Returns the command as a user would type it.
 pub(crate) fn show(command: &Command) -> String {
     let envs = command.get_envs().filter_map(|(name, value)| {
         Some(format!("{}={}", name.to_string_lossy(), value?.to_string_lossy().replace('\u{1f}', " ")))
@@ -35,7 +35,7 @@ pub(crate) fn show(command: &Command) -> String {
         .join(" ")
 }
 
-/// Where a program is. The system's directories count even if they are not on a plain user's PATH.
+/// Finds a program. The system's directories count even if they are not on a plain user's PATH.
 pub(crate) fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -51,12 +51,12 @@ pub(crate) fn is_root() -> io::Result<bool> {
     Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
-/// Can become root without asking anyone.
+/// Returns true if this user can become root without a password.
 pub(crate) fn has_sudo() -> bool {
     output("sudo", &["-n", "true"]).is_some()
 }
 
-/// What stands before a command so that it runs as root: nothing if we are.
+/// Returns the words before a command that must run as root: none if this user is root.
 pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
     if is_root().context("read /proc/self")? {
         return Ok(&[]);
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shown_as_typed() {
+    fn command_is_shown_as_typed() {
         let mut command = Command::new("cargo");
         command.env("LLVM_PREFIX", "/usr/lib/llvm-22").env_remove("RUSTC").args(["install", "two words"]);
         assert_eq!(show(&command), "LLVM_PREFIX=/usr/lib/llvm-22 cargo install 'two words'");

@@ -1,4 +1,4 @@
-//! Builds kpx and does to it under load what operators do.
+//! Builds kpx, and does to it under load what operators do.
 
 use std::ffi::OsString;
 

@@ -1,6 +1,6 @@
-//! Long steps: each says its name first and how long it took last.
+//! Runs long steps: each prints its name first and its duration last.
 //!
-//! All of this goes to the error output, so that the outputs of what is run can be piped.
+//! The output goes to the error output, so that the outputs of the commands can be piped.
 
 use std::io::{BufRead, BufReader, pipe};
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::shell;
 
-/// A step whose commands show their own progress.
+/// Runs a step whose commands show their own progress.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     eprintln!("==> {name}");
     let started = Instant::now();
@@ -20,7 +20,7 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     result
 }
 
-/// A step whose output matters only when it fails: a terminal sees a spinner with the latest line of it.
+/// Runs a step whose output matters only on failure; a terminal shows a spinner with the latest line.
 pub(crate) fn quiet(name: &str, commands: impl IntoIterator<Item = Command>) -> Result<()> {
     let spinner = ProgressBar::new_spinner();
     if spinner.is_hidden() {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quiet_step_shows_its_output_when_it_fails() {
+    fn quiet_step_shows_its_output_when_it_fails() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo first; echo second >&2; exit 3"]);
         let error = quiet("a test", [shell]).unwrap_err().to_string();
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_step_stops_at_the_first_failure() {
+    fn quiet_step_stops_at_the_first_failure() {
         let file = std::env::temp_dir().join(format!("kpx-step-{}", std::process::id()));
         let mut touch = Command::new("touch");
         touch.arg(&file);

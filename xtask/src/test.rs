@@ -1,4 +1,4 @@
-//! Runs all tests, from those that need nothing to those that need root and a kernel, and counts them.
+//! Runs all tests, from those without needs to those that need root and a kernel, and counts them.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write, stdout};
@@ -16,21 +16,22 @@ use crate::{build, helm, shell, workspace};
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let toolchain = setup::ensure(Need::Tests)?;
     let kpx = build::with(&toolchain, &build::Options::default())?;
+    build::bench_object(&toolchain)?;
     let tally = all(&kpx, filter)?;
     tally.end(tally.check())
 }
 
 /// The packages whose tests need root and a kernel.
 const PACKAGES: [&str; 3] = ["testbed", "kpx-tests", "lab-tools"];
-/// Test programs whose tests have programs in the kernel of their own, and measure no time.
+/// The test programs whose tests have kernel programs of their own, and measure no time.
 const SIDE_BY_SIDE: [&str; 1] = ["kernel"];
-/// Test programs that wait most of their time, so that a CPU that they share is no hurry to them.
+/// The test programs that wait most of their time, so that they can share a CPU.
 const PATIENT: [&str; 1] = ["reachability"];
-/// Runs beside both, for so many seconds: the slice of `cargo xtask fuzz` that every run of all tests has.
+/// The fuzzer, which runs beside both for so many seconds: a slice of `cargo xtask fuzz` in each run of all tests.
 const FUZZ: &str = "fuzz";
 const FUZZ_SECS: &str = "300";
 
-/// All levels, whatever becomes of the first.
+/// Runs all levels, even after a failure.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     let mut tally = Tally::default();
     let helm = helm::ensure();
@@ -49,7 +50,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         workspace::run_as_root(&mut cargo)?;
         anyhow::Ok(cargo)
     };
-    // One lab at a time: all share one kernel.
+    // Labs run one at a time, because all share one kernel.
     let one_by_one = |targets: &[String]| {
         let mut cargo = in_labs(targets)?;
         if std::env::var_os("RUST_TEST_THREADS").is_none() {
@@ -61,7 +62,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         let mut cargo = in_labs(&[FUZZ.to_owned()])?;
         cargo.args(["--", "--nocapture"]).env("KPX_FUZZ_SECS", FUZZ_SECS);
         let slice = fuzzes.then(|| scope.spawn(|| Tally::of(cargo)));
-        step("test what needs no root", || {
+        step("test without root", || {
             let mut cargo = workspace::cargo();
             cargo.args(["test", "--no-fail-fast"]).args(filter);
             tally.add(cargo, &mut stdout())
@@ -70,7 +71,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         step("build all other tests", || {
             let mut cargo = in_labs(&alone)?;
             cargo.args(["--lib", "--bins", "--no-run"]);
-            // What does not compile counts where it is to be run.
+            // A program that does not compile counts as a failure where it is run.
             let _built = shell::run(cargo);
             Ok(())
         })?;
@@ -85,7 +86,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
         })
     })?;
     step("test all else in network namespaces", || {
-        // Time is part of what most of them measure.
+        // Most of these tests measure time.
         let mut cargo = one_by_one(&alone)?;
         cargo.args(["--lib", "--bins"]);
         tally.add(cargo, &mut stdout())
@@ -93,7 +94,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The names of the test programs.
+/// Returns the names of the test programs.
 fn programs() -> Result<Vec<String>> {
     let mut cargo = workspace::cargo();
     let output = cargo.args(["metadata", "--no-deps", "--format-version=1"]).output().context("run cargo metadata")?;
@@ -101,7 +102,7 @@ fn programs() -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let tests = packages.filter(|package| PACKAGES.iter().any(|name| package["name"] == *name));
     let targets = tests.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-    // Some are for other kernels only, and say so by `test = false`.
+    // Programs for other kernels only have `test = false`.
     let programs = targets
         .filter(|target| target["kind"][0] == "test" && target["test"] == true)
         .filter_map(|target| target["name"].as_str());
@@ -117,14 +118,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Good only if something ran.
+    /// Fails if a test failed, or if no test ran.
     pub(crate) fn check(self) -> Result<()> {
         ensure!(self.failed == 0, "tests failed");
         ensure!(self.passed > 0, "no test ran");
         Ok(())
     }
 
-    /// Prints the tally as the last line of all, after what is wrong.
+    /// Prints the tally as the last line, after the error.
     pub(crate) fn end(self, result: Result<()>) -> Result<()> {
         if let Err(error) = &result {
             eprintln!("{error:#}");
@@ -136,14 +137,14 @@ impl Tally {
         Ok(())
     }
 
-    /// Runs a `cargo test`, and keeps what it prints.
+    /// Runs a `cargo test`, and keeps its output.
     fn of(cargo: Command) -> Result<(Self, Vec<u8>)> {
         let (mut tally, mut output) = (Self::default(), Vec::new());
         tally.add(cargo, &mut output)?;
         Ok((tally, output))
     }
 
-    /// Runs a `cargo test` and shows what it prints while it prints it.
+    /// Runs a `cargo test`, and shows its output as it comes.
     fn add(&mut self, mut cargo: Command, out: &mut impl Write) -> Result<()> {
         let name = shell::show(&cargo);
         let mut child = cargo.stdout(Stdio::piped()).spawn().with_context(|| format!("run `{name}`"))?;
@@ -187,7 +188,7 @@ impl fmt::Display for Tally {
 mod tests {
     use super::*;
 
-    /// What becomes of the output and exit of a `cargo test`.
+    /// Returns the tally of a `cargo test` with the output and exit of `script`.
     fn tally(script: &str) -> Tally {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn those_side_by_side_exist() {
+    fn named_test_programs_exist() {
         let programs = programs().unwrap();
         assert!(
             SIDE_BY_SIDE
@@ -221,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_counts_as_a_failure() {
+    fn crash_counts_as_failure() {
         assert_eq!(tally("exit 101"), Tally { passed: 0, failed: 1 });
     }
 
     #[test]
-    fn nothing_run_is_no_success() {
+    fn empty_run_is_a_failure() {
         assert!(Tally::default().check().is_err());
         assert!(Tally { passed: 9, failed: 1 }.check().is_err());
         assert!(Tally { passed: 1, failed: 0 }.check().is_ok());

@@ -1,4 +1,4 @@
-//! House rules that a machine can check. Each violation comes with its place and the rule's reason.
+//! Checks the house rules that a machine can check. Each violation comes with its place and the rule's reason.
 
 mod figures;
 mod imports;

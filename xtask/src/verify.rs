@@ -1,4 +1,4 @@
-//! What the kernel says of the kernel programs: are they accepted, how much work is that, how near are the limits.
+//! Verifies the kernel programs: the kernel must accept them, and they must stay below the limits.
 
 mod cycle;
 mod stack;
@@ -17,10 +17,10 @@ use proxy_common::names;
 
 use crate::shell;
 
-/// A program of which the verifier follows more instructions makes kpx slow to start, and is on its way to refusal.
+/// The limit on verified instructions: a program above it makes kpx slow to start, and may be refused soon.
 const MAX_VERIFIED: u32 = 250_000;
 
-/// Loads every program of an object, attached to nothing, and prints a line for each.
+/// Loads every program of an object without attaching it, and prints a line for each.
 pub(crate) fn run(object: &Path) -> Result<()> {
     let prefix = shell::root_prefix().context("the kernel programs are built, but cannot be verified")?;
     let [program, args @ ..] = prefix else { return programs(object) };
@@ -29,7 +29,7 @@ pub(crate) fn run(object: &Path) -> Result<()> {
     shell::run(command)
 }
 
-/// What old kernels refuse and the one of this machine may not, read from the object.
+/// Checks the object for what old kernels refuse, because this machine's kernel may accept it.
 pub(crate) fn is_fit_for_old_kernels(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
     let mut parsed = Object::parse(&bytes).with_context(|| format!("parse {}", object.display()))?;
@@ -47,7 +47,7 @@ fn programs(object: &Path) -> Result<()> {
             println!("with --fast-path:");
         }
         let mut loader = EbpfLoader::new();
-        // With all that can be asked of sockets.
+        // All options of sockets are turned on.
         loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
         let ebpf = loader.override_global(names::FAST_PATH, &fast_path, true).load(&bytes);
         load_all(&mut ebpf.context("make the maps of the kernel programs")?, &stacks, &mut bad)?;
@@ -83,7 +83,7 @@ fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<Strin
     Ok(())
 }
 
-/// Of the types that kpx has.
+/// Loads a program of one of kpx's types.
 fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
@@ -92,7 +92,7 @@ fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
     }
 }
 
-/// How long this thread has run: what else the machine does is not the programs' fault.
+/// Returns this thread's CPU time, which other work on the machine does not affect.
 fn cpu_time() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/thread-self/schedstat").context("read /proc/thread-self/schedstat")?;
     let nanoseconds = stat.split_whitespace().next().context("/proc/thread-self/schedstat is empty")?;

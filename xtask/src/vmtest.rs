@@ -1,4 +1,4 @@
-//! Boots Debian's kernels in virtual machines and runs tests in each: the programs on single packets, and a cluster of
+//! Boots Debian's kernels in virtual machines, and runs tests in each: the programs on single packets, and a cluster of
 //! network namespaces with real sockets.
 
 mod cpio;
@@ -26,14 +26,14 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{shell, workspace};
 
-/// The oldest that kpx is for, those of the stable releases, and the newest that Debian has.
+/// The kernels: the oldest that kpx supports, those of the stable releases, and the newest in Debian.
 const KERNELS: &[&str] = &["5.10", "6.1", "6.12", NEWEST];
-/// Without these a run says nothing.
+/// The kernels without which a run proves nothing.
 const MUST_RUN: &[&str] = &["6.1", "6.12"];
 /// Path in the guest, package, its features, kind of the target, its name.
 type Program = (&'static str, &'static str, &'static str, &'static str, &'static str);
 
-/// What guests run.
+/// The programs that guests run.
 const PROGRAMS: &[Program] = &[
     ("init", "lab-tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
@@ -41,7 +41,8 @@ const PROGRAMS: &[Program] = &[
     ("bin/vm", "kpx-tests", "", "--test", "vm"),
 ];
 
-/// Name, kernel modules and what else it needs (`-` for nothing), program and arguments: what guests run, quick ones first.
+/// The suites that guests run, quick ones first: name, kernel modules and other needs (`-` for none), program and
+/// arguments.
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
@@ -50,7 +51,7 @@ const SUITES: &[&str] = &[
     "packets - /bin/kernel --skip reference::",
 ];
 
-/// Suite, test, and why that says nothing in a guest.
+/// The tests that are left out: suite, test, and the reason why it proves nothing in a guest.
 const LEFT_OUT: &[(&str, &str, &str)] = &[];
 
 #[derive(clap::Args)]
@@ -65,16 +66,16 @@ pub(crate) struct Options {
     /// Go on with the next kernel when one fails
     #[arg(long)]
     keep_going: bool,
-    /// Only these tests: check, ipvs, sockets, sockets-by-clsact, packets
+    /// Run only these tests: check, ipvs, sockets, sockets-by-clsact, packets
     #[arg(long, value_delimiter = ',', value_name = "SUITE")]
     only: Vec<String>,
-    /// Use what the last run has built
+    /// Use the programs of the last run
     #[arg(long)]
     no_build: bool,
     /// Seconds that a guest may take
     #[arg(long, default_value_t = 1800)]
     limit: u64,
-    /// What runs the guests; by default KVM where the processor has it
+    /// The accelerator of the guests; by default KVM if the processor has it
     #[arg(long)]
     accel: Option<Accelerator>,
 }
@@ -103,7 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 impl Options {
-    /// Those that were asked for, one a line.
+    /// Returns the wanted suites, one per line.
     fn suites(&self) -> Result<String> {
         let name = |suite: &str| suite.split(' ').next().unwrap_or_default().to_owned();
         let unknown = self.only.iter().find(|only| !SUITES.iter().any(|suite| name(suite) == **only));
@@ -124,10 +125,10 @@ impl Options {
     }
 }
 
-/// What came of one kernel.
+/// The outcome of one kernel.
 enum Outcome {
     Ran(Report),
-    /// It is not to be had, and why.
+    /// The kernel is unavailable, for this reason.
     Skipped(String),
 }
 
@@ -147,7 +148,7 @@ fn one(debian: &Debian, userland: &Userland, folder: &Path, name: &str, options:
     })
 }
 
-/// Good if all that ran passed, and what was asked for of [`MUST_RUN`] was there.
+/// Fails unless all that ran passed, and the requested kernels of [`MUST_RUN`] ran.
 fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
     println!("{:<8} {:<34} {:>7} {:>7}", "SERIES", "KERNEL", "PASSED", "FAILED");
     for (name, outcome) in outcomes {
@@ -157,18 +158,18 @@ fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
                 let (passed, failed) = (report.passed(), report.failed());
                 println!("{name:<8} {:<34} {passed:>7} {failed:>7}{verdict}", report.kernel);
             }
-            Outcome::Skipped(_) => println!("{name:<8} skipped: it cannot be had"),
+            Outcome::Skipped(_) => println!("{name:<8} skipped: it is unavailable"),
         }
     }
     for name in MUST_RUN.iter().filter(|name| asked.iter().any(|asked| asked == *name)) {
         let ran = outcomes.iter().any(|(ran, outcome)| ran == name && matches!(outcome, Outcome::Ran(_)));
-        ensure!(ran, "nothing ran on {name}, and without that this says nothing");
+        ensure!(ran, "no test ran on {name}, without which this run proves nothing");
     }
-    ensure!(outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Ran(_))), "nothing ran");
+    ensure!(outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Ran(_))), "no test ran");
     if !outcomes.iter().all(|(_, outcome)| {
         matches!(outcome, Outcome::Ran(report) if report.is_good()) || matches!(outcome, Outcome::Skipped(_))
     }) {
-        bail!("not all is good");
+        bail!("tests failed");
     }
     Ok(())
 }
@@ -182,7 +183,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// What guests run: path in the guest, and path here. Built anew, or as it was left there.
+/// Returns the guests' programs: path in the guest, and path here. The programs are built, or kept from the last run.
 fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     if build {
@@ -190,7 +191,7 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
         build::object(&toolchain, &build::Options::default())?;
     }
     let program = |(path, package, features, kind, name): &Program| {
-        // Cargo's own place is that of other builds, too.
+        // Other builds overwrite cargo's own copy.
         let kept = folder.join(name);
         if build {
             let built = step(&format!("build {name}"), || link(package, features, kind, name, false))?;
@@ -201,7 +202,8 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
     PROGRAMS.iter().map(program).collect()
 }
 
-/// Links without shared libraries. Only this last step is told to: everything before it is what a plain build makes as well.
+/// Links without shared libraries. Only this last step gets these flags, so that the earlier steps are shared with a
+/// plain build.
 fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args(["rustc", "--quiet", "--package", package, kind, name, "--message-format=json-render-diagnostics"]);

@@ -1,4 +1,4 @@
-//! Where things are, and the workspace's own cargo.
+//! Locates the workspace's folders, and its own cargo.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a directory of the workspace")
 }
 
-/// The target directory: this program runs from `<target directory>[/<triple>]/<profile>/xtask`.
+/// Returns the target directory: this program runs from `<target directory>[/<triple>]/<profile>/xtask`.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("find the target directory")?;
     let dir = exe.ancestors().nth(2).context("find the target directory")?;
@@ -21,14 +21,14 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
     Ok(if in_triple { dir.parent().unwrap_or(dir) } else { dir }.to_owned())
 }
 
-/// kpx as a plain `cargo build` or `cargo build --release` leaves it: in a neighbour of our own directory.
+/// Returns kpx as a plain `cargo build` or `cargo build --release` leaves it: in a neighbour of our own directory.
 pub(crate) fn kpx(release: bool) -> Result<PathBuf> {
     let exe = std::env::current_exe().context("find the target directory")?;
     let dir = exe.ancestors().nth(2).context("find the target directory")?;
     Ok(dir.join(if release { "release" } else { "debug" }).join("kpx"))
 }
 
-/// The cargo that runs us, at the top of the workspace.
+/// Returns the cargo that runs us, at the top of the workspace.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
@@ -36,7 +36,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Makes cargo run what it built as root, and build it as whoever we are.
+/// Makes cargo run the built program as root, and build it as the current user.
 pub(crate) fn run_as_root(cargo: &mut Command) -> Result<()> {
     let prefix = shell::root_prefix()?;
     if !prefix.is_empty() {
@@ -46,8 +46,8 @@ pub(crate) fn run_as_root(cargo: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Removes what cargo tells xtask about xtask. Build scripts that watch these variables would run again, and rebuild
-/// half of the tree, whenever `cargo build` and `cargo xtask build` take turns.
+/// Removes the variables by which cargo describes xtask. Build scripts that watch these variables would run again
+/// whenever `cargo build` and `cargo xtask build` alternate, and rebuild half of the tree.
 pub(crate) fn forget_xtask(command: &mut Command) {
     let of_a_package = |name: &OsStr| {
         let name = name.to_string_lossy();

@@ -58,7 +58,7 @@ impl Model {
                 self.give(pass(noted(sent.mark, TRANSLATED), frame))
             }
             (Table::Leaving, Leg::AsNode) => {
-                // The error of a router too: its backend knows nobody beyond the node.
+                // A router's error too: the backend knows no host beyond the node.
                 pass(unnoted(sent), frame(flow.source.ip(), dst, error.src, flow.source))
             }
             (Table::Leaving, _) => {
@@ -74,7 +74,7 @@ impl Model {
     }
 }
 
-/// As for packets: of a masqueraded flow only what a hook has noted, and what the host itself has met.
+/// Tells if an error belongs to a flow, as for packets: of a masqueraded flow only errors that a hook has noted, and those that the host itself has met.
 fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
     match leg {
@@ -112,7 +112,7 @@ fn read(frame: &[u8], family: Family) -> Result<Quoting, Reason> {
 }
 
 impl Quoting {
-    /// Other addresses for the error, other peers for what it quotes. The quoted transport's checksum is nobody's business.
+    /// Other addresses for the error, other peers for what it quotes. The quoted transport's checksum stays as it is.
     fn rewrite(&self, frame: &mut [u8], src: IpAddr, dst: IpAddr, quoted_src: SocketAddr, quoted_dst: SocketAddr) {
         let ports = [(self.src.port(), quoted_src.port()), (self.dst.port(), quoted_dst.port())];
         let mut changes: Vec<_> = ports.into_iter().filter(|(from, to)| from != to).collect();

@@ -1,4 +1,4 @@
-//! What two sides have said to each other through a Service.
+//! The packets that two sides have sent each other through a Service.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ pub(crate) enum Table {
     Starting,
 }
 
-/// What is done to it there.
+/// The treatment of a packet of the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leg {
     /// The client's packet gets the backend's address.
@@ -59,12 +59,12 @@ pub(crate) struct Flow {
     pub(crate) returned: Passed,
 }
 
-/// What one side has said so far.
+/// The packets of one side so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
     pub(crate) anything: bool,
     pub(crate) goodbye: bool,
-    /// It reset the connection, and nobody has gone on as if it had not.
+    /// It reset the connection, and no side has gone on as if it had not.
     pub(crate) reset: bool,
 }
 

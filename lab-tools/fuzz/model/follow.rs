@@ -50,7 +50,7 @@ impl Model {
         opens || assures || ends || resets || flow.last_secs != now_secs
     }
 
-    /// As [`Self::follow`], of a packet that may be the flow's.
+    /// Follows a packet that may be the flow's, as [`Self::follow`] does.
     fn heed(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> Option<(u64, Leg)> {
         let flow = &self.flows[&id];
         match leg {
@@ -96,7 +96,7 @@ impl Model {
         flow.last_secs = now_secs;
     }
 
-    /// Whether what leaves and looks like a packet of the flow is one. What is on its way to a backend is no reply. Between
+    /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a backend is no reply. Between
     /// the hooks of a masqueraded flow the client has a port that on its own machine may be in use: only what a hook has
     /// noted is the flow's there, and what the host itself answers.
     pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {

@@ -108,7 +108,7 @@ impl Model {
         Ok(translated.map(|frame| self.give(pass(unnoted(sent), frame))))
     }
 
-    /// What the host sends to a service.
+    /// Treats a packet of the host to a service.
     pub(super) fn starting(
         &mut self,
         sent: &Sent,
@@ -145,7 +145,7 @@ impl Model {
         self.index.contains_key(&(Table::Arriving, packet.proto, src, dst))
     }
 
-    /// What the host sends to itself: a reply of a backend here, or what it sends to a service.
+    /// Treats a packet of the host to itself: a reply of a backend here, or a packet to a service.
     pub(super) fn inside(
         &mut self,
         sent: &Sent,

@@ -1,5 +1,5 @@
-//! What must become of a packet at a hook of the node: its verdict, its bytes, its mark, and what is counted. Plain and
-//! slow where the programs are clever, and written from the RFCs and the rules in ARCHITECTURE.md. Whom a Service leads to is
+//! The outcome of a packet at a hook of the node: its verdict, its bytes, its mark, and the counters. Plain and
+//! slow where the programs are clever, and written from the RFCs and the rules in ARCHITECTURE.md. The choice of a backend is
 //! the reference model's business.
 //!
 //! The programs choose backends and ports at random, so a choice is read off their packet and then judged; all else is known
@@ -40,7 +40,7 @@ pub(crate) const FORWARD: u32 = 1 << 14;
 pub(crate) const KEEPS_SOURCE: u32 = 1 << 13;
 pub(crate) const DONE: u32 = TRANSLATED | FORWARD | KEEPS_SOURCE;
 
-/// Of a mark, where hooks keep their notes there: the host has made the packet.
+/// A bit of a mark that carries notes of hooks: the host has made the packet.
 pub(crate) const MADE_HERE: u32 = 1;
 
 pub(crate) fn made_here(came_in: bool) -> u32 {
@@ -54,7 +54,7 @@ pub(crate) struct Sent {
     /// Not the host's own.
     pub(crate) came_in: bool,
     pub(crate) mark: u32,
-    /// What it is on the wire, if the kernel knows.
+    /// The number of its packets on the wire, if the kernel knows.
     pub(crate) segments: u32,
     pub(crate) frame: Vec<u8>,
 }
@@ -67,7 +67,7 @@ pub(crate) enum At {
     Lo,
 }
 
-/// What a program made of a packet.
+/// The outcome of a program for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Got {
     pub(crate) verdict: Verdict,
@@ -75,7 +75,7 @@ pub(crate) struct Got {
     pub(crate) frame: Vec<u8>,
 }
 
-/// What has been counted.
+/// The counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) events: BTreeMap<Event, u64>,
@@ -89,12 +89,12 @@ struct Packet {
     ip: Ip,
     ports: (u16, u16),
     proto: u8,
-    /// Of all but later fragments.
+    /// The transport of all but later fragments.
     transport: Option<Transport>,
 }
 
 impl Packet {
-    /// What its transport says of it; nothing of a later fragment.
+    /// Asks its transport; a later fragment has none.
     fn says(&self, what: fn(&Transport) -> bool) -> bool {
         self.transport.as_ref().is_some_and(what)
     }
@@ -149,7 +149,7 @@ impl Model {
         self.answers.clear();
     }
 
-    /// As if nothing had been said for so long.
+    /// Ages all flows as if no packet had come for so long.
     pub(crate) fn age(&mut self, secs: u32) {
         self.flows.values_mut().for_each(|flow| flow.last_secs = flow.last_secs.saturating_sub(secs));
         self.guests.values_mut().for_each(|guest| guest.until_secs = guest.until_secs.saturating_sub(secs));
@@ -193,7 +193,7 @@ impl Model {
         Got { verdict, mark: sent.mark, frame: sent.frame.clone() }
     }
 
-    /// What is not translated passes, is dropped, or its sender is told.
+    /// Passes a packet that is not translated, drops it, or tells its sender.
     fn refuse(&mut self, sent: &Sent, reason: Reason) -> Got {
         self.count(reason);
         let verdict = match reason {
@@ -253,7 +253,7 @@ fn unnoted(sent: &Sent) -> u32 {
     }
 }
 
-/// A mark with this note, whatever stood in its place.
+/// Returns a mark with this note in place of any other.
 fn noted(mark: u32, note: u32) -> u32 {
     mark & !DONE | note
 }

@@ -84,7 +84,7 @@ impl Model {
         reason
     }
 
-    /// What the reference model says, asked once for each client address.
+    /// Asks the reference model, once for each client address.
     fn answer(&mut self, at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Rc<(Answer, Option<SocketAddr>)> {
         let cluster = &self.cluster;
         let answer = self.answers.entry((at, proto, src.ip(), dst)).or_insert_with(|| {

@@ -1,4 +1,4 @@
-//! What the sender of a packet hears that nobody will serve.
+//! The refusal that the sender of an unserved packet gets.
 
 use std::net::IpAddr;
 

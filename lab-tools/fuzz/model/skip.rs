@@ -12,7 +12,7 @@ use super::{DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, noted, rewrite}
 const ETH_LEN: usize = 14;
 
 impl Model {
-    /// What a packet has become that came in and has skipped the stack: all that the hooks on its way would have made of it,
+    /// Returns the outcome of a packet that came in and skipped the stack: all changes of the hooks on its way,
     /// and one hop less. None if it has not. `found` is the flow that the ingress hook knows it as one of.
     pub(super) fn skipped(
         &mut self,
@@ -90,7 +90,7 @@ fn spend_hop(frame: &mut [u8], family: Family) {
     }
 }
 
-/// Of the frame's byte that says how many hops are left.
+/// Returns the offset of the frame's byte that says how many hops are left.
 fn hops_at(family: Family) -> usize {
     ETH_LEN + if family == Family::V4 { 8 } else { 7 }
 }

@@ -1,4 +1,4 @@
-//! What the RFCs say about a frame: where its headers are and what they mean. By plain indexes into plain bytes.
+//! The RFCs' reading of a frame: the places and meanings of its headers. By plain indexes into plain bytes.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 pub(crate) const SCTP: u8 = 132;
 
-/// What stands before the transport header.
+/// The headers before the transport header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ip {
     pub(crate) family: Family,
@@ -33,7 +33,7 @@ pub(crate) enum Part {
     Later { id: u32, split: u8 },
 }
 
-/// What a transport header says.
+/// The fields of a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transport {
     pub(crate) sport: u16,
@@ -101,7 +101,7 @@ fn v4(frame: &[u8], at: usize) -> Option<Ip> {
     Some(Ip { family: Family::V4, src: addr(12), dst: addr(16), proto: split, at, l4: at + 4 * words, end, part })
 }
 
-/// RFC 8200 §3 and §4: over at most six extension headers, none of which hides what follows or sends it elsewhere first.
+/// RFC 8200 §3 and §4: over at most six extension headers; none may hide what follows or send it elsewhere first.
 fn v6(frame: &[u8], at: usize) -> Result<Ip, Reason> {
     const MAX: usize = 6;
     let header = frame.get(at..at + 40).ok_or(Reason::Malformed)?;

@@ -1,11 +1,11 @@
-//! What is measured: in which way, over which path, by whose means, among how many Services.
+//! The combinations that are measured: a mode, a path, a variant, a number of Services.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What a client does, over and over.
+/// The action that a client repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -35,7 +35,7 @@ pub enum Path {
     Host,
     /// From outside the cluster to a pod, by the node port of that pod's node.
     Outside,
-    /// As [`Path::Local`], on nodes that do not masquerade what their pods send. Nothing needs connection tracking there, unless
+    /// The path of [`Path::Local`], on nodes that do not masquerade what their pods send. Nothing needs connection tracking there, unless
     /// it is who serves the Services.
     Routable,
 }
@@ -44,7 +44,7 @@ pub enum Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
-    /// By nobody's: the client dials the backend itself.
+    /// No proxy: the client dials the backend itself.
     Direct,
     /// The same once more, in a lab of its own: what differs between these two is noise.
     Control,
@@ -112,7 +112,7 @@ const PLANS: [Plan; 5] = [
     },
 ];
 
-/// What of all cells is wanted; an empty list wants all.
+/// The wanted combinations; an empty list wants all.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     pub services: Vec<usize>,
@@ -159,7 +159,7 @@ fn wanted<T: PartialEq>(list: &[T], value: &T) -> bool {
 }
 
 impl Path {
-    /// What comes last changes the nodes for good.
+    /// All paths. The last one changes the nodes for good.
     pub const ALL: [Self; 5] = [Self::Local, Self::Remote, Self::Host, Self::Outside, Self::Routable];
 }
 
@@ -168,7 +168,7 @@ impl Mode {
         matches!(self, Self::UdpRr | Self::UdpStream | Self::UdpPps)
     }
 
-    /// Of what [`super::Sample::amount`] counts.
+    /// Returns the unit of [`super::Sample::amount`].
     pub fn unit(self) -> &'static str {
         match self {
             Self::TcpStream | Self::UdpStream => "bytes",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Of a tick of `/proc/stat`, in milliseconds: the kernel's `USER_HZ` is 100 on all its architectures that kpx knows.
+/// The length of a tick of `/proc/stat`, in milliseconds: the kernel's `USER_HZ` is 100 on all its architectures that kpx knows.
 const TICK_MILLIS: u64 = 10;
 
 /// A point in time, and how long all CPUs together had been idle by then.
@@ -23,7 +23,7 @@ impl Busy {
         Ok(Self { at: Instant::now(), idle: idle(&text).with_context(|| format!("no idle time in {PATH}"))? })
     }
 
-    /// CPU time since then, of all CPUs, whatever it was spent on. Idle time is what the kernel measures precisely;
+    /// Returns the CPU time since then, of all CPUs and for all work. The kernel measures idle time precisely;
     /// all else it estimates by ticks.
     pub(super) fn since(self) -> Result<Duration> {
         let now = Self::now()?;

@@ -14,7 +14,7 @@ use super::traffic::{PATIENCE, Slice, Work};
 /// Fits every link of a lab.
 const STREAM_BYTES: usize = 1_400;
 const SMALL_BYTES: usize = 64;
-/// Of the server's socket: it is the path that is measured, not how evenly the scheduler runs the server.
+/// The buffer of the server's socket: the path is measured, not how evenly the scheduler runs the server.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
 pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
@@ -53,7 +53,7 @@ fn request_response(slice: &Slice<'_>) -> Result<Work> {
     })
 }
 
-/// What counts is what arrives.
+/// Sends datagrams; only those that arrive count.
 fn flood(slice: &Slice<'_>, mode: Mode, received: &AtomicU64) -> Result<Work> {
     let socket = connect(slice)?;
     let datagram = vec![0x5a; size(mode)];
@@ -71,7 +71,7 @@ fn size(mode: Mode) -> usize {
     if mode == Mode::UdpStream { STREAM_BYTES } else { SMALL_BYTES }
 }
 
-/// Until the socket is shut down: then it reads nothing, and from nobody, which the standard library does not expect.
+/// Echoes until the socket is shut down: then it reads nothing, without a sender, which the standard library does not expect.
 fn echo(socket: UdpSocket) {
     let mut byte = [0];
     while let Ok((1, Some(client))) = socket::recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut byte) {

@@ -20,7 +20,7 @@ use testbed::agent::{Agent, Source, binary, node};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
-/// Of what only has to work.
+/// The length of a slice that only has to work.
 const SHORT: Duration = Duration::from_millis(20);
 /// How long connection tracking remembers a connection that was closed, in seconds, lest a table of closed ones grow
 /// while a run goes on.
@@ -41,7 +41,7 @@ pub struct Fixture<'a> {
     by: By<'a>,
 }
 
-/// Who serves the node: it does so as long as this value lives.
+/// The proxy of the node: it serves as long as this value lives.
 #[derive(Debug)]
 enum By<'a> {
     Nobody,
@@ -58,7 +58,7 @@ impl<'a> Fixture<'a> {
         let rules = services::rules(lab, services, !slow || services <= WHOLE);
         let by = match variant {
             Variant::Direct | Variant::Control => {
-                // An outsider that dials pods needs a way to them, which nobody else does.
+                // Only an outsider that dials pods needs a route to them.
                 let (pods, n1) = (lab.n1.pod_net.cidr(Family::V4), lab.n1.host.addrs.v4);
                 lab.fabric.ns.ip(&format!("route add {pods} via {n1}"))?;
                 By::Nobody
@@ -97,12 +97,12 @@ impl<'a> Fixture<'a> {
         SocketAddrV4::new(self.lab.host(services::backend(path)).addrs.v4, services::TARGET_PORT)
     }
 
-    /// As where addresses of pods are known outside the cluster. For good, and once.
+    /// Stops masquerading, as where addresses of pods are known outside the cluster. For good, and once.
     pub fn stop_masquerading(&self) -> Result<()> {
         self.lab.nodes().iter().try_for_each(|node| node.host.ns.nft("delete table inet cni"))
     }
 
-    /// That clients come to their backend by this variant's means, and by no other.
+    /// Checks that clients come to their backend by this variant's means, and by no other.
     pub fn prove(&self, path: Path) -> Result<()> {
         if path == Path::Routable && matches!(self.by, By::Nobody | By::Kpx(_)) {
             self.prove_untracked(path)?;
@@ -146,11 +146,11 @@ impl<'a> Fixture<'a> {
         let known = self.tracked()?;
         self.slice(path, SHORT).run(Mode::TcpCrr)?;
         let tracked = self.tracked()?.difference(&known).count();
-        ensure!(tracked == 0, "{tracked} connections were tracked, and nobody has asked for that");
+        ensure!(tracked == 0, "{tracked} connections were tracked without need");
         Ok(())
     }
 
-    /// What kpx counted so far, by name; nothing if it is not kpx.
+    /// Returns the counters of kpx so far, by name; nothing for another proxy.
     fn counts(&self) -> Result<Vec<(String, u64)>> {
         let By::Kpx(agent) = &self.by else { return Ok(Vec::new()) };
         let status = agent.status()?;
@@ -181,14 +181,14 @@ impl Tracked {
         Self { sent: words.by_ref().take(4).collect(), answered: words.collect() }
     }
 
-    /// Whether it is translated, so that what was sent to that frontend is answered by this backend.
+    /// Tells if it is translated: this backend answers what was sent to that frontend.
     fn is_led(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> bool {
         let sent = [format!("dst={}", frontend.ip()), format!("dport={}", frontend.port())];
         sent.iter().all(|word| self.sent.contains(word)) && self.answered.contains(&format!("src={}", backend.ip()))
     }
 }
 
-/// Of all counters whose names contain that.
+/// Adds up all counters whose names contain a text.
 fn sum(counts: &[(String, u64)], name: &str) -> u64 {
     counts.iter().filter(|(counter, _)| counter.contains(name)).map(|(_, count)| count).sum()
 }
@@ -214,7 +214,7 @@ pub(super) fn obstacle(variant: Variant, services: usize, kube_proxy: Option<&Fi
     Ok(unknown.map(|(flag, _)| format!("this kpx knows no {flag}")))
 }
 
-/// What is said to kpx beside what every kpx is told.
+/// Returns the flags of kpx beside those of every variant.
 fn flags(variant: Variant, services: usize) -> Vec<(&'static str, String)> {
     let mut flags = match variant {
         Variant::Kpx => vec![],
@@ -260,7 +260,7 @@ fn virtual_servers(lab: &Lab, rules: &Rules) -> Result<By<'static>> {
     Ok(By::Rules)
 }
 
-/// As the kernel lists connections of IPVS.
+/// Writes an address as the kernel lists connections of IPVS.
 fn hex(at: SocketAddrV4) -> String {
     format!("{:08X} {:04X}", u32::from(*at.ip()), at.port())
 }

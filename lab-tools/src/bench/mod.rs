@@ -1,4 +1,4 @@
-//! What Services cost on the way of packets: clients and servers in network namespaces, side by side with what they would
+//! The cost of Services on the way of packets: clients and servers in network namespaces, side by side with what they would
 //! do without Services, and with kube-proxy's rules.
 //!
 //! Every figure is a ratio to [`Variant::Direct`] of the same round, because a machine is never as fast as a moment ago.

@@ -20,7 +20,7 @@ pub struct Options {
     pub kube_proxy: Option<PathBuf>,
 }
 
-/// What one slice of time yielded.
+/// The yield of one slice of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     pub services: usize,
@@ -31,7 +31,7 @@ pub struct Sample {
     /// In the mode's unit.
     pub amount: u64,
     pub seconds: f64,
-    /// Of all CPUs.
+    /// The time of all CPUs.
     pub cpu_seconds: f64,
 }
 
@@ -42,11 +42,11 @@ pub struct Skipped {
     pub why: String,
 }
 
-/// What a run says, as it goes on.
+/// The receiver of a run's samples, as it goes on.
 pub trait Listener {
     fn sample(&mut self, sample: Sample) -> Result<()>;
     fn skipped(&mut self, skipped: Skipped) -> Result<()>;
-    /// For whoever waits.
+    /// Shows progress to a reader who waits.
     fn progress(&mut self, what: &str);
 }
 
@@ -95,7 +95,7 @@ fn among(options: &Options, services: usize, variants: &[Variant], listener: &mu
         for round in 0..options.rounds {
             listener.progress(&format!("{services} services, {path}: round {} of {}", round + 1, options.rounds));
             for mode in options.selection.modes(services, path) {
-                // Nobody is always the one who comes after a certain other.
+                // No variant always follows the same other one.
                 for fixture in (0..fixtures.len()).map(|nth| fixtures[(nth + round) % fixtures.len()]) {
                     let done = fixture.slice(path, options.slice).run(mode);
                     let done = done.with_context(|| format!("{}, {services} services", fixture.variant))?;

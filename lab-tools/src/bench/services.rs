@@ -21,7 +21,7 @@ const PODS: u32 = 240 << 8;
 
 struct Measured {
     name: &'static str,
-    /// Of the service network's addresses.
+    /// The number of its address in the service network.
     nth: u8,
     backend: &'static str,
     node_port: Option<u16>,
@@ -52,7 +52,7 @@ pub(super) fn frontend(lab: &Lab, path: Path) -> SocketAddrV4 {
     }
 }
 
-/// What kube-proxy makes rules of on n1. The measured stand in the middle, as the mean of all do where order counts.
+/// Returns the Services from which kube-proxy makes rules on n1. The measured stand in the middle, as the mean of all do where order counts.
 /// Without `whole`, all others share the chains of one.
 pub(super) fn rules(lab: &Lab, count: usize, whole: bool) -> Rules {
     let others = u32::try_from(count.saturating_sub(1)).expect("less than the service network has addresses");
@@ -105,7 +105,7 @@ fn other(nth: u32) -> ServicePort {
     }
 }
 
-/// The objects of which these rules are made: a Service and an EndpointSlice of each.
+/// Returns the objects behind these rules: a Service and an EndpointSlice of each.
 pub(super) fn objects(lab: &Lab, rules: &Rules) -> Vec<Value> {
     // The ports of a Service stand together.
     let services = rules.ports.chunk_by(|a, b| a.service == b.service);

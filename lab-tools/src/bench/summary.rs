@@ -1,10 +1,10 @@
-//! What all rounds of a cell say together.
+//! The summary of all rounds of a combination.
 
 use std::collections::BTreeMap;
 
 use super::{Mode, Path, Sample, Variant};
 
-/// What was measured.
+/// The combination that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub services: usize,
@@ -26,7 +26,7 @@ pub struct Summary {
     pub rounds: usize,
     /// Per second.
     pub rate: Spread,
-    /// Of the rate to that of [`Variant::Direct`] in the same round.
+    /// The ratio of the rate to that of [`Variant::Direct`] in the same round.
     pub ratio: Spread,
     /// CPU seconds for one, all rounds together: a single slice has few ticks.
     pub cpu: f64,
@@ -34,7 +34,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of the rate to that of another variant in the same round.
+    /// Returns the ratio of the rate to that of another variant in the same round.
     pub fn against(&self, other: &Self) -> Option<Spread> {
         let ratio = |(round, ratio): (&usize, &f64)| Some(ratio / other.ratios.get(round)?);
         Spread::of(self.ratios.iter().filter_map(ratio).collect())
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_round() {
-        // The machine became half as fast, and nobody's ratio changed.
+        // The machine became half as fast, and no ratio changed.
         let speeds =
             [(Variant::Direct, [100, 50, 100]), (Variant::Kpx, [90, 45, 80]), (Variant::Nftables, [60, 30, 80])];
         let samples =

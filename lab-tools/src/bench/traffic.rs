@@ -18,9 +18,9 @@ use testbed::netns::NetNs;
 
 /// No answer takes so long, unless it never comes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-/// Of a slice, before it counts.
+/// The part of a slice before it counts.
 const WARM_UP: u32 = 8;
-/// As common clients and servers write at a time.
+/// The number of bytes that common clients and servers write at a time.
 const BLOCK: usize = 128 << 10;
 
 /// One client and one server for one slice of time.
@@ -35,13 +35,13 @@ pub struct Slice<'a> {
     pub length: Duration,
 }
 
-/// What was done.
+/// The work that was done.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// In the mode's unit.
     pub amount: u64,
     pub time: Duration,
-    /// Of all CPUs together, whoever was busy, interrupts included.
+    /// The time of all CPUs together, of all processes and interrupts.
     pub cpu: Duration,
 }
 
@@ -120,7 +120,7 @@ impl Slice<'_> {
         Ok(Work { amount, time, cpu: busy.since()? })
     }
 
-    /// Gives up where nobody answers.
+    /// Connects, and gives up where no server answers.
     fn connect(&self) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;
@@ -130,7 +130,7 @@ impl Slice<'_> {
         Ok(socket.into())
     }
 
-    /// Whether somebody accepts a connection and answers, without a server of this slice.
+    /// Tells if a server accepts a connection and answers, without a server of this slice.
     pub fn is_served(&self) -> bool {
         self.client.run(|| self.connect().and_then(|mut stream| exchange(&mut stream))).is_ok()
     }

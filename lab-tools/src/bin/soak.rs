@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all promises were kept.
+/// Runs all scenarios, and tells if all promises were kept.
 fn run(args: &Args) -> Result<bool> {
     let all = Scenario::value_variants().iter().copied().filter(|scenario| *scenario != Scenario::All);
     let is_chosen = |scenario| args.scenarios.iter().any(|chosen| [Scenario::All, scenario].contains(chosen));

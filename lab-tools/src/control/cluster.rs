@@ -6,7 +6,7 @@ use proxy_common::addr::{Addr4, Port, Proto};
 use proxy_common::frontend::{Backend, FrontendKey, Set, SlotKey};
 use serde_json::{Value, json};
 
-/// Of this node.
+/// The name of this node.
 pub(super) const NODE: &str = "node-0000";
 pub(super) const NODE_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
 pub(super) const SERVICE_CIDR: &str = "10.96.0.0/16";
@@ -177,7 +177,7 @@ fn uid(kind: &str, nth: u32) -> String {
     format!("{:08x}-0000-4000-8000-{nth:012x}", kind.len())
 }
 
-/// As large as those of the kind are.
+/// Makes managed fields as large as those of the kind are.
 fn managed(manager: &str, fields: &[&str]) -> Value {
     let fields: serde_json::Map<_, _> = fields.iter().map(|field| ((*field).to_owned(), json!({ ".": {} }))).collect();
     json!([{ "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-01-02T03:04:06Z",

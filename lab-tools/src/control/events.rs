@@ -34,7 +34,7 @@ pub struct Changes {
 
 /// How long a change may take.
 const LOST: Duration = Duration::from_secs(20);
-/// How often the map is looked at. Whoever did so without a pause would take a processor from those who are measured.
+/// The pause between looks at the map. Looking without a pause would take a processor from the measured processes.
 const LOOK: Duration = Duration::from_micros(20);
 /// Services far from each other come after each other: a prime.
 const STRIDE: u32 = 7_919;
@@ -66,7 +66,7 @@ pub(super) fn measure(
             // No other change is made meanwhile: this one's version is the next.
             expected
                 .send((fixture.server.version() + 1, cluster.last_slot(service, addr)))
-                .context("nobody watches")?;
+                .context("the watcher has ended")?;
             fixture.server.apply_as_is(&slice)?;
         }
         drop(expected);
@@ -90,7 +90,7 @@ pub(super) fn measure(
     })
 }
 
-/// Of `SLOTS4`.
+/// A row of `SLOTS4`.
 type Row = (SlotKey<Addr4>, Backend<Addr4>);
 
 /// From each event to its row. The map is looked at only while there is something to come.

@@ -1,4 +1,4 @@
-//! What a large cluster costs the agent: how long it takes to be in force, how soon a change is, and what it holds and burns
+//! The cost of a large cluster for the agent: how long it takes to be in force, how soon a change is, and what it holds and burns
 //! meanwhile.
 //!
 //! kpx runs as it is shipped, in a network namespace of its own, against the tests' API server over TLS in the same one. A time
@@ -25,7 +25,7 @@ use self::process::Process;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub services: u32,
-    /// Of each service.
+    /// The number of endpoints of each service.
     pub endpoints: u32,
     /// Changes a second, each for `duration`.
     pub rates: Vec<u32>,
@@ -36,7 +36,7 @@ pub struct Options {
     pub args: Vec<String>,
 }
 
-/// What was found. Times in milliseconds, sizes in bytes.
+/// The figures found. Times in milliseconds, sizes in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub services: u32,
@@ -54,9 +54,9 @@ pub struct Start {
     pub lists_ms: f64,
     /// From then on until all rows were in the kernel's maps.
     pub programmed_ms: f64,
-    /// Of the agent, in all.
+    /// The CPU time of the agent, in all.
     pub cpu_ms: f64,
-    /// That the server sent, with TLS's own.
+    /// The bytes that the server sent, with TLS's own.
     pub bytes_sent: u64,
     /// A few seconds later.
     pub memory: Memory,
@@ -65,7 +65,7 @@ pub struct Start {
 #[derive(Clone, Debug, Serialize)]
 pub struct Idle {
     pub seconds: f64,
-    /// Of one core.
+    /// The share of one core.
     pub cpu_percent: f64,
     pub bytes_sent: u64,
 }

@@ -1,4 +1,4 @@
-//! What a process takes of the machine, as the kernel counts it.
+//! The resources of a process, as the kernel counts them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub(super) struct Process(pub(super) Pid);
 pub struct Memory {
     /// `VmRSS`.
     pub resident: u64,
-    /// Of that, what is no file's.
+    /// The part of it that belongs to no file.
     pub anonymous: u64,
     /// The most that was ever resident, `VmHWM`.
     pub peak: u64,

@@ -111,7 +111,7 @@ fn service(rules: &Rules, port: &ServicePort, large: bool, text: &mut String) ->
         let target = id(port, Some(at));
         let comment = |what: String| if large { String::new() } else { format!(" -m comment --comment {what}") };
         let said = comment(format!(r#""{name} -> {at}""#));
-        // One of those that are left, of which the last needs no dice.
+        // One of the endpoints that are left; the last needs no dice.
         let dice = (nth + 1 < count)
             .then(|| format!(" -m statistic --mode random --probability {:.10}", 1.0 / (count - nth) as f64));
         writeln!(text, "-A KUBE-SVC-{chain}{said}{} -j KUBE-SEP-{target}", dice.unwrap_or_default())?;

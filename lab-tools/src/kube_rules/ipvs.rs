@@ -5,14 +5,14 @@ use std::net::Ipv4Addr;
 
 use super::{MASQUERADE, Proto, Rules, ServicePort};
 
-/// What kube-proxy sets of a node, below `/proc/sys/net`.
+/// The settings that kube-proxy makes on a node, below `/proc/sys/net`.
 pub const SETTINGS: [(&str, &str); 3] =
     [("ipv4/vs/conntrack", "1"), ("ipv4/vs/expire_nodest_conn", "1"), ("ipv4/vs/expire_quiescent_template", "1")];
 
 /// In the order in which they are to be loaded: rules name sets.
 #[derive(Clone, Debug)]
 pub struct Ipvs {
-    /// Lines of `ip` commands: ClusterIPs are addresses of the node, on a device of which nothing ever comes.
+    /// Lines of `ip` commands: ClusterIPs are addresses of the node, on a device from which no packet comes.
     pub device: String,
     /// For `ipset restore`.
     pub sets: String,

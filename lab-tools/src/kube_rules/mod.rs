@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 
 pub use self::ipvs::{Ipvs, SETTINGS as IPVS_SETTINGS};
 
-/// kube-proxy's mark for what is to be masqueraded, as it is if nobody says otherwise.
+/// The default of kube-proxy's mark for packets to masquerade.
 const MASQUERADE: &str = "0x4000";
 
-/// What the rules of IPv4 are made of.
+/// The source of the rules of IPv4.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// `--cluster-cidr`: who comes from elsewhere is masqueraded.
@@ -72,7 +72,7 @@ impl Rules {
         first.unwrap_or(port)
     }
 
-    /// Those that have chains.
+    /// Returns the service ports that have chains.
     fn owners(&self) -> impl Iterator<Item = &ServicePort> {
         let first = self.ports.iter().position(|port| port.stand_in);
         let owns = move |(at, port): &(usize, &ServicePort)| !port.stand_in || Some(*at) == first;
@@ -91,13 +91,13 @@ impl Rules {
 }
 
 impl ServicePort {
-    /// As kube-proxy names it in comments.
+    /// Returns the name in kube-proxy's comments.
     fn full_name(&self) -> String {
         format!("{}:{}", self.service, self.name)
     }
 }
 
-/// What tells chains from each other whose names are short or alike: the first characters of a hash.
+/// Returns the first characters of a hash, which tell chains with short or similar names apart.
 fn hash(of: &str, length: usize) -> String {
     let mut text = BASE32_NOPAD.encode(&Sha256::digest(of));
     text.truncate(length);

@@ -72,7 +72,7 @@ fn mode_nftables_has_its_shape() {
     assert_eq!(lines(&rules().nftables()), lines(&names));
 }
 
-/// As the comments of kube-proxy's source and every cluster have them.
+/// Compares names with those in the comments of kube-proxy's source and in every cluster.
 #[test]
 fn chains_have_their_names() {
     let mut rules = rules();

@@ -1,6 +1,6 @@
 //! New connections at a steady rate, each for one request and its answer.
 //!
-//! The rate is kept whatever becomes of the connections (an open loop), as clients that know nothing of each other keep it.
+//! The rate does not depend on the connections' fate (an open loop), as with clients that know nothing of each other.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ use anyhow::{Context, Result, anyhow};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
-use super::tally::{Fault, Tally};
+use super::results::{Fault, Results};
 use testbed::netns::NetNs;
 
 /// Opened at once at most, so that the answers of others are not kept waiting when the thread was.
 const BURST: usize = 32;
 /// How often connections beyond the deadline are looked for.
 const REVIEW: Duration = Duration::from_millis(100);
-/// Of every request; see [`testbed::echo`] for the form of requests and answers.
+/// The payload of every request; see [`testbed::echo`] for the form of requests and answers.
 const PAYLOAD: [u8; 16] = *b"soak-of-16-bytes";
 
-/// What to dial, and how often.
+/// The destinations, and the rate of dials.
 pub struct Plan {
     /// Dialled in turn.
     pub targets: Vec<SocketAddr>,
@@ -31,7 +31,7 @@ pub struct Plan {
     pub rate: u32,
     /// How long an exchange may take until it counts as failed.
     pub deadline: Duration,
-    /// Whether that backend might answer that connection.
+    /// The check that a backend may answer a connection.
     pub allowed: Box<dyn Fn(&Exchange) -> bool + Send>,
 }
 
@@ -47,7 +47,7 @@ pub struct Exchange<'a> {
 /// Dials until it is told to finish.
 pub struct Dialer {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Tally>>,
+    thread: JoinHandle<Result<Results>>,
 }
 
 impl Dialer {
@@ -60,7 +60,7 @@ impl Dialer {
     }
 
     /// Dials no more, waits for what is open still, and says how all went.
-    pub fn finish(self) -> Result<Tally> {
+    pub fn finish(self) -> Result<Results> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the dialer panicked"))?
     }
@@ -72,7 +72,7 @@ struct Work {
     /// By token.
     open: Vec<Option<Connection>>,
     free: Vec<usize>,
-    tally: Tally,
+    results: Results,
 }
 
 struct Connection {
@@ -80,25 +80,25 @@ struct Connection {
     target: SocketAddr,
     dialled: Instant,
     asked: bool,
-    /// Of the answer, so far.
+    /// The answer so far.
     read: Vec<u8>,
 }
 
 impl Work {
     fn new(plan: Plan) -> Result<Self> {
         let poll = Poll::new().context("make an epoll instance")?;
-        Ok(Self { plan, poll, open: Vec::new(), free: Vec::new(), tally: Tally::new(Instant::now()) })
+        Ok(Self { plan, poll, open: Vec::new(), free: Vec::new(), results: Results::new(Instant::now()) })
     }
 
-    fn run(mut self, stop: &AtomicBool) -> Result<Tally> {
+    fn run(mut self, stop: &AtomicBool) -> Result<Results> {
         let started = Instant::now();
         let mut events = Events::with_capacity(1024);
         let mut review = started + REVIEW;
         loop {
             let stopping = stop.load(Ordering::Relaxed);
             if stopping && self.open.iter().all(Option::is_none) {
-                self.tally.lasted = started.elapsed();
-                return Ok(self.tally);
+                self.results.lasted = started.elapsed();
+                return Ok(self.results);
             }
             let next = if stopping { review } else { self.dial_due(started).min(review) };
             // In whole milliseconds, rounded up: at high rates a few connections are opened at once.
@@ -119,19 +119,19 @@ impl Work {
     /// Dials what should have been dialled by now. Returns when the next connection is due.
     fn dial_due(&mut self, started: Instant) -> Instant {
         let due = |nth: u64| started + Duration::from_nanos(1_000_000_000 * nth / u64::from(self.plan.rate));
-        let dialled = self.tally.dialled;
+        let dialled = self.results.dialled;
         let now = Instant::now();
         let at_once = (0..BURST as u64).take_while(|n| due(dialled + n) <= now).count();
         let behind = now.saturating_duration_since(due(dialled));
         let next = due(dialled + at_once as u64);
-        self.tally.behind = self.tally.behind.max(behind);
+        self.results.behind = self.results.behind.max(behind);
         (0..at_once).for_each(|_| self.dial());
         next
     }
 
     fn dial(&mut self) {
-        let target = self.plan.targets[self.tally.dialled as usize % self.plan.targets.len()];
-        self.tally.dialled += 1;
+        let target = self.plan.targets[self.results.dialled as usize % self.plan.targets.len()];
+        self.results.dialled += 1;
         let dialled = Instant::now();
         let token = self.free.pop().unwrap_or_else(|| {
             self.open.push(None);
@@ -148,7 +148,7 @@ impl Work {
             }
             Err(error) => {
                 self.free.push(token);
-                self.tally.fail(target, dialled, &Fault::Io(error));
+                self.results.fail(target, dialled, &Fault::Io(error));
             }
         }
     }
@@ -162,9 +162,9 @@ impl Work {
             Ok(None) => return,
             Ok(Some(backend)) => {
                 let exchange = Exchange { target, backend: &backend, dialled, answered: Instant::now() };
-                self.tally.succeed(&exchange, (self.plan.allowed)(&exchange));
+                self.results.succeed(&exchange, (self.plan.allowed)(&exchange));
             }
-            Err(fault) => self.tally.fail(target, dialled, &fault),
+            Err(fault) => self.results.fail(target, dialled, &fault),
         }
         self.close(token);
     }
@@ -179,7 +179,7 @@ impl Work {
             let late = |c: &&Connection| c.dialled.elapsed() > self.plan.deadline;
             if let Some(connection) = self.open[token].as_ref().filter(late) {
                 let step = if connection.asked { "no answer in time" } else { "not connected in time" };
-                self.tally.fail(connection.target, connection.dialled, &Fault::Late(step));
+                self.results.fail(connection.target, connection.dialled, &Fault::Late(step));
                 self.close(token);
             }
         }
@@ -187,7 +187,7 @@ impl Work {
 }
 
 impl Connection {
-    /// Who answered, once the answer is complete.
+    /// Returns the backend that answered, once the answer is complete.
     fn proceed(&mut self) -> Result<Option<String>, Fault> {
         if !self.asked {
             match self.ask() {
@@ -209,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// As soon as the connection stands.
+    /// Sends the request as soon as the connection is established.
     fn ask(&mut self) -> io::Result<()> {
         if let Some(error) = self.stream.take_error()? {
             return Err(error);

@@ -20,10 +20,10 @@ use rand::{Rng, SeedableRng};
 use testbed::lab::Host;
 use testbed::netns::NetNs;
 
-/// What sources are of: 198.18.0.0/15, set apart for such things by RFC 2544.
+/// The network of the sources: 198.18.0.0/15, set apart for such things by RFC 2544.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const SOURCES_LEN: u8 = 15;
-/// Of an Ethernet header, and of an IPv4 header without options.
+/// The lengths of an Ethernet header, and of an IPv4 header without options.
 const ETHERNET: usize = 14;
 const IP: usize = 20;
 /// Between looks at whether to stop.

@@ -1,6 +1,6 @@
 //! Stretches in which a stream heard nothing, and which of them another stream was spared.
 //!
-//! On a busy machine every stream stands still now and then, because nobody ran who sends, answers or forwards. Streams
+//! On a busy machine every stream stands still now and then, because no thread ran that sends, answers or forwards. Streams
 //! that take turns on the same threads stand still together then. What only some of them suffer has another cause.
 
 use std::cmp::Reverse;
@@ -19,13 +19,13 @@ impl Gap {
     }
 }
 
-/// Of one stream, in order.
+/// The gaps of one stream, in order.
 #[derive(Clone, Debug)]
 pub struct Gaps {
-    /// What a gap is when nothing is wrong: the time between two packets as they are sent.
+    /// The length of a gap when nothing is wrong: the time between two packets as they are sent.
     pub tick: Duration,
     last: Option<Duration>,
-    /// Those longer than one and a half ticks.
+    /// The gaps longer than one and a half ticks.
     long: Vec<Gap>,
 }
 
@@ -34,7 +34,7 @@ impl Gaps {
         Self { tick, last: None, long: Vec::new() }
     }
 
-    /// Of a packet, at that time since the epoch.
+    /// Records a packet, at that time since the epoch.
     pub fn arrived(&mut self, at: Duration) {
         if let Some(start) = self.last
             && at.saturating_sub(start) > self.tick * 3 / 2

@@ -79,7 +79,7 @@ pub(super) enum Link {
 
 pub(super) struct Stream {
     link: Link,
-    /// Of the ticks, every which one has a packet.
+    /// The number of ticks from packet to packet.
     pub(super) every: u32,
     tick: Duration,
     pub(super) seen: Seen,
@@ -179,7 +179,7 @@ fn tcp(to: SocketAddr) -> io::Result<Link> {
     Ok(Link::Tcp { stream, out: Vec::new(), read: Vec::new() })
 }
 
-/// Whether there was room for it.
+/// Sends a packet, and tells if there was room for it.
 fn send_tcp(stream: &mut TcpStream, out: &mut Vec<u8>, number: u64) -> io::Result<bool> {
     let room = out.is_empty();
     if room {

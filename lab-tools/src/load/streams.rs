@@ -19,7 +19,7 @@ const TCP_EVERY: u32 = 5;
 /// How long answers may take to come when nothing more is sent.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What a stream is there for.
+/// The purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Goes through kpx.
@@ -34,12 +34,12 @@ pub struct Route<'a> {
     pub kind: Kind,
     pub protocol: Protocol,
     pub from: &'a Host,
-    /// Of an echo server, or of a Service with one.
+    /// The address of an echo server, or of a Service with one.
     pub to: SocketAddr,
 }
 
 #[derive(Clone, Debug)]
-pub struct StreamTally {
+pub struct StreamResults {
     pub kind: Kind,
     pub protocol: Protocol,
     pub to: SocketAddr,
@@ -49,7 +49,7 @@ pub struct StreamTally {
 /// Sends until it is told to finish.
 pub struct Streams {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<StreamTally>>,
+    thread: JoinHandle<Vec<StreamResults>>,
 }
 
 impl Streams {
@@ -66,19 +66,19 @@ impl Streams {
             let (routes, mut streams): (Vec<_>, Vec<_>) =
                 open.into_iter().map(|(kind, protocol, to, stream)| ((kind, protocol, to), stream)).unzip();
             let last_sent = flow(&mut streams, &told);
-            let tally = |((kind, protocol, to), stream): (_, Stream)| StreamTally {
+            let results = |((kind, protocol, to), stream): (_, Stream)| StreamResults {
                 kind,
                 protocol,
                 to,
                 seen: stream.finish(last_sent),
             };
-            routes.into_iter().zip(streams).map(tally).collect()
+            routes.into_iter().zip(streams).map(results).collect()
         });
         Ok(Self { stop, thread: thread.context("start a thread for the streams")? })
     }
 
     /// Sends no more, waits for what is under way, and says how all went.
-    pub fn finish(self) -> Result<Vec<StreamTally>> {
+    pub fn finish(self) -> Result<Vec<StreamResults>> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the streams' thread panicked"))
     }

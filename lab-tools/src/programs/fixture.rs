@@ -16,7 +16,7 @@ use super::NetNs;
 pub(super) const CLIENT_DEVICE: &str = "c0";
 pub(super) const BACKEND_DEVICE: &str = "b0";
 
-/// Nobody waits longer for an answer.
+/// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Turns before the clock is looked at.
 const PRELUDE: u32 = 100;
@@ -143,7 +143,7 @@ fn dial_datagrams<T>(client: SocketAddr, dialled: SocketAddr, turns: u32, look: 
     })
 }
 
-/// What `look` saw before so many turns and after.
+/// Returns what `look` saw before so many turns and after.
 fn timed<T>(turns: u32, look: impl Fn() -> T, mut turn: impl FnMut() -> std::io::Result<()>) -> Result<(T, T)> {
     for _ in 0..PRELUDE {
         turn().context("an answer")?;

@@ -19,12 +19,12 @@ use testbed::agent::{Cluster, SERVICE_PORT, Service, wait_until};
 use testbed::kernel_tables;
 use testbed::lab::{Family, Lab};
 
-/// Sets that follow each other have nobody in common, and leave somebody out who would be wrong.
+/// Sets that follow each other share no backend, and leave one out that would be wrong.
 const SETS: [[&str; 2]; 5] = [["p1b", "p1c"], ["p2a", "p2b"], ["n2", "p1b"], ["p1c", "p2a"], ["p2b", "n2"]];
 /// EndpointSlices that change from one set to the next: of two Services, one a family.
 const SLICES: u32 = 4;
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Of sets that are long gone nobody will ask.
+/// The number of past sets to remember: no connection asks for older ones.
 const REMEMBERED: usize = 4096;
 
 /// The backends of two Services are replaced by others, as soon as those before are in force.
@@ -108,7 +108,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Whether connections to a Service go to its backends and nowhere else.
+/// Checks that connections to a Service go to its backends and nowhere else.
 fn backends<A: Addr + Ord>(tables: &FamilyTables<A>, lab: &Lab, service: &Service, family: Family) -> bool {
     let wanted: BTreeSet<IpAddr> = service.backends.iter().map(|name| lab.host(name).addrs.ip(family)).collect();
     let Some(addr) = A::from_ip(service.cluster_ip().ip(family)) else { return false };
@@ -152,7 +152,7 @@ impl History {
         move |exchange| this.allows(exchange.backend, exchange.dialled, exchange.answered)
     }
 
-    /// Whether that backend might have been chosen at some time between these two.
+    /// Tells if that backend might have been chosen at some time between these two.
     fn allows(&self, backend: &str, from: Instant, to: Instant) -> bool {
         let eras = self.eras();
         let late = eras.iter().rev().skip_while(|era| era.begun > to);

@@ -7,17 +7,17 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Place;
-use super::kpx::{Home, Kpx};
-use crate::load::{Dialer, Exchange, Kind, Plan, Route, StreamTally, Streams, Tally};
+use super::kpx::{AnyAgent, Home};
+use crate::load::{Dialer, Exchange, Kind, Plan, Results, Route, StreamResults, Streams};
 use testbed::agent::{Cluster, Service};
 use testbed::echo::{Protocol, Servers};
 use testbed::lab::{Family, Lab, Layout};
 
-/// Of the Service that connections dial, for those from outside.
+/// The node port of the Service that connections dial, for those from outside.
 pub(super) const NODE_PORT: u16 = 30_080;
-/// Of the servers that answer connections.
+/// The port of the servers that answer connections.
 pub(super) const WEB_PORT: u16 = 8080;
-/// Of those that answer streams, on a thread of their own.
+/// The port of the servers that answer streams, on a thread of their own.
 const STREAM_PORT: u16 = 9000;
 /// Pods of both nodes: all but the clients.
 pub(super) const BACKENDS: [&str; 3] = ["p1b", "p1c", "p2a"];
@@ -34,17 +34,17 @@ pub(super) struct Fixture {
     pub(super) cluster: Cluster,
     /// Dialled by new connections, over two Services: one alone has too few source ports for the rate.
     pub(super) web: [Service; 2],
-    /// Of streams: one with a backend on the client's node, one with a backend elsewhere.
+    /// The Services of streams: one with a backend on the client's node, one with a backend elsewhere.
     streams: [Service; 2],
     /// Where kpx runs.
     pub(super) home: Home,
     _servers: [Servers; 2],
 }
 
-/// What a fixture's load saw.
+/// The results of a fixture's load.
 pub(super) struct Seen {
-    pub(super) connections: Tally,
-    pub(super) streams: Vec<StreamTally>,
+    pub(super) connections: Results,
+    pub(super) streams: Vec<StreamResults>,
 }
 
 pub(super) struct Load {
@@ -81,8 +81,8 @@ impl Fixture {
     }
 
     /// Starts kpx and waits until it serves the node.
-    pub(super) fn kpx(&self, args: &[String]) -> Result<Kpx<'_>> {
-        Kpx::start(&self.home, &self.lab, self.cluster.source(), args)
+    pub(super) fn kpx(&self, args: &[String]) -> Result<AnyAgent<'_>> {
+        AnyAgent::start(&self.home, &self.lab, self.cluster.source(), args)
     }
 
     /// Makes a file visible where kpx runs, and says under which name.

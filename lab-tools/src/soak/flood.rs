@@ -16,7 +16,7 @@ use crate::load::Flood;
 const CALM: Duration = Duration::from_secs(1);
 /// Between looks at the memory.
 const LOOK: Duration = Duration::from_secs(1);
-/// What an agent may need more at one time than at another. What it needs to look through full tables shows early.
+/// The memory that an agent may need more at one time than at another. Its need for looking through full tables shows early.
 const AGENT_SLACK: u64 = 8 << 20;
 
 /// At a node port of the very Service that others dial, for as long as the scale says.
@@ -26,7 +26,7 @@ pub fn flood(scale: Scale) -> Result<Report> {
     for node in fixture.lab.nodes() {
         node.host.ns.nft("delete table inet cni")?;
     }
-    // Answers to nobody end here, without a word.
+    // Answers to sources that do not exist end here, without an error.
     fixture.lab.fabric.ns.ip("route add blackhole 198.18.0.0/15")?;
     let agent = fixture.kpx(&[])?;
     let load = fixture.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;

@@ -16,7 +16,7 @@ use testbed::apiserver::ApiServer;
 use testbed::lab::Lab;
 use testbed::pod::{Running, Supplies, swapped};
 
-/// Of the node, and in the container: other images bring other kernel programs, and here files in it do.
+/// A folder of the node, and in the container: other images bring other kernel programs, and here its files do.
 const OBJECTS: &str = "/opt/kpx";
 
 /// Where kpx runs.
@@ -25,7 +25,7 @@ pub(super) enum Home {
     Pod { set: Box<DaemonSet>, supplies: Supplies },
 }
 
-pub(super) enum Kpx<'a> {
+pub(super) enum AnyAgent<'a> {
     Process(Agent<'a>),
     Container(Running<'a>),
 }
@@ -71,7 +71,7 @@ impl Home {
     }
 }
 
-impl<'a> Kpx<'a> {
+impl<'a> AnyAgent<'a> {
     /// Starts it on the lab's first node, and waits until it serves that.
     pub(super) fn start(home: &Home, lab: &'a Lab, source: Source, args: &[String]) -> Result<Self> {
         match home {

@@ -1,4 +1,4 @@
-//! What kpx takes of the machine's memory.
+//! The memory of kpx.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 pub(super) struct Memory {
     /// Resident, of the process.
     pub(super) agent: u64,
-    /// Of its maps, says the kernel.
+    /// The memory of its maps, from the kernel.
     pub(super) maps: u64,
 }
 

@@ -8,21 +8,21 @@ use anyhow::Result;
 use super::Scale;
 use super::endpoints::{History, Turns};
 use super::fixture::Fixture;
-use super::kpx::Kpx;
+use super::kpx::AnyAgent;
 use super::report::Report;
 use testbed::agent::Cluster;
 use testbed::apiserver::History as Versions;
 
 /// Within which the kernel's tables must be what the objects ask for, once the API server is back.
 const RECOVERY: Duration = Duration::from_secs(1);
-/// Of watches that the server tells that their version is too old, in one round.
+/// The number of watches, in one round, whose version the server calls too old.
 const STORM: u32 = 20;
-/// Of watches that flap.
+/// The life of watches that flap.
 const LIFE: Duration = Duration::from_millis(200);
 /// How long a storm or the flapping lasts at least.
 const SPELL: Duration = Duration::from_secs(3);
 
-/// What the API server does, one after the other, in every round.
+/// The faults of the API server, one after the other, in every round.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// It is gone for so long, and knows old versions still when it is back.
@@ -40,7 +40,7 @@ pub fn outage(scale: Scale, outage: Duration) -> Result<Report> {
     let mut fixture = Fixture::build(scale.place)?;
     let history = History::default();
     // Not by the fixture, whose cluster fails meanwhile.
-    let agent = Kpx::start(&fixture.home, &fixture.lab, fixture.cluster.source(), &[])?;
+    let agent = AnyAgent::start(&fixture.home, &fixture.lab, fixture.cluster.source(), &[])?;
     let mut turns = Turns::new(&history);
     turns.next(&fixture, agent.pid())?;
     let load = fixture.load(scale.rate, history.judge())?;

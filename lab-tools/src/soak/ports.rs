@@ -13,13 +13,13 @@ use crate::load::{Dialer, Plan};
 use testbed::agent::Service;
 use testbed::lab::Family;
 
-/// Of the Service that the client outside dials.
+/// The node port of the Service that the client outside dials.
 const NODE_PORT: u16 = 30_081;
-/// Where the pod that dials directly is, and whom both reach.
+/// The pod that dials directly, and the server of both clients.
 const POD: &str = "p1a";
 const SERVER: &str = "p2a";
 
-/// As many connections of each kind a second as the scale says.
+/// Opens as many connections of each kind a second as the scale says.
 pub fn ports(scale: Scale) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;
     let service = Service::new("ports", 24, &[SERVER], WEB_PORT).node_port(NODE_PORT);

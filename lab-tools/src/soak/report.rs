@@ -1,4 +1,4 @@
-//! What was seen, and which promises it breaks.
+//! The observations, and the promises that they break.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::fixture::Seen;
-use crate::load::{Kind, StreamTally, Tally};
+use crate::load::{Kind, Results, StreamResults};
 
 /// A packet that is lost is sent again after 200 ms (TCP's least timeout), a lost SYN after a second.
 const SLOW: Duration = Duration::from_millis(150);
@@ -21,9 +21,9 @@ pub struct Report {
     what: String,
     tables: Vec<String>,
     notes: Vec<String>,
-    /// Of counts: true on any machine.
+    /// The broken promises of counts: true on any machine.
     broken: Vec<String>,
-    /// Of times: on a machine that has time for it.
+    /// The broken promises of times: on a machine that has time for it.
     late: Vec<String>,
 }
 
@@ -36,13 +36,13 @@ impl Report {
         report
     }
 
-    /// Of connections of several kinds, and no streams.
-    pub(super) fn of(scenario: &'static str, what: String, seen: &[(&str, Tally)]) -> Self {
+    /// Makes a report of connections of several kinds, without streams.
+    pub(super) fn of(scenario: &'static str, what: String, seen: &[(&str, Results)]) -> Self {
         let (tables, notes, broken, late) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut report = Self { scenario, what, tables, notes, broken, late };
-        for (kind, tally) in seen {
+        for (kind, results) in seen {
             report.note(format!("{kind}:"));
-            report.connections(tally);
+            report.connections(results);
         }
         report
     }
@@ -65,7 +65,7 @@ impl Report {
         self.notes.push(note);
     }
 
-    /// Whether nothing failed, and nothing was late.
+    /// Checks that nothing failed, and nothing was late.
     pub fn check(&self) -> Result<()> {
         let broken: Vec<&str> = self.broken.iter().chain(&self.late).map(String::as_str).collect();
         if !broken.is_empty() {
@@ -74,7 +74,7 @@ impl Report {
         Ok(())
     }
 
-    /// Whether nothing failed, however late it was: what counts where others use the machine too.
+    /// Checks that nothing failed, however late it was: the check for a machine that has other work too.
     pub fn check_counts(&self) -> Result<()> {
         if !self.broken.is_empty() {
             bail!("{self}");
@@ -82,29 +82,30 @@ impl Report {
         Ok(())
     }
 
-    fn connections(&mut self, tally: &Tally) {
-        let (slow, failures) = (tally.slow(SLOW), tally.failures());
-        let others = failures - tally.resets();
+    fn connections(&mut self, results: &Results) {
+        let (slow, failures) = (results.slow(SLOW), results.failures());
+        let others = failures - results.resets();
         let mut table =
             table(&["NEW CONNECTIONS", "OK", "RESET", "FAILED", "SLOW", "WRONG", "MEDIAN", "99.9 %", "MAX"]);
-        let times = [0.5, 0.999, 1.0].map(|part| milliseconds(tally.time(part)));
-        let counts = [tally.dialled, tally.ok, tally.resets(), others, slow, tally.wrong].map(|n| n.to_string());
+        let times = [0.5, 0.999, 1.0].map(|part| milliseconds(results.time(part)));
+        let counts =
+            [results.dialled, results.ok, results.resets(), others, slow, results.wrong].map(|n| n.to_string());
         table.add_row(counts.into_iter().chain(times));
         self.tables.push(table.to_string());
-        let rate = tally.dialled as f64 / tally.lasted.as_secs_f64();
-        self.note(format!("{rate:.0} connections a second, {} behind at worst", milliseconds(tally.behind)));
-        for (reason, count) in &tally.failed {
+        let rate = results.dialled as f64 / results.lasted.as_secs_f64();
+        self.note(format!("{rate:.0} connections a second, {} behind at worst", milliseconds(results.behind)));
+        for (reason, count) in &results.failed {
             self.note(format!("{count} × {reason}"));
         }
-        self.notes.extend(tally.told.iter().cloned());
+        self.notes.extend(results.told.iter().cloned());
         self.promise(failures == 0, format!("{failures} connections failed"));
-        self.promise(tally.wrong == 0, format!("{} connections went to a wrong backend", tally.wrong));
+        self.promise(results.wrong == 0, format!("{} connections went to a wrong backend", results.wrong));
         self.in_time(slow == 0, format!("{slow} connections were slow"));
     }
 
     /// A stream through kpx is compared with those that no kpx touches; these with those through kpx, which shows how
     /// much of a difference the machine alone makes.
-    fn streams(&mut self, streams: &[StreamTally], round_trip: Duration) {
+    fn streams(&mut self, streams: &[StreamResults], round_trip: Duration) {
         let columns = ["STREAM", "TO", "SENT", "LOST", "TWICE", "REORDERED", "ERRORS", "LARGEST GAP", "ALONE"];
         let mut table = table(&columns);
         for stream in streams {
@@ -136,7 +137,7 @@ impl Report {
         self.note("and a control stream longer than every one through kpx: what the machine alone does".to_owned());
     }
 
-    fn judge(&mut self, stream: &StreamTally, alone: Duration, allowance: Duration) {
+    fn judge(&mut self, stream: &StreamResults, alone: Duration, allowance: Duration) {
         let name = format!("{} stream to {}", stream.protocol, stream.to);
         let seen = &stream.seen;
         self.promise(seen.errors.is_empty(), format!("{name}: {}", words(&seen.errors)));
@@ -150,7 +151,7 @@ impl Report {
 }
 
 /// For how long a stream stood still when all streams of the other kind, over the same protocol, did not.
-fn alone(stream: &StreamTally, streams: &[StreamTally]) -> Duration {
+fn alone(stream: &StreamResults, streams: &[StreamResults]) -> Duration {
     let others = streams.iter().filter(|other| other.kind != stream.kind && other.protocol == stream.protocol);
     stream.seen.gaps.excess(others.map(|other| &other.seen.gaps)).first().map_or(Duration::ZERO, |(excess, _)| *excess)
 }
@@ -169,8 +170,8 @@ impl fmt::Display for Report {
 }
 
 /// An exchange is two round trips: SYN and its answer, request and its answer.
-fn round_trip(tally: &Tally) -> Duration {
-    tally.time(0.5) / 2
+fn round_trip(results: &Results) -> Duration {
+    results.time(0.5) / 2
 }
 
 fn table(header: &[&str]) -> Table {

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::Scale;
 use super::fixture::{BACKENDS, Fixture};
-use super::kpx::Kpx;
+use super::kpx::AnyAgent;
 use super::report::Report;
 
 /// Between two faults, and before the first: what goes wrong late shows too.
@@ -16,7 +16,7 @@ const CALM: Duration = Duration::from_millis(500);
 
 /// SIGKILL, and at once a new process.
 pub fn restart(scale: Scale) -> Result<Report> {
-    let killed = |agent: Kpx| {
+    let killed = |agent: AnyAgent| {
         drop(agent);
         Ok(())
     };
@@ -34,7 +34,7 @@ fn again_and_again(
     scenario: &'static str,
     how: &str,
     scale: Scale,
-    end: fn(Kpx) -> Result<()>,
+    end: fn(AnyAgent) -> Result<()>,
     other: Option<&Path>,
 ) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;

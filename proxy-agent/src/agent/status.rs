@@ -80,7 +80,7 @@ impl Agent {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
             if let Some(swept) = self.sweeper.last().get(family) {
-                entries.extend([(maps.flows, swept.entries), (maps.nursery, swept.half_open)]);
+                entries.extend([(maps.flows, swept.entries), (maps.half_open, swept.half_open)]);
             }
         }
         let fill = |(name, max_entries): (&String, &u32)| {

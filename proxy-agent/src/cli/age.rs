@@ -7,7 +7,7 @@ const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 const YEAR: u64 = 365 * DAY;
 
-/// From then until now; nothing has an age below zero.
+/// Formats the time from `then` until now; a moment in the future has the age 0.
 pub(super) fn since(then: Timestamp) -> String {
     span(Timestamp::now().duration_since(then).as_secs().try_into().unwrap_or_default())
 }
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans() {
+    fn spans_have_at_most_two_units() {
         let cases = [
             (0, "0s"),
             (119, "119s"),

@@ -7,7 +7,7 @@ use clap::Args;
 use crate::choices::RUN_DIR;
 use crate::control::client::Client;
 
-/// Which agent is asked.
+/// The agent to ask.
 #[derive(Args, Debug)]
 pub(super) struct AgentArgs {
     /// The run directory of the agent to ask.

@@ -12,7 +12,7 @@ use crate::view::{BackendView, ServiceView};
 
 /// List the endpoints of Services, and which of them take traffic here.
 ///
-/// SETS are those of which new flows are given a backend: `cluster` for clients of the whole cluster, `local` under a
+/// SETS names the sets from which new flows get a backend: `cluster` for clients of the whole cluster, `local` under a
 /// traffic policy Local.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
@@ -24,13 +24,13 @@ pub(super) struct BackendsArgs {
     output: OutputArgs,
 }
 
-/// A backend and whose it is.
+/// A backend and its service port.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
     namespace: &'a str,
     service: &'a str,
-    /// Empty if it has none.
+    /// The name of the port; empty if the port has none.
     port_name: &'a str,
     protocol: &'a str,
     port: u16,
@@ -89,7 +89,7 @@ fn cells(row: &Row<'_>, wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// One word for the three conditions.
+/// Returns one word for the three conditions.
 fn state(backend: &BackendView) -> Cell {
     match (backend.ready, backend.serving, backend.terminating) {
         (true, _, false) => green("ready"),

@@ -1,4 +1,4 @@
-//! `kpx check`: is this host fit for kpx? What was found out ([`facts`]) and what it means ([`judge`]) are apart.
+//! `kpx check`: is this host fit for kpx? Collecting facts ([`facts`]) and judging them ([`judge`]) are separate.
 
 mod facts;
 mod judge;
@@ -20,24 +20,24 @@ pub(super) use facts::KUBE_IPVS0;
 pub(super) use processes::{holds_lock, kube_proxies};
 pub(super) use rules::{Chains, KubeProxyRules};
 
-/// Say whether this host is fit for kpx, and how to mend it. Needs root.
+/// Check whether this host is fit for kpx, and say how to mend it. Needs root.
 ///
-/// Loads the kernel programs and attaches them in a network namespace of its own; the host is only looked at. Ends with
-/// 1 if something is in kpx's way.
+/// Loads the kernel programs and attaches them in a network namespace of their own; nothing on the host is changed.
+/// Ends with 1 if something keeps kpx from working.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
-    /// Can kpx use this kubeconfig? It is read, and nothing is asked of the API server.
+    /// Check this kubeconfig as well. The file is only read; the API server is not contacted.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// The form is kept: fields may be added, none is renamed or taken away.
+/// The report. Its form is stable: fields may be added, and no field is renamed or removed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
-    /// Nothing is in kpx's way.
+    /// True if no finding keeps kpx from working.
     fit: bool,
     findings: Vec<Finding>,
 }
@@ -46,10 +46,10 @@ struct Report {
 #[serde(rename_all = "camelCase")]
 struct Finding {
     level: Level,
-    /// What was looked at.
+    /// The name of the checked item.
     what: &'static str,
     found: String,
-    /// How to mend it; null if there is nothing to mend.
+    /// The advice on how to mend it; null if nothing is wrong.
     fix: Option<String>,
 }
 
@@ -57,9 +57,9 @@ struct Finding {
 #[serde(rename_all = "camelCase")]
 enum Level {
     Ok,
-    /// kpx works, but somebody should look.
+    /// The finding that leaves kpx working, but deserves the operator's attention.
     Warn,
-    /// kpx does not work here, or not as it should.
+    /// The finding that keeps kpx from working, at least in part.
     Fail,
 }
 

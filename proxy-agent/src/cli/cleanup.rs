@@ -1,4 +1,4 @@
-//! `kpx cleanup`: takes away what a dead kpx left, and what kube-proxy left.
+//! `kpx cleanup`: removes the leftovers of a dead kpx, and of kube-proxy.
 
 mod drain;
 mod keep;
@@ -26,41 +26,41 @@ use proxy_net::{Handle, filter};
 
 use wanted::kube_proxys_sysctls;
 
-/// Remove from this host everything that a kpx left. Needs root.
+/// Remove everything that kpx left on this host. Needs root.
 ///
-/// On a node services stay reachable when kpx ends, and a kpx that starts takes over what it finds: this is for a host that
-/// kpx is to leave for good. What other versions of kpx left is removed, too.
+/// On a node Services stay reachable when kpx ends, and the next kpx takes over what it finds. This command is for a
+/// host that kpx leaves for good. The leftovers of other versions of kpx are removed, too.
 #[derive(Args, Debug)]
 pub(crate) struct CleanupArgs {
-    /// The run directory of that kpx, where it noted what it changed.
+    /// The run directory of that kpx, in which it recorded its changes.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
-    /// Its folder in a BPF file system.
+    /// The folder of that kpx in a BPF file system.
     #[arg(long, value_name = "DIR", default_value = BPF_DIR)]
     bpf_dir: PathBuf,
-    /// Also what is a running kpx's: it makes anew what it misses, so stop it soon.
+    /// Remove the state of a running kpx as well. The running kpx restores what it misses, so stop it soon.
     #[arg(long)]
     force: bool,
-    /// Remove what kube-proxy left, and nothing else: its chains and tables, and its device kube-ipvs0. Refused while no kpx
-    /// serves this node, which would have no Services then. With --force, what kpx left goes as well.
+    /// Remove only the leftovers of kube-proxy: its chains and tables, and its device kube-ipvs0. Refused while no kpx
+    /// serves this node, because the node would then have no Services. With --force, kpx's leftovers go as well.
     #[arg(long)]
     kube_proxy: bool,
-    /// First leave all that is new to kube-proxy's rules, which must be there, and wait for what is open to end.
+    /// First leave new flows to kube-proxy's rules, which must exist, and wait for the open flows to end.
     #[arg(long, conflicts_with_all = ["kube_proxy", "force"])]
     drain: bool,
-    /// Wait no longer than this; what is still open then is cut.
+    /// The longest wait; flows that are still open after it are cut.
     #[arg(long, value_name = "DURATION", default_value = "5m", requires = "drain")]
     timeout: GoDuration,
-    /// Do so whenever kpx has ended and a kube-proxy has served instead for so long, and stay.
+    /// Stay, and do so each time kpx has ended and a kube-proxy has served in its place for so long.
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", requires = "drain")]
     stand_by: Option<GoDuration>,
-    /// What kube-proxy's flag of this name means.
+    /// True if kube-proxy's flag `--cleanup` asked for this.
     #[arg(skip)]
     as_kube_proxy: bool,
 }
 
 impl CleanupArgs {
-    /// What kube-proxy's `--cleanup` means: everything of everyone, unless a kpx runs.
+    /// Returns the arguments for kube-proxy's `--cleanup`: remove the leftovers of both, unless a kpx runs.
     pub(crate) fn as_kube_proxy(settings: &Settings) -> Self {
         let (run_dir, bpf_dir) = (settings.run_dir.clone(), settings.bpf_dir.clone());
         let timeout = GoDuration::ZERO;
@@ -76,20 +76,18 @@ impl CleanupArgs {
         }
     }
 
-    /// Nothing of kpx's is to go.
+    /// Returns true if nothing of kpx's is to be removed.
     fn is_for_kube_proxy_alone(&self) -> bool {
         self.kube_proxy && !self.force && !self.as_kube_proxy
     }
 }
 
-/// Says each thing that was removed, also if the next one fails.
+/// Removes the leftovers. Each removed thing is printed, even if the next one fails.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     let (driver, handle) = net::connect()?;
     let work = async {
         match args.stand_by {
-            Some(time) => {
-                stand_by::stand_by(args, time.std().context("--stand-by is less than nothing")?, &handle).await
-            }
+            Some(time) => stand_by::stand_by(args, time.std().context("--stand-by is negative")?, &handle).await,
             None => once(args, control::lock(), &handle).await,
         }
     };
@@ -104,7 +102,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
     let mut removed = Removed::default();
     let alone = args.is_for_kube_proxy_alone();
     if !(alone || args.force) {
-        lock.as_ref().map_err(|error| anyhow!("{error:#}: stop it first, or say --force"))?;
+        lock.as_ref().map_err(|error| anyhow!("{error:#}: stop it first, or pass --force"))?;
     }
     let result = match alone {
         true => ensure_served(args, kpx_runs, handle).await,
@@ -114,7 +112,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
         Ok(()) if args.kube_proxy => kube_proxy::remove(handle, &mut removed).await,
         result => result,
     };
-    // Until all is done, no kpx starts.
+    // The lock keeps a kpx from starting until all is done.
     drop(lock);
     if result.is_ok() || !removed.is_empty() {
         print(&removed.text())?;
@@ -122,7 +120,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
     result
 }
 
-/// An error unless kpx's programs have tables in force here, or its agent says that they have.
+/// Fails unless kpx's programs have tables in force here, or a running agent is healthy.
 async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> Result<()> {
     if kpx_runs && Client::new(&args.run_dir).status().await.is_ok_and(|status| status.healthy) {
         return Ok(());
@@ -131,7 +129,7 @@ async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> R
     ensure!(
         is_served,
         "no kpx serves this node, and without kube-proxy's rules it would have no Services: start kpx, wait until `kpx \
-         status` says healthy, and try again; or say --force, which removes what kpx left as well"
+         status` says healthy, and try again; or pass --force, which removes kpx's leftovers as well"
     );
     Ok(())
 }
@@ -142,9 +140,9 @@ async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Res
     if !args.force {
         check_netns(&args.bpf_dir)?;
     }
-    let timeout = args.timeout.std().context("--timeout is less than nothing")?;
+    let timeout = args.timeout.std().context("--timeout is negative")?;
     if args.drain && !drain::drain(&args.bpf_dir, timeout, handle).await? {
-        eprintln!("draining: the time is up, the rest is cut");
+        eprintln!("draining: the timeout has passed, the remaining flows are cut");
     }
     let changes = Changes::new(&args.run_dir);
     let wanted = if args.kube_proxy { Wanted::default() } else { kube_proxys_sysctls() };
@@ -160,11 +158,11 @@ async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Res
     }
 }
 
-/// What was removed so far.
+/// The things removed so far.
 #[derive(Debug, Default)]
 struct Removed {
     removed: Vec<String>,
-    /// What else is to be said.
+    /// The remarks to print after the removed things.
     notes: Vec<String>,
 }
 
@@ -173,9 +171,9 @@ impl Removed {
         self.removed.push(what.into());
     }
 
-    /// What was made for the sake of connections that kube-proxy opened.
+    /// Notes a thing that was made to keep kube-proxy's connections open.
     fn keep(&mut self, what: &str) {
-        self.note(format!("made {what}, by which connections of kube-proxy go on: kpx cleanup removes it"));
+        self.note(format!("made {what}, which keeps kube-proxy's connections open: kpx cleanup removes it"));
     }
 
     fn note(&mut self, note: String) {

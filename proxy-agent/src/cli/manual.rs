@@ -1,4 +1,4 @@
-//! `kpx completions` and `kpx man`: what is known of the command line, for shells and for man.
+//! `kpx completions` and `kpx man`: describe the command line to shells and to man.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ enum ShellName {
 /// Print the manual page, or write one for each command.
 #[derive(Args, Debug)]
 pub(super) struct ManArgs {
-    /// The folder to which pages are written, as kpx.1, kpx-status.1, …; without it kpx's own goes to standard output.
+    /// The folder for the pages kpx.1, kpx-status.1, …; without it kpx's own page goes to standard output.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! How commands print: tables as kubectl has them, or data.
+//! Prints results of commands: as tables in kubectl's style, or as data.
 
 use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
@@ -8,12 +8,12 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, Color, Table};
 use serde::Serialize;
 
-/// In a cell that has nothing to say.
+/// The text of an empty cell.
 pub(super) const NONE: &str = "<none>";
 
 #[derive(Args, Debug)]
 pub(super) struct OutputArgs {
-    /// A table, a wider one, or data whose form is kept.
+    /// Print a table, a wider table, or data in a stable form.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
     /// Leave out the names of columns.
@@ -30,7 +30,7 @@ enum Output {
     Yaml,
 }
 
-/// Of a text.
+/// The form of a printed table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
     pub(super) wide: bool,
@@ -39,15 +39,15 @@ pub(super) struct Form {
 }
 
 impl OutputArgs {
-    /// Prints data, or the text that is made of it.
+    /// Prints the data, or the text that `text` makes from it.
     pub(super) fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
         let form = || Form { wide: self.output == Output::Wide, headers: !self.no_headers, colours: has_colours() };
         print(&match self.output {
             Output::Text | Output::Wide => {
                 let text = text(form());
                 if text.is_empty() {
-                    // Nobody is left to tell if standard error is closed.
-                    let _told = writeln!(stderr(), "nothing found");
+                    // A failure is ignored, because a closed standard error leaves no place to report it.
+                    let _written = writeln!(stderr(), "nothing found");
                 }
                 text
             }
@@ -57,7 +57,7 @@ impl OutputArgs {
     }
 }
 
-/// Writes to standard output. That its reader has seen enough is no error.
+/// Writes to standard output. A reader that closes the pipe early is no error.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut stdout = stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -66,13 +66,13 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// <https://no-color.org>: any value but an empty one means none.
+/// Returns true if colours are wanted. Any value of NO_COLOR but an empty one turns them off: <https://no-color.org>.
 fn has_colours() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 impl Form {
-    /// Lines in columns; without any row nothing.
+    /// Formats rows in aligned columns; without any row the text is empty.
     pub(super) fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING).add_rows(rows);
@@ -94,8 +94,8 @@ impl Form {
     }
 }
 
-/// Shows control characters, but for the end of a line, instead of sending them to the terminal: an EndpointSlice's
-/// `zone` and `targetRef` are any text that somebody wrote.
+/// Makes a cell in which control characters, except for line ends, are escaped. The `zone` and `targetRef` of an
+/// EndpointSlice are free text, and must not reach the terminal as they are.
 pub(super) fn cell(text: impl ToString) -> Cell {
     let text = shown(&text.to_string());
     Cell::new(if text.is_empty() { NONE } else { &text })
@@ -121,7 +121,7 @@ pub(super) fn red(text: impl ToString) -> Cell {
     cell(text).fg(Color::Red)
 }
 
-/// With commas between.
+/// Joins the items with commas.
 pub(super) fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }

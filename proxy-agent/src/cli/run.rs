@@ -1,4 +1,4 @@
-//! `kpx run`: reads the configuration, and does what the command line asks for.
+//! `kpx run`: reads the configuration, and executes the action that the command line asks for.
 
 use std::fs;
 use std::io::{Write as _, stdout};
@@ -21,7 +21,7 @@ use proxy_datapath::object;
 use proxy_net::changes::Changes;
 use proxy_source::events::Events;
 
-/// Serves this node until stopped, or does what else `args` ask for. To be called while there is one thread.
+/// Serves this node until stopped, or executes the other action of `args`. The process must have only one thread.
 pub(super) fn start(args: &RunArgs) -> Result<()> {
     let RunArgs(given) = args;
     if given.is_set("version") {
@@ -48,13 +48,13 @@ pub(super) fn start(args: &RunArgs) -> Result<()> {
     }
     let object = object::chosen(given.path("bpf-object").as_deref())?;
     demand()?;
-    // What takes more than serving does is done by then.
+    // This step does all that needs more capabilities than serving.
     let prepared = prepare(&settings, &object)?;
     confine(&further_capabilities(&settings))?;
     wait_for(run(settings, &object, prepared))
 }
 
-/// Those that serving takes only because of how it was asked for.
+/// Returns the further capabilities that serving with these settings needs.
 fn further_capabilities(settings: &Settings) -> Vec<Capability> {
     let mut capabilities = Vec::new();
     if settings.bpf_stats {
@@ -67,24 +67,24 @@ fn further_capabilities(settings: &Settings) -> Vec<Capability> {
     }
     let own = geteuid().as_raw();
     let of_others = |path: &Path| fs::metadata(path).ok().filter(|metadata| metadata.uid() != own);
-    // Homes are closed to all but their owners, whoever a file in them belongs to.
+    // Home directories are closed to all but their owners, even for files of other users.
     let is_closed = |folder: &Path| of_others(folder).is_some_and(|metadata| metadata.mode() & 0o001 == 0);
     let takes_more = |path: &PathBuf| {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         let mut folders = path.ancestors().chain(target.ancestors()).filter(|folder| **folder != *path);
         of_others(path).is_some() || folders.any(is_closed)
     };
-    // The configuration is read again and again as well, to see whether it has changed.
+    // The configuration's files are read repeatedly as well, to detect changes.
     if settings.source.paths().iter().chain(settings.files.paths()).any(takes_more) {
-        capabilities.push(Capability::CAP_DAC_READ_SEARCH); // As with `sudo` and the kubeconfig of whoever says it.
+        capabilities.push(Capability::CAP_DAC_READ_SEARCH); // Under `sudo`, the kubeconfig may belong to the user who called it.
     }
     capabilities
 }
 
-/// The kernel's default of `net.ipv4.ip_unprivileged_port_start`.
+/// The default of the kernel's `net.ipv4.ip_unprivileged_port_start`.
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
-/// It is no reason not to serve.
+/// Sets the OOM score. A failure is only logged, because the agent can serve without it.
 fn adjust_oom_score(score: Option<i32>) {
     const FILE: &str = "/proc/self/oom_score_adj";
     let Some(score) = score else { return };

@@ -1,4 +1,4 @@
-//! Which Services a command is about.
+//! Selects the Services that a command shows.
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -7,19 +7,19 @@ use crate::view::ServiceView;
 
 #[derive(Args, Debug)]
 pub(super) struct SelectArgs {
-    /// Only of this Service; with its namespace in front of a slash if others have one of that name.
+    /// Show only this Service; put its namespace and a slash in front if several Services share the name.
     #[arg(value_name = "[NAMESPACE/]NAME")]
     service: Option<String>,
-    /// Only of this namespace.
+    /// Show only Services of this namespace.
     #[arg(long, short, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
     namespace: Option<String>,
-    /// Of all namespaces, as without --namespace.
+    /// Show Services of all namespaces, as without --namespace.
     #[arg(long, short = 'A')]
     all_namespaces: bool,
 }
 
 impl SelectArgs {
-    /// An error if a Service is named and there is none of that name.
+    /// Keeps the selected Services. Fails if a Service is named and does not exist.
     pub(super) fn select(&self, mut services: Vec<ServiceView>) -> Result<Vec<ServiceView>> {
         let named = self.service.as_deref().map(|name| match name.split_once('/') {
             Some((namespace, name)) => (Some(namespace), name),

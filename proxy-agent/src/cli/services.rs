@@ -10,7 +10,7 @@ use super::output::{Form, NONE, OutputArgs, cell, list, red, yellow};
 use super::select::SelectArgs;
 use crate::view::{PortView, ServiceView};
 
-/// List the Services that the running agent serves, with what of them is in force.
+/// List the Services that the running agent serves, and what of them is in force.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]
@@ -61,14 +61,14 @@ fn row(service: &ServiceView, wide: bool) -> Vec<Cell> {
     row
 }
 
-/// As kubectl has it; an exclamation mark if not all of it is in force.
+/// Formats a port as kubectl does, with an exclamation mark if not all of its frontends are in force.
 fn port(port: &PortView) -> String {
     let node_port = port.node_port.map(|port| format!(":{port}")).unwrap_or_default();
     let mark = if port.frontends.iter().any(|frontend| frontend.conflict.is_some()) { "!" } else { "" };
     format!("{}{node_port}/{}{mark}", port.port, port.protocol)
 }
 
-/// Returns the backends that take traffic, of all that are listed, over all ports.
+/// Counts the backends that take traffic and all listed backends, over all ports.
 fn backends(service: &ServiceView) -> Cell {
     let (in_use, all) = service.backends_in_use();
     let text = format!("{in_use}/{all}");

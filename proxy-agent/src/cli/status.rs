@@ -1,4 +1,4 @@
-//! `kpx status`: one screen.
+//! `kpx status`: the state of the agent on one screen.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -13,9 +13,9 @@ use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use super::{age, devices};
 use crate::status::{MapFill, OptionsStatus, Status, UnreachableStatus};
 
-/// Show how the running agent does. Ends with 1 if it is not healthy or does not answer.
+/// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///
-/// Shows what was dropped or rejected; with --output wide also what merely passed, all devices, programs and maps.
+/// Shows the dropped and rejected packets; with --output wide also the passed ones, all devices, programs and maps.
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
     #[command(flatten)]
@@ -46,7 +46,7 @@ fn text(status: &Status, form: Form) -> String {
     sections.join("\n")
 }
 
-/// What is about the whole agent.
+/// Formats the facts about the whole agent.
 fn head(status: &Status, form: Form) -> String {
     let health = match (status.healthy, status.complete) {
         (true, _) => green("healthy"),
@@ -75,12 +75,12 @@ fn head(status: &Status, form: Form) -> String {
     form.table(&[], rows.map(|(name, value)| vec![cell(name), value]))
 }
 
-/// What becomes of Services while no agent runs.
+/// Describes what happens to Services while no agent runs.
 fn restarts(status: &Status) -> Cell {
     match status.kept_by.as_str() {
         "pins" => cell("no gap: the node's BPF file system keeps programs and maps"),
         "filters" if status.sockets.is_some() => {
-            yellow("no gap for packets: filters keep programs and maps; what leads sockets ends with this container")
+            yellow("no gap for packets: filters keep programs and maps; socket load balancing ends with this container")
         }
         "filters" => cell("no gap: filters keep programs and maps; this container has no BPF file system of the node"),
         _ => red("a gap: all ends with this container; give it the node's /sys/fs/bpf (docs/migration.md)"),
@@ -93,15 +93,17 @@ fn options(options: &OptionsStatus) -> String {
     if fast_path != "off" {
         text += &format!(", fast path {fast_path}");
     }
-    let flags =
-        [(options.masquerade_all, "masquerade all"), (!options.cluster_ip_external, "no ClusterIPs for outside")];
+    let flags = [
+        (options.masquerade_all, "masquerade all"),
+        (!options.cluster_ip_external, "no ClusterIPs for external clients"),
+    ];
     for (_, flag) in flags.iter().filter(|(is_set, _)| *is_set) {
         text = text + ", " + flag;
     }
     text
 }
 
-/// What makes the agent unhealthy, and what it could not use.
+/// Lists the reasons why the agent is unhealthy, and the objects that it could not use.
 fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![red(&problem.what), cell(&problem.why), cell(format!("for {}", age::since(problem.since)))]
@@ -124,7 +126,7 @@ fn families(status: &Status, form: Form) -> String {
     form.table(&["FAMILY", "SERVICES", "PORTS", "FRONTENDS", "SLOTS", "FLOWS", "FLOW-ENTRIES"], rows)
 }
 
-/// The maps that hold something; with `wide` all, even those that nobody counts.
+/// Lists the maps that hold entries; with `wide` all maps, even those without a count.
 fn maps(status: &Status, form: Form) -> String {
     let shown = status
         .map_fill
@@ -137,7 +139,7 @@ fn maps(status: &Status, form: Form) -> String {
     form.table(&["MAP", "ENTRIES", "MAX", "FULL"], shown.map(row))
 }
 
-/// From 70 % on somebody should look, from 90 % on act.
+/// Shows how full a map is: yellow from 70 %, where it deserves attention, and red from 90 %, where it needs action.
 fn full(fill: &MapFill) -> Cell {
     let Some(entries) = fill.entries else { return cell("") };
     let percent = entries * 100 / fill.max_entries.max(1);
@@ -151,7 +153,7 @@ fn full(fill: &MapFill) -> Cell {
     }
 }
 
-/// Counts since the agent started. What passed is most of what a node sees, and tells nothing of Services.
+/// Lists the counts since the agent started. Passed packets are most of the node's traffic, and tell nothing of Services.
 fn packets(status: &Status, form: Form) -> String {
     let of = |name| status.reasons.get(name).copied().unwrap_or_default();
     let events = Event::ALL.iter().map(|event| (event.name(), "translated", status.events.get(event.name()).copied()));

@@ -1,4 +1,4 @@
-//! The configuration as `/configz` shows it: kube-proxy's with the names of its internal fields, as there.
+//! Shows the configuration as `/configz` does: kube-proxy's has the names of its internal fields.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn internal(config: &KubeProxyConfiguration) -> Value {
             "QPS": connection.qps,
             "Burst": connection.burst,
         },
-        // The one type that is the same in files.
+        // This is the only type that is the same in files.
         "Logging": config.logging,
         "HostnameOverride": config.hostname_override,
         "BindAddress": config.bind_address,

@@ -1,4 +1,4 @@
-//! Spans of time as Go writes them.
+//! Durations in Go's notation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 
-/// Nanoseconds, as in Go's `time.Duration`: `1h30m0s`, `1.5s`, `-2ms`.
+/// A duration in nanoseconds, as Go's `time.Duration`: `1h30m0s`, `1.5s`, `-2ms`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GoDuration(i64);
 
 const SECOND: i64 = 1_000_000_000;
 
-/// Longest first of those that begin alike. Go knows both signs for micro.
+/// The units; of those with a common beginning the longest comes first. Go accepts both signs for micro.
 const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -36,7 +36,7 @@ impl GoDuration {
         Self(nanos)
     }
 
-    /// None of less than nothing.
+    /// Returns the duration; None if it is negative.
     pub fn std(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
     }
@@ -64,7 +64,7 @@ impl FromStr for GoDuration {
     }
 }
 
-/// One number with its unit, and what follows.
+/// Parses one number with its unit, and returns the rest of the text.
 fn part(text: &str) -> Option<(i128, &str)> {
     let (whole, rest) = digits(text);
     let (fraction, rest) = match rest.strip_prefix('.') {
@@ -76,7 +76,7 @@ fn part(text: &str) -> Option<(i128, &str)> {
     }
     let (unit, rest) =
         UNITS.into_iter().find_map(|(name, unit)| rest.strip_prefix(name).map(|rest| (i128::from(unit), rest)))?;
-    // More digits are finer than a nanosecond in any unit.
+    // Further digits are finer than a nanosecond in any unit.
     let fraction = &fraction[..fraction.len().min(15)];
     let whole: i128 = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()?.into() };
     let parts: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
@@ -115,7 +115,7 @@ impl fmt::Display for GoDuration {
     }
 }
 
-/// `nanos` in a unit that is a power of ten.
+/// Formats `nanos` in a unit that is a power of ten.
 fn decimal(nanos: u64, unit: u64) -> String {
     let digits = usize::try_from(unit.ilog10()).expect("a few digits");
     let text = format!("{}.{:0digits$}", nanos / unit, nanos % unit);
@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for GoDuration {
     }
 }
 
-/// Of `logging.flushFrequency` alone, which was a number of nanoseconds once.
+/// Deserialises `logging.flushFrequency`, which was once a number of nanoseconds.
 pub(super) fn nanos_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GoDuration, D::Error> {
     deserializer.deserialize_any(DurationVisitor { takes_nanos: true })
 }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_go_reads_and_writes_them() {
+    fn durations_are_read_and_written_as_go_does() {
         for (text, nanos, written) in [
             ("0", 0, "0s"),
             ("0s", 0, "0s"),
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_the_same(nanos in any::<i64>()) {
+        fn written_duration_reads_the_same(nanos in any::<i64>()) {
             prop_assume!(nanos != i64::MIN);
             prop_assert_eq!(GoDuration(nanos).to_string().parse(), Ok(GoDuration(nanos)));
         }

@@ -1,4 +1,4 @@
-//! The flags of `kpx run`: kube-proxy's and kpx's own, each with the field that it stands for.
+//! The flags of `kpx run`: kube-proxy's and kpx's own, each with the field that it sets.
 
 mod arg;
 pub(super) mod table;
@@ -14,11 +14,11 @@ use super::kube_proxy::with_port;
 use super::tree;
 use table::FLAGS;
 
-/// A flag, and what kpx does with it.
+/// A flag, and its effect in kpx.
 #[derive(Debug)]
 pub(super) struct Flag {
     pub(super) name: &'static str,
-    /// Other names, the first of them a single letter if it has one.
+    /// The aliases; the first may be a single letter.
     pub(super) aliases: &'static [&'static str],
     pub(super) kind: Kind,
     pub(super) stands_for: StandsFor,
@@ -28,45 +28,45 @@ pub(super) struct Flag {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StandsFor {
-    /// Fields of KubeProxyConfiguration. A `--config` file is asked instead.
+    /// The fields of KubeProxyConfiguration that the flag sets, unless there is a `--config` file.
     KubeProxy(&'static [&'static str]),
-    /// A field of KubeProxyConfiguration, over what a `--config` file says.
+    /// The field of KubeProxyConfiguration that the flag sets, even over a `--config` file.
     KubeProxyOver(&'static str),
-    /// The port of an address of KubeProxyConfiguration.
+    /// The address of KubeProxyConfiguration whose port the flag sets.
     Port(&'static str),
-    /// A field of KpxConfiguration, over what a file says.
+    /// The field of KpxConfiguration that the flag sets, even over a file.
     Kpx(&'static str),
-    /// None: what to do rather than how.
+    /// An action instead of a field.
     Deed,
-    /// None: for those who work on kpx. Not shown.
+    /// An aid for developers of kpx, which is not shown.
     Development,
-    /// None that there is still.
+    /// A field that no longer exists.
     Nothing,
 }
 
-/// What a flag takes.
+/// The kind of a flag's value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// As Go has them: `--flag` or `--flag=false`.
+    /// A boolean in Go's notation: `--flag` or `--flag=false`.
     Switch,
     Integer,
     Number,
     Text,
     File,
     Dir,
-    /// With commas, or repeated.
+    /// A list with commas; the flag may be repeated.
     List,
-    /// `A=true,B=false`.
+    /// A map of booleans: `A=true,B=false`.
     Gates,
     Duration,
     OneOf(&'static [&'static str]),
     /// A value of a type of the configuration.
     Choice(fn() -> Vec<PossibleValue>),
-    /// Like a switch, but it may also be `raw`.
+    /// A switch whose value may also be `raw`.
     Version,
 }
 
-/// What the command line says, by the name of the flag.
+/// The values from the command line, by the names of their flags.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Given(BTreeMap<&'static str, Value>);
 
@@ -74,7 +74,7 @@ pub(crate) struct Given(BTreeMap<&'static str, Value>);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunArgs(pub(crate) Given);
 
-/// Those of them that say how a node treats packets, for `kpx trace`.
+/// The flags that set a node's treatment of packets, for `kpx trace`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeArgs(pub(super) Given);
 
@@ -95,17 +95,17 @@ impl Given {
         FLAGS.iter().filter_map(|flag| Some((flag, self.0.get(flag.name)?)))
     }
 
-    /// The flag that said what is wrong with a field.
+    /// Returns the flag that set a wrong field.
     pub(super) fn flag_of(&self, kind: &str, field: &str, has_file: bool) -> Option<&'static str> {
         let counts = |flag: &Flag| !has_file || !flag.stands_for.is_overruled_by_file();
         self.flags().find(|(flag, _)| flag.stands_for.is(kind, field) && counts(flag)).map(|(flag, _)| flag.name)
     }
 
-    /// Writes into `kube_proxy` and `kpx` what is said here. If `has_file`, kube-proxy's fields are the file's.
+    /// Writes the values into `kube_proxy` and `kpx`. If `has_file`, a file sets kube-proxy's fields.
     pub(super) fn apply(&self, kube_proxy: &mut Value, kpx: &mut Value, has_file: bool) {
         for (flag, value) in self.flags() {
             match flag.stands_for {
-                // An empty value says as much as none: kube-proxy's manifests are full of them.
+                // An empty value counts as none: kube-proxy's manifests have many of them.
                 _ if value.as_str().is_some_and(str::is_empty) => self.switch_off(flag, kube_proxy, has_file),
                 StandsFor::KubeProxy(fields) if !has_file => {
                     fields.iter().for_each(|field| tree::set(kube_proxy, field, value.clone()));
@@ -128,7 +128,7 @@ impl Given {
         }
     }
 
-    /// Only the addresses to listen on can be none.
+    /// Turns an address off; only the addresses to listen on can be off.
     fn switch_off(&self, flag: &Flag, kube_proxy: &mut Value, has_file: bool) {
         if let StandsFor::KubeProxy([field]) = flag.stands_for
             && matches!(*field, "healthzBindAddress" | "metricsBindAddress")
@@ -139,10 +139,10 @@ impl Given {
     }
 }
 
-/// Port 0 stands for none. The address is of no matter then.
+/// The address that stands for none: its port is 0, and the IP address does not matter.
 pub(super) const OFF: &str = "0.0.0.0:0";
 
-/// `--healthz-port` and `--metrics-port`, for an address that comes without one.
+/// Sets the port of an address that has none: `--healthz-port` and `--metrics-port`.
 fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
     let address = tree::get(kube_proxy, field).and_then(Value::as_str).unwrap_or_default();
     let address = match (port.as_u64().map(u16::try_from), address) {
@@ -176,7 +176,7 @@ impl StandsFor {
                 .any(|own| field.strip_prefix(own).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric)))
     }
 
-    /// Which kind of document, and which fields of it.
+    /// Returns the kind of document and the fields that a flag sets.
     pub(super) fn fields(self) -> (&'static str, Vec<&'static str>) {
         let kube_proxy = super::KubeProxyConfiguration::KIND;
         match self {
@@ -188,8 +188,8 @@ impl StandsFor {
     }
 }
 
-/// A command line as clap wants it: under kube-proxy's name, or with nothing but flags, `run` is meant; and kube-proxy
-/// takes `_` for `-` in the names of flags.
+/// Returns the command line in clap's form. `run` is added under kube-proxy's name and before a line of flags alone. As
+/// in kube-proxy, the names of flags may have `_` for `-`.
 pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.into_iter().collect();
     let is_kube_proxy =

@@ -1,4 +1,4 @@
-//! What cannot be of a configuration: all of it, each with its field.
+//! Collects the errors of a configuration, each with its field.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use super::tree;
 /// The choice that an empty text leaves open.
 const MAY_BE_EMPTY: &str = "attach";
 
-/// As the API server words it. The flag is the one that gave the value.
+/// An error in the API server's wording. The flag is the one that set the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Invalid {
     pub(super) kind: &'static str,
@@ -35,7 +35,7 @@ impl fmt::Display for Invalid {
     }
 }
 
-/// All that is wrong, for whoever started us.
+/// The list of all errors in the configuration.
 #[derive(Debug)]
 pub(super) struct InvalidConfiguration(pub(super) Vec<Invalid>);
 
@@ -53,7 +53,7 @@ impl fmt::Display for InvalidConfiguration {
 
 impl std::error::Error for InvalidConfiguration {}
 
-/// Checks the fields of one kind of document, and remembers what is wrong.
+/// A check of the fields of one kind of document, which collects the errors.
 pub(super) struct Fields {
     kind: &'static str,
     pub(super) invalid: Vec<Invalid>,
@@ -81,7 +81,7 @@ impl Fields {
         parsed
     }
 
-    /// Those of a list that can be read.
+    /// Parses a list, and returns the items that are valid.
     pub(super) fn parse_each<T: FromStr>(&mut self, field: &str, texts: &[String], why: &str) -> Vec<T> {
         let texts = texts.iter().enumerate();
         texts.filter_map(|(index, text)| self.parse(&format!("{field}[{index}]"), text.trim(), why)).collect()
@@ -113,7 +113,7 @@ impl Fields {
     }
 }
 
-/// Shows a value as it is written.
+/// A value whose debug form is its display form.
 pub(super) struct Shown<T>(pub(super) T);
 
 impl<T: fmt::Display> fmt::Debug for Shown<T> {

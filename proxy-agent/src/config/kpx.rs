@@ -53,7 +53,7 @@ pub struct KpxConfiguration {
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
-    /// The time to wait for this node's object before giving up.
+    /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
     /// A folder in a BPF file system.

@@ -1,4 +1,4 @@
-//! kube-proxy's configuration as its files have it: `kubeproxy.config.k8s.io/v1alpha1`.
+//! The configuration file of kube-proxy: `kubeproxy.config.k8s.io/v1alpha1`.
 
 mod defaults;
 
@@ -60,7 +60,7 @@ pub struct Logging {
     pub flush_frequency: GoDuration,
     pub verbosity: u32,
     pub vmodule: Vec<VmoduleItem>,
-    /// Of how each format buffers, which ours do not.
+    /// The options of each format's buffers; kpx's log has no such buffers.
     pub options: BTreeMap<String, Value>,
 }
 
@@ -135,10 +135,10 @@ pub struct Conntrack {
     pub udp_stream_timeout: GoDuration,
 }
 
-/// What those of kube-proxy's modes have in common that do what the active one says.
+/// The fields that kube-proxy's modes have in common, from the section of the active mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// The section of the periods.
+    /// The section that holds the periods.
     pub section: &'static str,
     pub masquerade_bit: i32,
     pub masquerade_all: bool,
@@ -146,7 +146,7 @@ pub struct Common {
     pub min_sync_period: GoDuration,
 }
 
-/// Fields of which a file that says zero, or nothing in quotes, says nothing.
+/// The fields that count as unset if a file sets them to zero or to an empty text.
 pub(super) const UNSET_WHEN_ZERO: [&str; 15] = [
     "bindAddress",
     "healthzBindAddress",
@@ -172,7 +172,7 @@ impl KubeProxyConfiguration {
     pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
     pub const KIND: &str = "KubeProxyConfiguration";
 
-    /// Sets the defaults that hang on other fields.
+    /// Sets the defaults that depend on other fields.
     pub(super) fn complete(&mut self) {
         let ipv6 = self.bind_address.parse::<IpAddr>().is_ok_and(|addr| addr.is_ipv6());
         let (any, loopback) = if ipv6 { ("::", "::1") } else { ("0.0.0.0", "127.0.0.1") };
@@ -200,7 +200,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Fills in what is missing of `IP:port`. Text that is no address is left for whoever validates it.
+/// Completes an address of the form `IP:port`. Text that is not an address stays, so that validation reports it.
 pub(super) fn with_port(address: &str, default_host: &str, default_port: u16) -> String {
     let (host, port) = match address.strip_prefix(':').map(str::parse) {
         Some(Ok(port)) => (default_host, port),

@@ -1,4 +1,4 @@
-//! How much is logged, and in which form.
+//! Sets up the log: its level and its form.
 
 use std::io::{IsTerminal, stderr};
 
@@ -11,12 +11,12 @@ use super::Configuration;
 use super::kube_proxy::Logging;
 use crate::settings::Settings;
 
-/// Logs to standard error from here on. RUST_LOG goes before what the configuration says.
+/// Starts logging to standard error. RUST_LOG overrides the configuration.
 pub(crate) fn start(logging: &Logging) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter(logging.verbosity)));
     let subscriber = tracing_subscriber::registry().with(filter);
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
-    // A process that logs already goes on as it does.
+    // An earlier logger of this process stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
         _ => subscriber.with(form.with_ansi(stderr().is_terminal())).try_init(),
@@ -24,7 +24,7 @@ pub(crate) fn start(logging: &Logging) {
 }
 
 impl Configuration {
-    /// What is in force, and what was not taken as it stands.
+    /// Logs the configuration in force, and the remarks about it.
     pub(crate) fn log(&self, settings: &Settings) {
         let (remarks, common) = (&self.remarks, self.checked.common);
         if !remarks.doubtful_fields.is_empty() {
@@ -34,10 +34,13 @@ impl Configuration {
             );
         }
         if !remarks.ignored_flags.is_empty() {
-            info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy that mean nothing to kpx are ignored");
+            info!(flags = remarks.ignored_flags.join(", "), "flags of kube-proxy without effect in kpx are ignored");
         }
         if !remarks.overruled_flags.is_empty() {
-            warn!(flags = remarks.overruled_flags.join(", "), "flags are ignored, as the file of --config says it all");
+            warn!(
+                flags = remarks.overruled_flags.join(", "),
+                "flags are ignored, because the file of --config overrides them"
+            );
         }
         if !remarks.unknown_feature_gates.is_empty() {
             warn!(gates = remarks.unknown_feature_gates.join(", "), "unknown feature gates");
@@ -56,7 +59,8 @@ impl Configuration {
     }
 }
 
-/// kube logs every failure on its own; those that last are in our log once, as problems.
+/// Returns the filter. kube's own log lines are left out, because kube logs each failure, and kpx logs a lasting
+/// failure once as a problem.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",

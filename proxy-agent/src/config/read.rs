@@ -1,4 +1,4 @@
-//! Configuration files: which documents they hold, and what these say.
+//! Reads configuration files: their documents, and the fields of these.
 
 use std::path::Path;
 
@@ -13,17 +13,17 @@ use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
 use super::tree;
 use proxy_source::document::{Document, documents_with};
 
-/// What files say of each kind of configuration, as far as they say anything.
+/// The fields from files for each kind of configuration.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) kube_proxy: Option<Value>,
     pub(super) kpx: Option<Value>,
-    /// Fields that there are not, or more than once: a newer or a sloppier file than this kpx was made for.
+    /// The unknown and the repeated fields: the file may be made for a newer kpx, or have mistakes.
     pub(super) doubtful: Vec<String>,
 }
 
 impl Said {
-    /// Takes in a file's documents. What cannot be meant is an error with its line.
+    /// Reads a file's documents. A document that cannot be understood is an error with its line.
     pub(super) fn read(&mut self, path: &Path, text: &str) -> Result<()> {
         for document in documents_with(text, DuplicateKeyPolicy::LastWins) {
             match document {
@@ -83,7 +83,7 @@ impl Said {
     }
 }
 
-/// The fields that a `T` does not have; or the one that it has otherwise, and why that cannot be.
+/// Decodes a document. Returns its unknown fields, or the field that is wrong and the reason.
 fn decode<T: DeserializeOwned>(value: &Value) -> Result<Vec<String>, (String, String)> {
     let mut unknown = Vec::new();
     let mut ignored = |path: serde_ignored::Path<'_>| unknown.push(tree::path(&path.to_string()));

@@ -31,7 +31,7 @@ fn run_args(line: &str) -> Result<RunArgs> {
     Ok(Run::try_parse_from(["kpx"].into_iter().chain(line.split_whitespace()))?.args)
 }
 
-/// Of flags alone.
+/// Loads a configuration from flags alone.
 fn load(line: &str) -> Result<Configuration> {
     Configuration::load(&run_args(line)?)
 }
@@ -41,7 +41,7 @@ fn settings(line: &str) -> Settings {
     load(&line).and_then(|configuration| configuration.settings()).unwrap_or_else(|error| panic!("{line}: {error:#}"))
 }
 
-/// A file of `--config`.
+/// A file for `--config`.
 struct ConfigFile {
     folder: TempDir,
     path: PathBuf,
@@ -55,7 +55,7 @@ impl ConfigFile {
         Self { folder, path }
     }
 
-    /// Its fields alone.
+    /// Makes a file of a KubeProxyConfiguration with these fields.
     fn kube_proxy(fields: &str) -> Self {
         Self::new(&format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"))
     }
@@ -69,9 +69,9 @@ impl ConfigFile {
         configuration.settings().unwrap()
     }
 
-    /// Its error, in which the folder of the file is left out.
+    /// Returns the error of loading the file, without the file's folder.
     fn error(&self, line: &str) -> String {
-        let error = self.load(line).map(|_| ()).expect_err("a configuration that cannot be");
+        let error = self.load(line).map(|_| ()).expect_err("an invalid configuration");
         format!("{error:#}").replace(&format!("{}/", self.folder.path().display()), "")
     }
 }

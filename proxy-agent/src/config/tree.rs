@@ -1,13 +1,13 @@
-//! Fields of a document by their paths, as `iptables.syncPeriod`.
+//! Access to the fields of a document by paths such as `iptables.syncPeriod`.
 
 use serde_json::{Map, Value};
 
-/// What a field holds.
+/// Returns the value of a field.
 pub(super) fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(value, |value, step| value.get(step))
 }
 
-/// Makes what is missing on the way.
+/// Sets a field, and makes the missing objects above it.
 pub(super) fn set(value: &mut Value, path: &str, new: Value) {
     let place = path.split('.').fold(value, |value, step| {
         if !value.is_object() {
@@ -18,7 +18,7 @@ pub(super) fn set(value: &mut Value, path: &str, new: Value) {
     *place = new;
 }
 
-/// `over` where it says something, `under` elsewhere.
+/// Merges two documents; the fields of `over` win.
 pub(super) fn merge(under: Value, over: Value) -> Value {
     match (under, over) {
         (Value::Object(mut under), Value::Object(over)) => {
@@ -33,7 +33,7 @@ pub(super) fn merge(under: Value, over: Value) -> Value {
     }
 }
 
-/// To Go, a field that is null is one that was not given.
+/// Removes null fields, because Go treats them as absent.
 pub(super) fn prune_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, field| !field.is_null());
@@ -56,7 +56,7 @@ pub(super) fn remove_if_zero(value: &mut Value, path: &str) {
     }
 }
 
-/// Every field that holds no further ones, with its path.
+/// Returns the fields without further fields below them, with their paths.
 #[cfg(test)]
 pub(super) fn leaves(value: &Value) -> Vec<(String, Value)> {
     fn walk(at: &str, value: &Value, found: &mut Vec<(String, Value)>) {
@@ -75,7 +75,7 @@ pub(super) fn leaves(value: &Value) -> Vec<(String, Value)> {
     found
 }
 
-/// A path with its indices as everywhere else: `list[0].field` for `list.0.field`.
+/// Writes a path in the usual form: `list[0].field` for `list.0.field`.
 pub(super) fn path(dotted: &str) -> String {
     let mut path = String::new();
     for step in dotted.split('.') {
@@ -88,7 +88,7 @@ pub(super) fn path(dotted: &str) -> String {
     path
 }
 
-/// What a flag says that is given again: lists and maps go on.
+/// Joins the values of a repeated flag: lists and maps are continued.
 pub(super) fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),

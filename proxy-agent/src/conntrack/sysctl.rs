@@ -20,7 +20,8 @@ const MAX: &str = "netfilter/nf_conntrack_max";
 /// The number of buckets of the hash table. The kernel takes it only here, and for all namespaces.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
-/// The kernel's connection tracking, which still sees every flow, translated. Unset means leave it as it is.
+/// The limits of the kernel's connection tracking, which still sees each flow, translated. An unset field is left as it
+/// is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
     pub max_per_core: Option<u32>,

@@ -1,4 +1,4 @@
-//! Asks a running agent from another process.
+//! A client that asks a running agent from another process.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use super::socket;
 use crate::status::Status;
 use crate::view::{Names, ServiceView};
 
-/// How long an agent may take over an answer: its loop may be in the middle of a sync.
+/// The time limit for an answer: the agent may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 type Connection = http1::Connection<TokioIo<UnixStream>, Empty<Bytes>>;
 
-/// The agent that runs with a run directory.
+/// The client of the agent that uses one run directory.
 #[derive(Clone, Debug)]
 pub struct Client(PathBuf);
 
@@ -50,7 +50,7 @@ impl Client {
         self.get("/maps").await
     }
 
-    /// What it answers at `path`, of a form that a kpx of another version may not have.
+    /// Gets the agent's answer at `path`. An agent of another version may answer in another form.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let asked = tokio::time::timeout(TIMEOUT, self.bytes(path)).await;
         let body =
@@ -59,7 +59,7 @@ impl Client {
             .with_context(|| format!("the running kpx is of another version: its {path} has another form"))
     }
 
-    /// The lines of what it answers at `path`, as they come.
+    /// Gets the agent's answer at `path` line by line, as the lines come.
     pub async fn lines(&self, path: &str) -> Result<Lines> {
         let (mut sender, connection) = self.connect().await?;
         let mut connection = Box::pin(connection);
@@ -97,19 +97,19 @@ impl Client {
     }
 }
 
-/// Lines that come in, one by one.
+/// The lines of an answer that is still coming.
 pub struct Lines {
     body: Incoming,
-    /// None once it has ended.
+    /// The connection; None once it has ended.
     connection: Option<Pin<Box<Connection>>>,
-    /// As long as it is there the connection is kept.
+    /// The sender, which keeps the connection open.
     _sender: http1::SendRequest<Empty<Bytes>>,
-    /// Behind the last line.
+    /// The bytes read behind the last line.
     read: BytesMut,
 }
 
 impl Lines {
-    /// The next line, without its end. None if there are no more. May be cancelled.
+    /// Returns the next line without its end, or None at the end of the answer. This future may be cancelled.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {

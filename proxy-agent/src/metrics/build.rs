@@ -1,5 +1,5 @@
-//! Which kpx this is. Not as `kubernetes_build_info`: alerts go by that which fire when the programs of a cluster are of
-//! several versions of Kubernetes, and kpx is of none.
+//! The version of this kpx. The metric is not called `kubernetes_build_info`: alerts on that metric fire when
+//! components of several Kubernetes versions run, and kpx has no Kubernetes version.
 
 use std::env::consts::ARCH;
 

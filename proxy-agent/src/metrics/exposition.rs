@@ -1,5 +1,5 @@
-//! Prometheus' text format 0.0.4. The encoder at hand writes OpenMetrics, which names counters and numbers in another way:
-//! kube-proxy's dashboards know them by these names.
+//! The text format 0.0.4 of Prometheus. The encoder in use writes OpenMetrics, which names counters and numbers
+//! differently; kube-proxy's dashboards expect the older names.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 /// The media type of [`text`].
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What the registries hold.
+/// Encodes the metrics of the registries.
 pub(super) fn text(registries: &[&Registry]) -> Result<String, fmt::Error> {
     let mut open_metrics = String::new();
     registries.iter().try_for_each(|registry| encode_registry(&mut open_metrics, registry))?;
@@ -21,10 +21,10 @@ fn translate(open_metrics: &str) -> String {
     let mut help = None;
     for line in open_metrics.lines() {
         if let Some(described) = line.strip_prefix("# HELP ") {
-            // Its name depends on the type, which comes next.
+            // The name depends on the type, which the next line gives.
             help = described.split_once(' ');
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|typed| typed.split_once(' ')) {
-            // OpenMetrics has a counter's suffix at its samples alone.
+            // OpenMetrics puts a counter's suffix only on its samples.
             let suffix = if kind == "counter" { "_total" } else { "" };
             if let Some((_, about)) = help.take() {
                 text += &format!("# HELP {name}{suffix} {about}\n");
@@ -38,7 +38,7 @@ fn translate(open_metrics: &str) -> String {
     text
 }
 
-/// Go writes the bounds of buckets that are whole numbers without a fraction, and queries name them so.
+/// Writes bounds of buckets that are whole numbers without a fraction, as Go does: queries name them so.
 fn whole_numbers(sample: &str) -> String {
     const BOUND: &str = "_bucket{le=\"";
     let bound = sample.split_once(BOUND).and_then(|(name, rest)| Some((name, rest.split_once('"')?)));
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_called_as_their_samples_and_bounds_as_go_writes_them() {
+    fn counters_have_their_samples_names_and_bounds_gos_form() {
         let open_metrics = "\
 # HELP sheep Counted.
 # TYPE sheep counter

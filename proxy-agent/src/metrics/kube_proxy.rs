@@ -1,4 +1,4 @@
-//! kube-proxy's metrics (its `pkg/proxy/metrics/metrics.go`), as far as they do not speak of iptables, ipvs or nftables.
+//! The metrics of kube-proxy (its `pkg/proxy/metrics/metrics.go`), without those of iptables, ipvs and nftables.
 
 use std::time::Duration;
 
@@ -29,18 +29,18 @@ pub struct ProxyMetrics {
     pub conntrack: ConntrackMetrics,
 }
 
-/// What is done about the kernel's connection tracking after a change of endpoints.
+/// The metrics of removing stale connections from the kernel's tables after a change of endpoints.
 #[derive(Clone, Debug)]
 pub struct ConntrackMetrics {
     duration: Histograms<ByFamily>,
     deleted: Family<ByFamily, Counter>,
 }
 
-/// One sync of one family.
+/// A sync of one family.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxySync {
     pub duration: Duration,
-    /// Starting from what the maps really hold.
+    /// True if the sync began with reading the maps.
     pub full: bool,
     pub successful: bool,
 }
@@ -101,17 +101,17 @@ impl ProxyMetrics {
         );
         registry.register(
             "sync_partial_proxy_rules_duration_seconds",
-            "Time taken by a sync of what had changed since the last",
+            "Time taken by a sync of the changes since the last one",
             self.partial_sync_duration.clone(),
         );
         registry.register(
             "sync_proxy_rules_last_timestamp_seconds",
-            "When all that was asked for was last in force, in seconds since 1970",
+            "Time at which all desired state was last in force, in seconds since 1970",
             self.last_sync.clone(),
         );
         registry.register(
             "sync_proxy_rules_last_queued_timestamp_seconds",
-            "When a sync was last asked for, in seconds since 1970",
+            "Time at which a sync was last requested, in seconds since 1970",
             self.last_queued.clone(),
         );
         registry.register(
@@ -160,7 +160,7 @@ impl ProxyMetrics {
 }
 
 impl ConntrackMetrics {
-    /// One pass over the kernel's connections.
+    /// Records one pass over the kernel's connections.
     pub fn reconciled(&self, family: IpFamily, duration: Duration, deleted: u64) {
         self.duration.get_or_create(&family.into()).observe(duration.as_secs_f64());
         self.deleted.get_or_create(&family.into()).inc_by(deleted);
@@ -171,12 +171,13 @@ fn now_seconds() -> f64 {
     Timestamp::now().as_duration().as_secs_f64()
 }
 
-/// 1 ms to 16 s.
+/// Makes a histogram from 1 ms to 16 s.
 pub(super) fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// To a quarter of a second, to a minute, to five: with the bucket of nothing that kube-proxy has, too.
+/// Makes a histogram up to five minutes: in quarters of a second, in seconds up to a minute, then wider. The first
+/// bucket is kube-proxy's bucket of 0.
 fn latencies() -> Histogram {
     let steps = |from: u16, to: u16, step: usize| (from..=to).step_by(step).map(f64::from);
     Histogram::new(

@@ -1,4 +1,4 @@
-//! How long it takes from a change in the cluster until this node does as it says.
+//! The programming latency: the time from a change in the cluster until it is in force on this node.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,11 @@ use super::ProxyMetrics;
 use proxy_core::input::{ObjectName, Trigger};
 use proxy_core::ip_family::IpFamily;
 
-/// Triggers that are remembered of one Service: a family that stays out of force must not cost more and more.
+/// The number of triggers that are remembered per Service: a family that stays out of force must not use more and more
+/// memory.
 const PENDING: usize = 256;
 
-/// Triggers of changes that are not in force yet.
+/// The triggers of changes that are not in force yet.
 #[derive(Debug)]
 pub struct Latencies {
     started: Timestamp,
@@ -19,12 +20,12 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// What came to pass before `started` waited for the agent, not for its work.
+    /// Starts without triggers. Changes before `started` are not counted, because they waited for the agent to start.
     pub fn since(started: Timestamp) -> Self {
         Self { started, pending: BTreeMap::new() }
     }
 
-    /// In the order in which they came.
+    /// Adds a trigger; triggers are added in the order of their arrival.
     pub fn add(&mut self, trigger: Trigger) {
         let key = (trigger.family, trigger.service);
         match trigger.at {
@@ -39,7 +40,7 @@ impl Latencies {
         }
     }
 
-    /// All that was asked of a family is in force.
+    /// Observes the latencies of a family whose changes are now in force.
     pub fn observe(&mut self, family: IpFamily, metrics: &ProxyMetrics) {
         let histogram = metrics.programming_latency.get_or_create_owned(&family.into());
         let now = Timestamp::now();
@@ -59,7 +60,7 @@ mod tests {
     use proxy_core::builders::object_name;
 
     #[test]
-    fn each_trigger_counts_once_when_its_family_is_in_force() {
+    fn trigger_counts_once_when_its_family_is_in_force() {
         let metrics = Metrics::new();
         let started: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let mut latencies = Latencies::since(started);

@@ -36,16 +36,16 @@ pub struct Mended {
     pub sysctls: u64,
 }
 
-/// What a sync consists of, in this order.
+/// The parts of a sync, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// From objects to what they mean.
+    /// The computation of the model from objects.
     Model,
-    /// From what is in force to what should be.
+    /// The comparison of the desired tables with those in force.
     Diff,
-    /// Into the maps.
+    /// The writes to the maps.
     Write,
-    /// Addresses, routes and rules.
+    /// The changes of addresses, routes and rules.
     Node,
 }
 
@@ -92,17 +92,17 @@ impl OwnMetrics {
         registry.register("sync_phase_duration_seconds", "Time taken by a part of a sync", metrics.phases.clone());
         registry.register(
             "sync_failures",
-            "Syncs after which not all that was asked for was in force",
+            "Syncs that left a part of the desired state out of force",
             metrics.sync_failures.clone(),
         );
         registry.register(
             "flow_sweep_duration_seconds",
-            "Time taken to look through the flow tables for flows that are over",
+            "Time taken to search the flow tables for expired flows",
             metrics.sweep_duration.clone(),
         );
         registry.register(
             "flows_expired",
-            "Flows that were removed because they were over",
+            "Flows that were removed because they had expired",
             metrics.flows_expired.clone(),
         );
         let repairs = "Repairs of what other programs had removed from this node: programs of devices, the anchor, routes, rules, sysctls";
@@ -138,7 +138,7 @@ impl OwnMetrics {
     }
 }
 
-/// 10 µs to 2.6 s: most syncs change one Service.
+/// Makes a histogram from 10 µs to 2.6 s: most syncs change one Service.
 fn phase_durations() -> Histogram {
     Histogram::new(exponential_buckets(0.00001, 4.0, 10))
 }

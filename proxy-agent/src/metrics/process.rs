@@ -1,4 +1,4 @@
-//! This process, as Prometheus' own clients tell of theirs.
+//! The metrics of this process, as Prometheus' own clients have them.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub(super) struct Process {
     started: Timestamp,
 }
 
-/// Of `/proc/self`.
+/// The usage of resources as `/proc/self` tells it.
 #[derive(Debug)]
 struct Usage {
     cpu_seconds: f64,
@@ -42,7 +42,7 @@ impl Collector for Process {
         gauge("process_start_time_seconds", "When this process started, in seconds since 1970.", started)?;
         let usage = match Usage::read() {
             Ok(usage) => usage,
-            // A process without /proc has its other metrics still.
+            // A process without /proc still has its other metrics.
             Err(error) => {
                 debug!(%error, "read /proc/self");
                 return Ok(());
@@ -67,9 +67,9 @@ impl Usage {
     fn read() -> anyhow::Result<Self> {
         let system = |name| anyhow::Ok(sysconf(name)?.unwrap_or(1));
         let stat = std::fs::read_to_string("/proc/self/stat")?;
-        // The name of the program comes second, in parentheses, and may hold anything.
+        // The program's name is the second field, in parentheses, and may contain any character.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        // By their numbers in proc(5), where the state is the third.
+        // The numbers are those of proc(5), where the state is the third field.
         let field =
             |number: usize| Ok::<u64, anyhow::Error>(fields.get(number - 3).copied().unwrap_or_default().parse()?);
         let ticks = field(14)? + field(15)?;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_tells_of_this_process() {
+    fn usage_of_this_process_is_read_from_proc() {
         let usage = Usage::read().unwrap();
         assert!(usage.cpu_seconds >= 0.0 && usage.cpu_seconds < 100_000.0, "{usage:?}");
         assert!(usage.resident_bytes > 1_000_000 && usage.resident_bytes < usage.virtual_bytes, "{usage:?}");

@@ -1,4 +1,4 @@
-//! What is read when a scrape asks for it: the programs' counters, and how full tables are.
+//! The readings that are taken for each scrape: the programs' counters, and the fill of tables.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,26 +14,26 @@ use proxy_common::counter::{Event, Reason};
 use crate::status::{MapFill, old_event_name};
 use proxy_core::ip_family::IpFamily;
 
-/// Answered by the loop at once: nothing here walks through a map.
+/// The agent's readings. The agent answers at once, because no reading walks through a map.
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
     pub events: Vec<(Event, u64)>,
     pub reasons: Vec<(Reason, u64)>,
     pub programs: BTreeMap<String, ProgramReading>,
     pub maps: BTreeMap<String, MapFill>,
-    /// As of the last sweep.
+    /// The open flows, as of the last sweep.
     pub flows: BTreeMap<IpFamily, u64>,
-    /// By role.
+    /// The number of devices by role.
     pub devices: BTreeMap<&'static str, u64>,
     pub problems: u64,
-    /// Services stop while no agent runs.
+    /// True if Services stop while no agent runs.
     pub restart_gap: bool,
-    /// Service ports whose policy allows only local endpoints, that have some elsewhere and none here: under the
-    /// internal policy, and under the external one.
+    /// The number of service ports that allow only local endpoints, have some elsewhere and none here: under the
+    /// internal policy, and under the external policy.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
 }
 
-/// What the kernel has counted of a program, while it was told to count.
+/// The kernel's statistics of a program, for the time in which they were turned on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProgramReading {
     pub run_time: Duration,
@@ -50,11 +50,10 @@ impl Collector for Readings {
         let devices = self.devices.iter().map(|(role, devices)| ([("role", *role)], *devices));
         gauges(&mut encoder, "kpx_devices", "Network devices that carry the programs, by role.", devices)?;
         let problems = ConstGauge::new(self.problems);
-        let help = "What is wrong just now: kpx status has it.";
+        let help = "Problems of the agent, which kpx status lists.";
         problems.encode(encoder.encode_descriptor("kpx_problems", help, None, MetricType::Gauge)?)?;
         let gap = ConstGauge::new(u64::from(self.restart_gap));
-        let help =
-            "Whether Services stop while the agent is away: 1, or 0 where pins or filters keep programs and maps.";
+        let help = "1 if Services stop while the agent is away, 0 if pins or filters keep programs and maps.";
         gap.encode(encoder.encode_descriptor("kpx_restart_gap", help, None, MetricType::Gauge)?)?;
         let counts = self.no_local_endpoints.iter().flat_map(|(family, [internal, external])| {
             let labels = |policy| [("ip_family", family.name()), ("traffic_policy", policy)];
@@ -76,7 +75,7 @@ impl Readings {
             .reasons
             .iter()
             .map(|(reason, packets)| ([("reason", reason.name()), ("verdict", reason.verdict().name())], *packets));
-        let help = "Packets not translated, why, and what devices' hooks do with them; at the anchor nothing passes.";
+        let help = "Packets not translated, by reason and verdict of devices' hooks; at the anchor no packet passes.";
         counters(encoder, "kpx_untranslated_packets", help, reasons)
     }
 

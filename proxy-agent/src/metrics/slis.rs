@@ -1,5 +1,5 @@
-//! `/metrics/slis`: how often a health check of this process was asked for and passed, in the form that all Kubernetes
-//! components have (k8s.io/component-base/metrics/prometheus/slis).
+//! The metrics of `/metrics/slis`: the health checks of this process and their results. The form is that of all
+//! Kubernetes components (k8s.io/component-base/metrics/prometheus/slis).
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use super::exposition;
 #[derive(Clone, Debug, Default)]
 pub struct Slis {
     healthcheck: Family<Check, Gauge>,
-    healthchecks: Family<Outcome, Counter>,
+    healthchecks: Family<CheckResult, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -24,24 +24,24 @@ struct Check {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct CheckResult {
     name: &'static str,
     status: &'static str,
     r#type: &'static str,
 }
 
 impl Slis {
-    /// The process has answered that it is there, which cannot fail.
+    /// Counts a successful ping; a process that answers cannot fail it.
     pub fn pinged(&self) {
         self.healthcheck.get_or_create(&Check { name: "ping", r#type: "healthz" }).set(1);
-        self.healthchecks.get_or_create(&Outcome { name: "ping", status: "success", r#type: "healthz" }).inc();
+        self.healthchecks.get_or_create(&CheckResult { name: "ping", status: "success", r#type: "healthz" }).inc();
     }
 
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::default();
-        let help = "The result of a health check when it was last asked for: 1 if it passed";
+        let help = "The last result of a health check: 1 if it passed";
         registry.register("kubernetes_healthcheck", help, self.healthcheck.clone());
-        let help = "Health checks that were asked for, by their results";
+        let help = "Health checks that were requested, by result";
         registry.register("kubernetes_healthchecks", help, self.healthchecks.clone());
         exposition::text(&[&registry])
     }

@@ -15,31 +15,31 @@ use crate::choices::RUN_DIR;
 use crate::control::client::Client;
 use crate::view::Names;
 
-/// Show packets as they open flows, are dropped or rejected, until stopped.
+/// Show packets that open flows or are dropped or rejected, until stopped.
 ///
-/// Packets of open flows are not shown, and cost nothing more while somebody watches. What cannot be shown in time is
+/// Packets of open flows are not shown, and watching does not slow them down. Packets that cannot be shown in time are
 /// counted as lost.
 #[derive(Args, Debug)]
 pub struct MonitorArgs {
-    /// Only to this Service.
+    /// Show only packets to this Service.
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     service: Option<String>,
-    /// Only from this address.
+    /// Show only packets from this address.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
-    /// Only what is dropped or rejected for this reason, as `kpx status` names it.
+    /// Show only packets dropped or rejected for this reason, as `kpx status` names it.
     #[arg(long, value_name = "REASON", value_parser = reason, conflicts_with = "decisions")]
     reason: Option<&'static str>,
-    /// Only what is dropped or rejected.
+    /// Show only packets that are dropped or rejected.
     #[arg(long, alias = "drops", conflicts_with = "decisions")]
     unserved: bool,
-    /// Only what opens flows.
+    /// Show only packets that open flows.
     #[arg(long)]
     decisions: bool,
-    /// A line for people, or a line of JSON, whose form is kept, for each packet.
+    /// Print for each packet a line for people, or a line of JSON in a stable form.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
-    /// Lines in a second; the packets beyond are counted as lost.
+    /// The number of lines per second; packets beyond it are counted as lost.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     limit_per_second: u32,
     /// End after so many packets.
@@ -88,7 +88,7 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
 }
 
 impl MonitorArgs {
-    /// What was lost might have been wanted.
+    /// Returns true if the event is wanted. Lost events might have been wanted, so they count as wanted.
     fn wants(&self, event: &Event) -> bool {
         let is_decision = event.what == "decision";
         let kind = if self.decisions { is_decision } else { !(self.unserved && is_decision) };
@@ -99,7 +99,7 @@ impl MonitorArgs {
                 && self.service.as_ref().is_none_or(|service| event.is_to(service))
     }
 
-    /// False if nobody reads on.
+    /// Prints an event. Returns false if the reader has closed the pipe.
     fn print(&self, event: &Event) -> Result<bool> {
         let line = match self.output {
             Output::Text => text::line(event),
@@ -113,7 +113,7 @@ impl MonitorArgs {
     }
 }
 
-/// Knows what Services are called.
+/// A lookup of Services' names.
 struct Namer {
     client: Client,
     names: Names,
@@ -121,7 +121,8 @@ struct Namer {
 }
 
 impl Namer {
-    /// Asks anew for a Service that came since; not too often, as it may be one that has gone.
+    /// Adds the Service's name to the event. An unknown Service may be new, so the names are read again; at most once a
+    /// second, because the Service may be gone.
     async fn name(&mut self, event: &mut Event) -> Result<()> {
         const PERIOD: Duration = Duration::from_secs(1);
         event.name(&self.names);
@@ -134,7 +135,7 @@ impl Namer {
     }
 }
 
-/// How many lines are shown in a second.
+/// A limit on the lines per second.
 struct Limit {
     per_second: u32,
     since: Instant,
@@ -143,7 +144,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// How many were lost in the second that is over, and whether one more may be shown.
+    /// Returns the number of lines lost in the last second, and whether one more line may be shown.
     fn ask(&mut self) -> (u64, bool) {
         let mut lost = 0;
         if self.since.elapsed() >= Duration::from_secs(1) {
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_the_limit_is_counted_and_told_of_a_second_later() {
+    fn lines_beyond_the_limit_are_reported_a_second_later() {
         let mut limit = Limit { per_second: 2, since: Instant::now(), shown: 0, lost: 0 };
         assert_eq!(
             [limit.ask(), limit.ask(), limit.ask(), limit.ask()],
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_one_of_those_that_are_counted() {
+    fn reason_must_be_a_counted_one() {
         assert_eq!(reason("no_endpoints").ok(), Some("no_endpoints"));
         assert!(reason("bored").unwrap_err().to_string().contains("no_local_endpoints"));
     }

@@ -1,4 +1,4 @@
-//! An event as watchers get it. The form is kept: fields may be added, none is renamed or taken away.
+//! An event in the form that watchers get. The form is stable: fields may be added, and no field is renamed or removed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,51 +13,52 @@ use serde::{Deserialize, Serialize};
 use crate::view::Names;
 use proxy_datapath::AnyRecord;
 
-/// A packet that opened a flow, or was dropped or rejected; or that some were too many to tell of.
+/// A packet that opened a flow or was dropped or rejected, or a number of lost events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
     pub time: Timestamp,
-    /// `decision`, `drop`, `reject`, or `lost`.
+    /// The kind of event: `decision`, `drop`, `reject`, or `lost`.
     pub what: String,
-    /// Why it was dropped or rejected: a name as in `kpx status`.
+    /// The reason of a drop or rejection, by its name in `kpx status`.
     pub reason: Option<String>,
-    /// `ingress`, `egress`, `anchor` or `lo`.
+    /// The hook: `ingress`, `egress`, `anchor` or `lo`.
     pub hook: String,
-    /// Index and name of the device.
+    /// The index of the device.
     pub ifindex: u32,
     pub device: Option<String>,
-    /// `TCP`, `UDP` or `SCTP`. None if the packet's headers were not understood; then it has no addresses here either.
+    /// The protocol: `TCP`, `UDP` or `SCTP`. None if the programs did not understand the packet's headers; the event
+    /// then has no addresses either.
     pub protocol: Option<String>,
     pub client: Option<SocketAddr>,
     pub dialled: Option<SocketAddr>,
     pub decision: Option<DecisionEvent>,
-    /// Of `lost`: how many events.
+    /// The number of lost events, if this is a `lost` event.
     pub lost: u64,
 }
 
-/// Of a packet to a frontend.
+/// The decision about a packet to a frontend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionEvent {
-    /// `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
+    /// The kind: `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
     pub kind: String,
-    /// Of the service port: ClusterIP and port.
+    /// The ClusterIP and port of the service port.
     pub service: SocketAddr,
-    /// None if it is not known (any more).
+    /// The namespace of the Service; None if it is unknown, for example because the Service is gone.
     pub namespace: Option<String>,
     pub name: Option<String>,
     pub port_name: Option<String>,
-    /// Where the client is: `outside`, `detected`, `pod` or `node`.
+    /// The place of the client: `outside`, `detected`, `pod` or `node`.
     pub origin: String,
-    /// `cluster` or `local`, if it came so far.
+    /// The set of endpoints, `cluster` or `local`; None if the decision was made before a set was chosen.
     pub set: Option<String>,
     pub backend: Option<SocketAddr>,
-    /// It is the backend that the client had before.
+    /// True if session affinity chose the backend.
     pub affinity: bool,
-    /// What the backend sees, if a flow was opened.
+    /// The client's address as the backend sees it, if a flow was opened.
     pub source: Option<SocketAddr>,
-    /// By the rules of masquerading the backend sees the node instead of the client.
+    /// True if the backend sees the node instead of the client.
     pub masquerade: bool,
 }
 
@@ -97,7 +98,7 @@ impl Event {
         Self {
             what: what.to_owned(),
             reason: reason.map(|reason| reason.name().to_owned()),
-            hook: record.place.name().to_owned(),
+            hook: record.hook_id.name().to_owned(),
             ifindex: record.ifindex,
             device: nix::net::if_::if_indextoname(record.ifindex).ok().and_then(|name| name.into_string().ok()),
             protocol: is_known.then(|| record.proto.to_string().to_uppercase()),
@@ -108,7 +109,7 @@ impl Event {
         }
     }
 
-    /// Says what the service is called.
+    /// Adds the name of the Service.
     pub(super) fn name(&mut self, names: &Names) {
         let (Some(protocol), Some(decision)) = (&self.protocol, &mut self.decision) else { return };
         if let Some(found) = names.find(decision.service, protocol) {
@@ -118,12 +119,12 @@ impl Event {
         }
     }
 
-    /// Is it about a frontend whose Service has no name yet?
+    /// Returns true if the event is about a frontend whose Service has no name yet.
     pub(super) fn lacks_name(&self) -> bool {
         self.decision.as_ref().is_some_and(|decision| decision.name.is_none())
     }
 
-    /// Is it to a frontend of the Service `[namespace/]name`?
+    /// Returns true if the packet is to a frontend of the Service `[namespace/]name`.
     pub(super) fn is_to(&self, service: &str) -> bool {
         let Some(DecisionEvent { namespace, name, .. }) = &self.decision else { return false };
         match service.split_once('/') {
@@ -138,7 +139,7 @@ impl Event {
 }
 
 impl DecisionEvent {
-    /// None if the packet was to no frontend.
+    /// Returns the decision; None if the packet was not to a frontend.
     fn of<A: Addr>(record: &Record<A>, opened: bool) -> Option<Self> {
         let decision = &record.decision;
         if !decision.has(Decision::<A>::FRONTEND) {

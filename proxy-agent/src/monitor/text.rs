@@ -1,8 +1,8 @@
-//! An event as a line for people.
+//! Formats an event as a line for people.
 
 use super::event::{DecisionEvent, Event};
 
-/// Time of day in UTC, what happened, who dialled what, and what was decided.
+/// Returns the time of day in UTC, the kind of event, the client, the dialled address, and the decision.
 pub(super) fn line(event: &Event) -> String {
     let time = event.time.strftime("%H:%M:%S%.3f");
     if event.lost > 0 {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_who_dialled_what_and_what_was_decided() -> Result<()> {
+    fn line_has_client_target_and_decision() -> Result<()> {
         let mut event = event()?;
         assert_eq!(
             line(&event),

@@ -1,4 +1,4 @@
-//! What is done before capabilities are given up: all that takes more of them than serving does.
+//! Prepares all that needs more capabilities than serving, before these are given up.
 
 use std::os::unix::net::UnixListener;
 
@@ -12,20 +12,20 @@ use proxy_datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
 use proxy_net as net;
 use proxy_net::filter::{self, Filter};
 
-/// What takes more privileges than are kept.
+/// The results of the preparation.
 pub struct Prepared {
-    /// Keeps every other kpx from this network namespace.
+    /// The lock that keeps every other kpx out of this network namespace.
     pub lock: UnixListener,
-    /// With the maps of a predecessor in it, if one has left any.
+    /// The pins, with the maps of a predecessor if it has left any.
     pub pins: Pins,
-    /// Where sockets are served, if so asked.
+    /// The cgroup whose sockets are translated, if the operator asked for that.
     pub cgroup: Option<Cgroup>,
 }
 
-/// Reads what leads to the objects before anything of the host is touched; and locks this network namespace before any map
-/// is looked for: the folder of pins may be this container's alone, and then its lock keeps no other kpx away.
+/// Reads the source's configuration before the host is changed, and locks this network namespace before maps are looked
+/// for. The folder of pins may be this container's alone, and its lock then keeps no other kpx out.
 ///
-/// To be called while there is one thread, which stays so.
+/// The process must have only one thread, and this function keeps it so.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(settings.source.check()).context("the source")?;
@@ -41,20 +41,20 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     Ok(Prepared { lock, pins, cgroup })
 }
 
-/// Pins what a predecessor has left whose pins are gone.
+/// Pins the maps of a predecessor whose pins are gone.
 fn recover(pins: &Pins, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
     if pins.may_open_by_id() {
         return pins.recover(object, filters).context("find the maps of the programs on this node");
     }
     if !filters.is_empty() {
         warn!(
-            "the maps of the programs on this node are not pinned, and to find them takes CAP_SYS_ADMIN: what is open is cut"
+            "the maps of the programs on this node are not pinned, and finding them needs CAP_SYS_ADMIN: open connections are cut"
         );
     }
     Ok(())
 }
 
-/// Ours, on all devices.
+/// Returns kpx's filters on all devices.
 async fn filters() -> Result<Vec<(String, Filter)>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {

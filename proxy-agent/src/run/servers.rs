@@ -1,4 +1,4 @@
-//! What the agent answers over the network: health, metrics and the web page.
+//! The servers on the network: health, metrics and the web page.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::{healthz, metrics_server, ui};
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// Tells the cluster that a server cannot be had.
+/// A function that reports to the cluster that a server failed.
 type Failed = fn(&Events, &Error);
 
 pub(super) struct Servers {
@@ -54,8 +54,8 @@ impl Servers {
         }
     }
 
-    /// Serves until dropped; an error if an address must be had and cannot. On threads of their own, as they have to tell
-    /// when the loop hangs.
+    /// Serves until dropped. Fails if an address is required and listening fails. The servers have threads of their
+    /// own, so that they can answer while the loop hangs.
     pub(super) async fn run(self) -> Result<Infallible> {
         let mut tasks = JoinSet::new();
         for (what, address, router, failed) in self.servers {

@@ -1,4 +1,4 @@
-//! What keys do.
+//! Handles the keys.
 
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 
@@ -10,7 +10,7 @@ pub(super) enum Act {
     Quit,
 }
 
-/// The keys, for the last line of the screen.
+/// The list of keys, for the last line of the screen.
 pub(super) const HELP: &str =
     "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows scroll   q quit";
 
@@ -45,7 +45,7 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
     Act::Stay
 }
 
-/// Of the filter. Escape takes it away.
+/// Edits the filter. Escape clears it.
 fn edit(code: KeyCode, view: &mut View) {
     match code {
         KeyCode::Enter => view.typing = false,
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_sort_and_in_a_filter_they_are_letters() {
+    fn letters_sort_rows_or_edit_the_filter() {
         let mut view = View::default();
         assert_eq!((type_in("b", &mut view), view.sort), (Act::Stay, Sort::Bytes));
         assert_eq!((type_in("/qc", &mut view), view.sort), (Act::Stay, Sort::Bytes));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn control_c_quits_while_a_filter_is_typed() {
+    fn control_c_quits_while_filter_is_typed() {
         let mut view = View { typing: true, ..View::default() };
         let key = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         assert_eq!(press(&Event::Key(key), &mut view), Act::Quit);

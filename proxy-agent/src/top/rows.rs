@@ -1,4 +1,4 @@
-//! From two looks at an agent to what is shown. Pure.
+//! Computes the shown rows from two samples of an agent. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,24 +9,24 @@ use proxy_common::counter::{Reason, Verdict};
 use crate::status::Status;
 use crate::view::{PortCounts, ServiceView};
 
-/// A look at an agent.
+/// The state of an agent at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) status: Status,
     pub(super) services: Vec<ServiceView>,
-    /// Why there is no newer one.
+    /// The reason why there is no newer sample.
     pub(super) problem: Option<String>,
 }
 
-/// What the user has chosen.
+/// The choices of the user.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) sort: Sort,
     pub(super) filter: String,
-    /// The filter is being typed.
+    /// True while the user types the filter.
     pub(super) typing: bool,
-    /// Rows above the first one that is shown.
+    /// The number of rows above the first shown row.
     pub(super) scroll: usize,
 }
 
@@ -47,9 +47,9 @@ pub(super) enum Sort {
 pub(super) struct Rows {
     pub(super) header: Header,
     pub(super) services: Vec<Row>,
-    /// Of all services that match the filter.
+    /// The sum over all Services that match the filter.
     pub(super) total: Rates,
-    /// Packets dropped or rejected per second, by reason; the most first.
+    /// The dropped and rejected packets per second by reason, the highest rate first.
     pub(super) reasons: Vec<(String, f64)>,
 }
 
@@ -64,19 +64,19 @@ pub(super) struct Header {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// `namespace/name`.
+    /// The name as `namespace/name`.
     pub(super) name: String,
     pub(super) rates: Rates,
-    /// The backends that take traffic, of all that are listed: `2/3`.
+    /// The backends that take traffic, and all that are listed: `2/3`.
     pub(super) backends: String,
 }
 
-/// Per second, but for the flows in the table.
+/// The rates per second; `flows` is the number in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
-    /// Flows.
+    /// The opened flows.
     pub(super) opened: f64,
-    /// Of both directions.
+    /// The packets of both directions.
     pub(super) packets: f64,
     pub(super) bytes: f64,
     /// Packets dropped or rejected.
@@ -84,13 +84,13 @@ pub(super) struct Rates {
     pub(super) flows: u64,
 }
 
-/// What passed between two looks.
+/// Computes the rates of the traffic between two samples.
 pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
     let secs = now.at.duration_since(before.at).as_secs_f64();
     let old: BTreeMap<_, _> = before.services.iter().map(|service| (name(service), counts(service))).collect();
     let row = |service: &ServiceView| {
         let name = name(service);
-        // One that is new has counted from 0.
+        // The counts of a new Service started at 0.
         let rates = rates(&old.get(&name).copied().unwrap_or_default(), &counts(service), secs);
         let (in_use, all) = service.backends_in_use();
         Row { name, rates, backends: format!("{in_use}/{all}") }
@@ -115,7 +115,7 @@ fn name(service: &ServiceView) -> String {
     format!("{}/{}", service.namespace, service.name)
 }
 
-/// Of all ports.
+/// Sums the counts of all ports.
 fn counts(service: &ServiceView) -> PortCounts {
     service.ports.iter().fold(PortCounts::default(), |sum, port| {
         let counts = &port.counts;
@@ -144,7 +144,7 @@ fn rates(before: &PortCounts, now: &PortCounts, secs: f64) -> Rates {
     }
 }
 
-/// 0 at once, and after the agent has started anew.
+/// Returns the rate; 0 between samples of the same moment, and after a restart of the agent.
 #[expect(clippy::cast_precision_loss, reason = "less than 2^53 in any interval")]
 fn per_second(before: u64, now: u64, secs: f64) -> f64 {
     if secs > 0.0 { now.saturating_sub(before) as f64 / secs } else { 0.0 }
@@ -184,7 +184,7 @@ fn reasons(before: &Status, now: &Status, secs: f64) -> Vec<(String, f64)> {
     rates
 }
 
-/// Short, with a thousand's letter where it is long.
+/// Formats a number in at most four characters, with a letter for the power of 1000.
 pub(super) fn number(value: f64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
     let mut value = value;

@@ -1,4 +1,4 @@
-//! One table, for where there is no terminal.
+//! Prints one table where there is no terminal.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! From what the programs did to what a reader wants to know: which rows of the maps decided, and why.
+//! Explains the programs' decision to a reader: the map rows that led to it, and the reason.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::report::{
 use super::scene::{PortName, Scene};
 use proxy_core::tables::set_name;
 
-/// One packet's fate, explained.
+/// Explains the fate of one packet.
 pub(super) fn outcome<A: Addr>(scene: &Scene<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
     let (verdict, reason) = verdict(run);
     let met = run.decision.filter(|decision| decision.has(Decision::<A>::FRONTEND));
@@ -96,7 +96,7 @@ fn frontend<A: Addr>(decision: &Decision<A>) -> Frontend {
     Frontend { at: format!("{:?}", decision.frontend), kind }
 }
 
-/// A ClusterIP of which the packet met no port.
+/// Returns the ClusterIP whose ports did not match the packet.
 fn address<A: Addr>(scene: &Scene<A>, addr: A) -> Option<Frontend> {
     let key = FrontendKey::address(addr);
     scene.tables.frontends.contains_key(&key).then(|| Frontend { at: format!("{key:?}"), kind: FrontendKind::Address })
@@ -107,7 +107,7 @@ fn service<A: Addr>(scene: &Scene<A>, key: &FrontendKey<A>) -> Service {
     Service { port_name: name.map(|name| name.port.clone()), ..named(format!("{key:?}"), name) }
 }
 
-/// The Service whose ClusterIP this is.
+/// Returns the Service that has this ClusterIP.
 fn service_at<A: Addr>(scene: &Scene<A>, addr: A) -> Option<Service> {
     let (key, name) = scene.names.iter().find(|(key, _)| key.addr == addr)?;
     Some(named(format!("{:?}", FrontendKey::address(key.addr)), Some(name)))
@@ -163,9 +163,9 @@ fn source<A: Addr>(scene: &Scene<A>, flow: &Flow<A>, met: Option<&Decision<A>>) 
     } else if !masqueraded {
         "the client's own address, and another port, as its own is in use towards this backend"
     } else if flow.backend.addr == flow.client.addr {
-        "the client is its own backend, and would answer itself past the service"
+        "the client is its own backend, and would answer itself without passing the service"
     } else if flow.has(Flow::<A>::HOST) {
-        "the address with which the host speaks on the way to this backend"
+        "the host's own address on the way to this backend"
     } else if cluster_ip && scene.node.has(Node::MASQUERADE_ALL) {
         "every client of a ClusterIP is masqueraded (--masquerade-all)"
     } else if scene.node.has(Node::COMPAT) {
@@ -181,21 +181,21 @@ impl Algorithm {
         match self {
             Self::Random => "a backend chosen at random",
             Self::Maglev => "the backend that Maglev has for this client's address and port, on every node",
-            Self::RoundRobin => "the backend whose turn it is",
+            Self::RoundRobin => "the next backend in turn",
             Self::LeastConnections => "of two backends at random the one with fewer connections",
             Self::Unknown => "sent to a backend",
         }
     }
 }
 
-/// What such a packet is, in words.
+/// Returns the explanation of a reason.
 pub(crate) fn explain(reason: Reason) -> &'static str {
     match reason {
         Reason::NotIp => "neither IPv4 nor IPv6",
         Reason::Vlan => "it carries a VLAN tag, and the VLAN's own device handles it",
         Reason::SeenBefore => "another of our hooks has translated it already",
-        Reason::Malformed => "its headers cannot be",
-        Reason::Fragment => "a fragment of a packet whose first one was not seen",
+        Reason::Malformed => "its headers are malformed",
+        Reason::Fragment => "a fragment of a packet whose first fragment was not seen",
         Reason::Protocol => "a transport that kpx does not translate",
         Reason::NotUnicast => "from or to a multicast, broadcast, loopback or link-local address",
         Reason::NotOurs => "no service is offered there",
@@ -215,12 +215,10 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::NoRoute => "the node has no route to the backend",
         Reason::RouteLost => "the node has lost its route to the backend",
         Reason::Forged => {
-            "it comes in another's name: the source is the node's own, or the way back to it leads through another device"
+            "its source is forged: it is the node's own, or the way back to it leads through another device"
         }
-        Reason::Unhooked => {
-            "its flow is alive, but nothing met it where it came in: a program was taken off that device"
-        }
-        Reason::Draining => "kpx is about to leave this node, and opens no flows any more",
+        Reason::Unhooked => "its flow is alive, but no program met it on arrival: a program was taken off that device",
+        Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",
     }
 }

@@ -1,4 +1,4 @@
-//! A network namespace that routes as a node would, where there is no node: the programs ask the kernel for routes.
+//! Builds a network namespace that routes like a node, because the programs ask the kernel for routes.
 
 use std::net::IpAddr;
 
@@ -13,12 +13,12 @@ use super::programs::LO;
 use proxy_net::anchor::{self, Anchor};
 use proxy_net::sysctl;
 
-/// Interface indices of what stands for a node's devices.
+/// The interface indices of the devices that stand for a node's devices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ground {
-    /// Towards other nodes and everybody else.
+    /// The device towards other nodes and the rest of the world.
     pub(super) uplink: u32,
-    /// Towards the pods of this node.
+    /// The device towards the pods of this node.
     pub(super) pods: u32,
     pub(super) anchor: Anchor,
 }
@@ -26,21 +26,21 @@ pub(super) struct Ground {
 pub(super) const UPLINK: &str = "eth0";
 pub(super) const PODS: &str = "pods";
 
-/// Bytes; no packet leaves.
+/// The MTU in bytes; no packet leaves the namespace.
 const MTU: u32 = 1500;
 
-/// `RT_TABLE_LOCAL`, where the kernel keeps the host's own addresses.
+/// The table `RT_TABLE_LOCAL`, where the kernel keeps the host's own addresses.
 const LOCAL: u32 = 255;
 
-/// Leaves for a namespace of this thread's own, which ends with the thread.
+/// Moves this thread into a namespace of its own, which ends with the thread.
 pub(super) fn leave() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")
 }
 
-/// Makes the devices in this thread's namespace, and routes: `addrs` are the host's own, `pods` behind their device, all
-/// else behind the uplink.
+/// Makes the devices and routes in this thread's namespace. `addrs` are the host's own, `pods` are behind their device,
+/// and all else is behind the uplink.
 pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<Ground> {
-    // Before there are devices: they start as this says.
+    // The sysctls are set first, because new devices start with their values.
     sysctl::write("ipv4/ip_forward", "1")?;
     if sysctl::has_ipv6() {
         for (key, value) in [("all/disable_ipv6", "0"), ("default/disable_ipv6", "0"), ("all/forwarding", "1")] {
@@ -48,7 +48,8 @@ pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
         }
     }
     let ground = devices(handle).await?;
-    // Addresses proper would wait for IPv6's duplicate address detection; that they are the host's is all that counts.
+    // Real addresses would wait for IPv6's duplicate address detection. Local routes are enough to make the addresses
+    // the host's.
     let own = addrs.iter().map(|addr| (IpNet::from(*addr), LO, RouteType::Local));
     let pods = pods.iter().map(|net| (*net, ground.pods, RouteType::Unicast));
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().expect("a network"));
@@ -62,7 +63,7 @@ pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
     Ok(ground)
 }
 
-/// The uplink and the pods' device are each other's far ends: both have carrier, and nothing comes of it.
+/// Makes a veth pair of the uplink and the pods' device. Both ends have carrier, and no packet is sent.
 async fn devices(handle: &Handle) -> Result<Ground> {
     let add = handle.link().add(LinkVeth::new(UPLINK, PODS).build());
     add.execute().await.with_context(|| format!("make the pair {UPLINK}/{PODS}"))?;

@@ -1,4 +1,4 @@
-//! A scene from a running agent: what its maps hold just now, and where a packet would come in.
+//! Builds a scene from a running agent: the rows of its maps, and the hook that meets the packet first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -28,15 +28,15 @@ use proxy_net::next_hop::{NextHop, next_hop};
 use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
 
-/// A packet's origin, as the command line says it.
+/// The packet's origin from the command line.
 pub(super) struct Origin<'a> {
-    /// None for the host's own, with whatever address it has.
+    /// The client's address; None for a packet of the host, from any of its addresses.
     pub(super) from: Option<SocketAddr>,
     pub(super) host: bool,
     pub(super) in_device: Option<&'a str>,
 }
 
-/// A running agent.
+/// The state of a running agent.
 pub(super) struct Live {
     status: Status,
     /// The kernel's ids, by name.
@@ -52,7 +52,7 @@ impl Live {
         Ok(Self { status, maps: client.maps().await?, names: client.names().await? })
     }
 
-    /// The programs that run must be ours: the copy is to do what they do.
+    /// Fails unless the running programs have the same tag: the copy must do what they do.
     pub(super) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
         let running = self.status.programs.get(program);
         let running =
@@ -66,7 +66,7 @@ impl Live {
         Ok(())
     }
 
-    /// What the maps hold, where the packet comes in, and with which source.
+    /// Returns the rows of the maps with the packet's entry, and the packet's source.
     pub(super) async fn scene<A: Family>(&self, origin: &Origin<'_>, to: &Target) -> Result<(Scene<A>, SocketAddr)> {
         let maps = A::MAPS;
         let from = match origin.from {
@@ -105,7 +105,7 @@ impl Live {
         Ok((scene, from))
     }
 
-    /// Of clients whose sockets are led to backends before they send any packet.
+    /// Returns a note for clients whose sockets are translated before they send a packet.
     fn of_sockets<A: Family>(&self, scene: &Scene<A>, to: &Target) -> Option<String> {
         let sockets = self.status.sockets.as_ref()?;
         let is_led = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
@@ -120,12 +120,12 @@ impl Live {
         let (scope, call) =
             (&sockets.scope, if to.proto == Proto::TCP { "connect()" } else { "connect() or sendmsg()" });
         Some(format!(
-            "--socket-lb {scope}: sockets of {client} are led to a backend at {call} already. Such a packet comes of one \
-             that is not (docs/socket-lb.md says which), or was open before"
+            "--socket-lb {scope}: sockets of {client} get a backend at {call} already. Such a packet comes from one \
+             that gets none (docs/socket-lb.md lists them), or that was open before"
         ))
     }
 
-    /// Read anew if the agent wrote meanwhile and the parts do not fit each other.
+    /// Reads the tables. If the agent wrote at the same time and the parts do not fit, they are read again.
     fn tables<A: Family>(&self) -> Result<FamilyTables<A>> {
         const TRIES: usize = 5;
         let maps = A::MAPS;
@@ -162,7 +162,7 @@ impl Live {
         map.keys().collect::<Result<_, _>>().with_context(|| format!("read {name}"))
     }
 
-    /// Of the networks in which pods have their addresses, those that detection goes by.
+    /// Returns those pod networks that detection uses.
     fn detected_nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
         let rows = self.valued_nets(name)?.into_iter();
         Ok(rows.filter(|(_, flags)| flags & pod_net::DETECTED != 0).map(|(net, _)| net).collect())
@@ -180,7 +180,7 @@ impl Live {
     }
 }
 
-/// Here its devices and routes would be those of others.
+/// Fails in another network namespace than the agent's, because devices and routes would be different.
 fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
     let Some(theirs) = &status.network_namespace else { return Ok(()) };
     let ours = net::namespace()?.display().to_string();
@@ -193,7 +193,7 @@ fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Does every frontend lead to a service port, and every count to slots?
+/// Returns true if every frontend refers to a service port, and every count has its slots.
 fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
     let leads = |service| tables.services.contains_key(service) || tables.frontends.contains_key(service);
     let counted = |(key, service): (&FrontendKey<A>, &Service)| {
@@ -205,10 +205,10 @@ fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
     tables.frontends.values().all(|frontend| leads(&frontend.service)) && tables.services.iter().all(counted)
 }
 
-/// The address with which the host would dial.
+/// Returns the address from which the host would dial.
 async fn source_to(target: IpAddr) -> Result<IpAddr> {
     let NextHop { source, .. } = next_hop(target).await?;
-    source.with_context(|| format!("the host has no address to reach {target} with: say --from"))
+    source.with_context(|| format!("the host has no address to reach {target} from: pass --from"))
 }
 
 async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, to: &Target) -> Result<Entry> {
@@ -223,7 +223,7 @@ async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, t
         let device = if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
         return at_device(scene, device.to_string_lossy().into_owned(), ifindex);
     }
-    // What the kernel takes for its own, such as all of 127.0.0.0/8, never gets to a route of ours.
+    // Packets to the host's own addresses, such as all of 127.0.0.0/8, never reach a route of ours.
     let to = to.addr.ip();
     if is_own(to) || next_hop(to).await.is_ok_and(|way| way.device == LO) {
         return Ok(Entry { program: names::LO, device: "lo".to_owned(), ifindex: LO });
@@ -233,18 +233,18 @@ async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, t
 }
 
 fn at_device<A: Family>(scene: &Scene<A>, device: String, ifindex: u32) -> Result<Entry> {
-    ensure!(scene.devices.contains_key(&ifindex), "kpx has no program on {device} that packets meet as they arrive");
+    ensure!(scene.devices.contains_key(&ifindex), "kpx has no ingress program on {device}");
     Ok(Entry { program: names::INGRESS, device, ifindex })
 }
 
-/// The device through which packets of `client` arrive: the one through which those to it leave, and of a bridge the
-/// port behind which the client was seen.
+/// Returns the device through which packets of `client` arrive: the device of the route to the client. On a bridge it
+/// is the port behind which the bridge has seen the client.
 async fn device_of<A: Family>(scene: &Scene<A>, client: IpAddr) -> Result<u32> {
     let way = next_hop(client).await.with_context(|| format!("find the device of {client}; --in-device names it"))?;
     if let Some(port) = way.port {
         return Ok(port);
     }
     let pods = way.ports.iter().any(|port| scene.devices.get(port).is_some_and(|device| device.is_pod()));
-    ensure!(!pods, "{client} may be a pod on a bridge, but which port it is behind is not known: say --in-device");
+    ensure!(!pods, "{client} may be a pod on a bridge, but its port is unknown: pass --in-device");
     Ok(way.device)
 }

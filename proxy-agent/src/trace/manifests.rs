@@ -1,4 +1,4 @@
-//! A scene from a folder of manifests: what a node would do that kpx serves with these objects.
+//! Builds a scene from a folder of manifests: a node that kpx serves with these objects.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -30,13 +30,13 @@ use proxy_source::Source;
 use proxy_source::events::Queue;
 use proxy_source::health::Health;
 
-/// The objects of a folder, and what the node is by them.
+/// The objects of a folder, and the node that follows from them.
 pub(super) struct Folder {
     desired: Desired,
-    /// What an operator would say to `kpx run`.
+    /// The options as an operator would set them for `kpx run`.
     options: NodeOptions,
     node_addrs: Vec<IpAddr>,
-    /// Where pods of this node have their addresses.
+    /// The networks of this node's pods.
     pod_nets: Vec<IpNet>,
     notes: Vec<String>,
 }
@@ -51,7 +51,7 @@ impl Folder {
         let mut desired = Desired::with_options(node_name, model);
         let take = async {
             while !desired.is_complete() {
-                desired.apply(inputs.recv().await.context("the folder gave up its objects")?);
+                desired.apply(inputs.recv().await.context("read the folder's objects")?);
             }
             Ok(())
         };
@@ -69,17 +69,17 @@ impl Folder {
         let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();
         let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
         pod_nets.extend(local_pods(store, &node_addrs).map(IpNet::from));
-        // Which of its conflicts matter the family says.
+        // The family decides which of its conflicts matter.
         let unreadable = desired.skipped().filter(|skipped| skipped.cause != Cause::Conflict);
         notes.extend(unreadable.map(ToString::to_string));
         Ok(Self { desired, options, node_addrs, pod_nets, notes })
     }
 
-    /// The first input of each kind brings all there are.
+    /// The number of kinds; the first input of each kind brings all its objects.
     const KINDS: usize = 4;
 
-    /// Makes the node's devices in this thread's namespace, and says what the programs know there. A packet of the host
-    /// comes `from` its own address if none is given.
+    /// Makes the node's devices in this thread's namespace, and returns the programs' rows for them. Without `from`, a
+    /// packet of the host has the node's own address.
     pub(super) async fn scene<A: Family>(
         self,
         from: Option<SocketAddr>,
@@ -137,7 +137,7 @@ impl Folder {
         Node::new(self.primary(), self.primary(), ifindex, mac, self.options.flags() | detection.flags())
     }
 
-    /// A detector that goes by devices has the pods'.
+    /// Returns the devices. If the detector goes by devices, the pods' device counts as detected.
     fn devices(&self, ground: &Ground) -> BTreeMap<u32, Device> {
         let by_device = matches!(self.options.detector, Detector::Bridge(_) | Detector::Prefix(_));
         let pods = Device::POD | if by_device { Device::DETECTED } else { 0 };
@@ -180,7 +180,7 @@ fn nets<A: Family>(nets: &[IpNet]) -> Vec<Net<A>> {
     nets.iter().filter_map(|net| Some((net.prefix_len().into(), A::from_ip(net.network())?))).collect()
 }
 
-/// Endpoints on the node that are not the node itself.
+/// Returns the endpoints on the node, without the node's own addresses.
 fn local_pods(store: &Store, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     let endpoints = store.slices().flat_map(|slice| &slice.endpoints);
     let local = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(store.node_name()));

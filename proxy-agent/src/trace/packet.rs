@@ -1,4 +1,4 @@
-//! The first packet of a flow, as a client would send it, with right checksums.
+//! Builds the first packet of a flow as a client would send it, with correct checksums.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use crc::{CRC_32_ISCSI, Crc};
 use etherparse::{PacketBuilder, ip_number};
 use proxy_common::addr::Proto;
 
-/// An Ethernet frame with a TCP SYN, a UDP datagram or an SCTP INIT.
+/// Returns an Ethernet frame with a TCP SYN, a UDP datagram or an SCTP INIT.
 pub(super) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Vec<u8>> {
     const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -29,7 +29,7 @@ pub(super) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<V
     Ok(frame)
 }
 
-/// RFC 9260 sections 3.1 and 3.3.2.
+/// Returns an SCTP INIT packet: RFC 9260 sections 3.1 and 3.3.2.
 fn sctp_init(sport: u16, dport: u16) -> Vec<u8> {
     const CHECKSUM: std::ops::Range<usize> = 8..12;
     const INIT: u8 = 1;
@@ -41,7 +41,7 @@ fn sctp_init(sport: u16, dport: u16) -> Vec<u8> {
     let mut packet = Vec::new();
     packet.extend(sport.to_be_bytes());
     packet.extend(dport.to_be_bytes());
-    // The verification tag is 0 in an INIT; the checksum counts as 0 in itself.
+    // The verification tag is 0 in an INIT, and the checksum is computed with its own field as 0.
     packet.extend([0; 8]);
     packet.extend([INIT, 0]);
     packet.extend(CHUNK_LEN.to_be_bytes());
@@ -51,7 +51,7 @@ fn sctp_init(sport: u16, dport: u16) -> Vec<u8> {
     packet.extend(STREAMS.to_be_bytes());
     packet.extend(TSN.to_be_bytes());
     let checksum = Crc::<u32>::new(&CRC_32_ISCSI).checksum(&packet);
-    // In the order in which the bits of a CRC are sent: RFC 9260 appendix A.
+    // The bytes go in the order in which a CRC's bits are sent: RFC 9260 appendix A.
     packet[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
     packet
 }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_right() {
+    fn checksums_are_correct() {
         for proto in [Proto::TCP, Proto::UDP] {
             for frame in frames(proto) {
                 let packet = SlicedPacket::from_ethernet(&frame).unwrap();
@@ -99,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn an_sctp_packet_ends_with_its_init_chunk_and_checks() {
-        // RFC 3720 appendix B.4: CRC32C of 32 zeros.
+    fn sctp_packet_ends_with_init_chunk_and_has_correct_checksum() {
+        // The check value is CRC32C of 32 zeros: RFC 3720 appendix B.4.
         assert_eq!(Crc::<u32>::new(&CRC_32_ISCSI).checksum(&[0; 32]), 0x8a91_36aa);
         for frame in frames(Proto::SCTP) {
             let mut sctp = frame[frame.len() - 32..].to_vec();

@@ -1,4 +1,4 @@
-//! A copy of the kernel programs, with maps of its own: what runs here, nobody notices.
+//! A copy of the kernel programs with maps of its own, which affects no traffic.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,31 +21,31 @@ use super::scene::{Entry, Family, Net, Scene};
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::verifier;
 
-/// A program that waits for packets at a hook, and its maps.
+/// A program at its hook, with its maps.
 pub(super) struct Programs<A: Addr> {
     ebpf: Ebpf,
     entry: Entry,
-    /// Of all CPUs together, before the next packet.
+    /// The counters before the next packet, summed over all CPUs.
     counters: Vec<u64>,
     no_decision: Decision<A>,
 }
 
-/// What the programs did with a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate<A: Addr> {
-    /// Sent on its way to a backend, as this flow says.
+    /// The packet was sent to a backend, as this flow says.
     Forward(Flow<A>),
     Pass(Reason),
     Drop(Reason),
-    /// Answered.
+    /// The packet was answered.
     Reject(Reason),
 }
 
-/// A packet that was run through the programs.
+/// The result of running one packet through the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run<A: Addr> {
     pub(super) fate: Fate<A>,
-    /// What they met on the way, if anything.
+    /// The programs' decision, if the packet met a frontend.
     pub(super) decision: Option<Decision<A>>,
 }
 
@@ -53,14 +53,14 @@ impl<A: Family> Programs<A> {
     /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
     pub(super) fn load(object: &[u8], scene: &Scene<A>, packets: u32) -> Result<Self> {
         let mut loader = verifier::loader();
-        // Those that remember; the others cost nothing while they are empty. A flow is up to four entries.
+        // These maps remember state; the others cost nothing while they are empty. A flow has up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
-            for name in [maps.nursery, maps.affinity, maps.cursors, maps.connections, maps.fragments] {
+            for name in [maps.half_open, maps.affinity, maps.cursors, maps.connections, maps.fragments] {
                 loader.map_max_entries(name, MEMORY_MIN);
             }
         }
-        // The agent's may be larger than they are built.
+        // The agent's maps may be larger than the sizes in the object.
         let (maps, tables) = (A::MAPS, &scene.tables);
         let rows = [
             (maps.frontends, tables.frontends.len()),
@@ -83,7 +83,7 @@ impl<A: Family> Programs<A> {
             frontend: none,
             service: none,
             kind: FrontendKind::ADDRESS,
-            origin: Origin::OUTSIDE,
+            origin: Origin::EXTERNAL,
             set: Set::CLUSTER,
             flags: 0,
             backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
@@ -102,9 +102,10 @@ impl<A: Family> Programs<A> {
         let reason = Reason::ALL.into_iter().find(|reason| counted(Counter::from(*reason)));
         let fate = match reason {
             None if counted(Event::Forwarded.into()) => Fate::Forward(self.take_flow(from, to, proto)?),
-            // No route of ours leads to such an address: the host's packets to it never come here.
+            // No route of ours leads to such an address, so the host's packets to it never reach this hook.
             Some(Reason::NotOurs) => Fate::Pass(Reason::NotOurs),
-            // The crafted frame is for no device's address, and many packets are more than one second's answers.
+            // A rejection may stay unanswered: the crafted frame is not for any device's address, and many packets
+            // exceed the answers of one second.
             Some(reason) if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) => {
                 Fate::Reject(reason)
             }
@@ -115,13 +116,13 @@ impl<A: Family> Programs<A> {
         Ok(Run { fate, decision: self.decision()? })
     }
 
-    /// The kernel's hash of the program's instructions, as `kpx status` shows it.
+    /// Returns the kernel's hash of the program's instructions, as `kpx status` shows it.
     pub(super) fn tag(&self) -> Result<String> {
         let info = self.program()?.info().with_context(|| format!("ask the kernel about {}", self.entry.program))?;
         Ok(format!("{:016x}", info.tag()))
     }
 
-    /// The action that the program answers (linux/pkt_cls.h).
+    /// Runs the program, and returns its action (linux/pkt_cls.h).
     fn test_run(&self, frame: &[u8]) -> Result<i32> {
         let name = self.entry.program;
         let context = (self.entry.ifindex != LO).then(|| SkBuff::new([(Field::IFINDEX, self.entry.ifindex)]));
@@ -169,7 +170,7 @@ impl<A: Family> Programs<A> {
         map.set(0, value, 0).with_context(|| format!("write {name}"))
     }
 
-    /// Which counters went up since this was asked last.
+    /// Returns a test for counters that have increased since the last call.
     fn counted(&mut self) -> Result<impl Fn(Counter) -> bool + use<A>> {
         let map: PerCpuArray<&MapData, u64> = self.map(names::COUNTERS)?;
         let sum = |index| Ok(map.get(&index, 0).context("read COUNTERS")?.iter().sum());
@@ -179,7 +180,8 @@ impl<A: Family> Programs<A> {
         Ok(move |counter: Counter| up[counter.index() as usize])
     }
 
-    /// The flow that a packet opened. It is removed: the next one shall find the source ports that the first one found.
+    /// Takes the flow that a packet opened. The flow is removed, so that the next packet finds the same free source
+    /// ports.
     fn take_flow(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Flow<A>> {
         let mut map: HashMap<&mut MapData, FlowKey<A>, Flow<A>> = self.map_mut(A::MAPS.flows)?;
         let (client, frontend) = (sock_addr(from)?, sock_addr(to)?);
@@ -202,7 +204,7 @@ impl<A: Family> Programs<A> {
         map.set(0, PerCpuValues::try_from(nothing)?, 0).with_context(|| format!("write {}", A::MAPS.decisions))
     }
 
-    /// Whichever CPU it was made on.
+    /// Returns the decision of the CPU that ran the program.
     fn decision(&self) -> Result<Option<Decision<A>>> {
         let map: PerCpuArray<&MapData, Decision<A>> = self.map(A::MAPS.decisions)?;
         let decisions = map.get(&0, 0).with_context(|| format!("read {}", A::MAPS.decisions))?;
@@ -220,13 +222,13 @@ impl<A: Family> Programs<A> {
     }
 }
 
-/// Room of the maps that remember: small, but as much as LRU maps need on many CPUs.
+/// The size of the maps that remember state: small, but large enough for LRU maps on many CPUs.
 const MEMORY_MIN: u32 = 16_384;
 
-/// Interface index of lo, in every network namespace.
+/// The interface index of lo, in every network namespace.
 pub(super) const LO: u32 = 1;
 
-/// linux/pkt_cls.h.
+/// The action that drops a packet (linux/pkt_cls.h).
 const ACTION_DROP: i32 = 2;
 
 pub(super) fn sock_addr<A: Addr>(addr: SocketAddr) -> Result<SockAddr<A>> {

@@ -1,6 +1,6 @@
-//! What `kpx trace` found, in the form of `--output json`.
+//! The result of `kpx trace` in the form of `--output json`.
 //!
-//! The form is kept: fields may be added, none is renamed or taken away. What does not apply is `null`.
+//! The form is stable: fields may be added, and no field is renamed or removed. A field that does not apply is `null`.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 pub struct Trace {
     /// The node that met the packet.
     pub node: String,
-    /// Whose tables decided.
+    /// The origin of the tables that decided.
     pub tables: TablesOf,
     pub packet: Packet,
-    /// Where it met the programs.
+    /// The hook that met the packet.
     pub hook: Hook,
-    /// What became of it: of the first one, if there were several.
+    /// The outcome of the packet, or of the first one of several.
     pub outcome: Outcome,
-    /// All packets, those with one fate together, the most frequent first.
+    /// The packets counted by their fate, the most frequent first.
     pub tally: Vec<Tally>,
-    /// What to bear in mind when reading this.
+    /// The notes that help to interpret the result.
     pub notes: Vec<String>,
 }
 
@@ -35,10 +35,10 @@ pub enum TablesOf {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Packet {
-    /// Address and port: `10.244.1.10:32768`.
+    /// The address and port: `10.244.1.10:32768`.
     pub from: String,
     pub to: String,
-    /// `tcp` (a SYN), `udp` (a datagram), `sctp` (an INIT).
+    /// The protocol: `tcp` (a SYN), `udp` (a datagram), `sctp` (an INIT).
     pub protocol: String,
     pub count: u32,
 }
@@ -46,7 +46,7 @@ pub struct Packet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
-    /// `kpx_ingress`, `kpx_anchor` or `kpx_lo`.
+    /// The program: `kpx_ingress`, `kpx_anchor` or `kpx_lo`.
     pub program: String,
     pub device: String,
 }
@@ -55,40 +55,41 @@ pub struct Hook {
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
     pub verdict: Verdict,
-    /// Why it was not forwarded, by the name that `kpx status` counts it under; `null` if it was.
+    /// The reason why the packet was not forwarded, by its name in `kpx status`; `null` if it was forwarded.
     pub reason: Option<String>,
-    /// The same in words.
+    /// The reason in words.
     pub explanation: String,
-    /// What the packet was addressed to.
+    /// The frontend that the packet was addressed to.
     pub frontend: Option<Frontend>,
     pub service: Option<Service>,
     pub origin: Option<Origin>,
     /// The endpoints that serve such a client.
     pub set: Option<Set>,
     pub backend: Option<Backend>,
-    /// With what the client's address or port was replaced.
+    /// The client's new address and port.
     pub source: Option<Source>,
-    /// The client was led back to the backend that it had before.
+    /// True if session affinity led the client to its former backend.
     pub affinity_hit: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Translated, on its way to a backend.
+    /// The packet was translated and sent to a backend.
     Forward,
-    /// Answered with a TCP RST or an ICMP port unreachable.
+    /// The packet was answered with a TCP RST or an ICMP port unreachable.
     Reject,
-    /// Dropped in silence.
+    /// The packet was dropped without an answer.
     Drop,
-    /// Left as it is: not for us.
+    /// The packet was left as it is, because it is not for a Service.
     Pass,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
-    /// `10.96.0.10:80/tcp`; a node port is `IPv4 *:30080/tcp`, a ClusterIP without port `10.96.0.10`.
+    /// The frontend's key: `10.96.0.10:80/tcp`; a node port is `IPv4 *:30080/tcp`, a ClusterIP without port
+    /// `10.96.0.10`.
     pub at: String,
     pub kind: FrontendKind,
 }
@@ -96,13 +97,13 @@ pub struct Frontend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrontendKind {
-    /// A ClusterIP, of which no port matched.
+    /// A ClusterIP whose ports did not match.
     Address,
     ClusterIp,
     NodePort,
     ExternalIp,
     LoadBalancer,
-    /// One that this kpx does not know.
+    /// A value that this kpx does not know.
     Unknown,
 }
 
@@ -111,34 +112,34 @@ pub enum FrontendKind {
 pub struct Service {
     /// The ClusterIP frontend, which names the service port in the tables.
     pub key: String,
-    /// `null` if the tables are an agent's: they hold no names.
+    /// The namespace; `null` if the tables are an agent's, because they hold no names.
     pub namespace: Option<String>,
     pub name: Option<String>,
-    /// Empty if the port has no name.
+    /// The name of the port; empty if the port has none.
     pub port_name: Option<String>,
 }
 
-/// Where the client is.
+/// The place of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
-    /// This node itself.
+    /// The node itself.
     Node,
     /// A pod of this node.
     Pod,
-    /// A local pod, says `--detect-local-mode`.
+    /// A local pod according to `--detect-local-mode`.
     Detected,
-    /// Another node, or outside the cluster.
+    /// Another node, or a place outside the cluster.
     Outside,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Set {
-    /// `cluster` or `local`.
+    /// The name: `cluster` or `local`.
     pub name: String,
     pub algorithm: Algorithm,
-    /// `sessionAffinity: ClientIP`: seconds for which a client keeps its backend; `null` without.
+    /// The seconds for which `sessionAffinity: ClientIP` keeps a client's backend; `null` without affinity.
     pub affinity_seconds: Option<u32>,
     pub backends: Vec<Backend>,
 }
@@ -150,7 +151,7 @@ pub enum Algorithm {
     Maglev,
     RoundRobin,
     LeastConnections,
-    /// One that this kpx does not know.
+    /// A value that this kpx does not know.
     Unknown,
 }
 
@@ -158,18 +159,18 @@ pub enum Algorithm {
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
     pub at: String,
-    /// On this node.
+    /// True if the backend is on this node.
     pub local: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
-    /// What the backend sees as its client: address and port.
+    /// The client's address and port as the backend sees them.
     pub at: String,
-    /// The address is another one than the client's.
+    /// True if the address differs from the client's.
     pub masqueraded: bool,
-    /// Why, in words.
+    /// The reason in words.
     pub explanation: String,
 }
 
@@ -179,6 +180,6 @@ pub struct Tally {
     pub packets: u32,
     pub verdict: Verdict,
     pub reason: Option<String>,
-    /// Address and port.
+    /// The address and port of the backend.
     pub backend: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! All that decides about a packet but the packet itself.
+//! The state that decides about a packet, without the packet itself.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use proxy_core::model::Skipped;
 use proxy_core::tables::{FamilyTables, Tables};
 use proxy_datapath::FamilyNames;
 
-/// What the maps of one family hold, and where the packet comes in.
+/// The rows of one family's maps, and the packet's entry.
 #[derive(Clone, Debug)]
 pub(super) struct Scene<A: Addr> {
     pub(super) node_name: String,
@@ -23,22 +23,22 @@ pub(super) struct Scene<A: Addr> {
     pub(super) devices: BTreeMap<u32, Device>,
     pub(super) addrs: BTreeMap<A, OwnAddr>,
     pub(super) pods: Vec<Net<A>>,
-    /// And what they are: see [`proxy_common::frontend::service_net`].
+    /// The service networks and their kinds: see [`proxy_common::frontend::service_net`].
     pub(super) service_nets: Vec<(Net<A>, u32)>,
     pub(super) generation: u32,
-    /// What the programs remember of earlier flows, as far as it concerns the client.
+    /// The affinity that the programs remember of the client.
     pub(super) affinity: BTreeMap<AffinityKey<A>, Affinity<A>>,
     pub(super) connections: BTreeMap<FrontendKey<A>, u32>,
-    /// What service ports are called, as far as that is known: the maps do not say it.
+    /// The names of service ports, as far as known: the maps have no names.
     pub(super) names: BTreeMap<FrontendKey<A>, PortName>,
     pub(super) entry: Entry,
-    /// What the reader should know about all this.
+    /// The notes for the reader.
     pub(super) notes: Vec<String>,
-    /// The same, if the client counts as outside.
+    /// The note for the reader if the client counts as outside.
     pub(super) note_on_strangers: Option<String>,
 }
 
-/// A family and where its part is.
+/// A family and its part of the tables.
 pub(super) trait Family: FamilyNames {
     fn tables(tables: &Tables) -> &FamilyTables<Self>;
     fn conflicts(snapshot: &Snapshot) -> &BTreeMap<FrontendKey<Self>, Vec<Skipped>>;
@@ -64,7 +64,7 @@ impl Family for Addr6 {
     }
 }
 
-/// A network: the key of a map that is searched for the longest prefix.
+/// A network, in the form of a key of a longest-prefix map.
 pub(super) type Net<A> = (u32, A);
 
 /// A port of a Service.
@@ -72,11 +72,11 @@ pub(super) type Net<A> = (u32, A);
 pub(super) struct PortName {
     pub(super) namespace: String,
     pub(super) service: String,
-    /// Empty if it has no name.
+    /// The name of the port; empty if the port has none.
     pub(super) port: String,
 }
 
-/// Of the service ports, by their keys: their ClusterIP frontends.
+/// Returns the names of service ports by their keys, which are their ClusterIP frontends.
 pub(super) fn port_names<A: Family>(names: &Names, tables: &FamilyTables<A>) -> BTreeMap<FrontendKey<A>, PortName> {
     let named = tables.services.keys().filter_map(|key| {
         let name = names.find(SocketAddr::new(key.addr.ip(), key.port.get()), &key.proto.to_string())?;

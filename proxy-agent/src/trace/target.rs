@@ -1,4 +1,4 @@
-//! What the command line says of a packet: where it comes from, where it goes.
+//! Parses the packet's addresses on the command line.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use proxy_common::addr::Proto;
 
-/// The first of Linux's ephemeral ports, as good as any other.
+/// The default port of a client: the first of Linux's ephemeral ports.
 pub(super) const CLIENT_PORT: u16 = 32_768;
 
-/// Where a packet comes from: `10.244.1.10`, `10.244.1.10:4000`, `fd00::1`, `[fd00::1]:4000`.
+/// A packet's source: `10.244.1.10`, `10.244.1.10:4000`, `fd00::1`, `[fd00::1]:4000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Client(pub SocketAddr);
 
@@ -21,11 +21,11 @@ impl FromStr for Client {
         let addr = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         let bare = || addr.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, CLIENT_PORT));
         let addr: SocketAddr = whole.or_else(bare).ok_or_else(|| format!("{text:?} is not IP or IP:PORT"))?;
-        if addr.port() == 0 { Err("no packet comes from port 0".to_owned()) } else { Ok(Self(addr)) }
+        if addr.port() == 0 { Err("a client has no port 0".to_owned()) } else { Ok(Self(addr)) }
     }
 }
 
-/// Where a packet goes: `10.96.0.10:80`, `10.96.0.10:53/udp`, `[fd00::a]:80/tcp`.
+/// A packet's destination: `10.96.0.10:80`, `10.96.0.10:53/udp`, `[fd00::a]:80/tcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub addr: SocketAddr,
@@ -42,7 +42,7 @@ impl FromStr for Target {
             "tcp" => Proto::TCP,
             "udp" => Proto::UDP,
             "sctp" => Proto::SCTP,
-            other => return Err(format!("{other:?} is none of tcp, udp, sctp")),
+            other => return Err(format!("protocol {other:?} is not one of tcp, udp, sctp")),
         };
         Ok(Self { addr, proto })
     }

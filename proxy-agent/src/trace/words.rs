@@ -1,4 +1,4 @@
-//! A trace for people.
+//! Formats a trace for people.
 
 use std::fmt::{self, Display};
 
@@ -52,7 +52,7 @@ impl Display for Outcome {
     }
 }
 
-/// A name and what there is to say; without a name, more of the line above.
+/// Writes a name and a text; an empty name continues the line above.
 fn line(f: &mut fmt::Formatter<'_>, name: &str, text: impl Display) -> fmt::Result {
     writeln!(f, "  {name:<10} {text}")
 }

@@ -1,15 +1,15 @@
-//! The page's files, part of the binary.
+//! The files of the page, which are part of the binary.
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-/// Hashes what a browser keeps, so that it notices another version of the agent.
+/// The hash of a file's content, by which a browser notices another version of the agent.
 const CRC: crc::Crc<u64> = crc::Crc::<u64>::new(&crc::CRC_64_XZ);
 
 struct Asset {
-    /// Below `/ui/`.
+    /// The path below `/ui/`.
     name: &'static str,
     content_type: &'static str,
     content: &'static str,
@@ -44,7 +44,7 @@ static ASSETS: [Asset; 14] = assets! {
     "text.js": SCRIPT,
 };
 
-/// The page at `/ui/`, the other files below it.
+/// Returns the page at `/ui/`, and its other files below it.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
         let path = if asset.name == PAGE { "/ui/".to_owned() } else { format!("/ui/{}", asset.name) };
@@ -54,7 +54,7 @@ pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// A browser asks every time whether what it keeps is the newest: an agent may have been replaced.
+/// Serves a file. The browser must check its copy each time, because the agent may have been replaced.
 fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
     let caching = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
     let is_kept = |tags: &HeaderValue| {

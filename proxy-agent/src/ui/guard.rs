@@ -1,4 +1,4 @@
-//! Keeps what the page shows from other sites.
+//! Guards the page's data against other sites.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use http::uri::Authority;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
-/// Only this server's own files; no text of an object can become markup or a script.
+/// The policy allows only this server's own files; no text of an object can become markup or a script.
 const POLICY: &str = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -28,9 +28,10 @@ pub(super) async fn protect(mut response: Response) -> Response {
     response
 }
 
-/// Refuses requests that name the server as it is not called.
+/// Refuses requests that name the server by a name that is not its own.
 ///
-/// Else a site could let a name of its own lead here, and its scripts would count as the page's (DNS rebinding).
+/// Else a site could resolve a name of its own to this server, and its scripts would count as the page's (DNS
+/// rebinding).
 pub(super) async fn known_host(State(node_name): State<Arc<str>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if is_known(host, &node_name) {
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_addresses_localhost_or_the_node() {
+    fn host_must_be_address_localhost_or_node() {
         let known =
             ["127.0.0.1:10249", "192.0.2.1", "[::1]:10249", "[fd00::1]", "localhost:8080", "LOCALHOST", "n1:10249"];
         let unknown =

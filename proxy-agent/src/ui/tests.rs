@@ -1,4 +1,4 @@
-//! Answers of the router, without a listener.
+//! Tests of the router's answers, without a listener.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -67,7 +67,7 @@ async fn files_have_their_type_and_are_sent_once() {
 }
 
 #[tokio::test]
-async fn every_file_of_the_folder_is_served_and_every_file_named_is_there() {
+async fn every_file_of_the_folder_is_served_and_each_named_file_exists() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ui/assets");
     let mut names = BTreeSet::new();
     for entry in dir.read_dir().unwrap() {
@@ -89,7 +89,7 @@ async fn every_file_of_the_folder_is_served_and_every_file_named_is_there() {
 }
 
 #[tokio::test]
-async fn other_sites_may_not_read() {
+async fn other_sites_cannot_read() {
     for path in ["/ui/", "/ui/main.js", "/ui/api/reasons", "/ui/api/status", "/ui"] {
         let response = get(path).await;
         let headers = response.headers();
@@ -110,7 +110,7 @@ async fn other_sites_may_not_read() {
 }
 
 #[tokio::test]
-async fn it_can_only_be_read() {
+async fn page_allows_only_reading() {
     for path in ["/ui/", "/ui/style.css", "/ui/api/status", "/ui/api/services"] {
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
             let response = ask(method.clone(), path, &[("host", "n1")]).await;
@@ -133,11 +133,11 @@ async fn reasons_are_explained_and_never_kept() {
 }
 
 #[tokio::test]
-async fn a_loop_that_has_ended_is_an_error() {
+async fn ended_agent_is_an_error() {
     for what in ["status", "services"] {
         let response = get(&format!("/ui/api/{what}")).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()["cache-control"], "no-store");
-        assert_eq!(text(response).await, "the loop has ended");
+        assert_eq!(text(response).await, "the agent has ended");
     }
 }

@@ -1,5 +1,5 @@
-//! Makes the views from what the loop knows. The loop only hands out what it shares; the rest is done elsewhere, so that
-//! ten thousand Services do not hold it up.
+//! Builds the views from the agent's state. The agent's loop only hands out shared objects. The views are built outside
+//! the loop, so that ten thousand Services do not delay it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,13 +14,13 @@ use proxy_core::input::ObjectName;
 use proxy_core::model::{self, Endpoint, FamilyModel, NodeModel, Skipped, Slice};
 use proxy_datapath::{Counts, FamilyCounts};
 
-/// By namespace and name.
+/// Returns the views by namespace and name.
 pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {
     let views = Views { snapshot, counts };
     snapshot.services.iter().map(|service| views.view(service)).collect()
 }
 
-/// Of all frontends in force.
+/// Returns the names of all frontends in force.
 pub fn frontend_names(snapshot: &Snapshot) -> Vec<NameView> {
     let names = snapshot.services.iter().flat_map(|service| {
         let v4 = service.v4.iter().flat_map(|v4| names(service, v4, &snapshot.conflicts4));
@@ -80,7 +80,7 @@ impl Views<'_> {
     }
 }
 
-/// Those of one kind in the order of their families.
+/// The addresses of a Service by kind; within a kind they are in the order of their families.
 #[derive(Default)]
 struct Addresses {
     cluster_ips: Vec<IpAddr>,
@@ -102,7 +102,7 @@ impl Addresses {
     }
 }
 
-/// As the Service lists it, without what a family adds.
+/// Returns the port as the Service lists it, without the parts that depend on a family.
 fn port_view(port: &ServicePort) -> PortView {
     PortView {
         name: port.name.as_deref().unwrap_or_default().to_owned(),
@@ -167,7 +167,7 @@ impl<A: Addr> FamilyView<'_, A> {
         counts.refused = counts.unserved();
     }
 
-    /// Without the sets that it is in, and its flows.
+    /// Returns the view of a backend without its sets and its flows.
     fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
         let namespace = &self.model.claim.service.namespace;
         let pod = endpoint.object.pod.as_ref();
@@ -187,7 +187,7 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
-    /// None for the row that stands for a whole address.
+    /// Returns the view of a frontend; None for the row that stands for a whole address.
     fn frontend(&self, key: &FrontendKey<A>, kind: FrontendKind) -> Option<(FrontendKind, FrontendView)> {
         let view = FrontendView {
             kind: kind_name(kind)?.to_owned(),
@@ -199,7 +199,7 @@ impl<A: Addr> FamilyView<'_, A> {
     }
 }
 
-/// By address and port, as the model sorts them.
+/// Searches a set, which the model sorts by address and port.
 fn holds<A: Addr>(set: &[Backend<A>], at: SockAddr<A>) -> bool {
     set.binary_search_by_key(&at, |backend| SockAddr::new(backend.addr, backend.port)).is_ok()
 }
@@ -229,7 +229,7 @@ fn names<A: Addr>(
     named.collect::<Vec<_>>().into_iter()
 }
 
-/// Why the Service does not have a frontend that it claims.
+/// Returns the reason why the Service does not have a frontend that it claims.
 fn conflict<'a, A: Addr>(
     conflicts: &'a BTreeMap<FrontendKey<A>, Vec<Skipped>>,
     key: &FrontendKey<A>,

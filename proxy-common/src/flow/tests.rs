@@ -63,21 +63,21 @@ fn states_follow_what_both_sides_have_shown() {
 }
 
 #[test]
-fn an_opener_takes_over_only_what_is_over() {
+fn an_opener_takes_over_only_what_is_expired() {
     let mut flow = flow(at(1, 1000), 0);
-    assert!(!flow.yields_to_opener(Proto::TCP, 101), "a SYN sent again is the same flow");
-    assert!(!flow.yields_to_opener(Proto::UDP, 130));
-    assert!(flow.yields_to_opener(Proto::UDP, 131), "30 s without an answer");
+    assert!(!flow.may_be_reused(Proto::TCP, 101), "a SYN sent again is the same flow");
+    assert!(!flow.may_be_reused(Proto::UDP, 130));
+    assert!(flow.may_be_reused(Proto::UDP, 131), "30 s without an answer");
     flow.rx = Seen::PACKET;
-    assert!(!flow.yields_to_opener(Proto::UDP, 280));
-    assert!(flow.yields_to_opener(Proto::UDP, 281));
-    assert!(!flow.is_over(Proto::TCP, 160));
-    assert!(flow.is_over(Proto::TCP, 161), "a SYN was answered five times, and nobody came");
+    assert!(!flow.may_be_reused(Proto::UDP, 280));
+    assert!(flow.may_be_reused(Proto::UDP, 281));
+    assert!(!flow.is_expired(Proto::TCP, 160));
+    assert!(flow.is_expired(Proto::TCP, 161), "a SYN was answered five times, and nobody came");
     flow.tx = flow.tx.with(Seen::ASSURED);
-    assert!(!flow.yields_to_opener(Proto::TCP, 160));
-    assert!(flow.yields_to_opener(Proto::TCP, 161), "a silent minute, then the port dials again");
-    assert!(!flow.is_over(Proto::TCP, 161), "but for others it is only silent");
-    assert!(flow.is_over(Proto::TCP, 8_201));
+    assert!(!flow.may_be_reused(Proto::TCP, 160));
+    assert!(flow.may_be_reused(Proto::TCP, 161), "a silent minute, then the port dials again");
+    assert!(!flow.is_expired(Proto::TCP, 161), "but for others it is only silent");
+    assert!(flow.is_expired(Proto::TCP, 8_201));
     flow.rx = flow.rx.with(Seen::RST);
-    assert!(flow.yields_to_opener(Proto::TCP, 100));
+    assert!(flow.may_be_reused(Proto::TCP, 100));
 }

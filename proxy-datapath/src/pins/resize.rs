@@ -82,27 +82,34 @@ fn copy(name: &str, pair: &Pair<'_>) -> Result<usize> {
     copied.unwrap_or(Ok(0))
 }
 
-/// Copies a map of this family. Returns None if the map is not of this family.
-fn family<A: FamilyNames>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
-    let maps = A::MAPS;
-    Some(match name {
-        _ if name == maps.flows => entries::<FlowKey<A>, Flow<A>>(pair, more_passed),
-        _ if name == maps.frontends => entries::<FrontendKey<A>, Frontend<A>>(pair, keep),
-        _ if name == maps.services => entries::<FrontendKey<A>, Service>(pair, keep),
-        _ if name == maps.slots => entries::<SlotKey<A>, Backend<A>>(pair, keep),
-        _ if name == maps.endpoints => entries::<EndpointKey<A>, Endpoint>(pair, keep),
-        _ if name == maps.maglev => entries::<SetKey<A>, Maglev>(pair, keep),
-        _ if name == maps.affinity => entries::<AffinityKey<A>, Affinity<A>>(pair, keep),
-        _ if name == maps.cursors => entries::<SetKey<A>, u32>(pair, keep),
-        _ if name == maps.connections => entries::<FrontendKey<A>, u32>(pair, keep),
-        _ if name == maps.fragments => entries::<FragmentKey<A>, Ports>(pair, keep),
-        _ if name == maps.addrs => entries::<A, OwnAddr>(pair, keep),
-        _ if name == maps.service_counts => entries::<FrontendKey<A>, ServiceCounts>(pair, keep),
-        _ if name == maps.source_ranges => networks::<SourceRange<A>>(pair),
-        _ if name == maps.pods || name == maps.service_cidrs => networks::<A>(pair),
-        _ => return None,
-    })
+/// Copies in the way that a map's row in `proxy_common::maps` names.
+macro_rules! copied {
+    (keep, $pair:ident, $key:ty, $value:ty) => {
+        Some(entries::<$key, $value>($pair, keep))
+    };
+    (more_passed, $pair:ident, $key:ty, $value:ty) => {
+        Some(entries::<$key, $value>($pair, more_passed))
+    };
+    (networks, $pair:ident, $key:ty, $value:ty) => {
+        Some(networks::<$key>($pair))
+    };
+    ($other:ident, $($rest:tt)*) => {
+        None
+    };
 }
+
+macro_rules! family {
+    ($($(#[$doc:meta])* $field:ident: $v4:ident $v6:ident: $map:ident<$($part:ty),+> = $size:expr, $flags:expr, $how:ident;)+) => {
+        /// Copies a map of this family. Returns None if the map is not of this family, or is not copied.
+        fn family<A: FamilyNames>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
+            match name {
+                $(_ if name == A::MAPS.$field => copied!($how, pair, $($part),+),)+
+                _ => None,
+            }
+        }
+    };
+}
+proxy_common::family_maps!(family);
 
 /// Keeps the entry that is there already.
 fn keep<V>(_old: &V, _new: &V) -> bool {

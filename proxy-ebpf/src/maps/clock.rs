@@ -2,7 +2,8 @@
 
 use aya_ebpf::helpers::generated::bpf_jiffies64;
 
-use super::CLOCK;
+use super::live::part;
+use super::{CLOCK, Find};
 
 /// When this CPU last asked for the time, and what it was told.
 #[derive(Clone, Copy)]
@@ -17,13 +18,12 @@ pub struct Clock {
 pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     // SAFETY: the helper takes no arguments and cannot fail.
     let jiffies = unsafe { bpf_jiffies64() };
-    let Some(clock) = CLOCK.get_ptr_mut(0) else { return ask() };
-    // SAFETY: the slot is this CPU's own. The ticks are written last: if another program comes in between, it asks itself.
-    unsafe {
-        if (*clock).jiffies != jiffies {
-            (&raw mut (*clock).secs).write_volatile(ask());
-            (&raw mut (*clock).jiffies).write_volatile(jiffies);
-        }
-        (*clock).secs
+    let Some(clock) = CLOCK.find(&0) else { return ask() };
+    let (last, secs) = (part!(clock.jiffies), part!(clock.secs));
+    // The ticks are written last: if another program comes in between, it asks itself.
+    if last.copy() != jiffies {
+        secs.set_in_order(ask());
+        last.set_in_order(jiffies);
     }
+    secs.copy()
 }

@@ -1,8 +1,8 @@
-//! What the agent has said of each device. No reference leaves this file.
+//! The agent's row of each device. No reference leaves this file.
 
 use proxy_common::device::Device;
 
-use super::{DEVICES, copied};
+use super::{DEVICES, Find, copied};
 
 #[inline(always)]
 pub fn device(ifindex: u32) -> Option<Device> {
@@ -12,27 +12,23 @@ pub fn device(ifindex: u32) -> Option<Device> {
 /// The flags of a device, and the interface index of its bridge; 0 where there is none of either.
 #[inline(always)]
 pub fn place_of(ifindex: u32) -> (u32, u32) {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.map_or((0, 0), |device| (device.flags(), device.bridge))
+    DEVICES.find(&ifindex).map_or((0, 0), |device| device.read(|device| (device.flags(), device.bridge)))
 }
 
-/// Are there other devices of ours below this one?
+/// Returns true if other devices of ours are below this one.
 #[inline(always)]
 pub fn is_stacked(ifindex: u32) -> bool {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.is_some_and(|device| device.flags() & Device::EDGE == 0)
+    DEVICES.find(&ifindex).is_some_and(|device| device.read(Device::flags) & Device::EDGE == 0)
 }
 
 /// The longest IP packet that leaves a device whole, in bytes; 0 if unknown.
 #[inline(always)]
 pub fn mtu_of(ifindex: u32) -> u32 {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.map_or(0, |device| device.mtu)
+    DEVICES.find(&ifindex).map_or(0, |device| device.read(|device| device.mtu))
 }
 
 /// The address of frames that the host takes in at a device.
 #[inline(always)]
 pub fn mac_of(ifindex: u32) -> Option<[u8; 6]> {
-    // SAFETY: as in `copied`.
-    unsafe { DEVICES.get(ifindex) }.map(|device| device.mac)
+    DEVICES.find(&ifindex).map(|device| device.read(|device| device.mac))
 }

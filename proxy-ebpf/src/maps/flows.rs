@@ -1,16 +1,17 @@
 //! The flow table: entries claimed, found, changed, removed.
 
-use core::ptr::copy_nonoverlapping;
-
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_map_pop_elem;
-use proxy_common::addr::{Addr, Proto, SockAddr};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
-use proxy_common::service_counts::Passed;
+use proxy_common::addr::Proto;
+use proxy_common::flow::{Flow, FlowKey, Seen};
+#[cfg(feature = "bench")]
+use proxy_common::{addr::SockAddr, flow::Hook};
 
+use super::live::part;
+use super::{Find, Live};
 use crate::net::Net;
 
-/// Why an entry could not be made.
+/// A reason for which an entry could not be made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// Its key is taken.
@@ -28,28 +29,28 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
     })
 }
 
-/// False if there was none.
+/// Returns false if there was none.
 #[inline(always)]
 pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.remove(key).is_ok()
 }
 
-/// Puts an opener's key at the end of the line of those that may have to make room. False if the line is full.
+/// Puts an opener's key at the end of the half-open queue. Returns false if the queue is full.
 #[inline(always)]
-pub fn enlist<A: Net>(key: &FlowKey<A>) -> bool {
-    A::MAPS.nursery.push(key, 0).is_ok()
+pub fn enqueue<A: Net>(key: &FlowKey<A>) -> bool {
+    A::MAPS.half_open.push(key, 0).is_ok()
 }
 
-/// Takes the first key out of the line, into `key`. False if there is none.
+/// Takes the first key out of the half-open queue, into `key`. Returns false if there is none.
 #[inline(always)]
-pub fn next_in_line<A: Net>(key: &mut FlowKey<A>) -> bool {
-    let nursery = core::ptr::from_ref(A::MAPS.nursery).cast_mut().cast();
+pub fn dequeue<A: Net>(key: &mut FlowKey<A>) -> bool {
+    let half_open = core::ptr::from_ref(A::MAPS.half_open).cast_mut().cast();
     // SAFETY: a queue's static is its definition, which stands for the map; its elements are such keys.
-    unsafe { bpf_map_pop_elem(nursery, core::ptr::from_mut(key).cast()) == 0 }
+    unsafe { bpf_map_pop_elem(half_open, core::ptr::from_mut(key).cast()) == 0 }
 }
 
-/// An entry of the flow table: the way to read and write the little that changes while it lives.
-pub struct Entry<A: Addr>(*mut Flow<A>);
+/// An entry of the flow table, where it lives.
+pub type Entry<A> = Live<Flow<A>>;
 
 /// The entry at `key`, its value copied to `flow`.
 ///
@@ -57,11 +58,9 @@ pub struct Entry<A: Addr>(*mut Flow<A>);
 /// counts as none.
 #[inline(always)]
 pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
-    let live = A::MAPS.flows.get_ptr_mut(key)?;
-    // SAFETY: map memory outlives the program, and no entry is the scratch. The copy may be torn, which the comparison
-    // below catches. (By assignment the compiler would allow for an overlap, and copy byte by byte.)
-    unsafe { copy_nonoverlapping(live, flow, 1) };
-    (flow.key(key.proto()) == *key).then_some(Entry(live))
+    let live = A::MAPS.flows.find(key)?;
+    live.copy_to(flow);
+    (flow.key(key.proto()) == *key).then_some(live)
 }
 
 /// The entry at `key`, nothing of it copied. What was read of it counts if [`Entry::is_at`] says so *after* that.
@@ -69,18 +68,18 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
 /// The kernel gives an element its new value from the front, and what makes up the key is in front of most of what is read.
 #[inline(always)]
 pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
-    A::MAPS.flows.get_ptr_mut(key).map(Entry)
+    A::MAPS.flows.find(key)
 }
 
-/// What a packet's own end of its flow is called at the other side of `hook`: of programs that do nothing else.
+/// Returns the name of a packet's own end of its flow at the other side of `hook`, for programs that do nothing else.
+#[cfg(feature = "bench")]
 #[inline(always)]
 pub fn other_end<A: Net>(key: &FlowKey<A>, hook: Hook) -> Option<SockAddr<A>> {
-    let live = A::MAPS.flows.get_ptr(key)?;
-    // SAFETY: map memory outlives the program.
-    Some(unsafe { if hook == Hook::INGRESS { (*live).backend } else { (*live).frontend } })
+    let live = A::MAPS.flows.find(key)?;
+    Some(live.read(|flow| if hook == Hook::INGRESS { flow.backend } else { flow.frontend }))
 }
 
-/// Whether there is an entry at `key`.
+/// Returns true if there is an entry at `key`.
 #[inline(always)]
 pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.get_ptr(key).is_some()
@@ -89,128 +88,49 @@ pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
 /// The opener's entry of `flow`.
 #[inline(always)]
 pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
-    A::MAPS.flows.get_ptr_mut(flow.opener_key(proto)).map(Entry)
+    A::MAPS.flows.find(&flow.opener_key(proto))
 }
 
 /// The entry that gives replies of `flow` their frontend's address back.
 #[inline(always)]
 pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
-    A::MAPS.flows.get_ptr_mut(flow.undnat_key(proto)).map(Entry)
+    A::MAPS.flows.find(&flow.undnat_key(proto))
 }
 
 impl<A: Net> Entry<A> {
-    /// Is this still the entry at `key`?
+    /// Returns true if this still is the entry at `key`.
     #[inline(always)]
     pub fn is_at(&self, key: &FlowKey<A>) -> bool {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).key(key.proto()) == *key }
+        self.read(|flow| flow.key(key.proto()) == *key)
     }
 
-    #[inline(always)]
-    pub fn is_snat_on_devices(&self) -> bool {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).is_snat_on_devices() }
-    }
+    // The element may change hands while it is written. Its new owner is a flow of the same second, whose end is noticed early or
+    // late once: the timeouts bound what that can cost.
 
-    #[inline(always)]
-    pub fn kind(&self) -> Kind {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).kind }
-    }
-
-    #[inline(always)]
-    pub fn client(&self) -> SockAddr<A> {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).client }
-    }
-
-    #[inline(always)]
-    pub fn client_between(&self) -> SockAddr<A> {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).client_between() }
-    }
-
-    #[inline(always)]
-    pub fn frontend(&self) -> SockAddr<A> {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).frontend }
-    }
-
-    #[inline(always)]
-    pub fn backend(&self) -> SockAddr<A> {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).backend }
-    }
-
-    #[inline(always)]
-    pub fn source(&self) -> SockAddr<A> {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).source }
-    }
-
-    #[inline(always)]
-    pub fn last_secs(&self) -> u32 {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).last_secs }
-    }
-
-    #[inline(always)]
-    pub fn generation(&self) -> u32 {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).generation }
-    }
-
-    #[inline(always)]
-    pub fn tx(&self) -> Seen {
-        // SAFETY: as in `flow`; a byte is never torn.
-        unsafe { (*self.0).tx }
-    }
-
-    #[inline(always)]
-    pub fn rx(&self) -> Seen {
-        // SAFETY: as in `tx`.
-        unsafe { (*self.0).rx }
-    }
-
-    #[inline(always)]
-    pub fn passed(&self) -> Passed {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).passed }
-    }
-
-    // If the element changes hands while it is written, its new owner is a flow of the same second whose end is noticed
-    // early or late once: the timeouts below bound what that can cost.
-
-    /// Counts a packet: see [`Passed`].
+    /// Counts a packet: see [`Passed`](proxy_common::service_counts::Passed).
     #[inline(always)]
     pub fn count(&self, packets: u32, bytes: u32) {
-        // SAFETY: as in `flow`.
-        let passed = unsafe { &mut (*self.0).passed };
-        passed.packets += u64::from(packets);
-        passed.bytes += u64::from(bytes);
+        part!(self.passed.packets).update(|count| count.wrapping_add(packets.into()));
+        part!(self.passed.bytes).update(|count| count.wrapping_add(bytes.into()));
     }
 
     #[inline(always)]
     pub fn set_generation(&self, generation: u32) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).generation = generation };
+        part!(self.generation).set(generation);
     }
 
     #[inline(always)]
     pub fn set_last_secs(&self, last_secs: u32) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).last_secs = last_secs };
+        part!(self.last_secs).set(last_secs);
     }
 
     #[inline(always)]
     pub fn set_tx(&self, tx: Seen) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).tx = tx };
+        part!(self.tx).set(tx);
     }
 
     #[inline(always)]
     pub fn set_rx(&self, rx: Seen) {
-        // SAFETY: as in `flow`.
-        unsafe { (*self.0).rx = rx };
+        part!(self.rx).set(rx);
     }
 }

@@ -2,13 +2,14 @@
 
 use proxy_common::fragment::{FragmentKey, Ports};
 
+use super::copied;
 use crate::net::Net;
 
 #[inline(always)]
 pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
-    // SAFETY: map memory outlives the program. (What belongs to another packet is a wrong guess, such as two packets of one identification
-    // are as well: the receiver finds out by the checksum.)
-    unsafe { A::MAPS.fragments.get(key) }.copied()
+    // Ports of another packet are a wrong guess, as they are where two packets have one identification: the receiver finds
+    // out by the checksum.
+    copied(A::MAPS.fragments, key)
 }
 
 #[inline(always)]

@@ -1,47 +1,48 @@
-//! What is written for those who watch.
+//! The records for `kpx monitor`.
 
 use core::ptr::copy_nonoverlapping;
 
 use proxy_common::flow::Flow;
-use proxy_common::monitor::{Place, Record, What};
+use proxy_common::hook::HookId;
+use proxy_common::monitor::{Record, What};
 
-use super::{MONITOR, MONITORED, WATCHED};
+use super::live::part;
+use super::{DecisionMemory, Find, MONITOR, MONITORED, WATCHED};
 use crate::flow::now_secs;
 use crate::net::Net;
 use crate::packet::Packet;
 
-/// Does somebody watch?
+/// Returns true while an operator watches.
 #[inline(always)]
 pub fn is_watched() -> bool {
     WATCHED.get(0).is_some_and(|per_second| *per_second != 0)
 }
 
-/// Tells of a packet: see [`Record`]. `say` is place, what and reason, a byte each.
+/// Tells of a packet: see [`Record`]. `say` is the hook, what became of the packet, and the reason, a byte each.
 #[inline(always)]
-pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<&Flow<A>>) {
-    let Some(monitored) = MONITORED.get_ptr_mut(0) else { return };
-    // SAFETY: the slot is this CPU's own, and no other program runs on it before this one ends.
-    let monitored = unsafe { &mut *monitored };
-    let Some(decision) = super::decision::<A>() else { return };
+pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<&Flow<A>>, decision: DecisionMemory) {
+    let Some(monitored) = MONITORED.find(&0) else { return };
+    let Some(decision) = decision.get::<A>() else { return };
+    let (of_second, written, lost) = (part!(monitored.second), part!(monitored.written), part!(monitored.lost));
     let second = now_secs();
-    if monitored.second != second {
-        monitored.second = second;
-        monitored.written = 0;
+    if of_second.copy() != second {
+        of_second.set(second);
+        written.set(0);
     }
-    if WATCHED.get(0).is_none_or(|per_second| monitored.written >= *per_second) {
-        monitored.lost += 1;
+    if WATCHED.get(0).is_none_or(|per_second| written.copy() >= *per_second) {
+        lost.update(|lost| lost.wrapping_add(1));
         return;
     }
     let Some(mut entry) = MONITOR.reserve::<Record<A>>(0) else {
-        monitored.lost += 1;
+        lost.update(|lost| lost.wrapping_add(1));
         return;
     };
-    monitored.written += 1;
+    written.update(|written| written.wrapping_add(1));
     let record = entry.as_mut_ptr();
     // SAFETY: the kernel has reserved room for all of the record, and each field is written. Copied from one map's memory
     // to another's: by assignment the compiler would allow for an overlap.
     unsafe {
-        (*record).place = Place(say as u8);
+        (*record).hook_id = HookId(say as u8);
         (*record).what = What((say >> 8) as u8);
         (*record).reason = (say >> 16) as u8;
         (*record).proto = packet.proto;

@@ -1,19 +1,20 @@
-//! Whom sockets have dialled: TCP's and UDP's each in a table of their own.
+//! The frontends that sockets have dialled, in a table for TCP and one for UDP.
 
 use aya_ebpf::maps::LruHashMap;
 use proxy_common::addr::Proto;
 use proxy_common::socket::{Socket, SocketKey};
 
+use super::copied;
 use crate::net::Net;
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
-    // SAFETY: map memory outlives the program. An element that changes hands while it is copied costs one socket a look at
-    // another one's peer, at the moment when the table is full.
-    unsafe { table(key).get(key) }.copied()
+    // An element that changes hands while it is copied costs one socket a look at another one's peer, at the moment when the
+    // table is full.
+    copied(table(key), key)
 }
 
-/// False if there is no room.
+/// Returns false if there is no room.
 #[inline(always)]
 pub fn remember_socket<A: Net>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
     table(key).insert(key, socket, 0).is_ok()

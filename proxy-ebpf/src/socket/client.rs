@@ -1,4 +1,4 @@
-//! Who dials.
+//! The client of a call.
 
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::device::Node;
@@ -19,14 +19,14 @@ pub struct Client {
 }
 
 impl Client {
-    /// None if it is not served here.
+    /// Returns None if the socket is not served here.
     #[inline(always)]
     pub fn of(peer: Peer, node: &Node) -> Option<Self> {
         let netns = peer.netns();
         let origin = if netns == peer::own_netns() {
             Origin::NODE
         } else if flags() & EVERYWHERE == 0 || node.has(Node::COMPAT | Node::MASQUERADE_ALL) {
-            // Who is masqueraded is told by addresses, which a socket may not have yet.
+            // Addresses tell the clients to masquerade, and a socket may not have one yet.
             return None;
         } else {
             Origin::POD
@@ -34,7 +34,7 @@ impl Client {
         Some(Self { cookie: peer.cookie(), netns, origin })
     }
 
-    /// May a frontend be at this address, to this client? Node ports may be at the host's own loopback address; a pod's is
+    /// Returns true if a frontend may be at this address, to this client. Node ports may be at the host's own loopback address; a pod's is
     /// another.
     #[inline(always)]
     pub fn may_dial<A: Family>(&self, addr: &A, node: &Node) -> bool {
@@ -46,9 +46,9 @@ impl Client {
     }
 }
 
-/// What differs between the families where there are no packets.
+/// The differences between the families where there are no packets.
 pub trait Family: Net {
-    /// What stands for a network namespace where affinity is by address: one that no packet carries.
+    /// An address that no packet carries, for a network namespace where affinity is by address.
     fn of_netns(cookie: u64) -> Self;
     /// A loopback address at which kube-proxy serves node ports.
     fn is_localhost(self) -> bool;

@@ -10,14 +10,31 @@ use aya_ebpf::programs::SockAddrContext;
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::socket::NAMES;
 
-/// Where an IPv4 address begins that is mapped into IPv6 (RFC 4291 §2.5.5.2).
+use crate::setting::{SOCKET_FLAGS, SOCKET_NETNS};
+
+/// The word before an IPv4 address that is mapped into IPv6 (RFC 4291 §2.5.5.2).
 const MAPPED: u32 = 0x0000_ffff_u32.to_be();
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Peer(*mut bpf_sock_addr);
 
-// SAFETY of all below: the kernel's context outlives the program, and its fields are in it.
+/// Reads a field of the context, as one word.
+macro_rules! field {
+    ($peer:ident.$($field:tt)+) => {
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        unsafe { read_volatile(&raw const (*$peer.0).$($field)+) }
+    };
+}
+
+/// Writes a field of the context that the kernel lets programs of this kind write.
+macro_rules! set_field {
+    ($peer:ident.$($field:tt)+) => {
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        |word: u32| unsafe { write_volatile(&raw mut (*$peer.0).$($field)+, word) }
+    };
+}
+
 impl Peer {
     #[inline(always)]
     pub fn new(ctx: &SockAddrContext) -> Self {
@@ -26,36 +43,33 @@ impl Peer {
 
     #[inline(always)]
     pub fn proto(self) -> Proto {
-        // SAFETY: see above. The protocols that are asked for are below 256.
-        let proto = unsafe { read_volatile(&raw const (*self.0).protocol) };
+        // The protocols that are asked for are below 256.
+        let proto = field!(self.protocol);
         if proto > 0xff { Proto::ANY } else { Proto(proto as u8) }
     }
 
-    /// The kernel's number of the socket.
+    /// Returns the kernel's number of the socket.
     #[inline(always)]
     pub fn cookie(self) -> u64 {
-        // SAFETY: the helper takes the context.
+        // SAFETY: the helper takes the context of this call, which is the kernel's own.
         unsafe { bpf_get_socket_cookie(self.0.cast()) }
     }
 
-    /// ... and of its network namespace.
+    /// Returns the kernel's number of the socket's network namespace.
     #[inline(always)]
     pub fn netns(self) -> u64 {
-        // SAFETY: the helper takes the context.
+        // SAFETY: the helper takes the context of this call, and only reads it.
         unsafe { bpf_get_netns_cookie(self.0.cast()) }
     }
 
     #[inline(always)]
     pub fn v4(self) -> SockAddr<Addr4> {
-        // SAFETY: see above.
-        let addr = unsafe { read_volatile(&raw const (*self.0).user_ip4) };
-        SockAddr::new(Addr4::from_wire(addr), self.port())
+        SockAddr::new(Addr4::from_wire(field!(self.user_ip4)), self.port())
     }
 
     #[inline(always)]
     pub fn set_v4(self, at: &SockAddr<Addr4>) {
-        // SAFETY: see above.
-        unsafe { write_volatile(&raw mut (*self.0).user_ip4, at.addr.wire()) };
+        set_field!(self.user_ip4)(at.addr.wire());
         self.set_port(at.port);
     }
 
@@ -94,62 +108,47 @@ impl Peer {
 
     #[inline(always)]
     fn port(self) -> Port {
-        // SAFETY: see above. The port is in the lower half of the word's bytes.
-        Port::from_wire(unsafe { read_volatile(&raw const (*self.0).user_port) } as u16)
+        // The port is in the lower half of the word's bytes.
+        Port::from_wire(field!(self.user_port) as u16)
     }
 
     #[inline(always)]
     fn set_port(self, port: Port) {
-        // SAFETY: see above.
-        unsafe { write_volatile(&raw mut (*self.0).user_port, port.wire().into()) };
+        set_field!(self.user_port)(port.wire().into());
     }
 
-    /// Of the IPv6 address.
+    /// Reads a word of the IPv6 address.
     #[inline(always)]
     fn word(self, nth: usize) -> u32 {
-        // SAFETY: see above; there are four.
-        unsafe { read_volatile((&raw const (*self.0).user_ip6).cast::<u32>().add(nth)) }
+        field!(self.user_ip6[nth])
     }
 
     #[inline(always)]
     fn set_word(self, nth: usize, word: u32) {
-        // SAFETY: as in `word`.
-        unsafe { write_volatile((&raw mut (*self.0).user_ip6).cast::<u32>().add(nth), word) };
+        set_field!(self.user_ip6[nth])(word);
     }
 }
 
-/// Whose sockets are served: the cookie of a network namespace. Set before the programs are loaded, as is what follows, so
-/// that the verifier leaves out what is not asked for.
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static SOCKET_NETNS: u64 = 0;
-
-/// See [`proxy_common::socket`].
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static SOCKET_FLAGS: u32 = 0;
-
 #[inline(always)]
 pub fn own_netns() -> u64 {
-    // SAFETY: as in `flags`.
-    unsafe { read_volatile(&raw const SOCKET_NETNS) }
+    SOCKET_NETNS.get()
 }
 
 #[inline(always)]
 pub fn flags() -> u32 {
-    // SAFETY: the object's own read-only data, which the loader writes before this runs; so it must not be taken for what
-    // it was when this was compiled.
-    unsafe { read_volatile(&raw const SOCKET_FLAGS) }
+    SOCKET_FLAGS.get()
 }
 
-/// With which error the call fails, if the program refuses it.
+/// Sets the error of a call that the program refuses.
 #[inline(always)]
 pub fn fail(errno: i32) {
     // SAFETY: the helper takes a number. What it answers says nothing that could be helped.
     let _set = unsafe { bpf_set_retval(-errno) };
 }
 
-/// Is it a worker of the kernel's that dials, for a file system on the network? Kernels before Linux 6.6 forget whom it
-/// has dialled, and go back to the same backend for as long as it is mounted. Whoever else goes by such a name is served
-/// by packets, too.
+/// Returns true if a worker of the kernel dials, for a file system on the network. Kernels before Linux 6.6 forget the address
+/// that it dialled, and go back to the same backend while the file system is mounted. A process of such a name is served by
+/// packets, too.
 #[inline(never)]
 pub fn is_worker() -> bool {
     if flags() & NAMES == 0 {

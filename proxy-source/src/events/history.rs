@@ -1,4 +1,4 @@
-//! What was told before: what is told again is counted, and nobody hears too much of one object.
+//! The history of sent events: repeated events are counted, and the events about one object are limited.
 //!
 //! The limits are those of client-go's event broadcasters.
 
@@ -9,13 +9,13 @@ use tokio::time::Instant;
 
 use super::{Event, Regarding};
 
-/// Events of one object that may be sent at once...
+/// The number of events about one object that may be sent at once.
 const BURST: f64 = 25.0;
-/// ...and in which time one more may.
+/// The time after which one more may be sent.
 const REFILL: Duration = Duration::from_secs(300);
-/// What is told again after this long is told anew.
+/// The time after which a repeated event becomes a new one.
 const SERIES: Duration = Duration::from_secs(360);
-/// Events and objects that are remembered.
+/// The number of remembered events and objects.
 const CAPACITY: usize = 4_096;
 
 #[derive(Debug, Default)]
@@ -24,12 +24,12 @@ pub(crate) struct History {
     series: BTreeMap<Event, Series>,
 }
 
-/// What is to be done about an event.
+/// The action that an event calls for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// To be created under this name.
+    /// The event is to be created under this name.
     Create(String),
-    /// The event of this name was told so many times.
+    /// The event of this name has occurred so many times.
     Count(String, i32),
     Nothing,
 }
@@ -48,7 +48,7 @@ struct Series {
 }
 
 impl History {
-    /// Enters an event that is told now. `name` is for the object that tells of it, should it be the first.
+    /// Enters an event that occurs now. If the event is the first of its kind, `name` makes the name of its API object.
     pub(crate) fn enter(&mut self, event: &Event, name: impl FnOnce() -> String, now: Instant) -> Step {
         self.series.retain(|_, series| now - series.last < SERIES);
         let known = self.series.get_mut(event).map(|series| {
@@ -68,7 +68,7 @@ impl History {
         Step::Count(name, count)
     }
 
-    /// The event is not, or no longer, where it was left: it is to be told anew.
+    /// Forgets an event whose API object is missing; the next equal event creates a new object.
     pub(crate) fn forget(&mut self, event: &Event) {
         self.series.remove(event);
     }
@@ -88,7 +88,7 @@ impl History {
     }
 }
 
-/// Forgets what was used the longest time ago, if there is no room.
+/// Removes the entry that was used the longest time ago, if there is no room.
 fn make_room<K: Clone + Ord, V>(entries: &mut BTreeMap<K, V>, last: impl Fn(&V) -> Instant) {
     if entries.len() < CAPACITY {
         return;
@@ -105,7 +105,7 @@ mod tests {
     use proxy_core::model::ObjectRef;
 
     #[test]
-    fn what_is_told_again_is_counted_and_after_a_while_told_anew() {
+    fn repeated_event_is_counted_and_later_created_again() {
         let (mut history, start) = (History::default(), Instant::now());
         let mut names = (0..).map(|number| format!("n{number}"));
         let mut enter =
@@ -113,7 +113,7 @@ mod tests {
         let (one, other) = (event("web", "one"), event("web", "other"));
         assert_eq!(enter(&one, 0), Step::Create("n0".into()));
         assert_eq!(enter(&one, 1), Step::Count("n0".into(), 2));
-        assert_eq!(enter(&other, 1), Step::Create("n1".into()), "another note is other news");
+        assert_eq!(enter(&other, 1), Step::Create("n1".into()), "another note is another event");
         assert_eq!(enter(&one, 300), Step::Count("n0".into(), 3));
         assert_eq!(enter(&one, 659), Step::Count("n0".into(), 4));
         assert_eq!(enter(&one, 659 + 360), Step::Create("n2".into()));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_object_has_a_budget_and_others_have_their_own() {
+    fn each_object_has_a_budget_of_its_own() {
         let (mut history, start) = (History::default(), Instant::now());
         let mut sent = |name: &str, note: &str, secs| {
             history.enter(&event(name, note), String::new, start + Duration::from_secs(secs)) != Step::Nothing
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sent_is_counted_all_the_same() {
+    fn unsent_event_is_counted() {
         let (mut history, start) = (History::default(), Instant::now());
         let web = event("web", "");
         let mut last = Step::Nothing;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_a_bound_and_the_newest_stay() {
+    fn history_is_bounded_and_keeps_the_newest() {
         let (mut history, start) = (History::default(), Instant::now());
         for number in 0..CAPACITY + 10 {
             let at = start + Duration::from_millis(number as u64);

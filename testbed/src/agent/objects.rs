@@ -18,13 +18,13 @@ pub struct Service {
     /// Its ClusterIPs are the service network's `nth` addresses.
     pub nth: u8,
     pub backends: Vec<&'static str>,
-    /// Of the backends.
+    /// The port of the backends.
     pub target_port: u16,
-    /// Of those, the ones that terminate and serve still.
+    /// The backends that terminate and still serve.
     terminating: Vec<&'static str>,
-    /// Of those, the zones or nodes whose clients they are for.
+    /// The zones or nodes whose clients a backend is for.
     hints: Vec<(&'static str, Hint)>,
-    /// What its spec says beside names, addresses and ports.
+    /// The fields of its spec beside names, addresses and ports.
     spec: Value,
     labels: Value,
     annotations: Value,

@@ -1,4 +1,4 @@
-//! What is asked of an object before it is stored, and what is added to it.
+//! The checks and defaults of an object before it is stored.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What the server says of itself: its version, its kinds, and as much OpenAPI as kubectl asks for.
+//! The server's description of itself: its version, its kinds, and as much OpenAPI as kubectl asks for.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What kube-apiserver asks of an Event of events.k8s.io/v1 (`pkg/apis/core/validation/events.go`).
+//! The checks of kube-apiserver for an Event of events.k8s.io/v1 (`pkg/apis/core/validation/events.go`).
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::kinds::Kind;
 const TEXTS: [(&str, usize); 4] =
     [("reportingController", 253), ("reportingInstance", 128), ("action", 128), ("reason", 128)];
 const NOTE: usize = 1024;
-/// What an update may not touch.
+/// The fields that an update may not touch.
 const IMMUTABLE: [&str; 7] =
     ["note", "reason", "action", "type", "regarding", "reportingController", "reportingInstance"];
 

@@ -1,4 +1,4 @@
-//! What the server says when it says no: the `Status` object of the Kubernetes API.
+//! The server's refusals: the `Status` object of the Kubernetes API.
 
 use serde_json::{Value, json};
 
@@ -77,7 +77,7 @@ impl Failure {
         Self { details, ..Self::new(422, format!("{qualified} \"{name}\" is invalid: {path}: {message}")) }
     }
 
-    /// What the deletion was bound to does not hold.
+    /// Refuses a deletion whose precondition does not hold.
     pub(crate) fn precondition(kind: &Kind, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", kind.kind);
         Self { details: json!({"name": name, "kind": kind.kind}), ..Self::new(409, message) }

@@ -1,4 +1,4 @@
-//! What a test makes the server do wrong.
+//! The faults that a test makes the server have.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::failure::Failure;
 pub(crate) struct Faults {
     /// Verb, resource (plural), and what is answered instead.
     pub(crate) answers: Vec<(String, String, Failure)>,
-    /// What is answered to every request, whoever makes it, as by a load balancer without servers.
+    /// The answer to every request of every client, as a load balancer without servers gives it.
     pub(crate) everything: Option<Failure>,
     /// Every list comes in pieces, over so long.
     pub(crate) list_trickle: Option<Duration>,

@@ -26,7 +26,7 @@ use super::watch::Watch;
 
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
-/// What a path of objects names; empty where it names none.
+/// The parts that a path of objects names; a part that it does not name is empty.
 #[derive(Clone, Debug)]
 struct Route {
     kind: &'static Kind,
@@ -127,7 +127,7 @@ fn verb(method: &Method, route: &Route, query: &Query) -> Outcome<&'static str> 
     let is_collection = route.name.is_empty();
     let is_homeless = route.kind.namespaced && route.namespace.is_empty();
     Ok(match *method {
-        // A streaming list is a list to whoever counts or refuses.
+        // A streaming list is a list where requests are counted or refused.
         Method::GET if is_collection && query.flag("sendInitialEvents") == Some(true) => "list",
         Method::GET if is_collection && query.flag("watch") == Some(true) => "watch",
         Method::GET if is_collection => "list",

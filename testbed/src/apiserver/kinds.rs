@@ -18,7 +18,7 @@ pub(crate) struct Kind {
     pub(crate) short: &'static [&'static str],
     pub(crate) namespaced: bool,
     pub(crate) status: Status,
-    /// What a field selector may ask for, beside the name and the namespace.
+    /// The fields that a field selector may name, beside the name and the namespace.
     pub(crate) fields: &'static [&'static str],
     /// Where a strategic merge patch merges lists: path of the list, and the field that tells its items apart
     /// (empty where the items are plain values).

@@ -195,6 +195,6 @@ fn network_namespace(socket: &TcpListener) -> Option<File> {
     const SIOCGSKNS: nix::libc::Ioctl = 0x894c;
     // SAFETY: this request takes no argument, and returns a new file descriptor.
     let fd = unsafe { nix::libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
-    // SAFETY: the descriptor was made for us by the line above, and nobody else knows of it.
+    // SAFETY: the line above made the descriptor, and no other value holds it.
     (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
 }

@@ -1,4 +1,4 @@
-//! What the server has sent, and when: for those who measure its clients.
+//! A record of what the server sent and when, for measurements of its clients.
 
 use std::io;
 use std::pin::Pin;
@@ -45,7 +45,7 @@ impl Meter {
 
     pub(super) fn event_made(&self, version: u64) {
         if let Some(events) = &*self.events.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = events.send((version, Instant::now())); // Whoever asked may have gone.
+            let _ = events.send((version, Instant::now())); // The receiver may have gone.
         }
     }
 }

@@ -48,7 +48,7 @@ use pki::Pki;
 use shared::Shared;
 pub use shared::Traffic;
 
-/// What to start with.
+/// The options of a start.
 #[derive(Debug)]
 pub struct Options {
     /// Made by the caller, who may have made it inside another network namespace.
@@ -74,7 +74,7 @@ impl Options {
     }
 }
 
-/// What a restart does to old resource versions.
+/// The fate of old resource versions at a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum History {
     Kept,
@@ -82,7 +82,7 @@ pub enum History {
     Lost,
 }
 
-/// What [`ApiServer::restore`] goes back to.
+/// The state to which [`ApiServer::restore`] goes back.
 #[derive(Clone, Debug)]
 pub struct Backup(store::Store);
 
@@ -161,7 +161,7 @@ impl ApiServer {
             .read(|state| state.objects.store.objects(kind, "").map(|(_, object)| Value::clone(object)).collect())
     }
 
-    /// Stores an object as it is, of whatever shape, so that it has a kind and a name.
+    /// Stores an object of any shape as it is, if it has a kind and a name.
     pub fn apply_as_is(&self, object: &Value) -> Result<()> {
         let kind = Kind::of(object).with_context(|| format!("no such kind: {object}"))?;
         let [namespace, name] = ["/metadata/namespace", "/metadata/name"].map(|at| admit::text(object, at));
@@ -201,12 +201,12 @@ impl ApiServer {
         self.shared.read(|state| state.objects.store.version())
     }
 
-    /// What clients have asked so far.
+    /// Returns the requests of clients so far.
     pub fn traffic(&self) -> Traffic {
         self.shared.read(|state| state.traffic.clone())
     }
 
-    /// What it has sent so far.
+    /// Returns the record of what was sent so far.
     pub fn meter(&self) -> &Meter {
         &self.shared.meter
     }

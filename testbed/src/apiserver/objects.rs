@@ -18,14 +18,14 @@ pub(crate) struct Objects {
     addresses: Addresses,
 }
 
-/// What a request to write is about.
+/// The object of a request to write.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) kind: &'static Kind,
     pub(crate) namespace: String,
     /// Empty where an object is created: it is then the object's own.
     pub(crate) name: String,
-    /// What is sent is a patch, not an object.
+    /// The body is a patch, not an object.
     pub(crate) patch: bool,
     /// Only the status is written.
     pub(crate) status: bool,

@@ -11,7 +11,7 @@ use super::select::Selector;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query(BTreeMap<String, String>);
 
-/// What a list or a watch is asked to be: `ListOptions` of the API.
+/// The parameters of a list or a watch: `ListOptions` of the API.
 #[derive(Clone, Debug)]
 pub(crate) struct ListOptions {
     pub(crate) selector: Selector,

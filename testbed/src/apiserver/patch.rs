@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::failure::{Failure, Outcome};
 use super::kinds::Kind;
 
-/// What `object` becomes by a patch of the media type that the request names.
+/// Applies a patch of the media type that the request names to `object`.
 pub(crate) fn patched(kind: &Kind, object: &Value, media_type: &str, patch: &Value) -> Outcome<Value> {
     let mut object = object.clone();
     let is_merge = media_type != "application/json-patch+json";
@@ -90,7 +90,7 @@ fn merge_list(kind: &Kind, list: &mut Value, items: &[Value], key: &str, path: &
     }
 }
 
-/// Whether `item` has all that `part` has.
+/// Tells if `item` has all that `part` has.
 fn is_part(part: &Value, item: &Value) -> bool {
     match part {
         Value::Object(fields) => fields.iter().all(|(name, value)| item.get(name) == Some(value)),

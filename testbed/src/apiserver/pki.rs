@@ -25,7 +25,7 @@ pub(crate) struct Pki {
     pub(crate) ca: String,
     issuer: Issuer<'static, KeyPair>,
     pub(crate) server: Arc<ServerConfig>,
-    /// As [`Self::server`], with a certificate of the past.
+    /// The configuration of [`Self::server`], with a certificate that has expired.
     pub(crate) expired: Arc<ServerConfig>,
 }
 
@@ -39,7 +39,7 @@ pub enum Login {
 }
 
 impl Pki {
-    /// Makes everything anew; `sans` are the names and addresses that the server may be called by.
+    /// Makes all keys and certificates; `sans` are the names and addresses that the server may be called by.
     pub(crate) fn new(sans: Vec<String>) -> Result<Self> {
         let mut ca = named("kpx-test-ca")?;
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -121,7 +121,7 @@ fn serve_by(
         .with_client_cert_verifier(verifier)
         .with_single_cert(vec![certificate.der().clone()], key)
         .context("use the API server's certificate")?;
-    // Whoever resumes a session shows no certificate again, and one that has expired since would do. (Go's servers look.)
+    // A client that resumes a session shows no certificate again, so an expired one would do. (Go's servers look.)
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

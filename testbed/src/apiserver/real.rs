@@ -45,7 +45,7 @@ impl KubeApiserver {
         Ok(Self { _apiserver: apiserver, _etcd: etcd, kubeconfig, _folder: folder })
     }
 
-    /// Of a user who may do everything.
+    /// Returns the kubeconfig of a user who may do everything.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
@@ -67,7 +67,7 @@ fn etcd_flags(folder: &Path, client: u16, peer: u16) -> Vec<String> {
 /// The flags without which kube-apiserver does not start, a token for us, and no admission that needs a controller.
 fn apiserver_flags(folder: &Path, token: &str, etcd: u16, secure: u16) -> Result<Vec<String>> {
     let file = |name: &str| folder.join(name).display().to_string();
-    // The key that signs service account tokens, which nobody asks for here, but which it does not start without.
+    // The key signs service account tokens. No test asks for one, but the server does not start without the key.
     let key = KeyPair::generate().context("make a key")?;
     for (name, text) in [
         ("tokens.csv", format!("{token},kpx-test,kpx-test,system:masters\n")),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::failure::{Failure, Outcome};
 use super::kinds::Kind;
 
-/// What a list or a watch is narrowed to: every requirement holds.
+/// The requirements that narrow a list or a watch: every one holds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector {
     labels: Vec<Requirement>,

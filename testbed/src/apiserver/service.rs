@@ -1,4 +1,4 @@
-//! What the server makes of a Service: defaults, cluster IPs, node ports.
+//! The server's completion of a Service: defaults, cluster IPs, node ports.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

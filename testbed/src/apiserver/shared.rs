@@ -1,4 +1,4 @@
-//! What the handle, the connections and the watches share.
+//! The state that the handle, the connections and the watches share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) traffic: Traffic,
 }
 
-/// What clients have asked so far.
+/// The requests of clients so far.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     requests: BTreeMap<(String, String), usize>,
@@ -53,7 +53,7 @@ impl Traffic {
         self.lists.get(resource).copied().unwrap_or_default()
     }
 
-    /// How many requests there were of whatever kind, with those that a fault answered.
+    /// Returns the number of requests of all kinds, with those that a fault answered.
     pub fn total(&self) -> usize {
         self.total
     }

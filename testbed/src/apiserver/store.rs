@@ -113,7 +113,7 @@ impl Store {
         Some(objects)
     }
 
-    /// Whether a watch may start after `version`.
+    /// Checks that a watch may start after `version`.
     pub(crate) fn check_start(&self, version: u64) -> Outcome<()> {
         if version < self.compacted {
             return Err(Failure::expired(format!("too old resource version: {version} ({})", self.compacted)));

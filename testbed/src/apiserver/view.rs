@@ -13,7 +13,7 @@ use super::kinds::Kind;
 pub(crate) enum View {
     Whole,
     Metadata,
-    /// What each row brings along of its object.
+    /// A table; each row brings along this part of its object.
     Table(Include),
 }
 
@@ -113,7 +113,7 @@ fn table<'a>(kind: &Kind, include: Include, objects: impl IntoIterator<Item = &'
 
 type Column = (&'static str, fn(&Value) -> String);
 
-/// What a table shows between name and age.
+/// Returns the columns of a table between name and age.
 fn columns(kind: &Kind) -> &'static [Column] {
     match kind.kind {
         "Service" => &[

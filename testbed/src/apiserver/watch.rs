@@ -36,7 +36,7 @@ pub(crate) struct Watch {
     ends_list: bool,
     /// The last event.
     last: Option<Bytes>,
-    /// Whether an event has been written.
+    /// An event has been written.
     begun: bool,
     disorder: bool,
     state: Running,
@@ -49,7 +49,7 @@ pub(crate) struct Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Running {
     On,
-    /// What is ready is still sent.
+    /// The watch has ended; events that are ready are still sent.
     Ended,
     /// The connection breaks.
     Cut,

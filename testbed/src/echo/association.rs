@@ -26,7 +26,7 @@ pub(super) struct Association {
 }
 
 impl Association {
-    /// Of the socket, which is bound and not yet connected; each step may take as long as `deadline`.
+    /// Connects the socket, which is bound; each step may take as long as `deadline`.
     pub(super) fn connect(socket: Socket, port: u16, peer: SocketAddr, deadline: Duration) -> io::Result<Self> {
         // A refusal comes to every raw socket between two addresses; what it quotes tells whose it is.
         match peer {

@@ -16,7 +16,7 @@ use crate::netns::NetNs;
 
 /// Bytes per datagram of a burst that the kernel cuts up (`UDP_SEGMENT`).
 const SEGMENT: u16 = 1400;
-/// What is longer goes as a burst: 1500 − 20 − 8 bytes, the largest datagram that fits an Ethernet frame.
+/// The largest datagram that fits an Ethernet frame, 1500 − 20 − 8 bytes. A longer payload goes as a burst.
 const MAX_DATAGRAM: usize = 1472;
 /// How long an answer is waited for that a narrow path may have cost.
 const LESSON: Duration = Duration::from_millis(300);
@@ -32,7 +32,7 @@ pub enum Protocol {
 
 impl Protocol {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
-    /// Those that every kernel speaks.
+    /// The protocols that every kernel speaks.
     pub const COMMON: [Self; 2] = [Self::Tcp, Self::Udp];
 }
 
@@ -52,7 +52,7 @@ pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251) as u8 ^ (at / 251) as u8).collect()
 }
 
-/// What to dial, and how.
+/// A destination, and the way to dial it.
 #[derive(Clone, Copy, Debug)]
 pub struct Dial {
     pub protocol: Protocol,
@@ -61,7 +61,7 @@ pub struct Dial {
     pub source_ip: Option<IpAddr>,
     /// The client's own port; 0 lets the kernel choose.
     pub source_port: u16,
-    /// The device that all packets must take, whatever the routes say.
+    /// The device that all packets must take, against the routes.
     pub device: Option<&'static str>,
     /// UDP: one datagram, however long, which IP cuts into fragments. Otherwise what is long goes as a burst of
     /// datagrams.
@@ -70,7 +70,7 @@ pub struct Dial {
     pub deadline: Duration,
 }
 
-/// What a client learned from an exchange whose bytes all came back as they were.
+/// The result of an exchange whose bytes all came back as they were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Name of the server that answered.
@@ -79,12 +79,12 @@ pub struct Answer {
     pub source: SocketAddr,
 }
 
-/// What went wrong, and at which step.
+/// A failure, with its step.
 #[derive(Debug)]
 pub enum Fault {
     /// RST or ICMP port unreachable: somebody said no.
     Refused,
-    /// Nobody said anything.
+    /// No answer came in time.
     TimedOut(&'static str),
     /// An answer came, but not what was sent.
     Corrupt(String),
@@ -257,7 +257,7 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::exchange`], but a TCP client says with its last byte that it will say no more: the answer
+    /// Exchanges bytes as [`Connection::exchange`], and ends a TCP client's stream with the last byte: the answer
     /// comes by a half-open connection.
     pub fn exchange_last(mut self, payload: &[u8]) -> Result<Answer, Fault> {
         match &mut self.link {

@@ -15,7 +15,7 @@ use super::{WHO, greeting};
 /// Associations that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Whether this kernel has it. Where it does not, a raw socket stands in for it.
+/// Tells if this kernel speaks SCTP. Where it does not, a raw socket stands in for it.
 pub fn is_there() -> bool {
     static THERE: LazyLock<bool> = LazyLock::new(|| new(Domain::IPV4).is_ok());
     *THERE

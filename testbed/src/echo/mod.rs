@@ -1,4 +1,4 @@
-//! Servers that say who they are and whom they see, and clients that check what comes back.
+//! Servers that name themselves and the client that they see, and clients that check what comes back.
 //!
 //! TCP: a request is its length (4 bytes, big endian) and that many bytes; the answer is a greeting and the same
 //! bytes. A connection may carry many. A request that starts with `GET ` is HTTP and is answered with the greeting as

@@ -9,10 +9,10 @@ use tokio::net::UdpSocket;
 use super::sctp::{Chunk, Packet, payload};
 use super::{WHO, greeting};
 
-/// Who listens at the ports of an address.
+/// The names of the servers at the ports of an address.
 pub(super) type Listeners = Arc<Mutex<BTreeMap<u16, Arc<str>>>>;
 
-/// Answers until the task ends. To an INIT for a port at which nobody listens, and to whatever belongs to no
+/// Answers until the task ends. To an INIT for a port without a server, and to a packet that belongs to no
 /// association: ABORT. The socket is a raw one; it reads and writes as one of UDP does.
 pub(super) async fn serve(socket: UdpSocket, listeners: Listeners) {
     let mut associations = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! SCTP (RFC 9260) as far as a short conversation needs it, over raw sockets: the kernel need not have it.
 //!
-//! One chunk a packet. Nobody sends again what was lost, so nothing is acknowledged.
+//! One chunk a packet. Lost packets are not sent again, so nothing is acknowledged.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,7 +10,7 @@ use crc::{CRC_32_ISCSI, Crc, Table};
 use etherparse::IpNumber;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// Of one packet, which fits an Ethernet frame, in an overlay and over IPv6 too.
+/// The longest message of one packet, which fits an Ethernet frame, in an overlay and over IPv6 too.
 pub(super) const MAX_MESSAGE: usize = 1350;
 const HEADER: usize = 12;
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -73,7 +73,7 @@ impl Packet {
         packet
     }
 
-    /// What `bytes` are, if their checksum is right.
+    /// Decodes a packet if its checksum is right.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (header, chunk) = bytes.split_at_checked(HEADER)?;
         if header[8..] != checksum(bytes) {
@@ -111,7 +111,7 @@ pub fn checksum(packet: &[u8]) -> [u8; 4] {
     digest.finalize().to_le_bytes()
 }
 
-/// A raw socket for SCTP. As long as it is there, the kernel does not answer that nobody speaks SCTP at that address.
+/// Opens a raw socket for SCTP. While it is open, the kernel does not refuse SCTP at that address.
 pub(super) fn socket(addr: IpAddr) -> io::Result<Socket> {
     let addr = SocketAddr::new(addr, 0);
     let socket = Socket::new(Domain::for_address(addr), Type::RAW, Some(Protocol::from(i32::from(IpNumber::SCTP.0))))?;
@@ -128,7 +128,7 @@ pub(super) fn any(addr: IpAddr) -> IpAddr {
     }
 }
 
-/// What a raw socket received, without the IP header that it puts before IPv4 only.
+/// Returns the payload that a raw socket received, without the IP header, which only IPv4 has.
 pub(super) fn payload(from: IpAddr, received: &[u8]) -> &[u8] {
     let header = match (from, received) {
         (IpAddr::V4(_), [first, ..]) => usize::from(first & 0x0f) * 4,

@@ -102,7 +102,7 @@ pub(super) const NODES: DualNet = DualNet::new([172, 18, 0, 0], 24, [0xfd00, 0x1
 pub(super) const SECOND: DualNet = DualNet::new([172, 19, 0, 0], 24, [0xfd00, 0x172, 0x19, 0], 64);
 /// Outside the cluster, behind the fabric.
 pub(super) const OUTSIDE: DualNet = DualNet::new([198, 51, 100, 0], 24, [0xfd00, 0x198, 0x51, 0], 64);
-/// ExternalIPs and addresses of load balancers: nobody has them, the fabric routes them to a node.
+/// The network of ExternalIPs and load balancers: no host has such an address, the fabric routes them to a node.
 pub const EXTERNAL: DualNet = DualNet::new([203, 0, 113, 0], 24, [0xfd00, 0x203, 0x113, 0], 64);
 
 #[cfg(test)]

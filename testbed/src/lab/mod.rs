@@ -51,7 +51,7 @@ pub enum Layout {
 impl Layout {
     pub const ALL: [Self; 4] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan];
 
-    /// Of pods' devices, in bytes.
+    /// Returns the MTU of pods' devices, in bytes.
     pub fn mtu(self) -> u32 {
         match self {
             Self::Routed | Self::Ptp | Self::Bridge => LINK_MTU,
@@ -60,7 +60,7 @@ impl Layout {
     }
 }
 
-/// Of nodes' devices, in bytes.
+/// The MTU of nodes' devices, in bytes.
 pub(crate) const LINK_MTU: u32 = 1500;
 
 /// A namespace with an address: a pod, a node, or a machine outside.
@@ -68,14 +68,14 @@ pub(crate) const LINK_MTU: u32 = 1500;
 pub struct Host {
     pub name: &'static str,
     pub ns: NetNs,
-    /// Of its `eth0`.
+    /// The addresses of its `eth0`.
     pub addrs: Dual,
 }
 
 #[derive(Debug)]
 pub struct Node {
     pub host: Host,
-    /// Of `eth1`, on the segment beside the fabric.
+    /// The addresses of `eth1`, on the segment beside the fabric.
     pub second: Dual,
     pub pod_net: DualNet,
     pub pods: Vec<Host>,

@@ -7,17 +7,17 @@ use super::build::{add_addr, plug};
 use super::{Host, Layout};
 use crate::netns::NetNs;
 
-/// Of the node's end of every routed pod's veth, so that a pod's neighbour entry never changes.
+/// The MAC address of the node's end of every routed pod's veth. It is always the same, and so is a pod's neighbour entry.
 const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
 
 /// The device of a node that leads to the pods of the other, in the layout that has one, as flannel calls it.
 pub(super) const OVERLAY: &str = "flannel.1";
-/// Of the nodes, for frames to and from each other's overlay: Linux's, which flannel keeps.
+/// The UDP port of the nodes for frames of the overlay: Linux's, which flannel keeps.
 pub const VXLAN_PORT: u16 = 8472;
 /// An Ethernet frame in VXLAN, UDP and IPv4 is so many bytes longer.
 pub(super) const OVERHEAD: u32 = 50;
 
-/// What pods share on a node.
+/// Makes what pods share on a node.
 pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     match layout {
         Layout::Routed | Layout::Ptp => Ok(()),
@@ -80,7 +80,7 @@ pub(super) fn lead_to(node: &NetNs, other: DualNet, underlay: std::net::Ipv4Addr
     node.exec(bridge.args(entry.split(' '))).map(drop)
 }
 
-/// Of the overlay's end on the node that has these pods.
+/// Returns the MAC address of the overlay's end on the node that has these pods.
 fn overlay_mac(pod_net: DualNet) -> String {
     let [_, _, third, _] = pod_net.host(0).v4.octets();
     format!("02:00:00:00:00:{third:02x}")

@@ -1,4 +1,4 @@
-//! What can be changed while a lab runs.
+//! The settings of a lab that may change while it runs.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Whether the nodes have a default route, or only the routes to what they know.
+    /// Gives the nodes a default route, or only the routes to what they know.
     pub fn set_default_route(&self, exists: bool) -> Result<()> {
         let gateway = NODES.host(1);
         for node in self.nodes() {
@@ -66,7 +66,7 @@ impl Lab {
         self.fabric.ns.ip(&routes.join("\n"))
     }
 
-    /// Whether what leaves the fabric for outside may have 1400 bytes at most, which only the fabric knows: whoever
+    /// Limits packets from the fabric to outside to 1400 bytes, or not. Only the fabric knows: a host that
     /// sends more learns it by ICMP, or not at all.
     pub fn set_narrow(&self, on: bool) -> Result<()> {
         self.fabric.ns.ip(&format!("link set out0 mtu {}", if on { 1400 } else { 1500 }))?;
@@ -78,10 +78,10 @@ impl Lab {
         Ok(())
     }
 
-    /// Whether every veth end of the lab hands unfinished checksums on, as veths do, or completes them first.
+    /// Lets every veth end of the lab hand unfinished checksums on, as veths do, or complete them first.
     ///
     /// Not those of kpx: of a UDP burst that starts at a device without offload, the kernel itself cannot tell that its
-    /// checksum is yet to be completed, and whoever rewrites an address (netfilter too) breaks it.
+    /// checksum is yet to be completed, and each rewrite of an address (netfilter's too) breaks it.
     pub fn set_offload(&self, on: bool) -> Result<()> {
         let state = if on { "on" } else { "off" };
         for host in self.hosts() {
@@ -100,7 +100,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Whether the nodes' own links hand unfinished checksums on while pods do, or complete them: as network cards that
+    /// Lets the nodes' own links hand unfinished checksums on while pods do, or complete them: as network cards that
     /// know TCP and UDP but not SCTP, or nothing of all that.
     pub fn set_uplink_offload(&self, on: bool) -> Result<()> {
         for node in self.nodes() {

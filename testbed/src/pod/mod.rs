@@ -30,15 +30,15 @@ use crate::lab::{Lab, Node};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// What containerd leaves to a container that asks for nothing.
+/// The capabilities that containerd leaves to a container that asks for none.
 const DEFAULT_CAPABILITIES: &str = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW \
                                     SETFCAP SETGID SETPCAP SETUID SYS_CHROOT";
-/// Of the node's files, those that are the kernel's: there is one of each for all nodes of a lab.
+/// The node's files that belong to the kernel: there is one of each for all nodes of a lab.
 /// Where machines have their BPF file system.
 const BPF_FS: &str = "/sys/fs/bpf";
 const OF_THE_KERNEL: [&str; 3] = ["/proc", "/sys", "/lib/modules"];
 
-/// What kubeadm makes for kube-proxy, but for the image, which a user changes to kpx's.
+/// The manifest that kubeadm makes for kube-proxy, but for the image, which a user changes to kpx's.
 pub const KUBE_PROXY: &str = include_str!("kube-proxy.yaml");
 
 /// The DaemonSet and the ConfigMap of [`KUBE_PROXY`].
@@ -49,7 +49,7 @@ pub fn swapped() -> Result<(DaemonSet, ConfigMap)> {
     Ok((serde_json::from_value(of_kind("DaemonSet")?)?, serde_json::from_value(of_kind("ConfigMap")?)?))
 }
 
-/// What a cluster has for its pods.
+/// The supplies of a cluster for its pods.
 #[derive(Clone, Debug)]
 pub struct Supplies {
     /// Files by ConfigMap.
@@ -82,7 +82,7 @@ impl<'a> Running<'a> {
         Ok(Self { node, child, log })
     }
 
-    /// As [`Running::start`], and waits until kpx says that the node is served.
+    /// Starts a container as [`Running::start`] does, and waits until kpx is healthy.
     pub fn ready(lab: &Lab, node: &'a Node, set: &DaemonSet, supplies: &Supplies) -> Result<Self> {
         let mut running = Self::start(lab, node, set, supplies)?;
         let healthy = wait_until(DEADLINE, "kpx is healthy", || {
@@ -99,7 +99,7 @@ impl<'a> Running<'a> {
         Ok(root.join(path.strip_prefix("/").context("an absolute path")?))
     }
 
-    /// What `kpx status` says. The run directory may be the container's own.
+    /// Returns the output of `kpx status`. The run directory may be the container's own.
     pub fn status(&self) -> Result<Value> {
         let run_dir = format!("/proc/{}/root/run/kpx", self.child.id());
         let output = Command::new(binary()?).args(["status", "--output", "json", "--run-dir", &run_dir]).output()?;
@@ -122,7 +122,7 @@ impl<'a> Running<'a> {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// As the kubelet ends a pod; anything but a clean exit is an error.
+    /// Ends the container as the kubelet ends a pod; anything but a clean exit is an error.
     pub fn stop(mut self) -> Result<()> {
         kill(self.pid(), Signal::SIGTERM).context("send SIGTERM")?;
         let status = self.wait()?;
@@ -140,7 +140,7 @@ impl<'a> Running<'a> {
         status.context("it has ended")
     }
 
-    /// What the kernel says of its process: `CapEff`, `Seccomp` and their like.
+    /// Returns a field of its process from the kernel: `CapEff`, `Seccomp` and the like.
     pub fn process(&self, key: &str) -> Result<String> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));

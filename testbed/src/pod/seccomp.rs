@@ -7,7 +7,7 @@ use nix::libc::{AF_VSOCK, ENOSYS, EPERM};
 use seccompiler::{apply_filter, compile_from_json};
 use serde_json::{Value, json};
 
-/// Whatever the container's capabilities and the calls' arguments.
+/// The calls that are allowed with any capabilities and arguments.
 const ALWAYS: &str = include_str!("seccomp.txt");
 /// With a capability, further ones.
 const BY_CAPABILITY: [(Capability, &str); 3] = [
@@ -18,7 +18,7 @@ const BY_CAPABILITY: [(Capability, &str); 3] = [
         "bpf fsconfig fsmount fsopen mount move_mount open_tree perf_event_open setns umount2 unshare",
     ),
 ];
-/// Of clone(2): all that make a namespace.
+/// The flags of clone(2) that make a namespace.
 const NAMESPACES: u32 = 0x7E02_0000;
 
 /// Leaves these to the calling thread and to what it starts.

@@ -20,12 +20,12 @@ pub struct Cluster {
     pub node: NodeFacts,
 }
 
-/// What is true of the node under test, and what its operator chose.
+/// The facts of the node under test, and the choices of its operator.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     pub name: &'static str,
     pub zone: Option<&'static str>,
-    /// Those of the node's own addresses that node ports are served at.
+    /// The node's own addresses at which node ports are served.
     pub node_port_addrs: BTreeSet<IpAddr>,
     pub detector: Detector,
     /// `--masquerade compat`
@@ -53,7 +53,7 @@ pub enum Proto {
 impl Proto {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// As the API spells it.
+    /// Returns the name as the API spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",

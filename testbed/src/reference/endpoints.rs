@@ -23,9 +23,9 @@ pub struct Endpoint {
 /// The endpoints of a service port in one family, by what may be done with them.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
-    /// What a policy `Cluster` spreads over.
+    /// The endpoints that a policy `Cluster` spreads over.
     pub cluster: Vec<Endpoint>,
-    /// What a policy `Local` spreads over.
+    /// The endpoints that a policy `Local` spreads over.
     pub local: Vec<Endpoint>,
     /// All that serve, be it out of reach: those that a conversation may stay with.
     pub serving: Vec<Endpoint>,
@@ -46,7 +46,7 @@ pub fn of(cluster: &Cluster, service: &Service, port: &ServicePort, family: Fami
     }
 }
 
-/// What the hints of ready endpoints leave: those for this node, else those for its zone, else all.
+/// Returns the ready endpoints that hints leave: those for this node, else those for its zone, else all.
 fn near(ready: &[Endpoint], node: &NodeFacts) -> Vec<Endpoint> {
     let hinted = |hints: fn(&Endpoint) -> &BTreeSet<String>, to: &str| -> Option<Vec<Endpoint>> {
         let all_have_hints = ready.iter().all(|endpoint| !hints(endpoint).is_empty());

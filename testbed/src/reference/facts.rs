@@ -1,4 +1,4 @@
-//! What the node's own watchers would tell the programs: its addresses, devices and networks.
+//! The facts that the node's own watchers tell the programs: its addresses, devices and networks.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::reference::cluster::{Detector, NodeFacts};
 use crate::reference::place::{self, Device, Family};
 
 pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
-/// Of every device of the node's but lo.
+/// The MAC address of every device of the node but lo.
 pub const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 pub fn write(

@@ -1,4 +1,4 @@
-//! What a Service means, in plain words: random clusters and packets, and what must become of them. Knows neither the
+//! The meaning of a Service in plain words: random clusters and packets, and their outcome. It knows neither the
 //! agent's model nor its tables, nor the programs.
 
 pub mod cluster;

@@ -1,4 +1,4 @@
-//! What a node must do with a packet, worked out from the objects alone: no tables, no sets, nothing remembered. Slow and
+//! The outcome of a packet on a node, worked out from the objects alone: no tables, no sets, no memory. Slow and
 //! plain, for it is the measure of the rest.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::reference::cluster::{Cluster, Detector, Hook, Packet, Proto};
 use crate::reference::endpoints::{self, Endpoint};
 use crate::reference::place::{self, Device, Family};
 
-/// What becomes of a packet.
+/// The outcome of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Pass(Reason),
@@ -50,7 +50,7 @@ struct Dialled<'a> {
     kind: Kind,
 }
 
-/// Who the client is.
+/// The client of a packet.
 #[derive(Clone, Copy)]
 struct Client {
     /// A process of this node: its source address is the node's own.
@@ -160,8 +160,8 @@ pub fn is_forged(packet: &Packet) -> bool {
         || back != Some(device) && (device.leads_to_pods() || back.is_some_and(Device::leads_to_pods))
 }
 
-/// What the packet dials: addresses of Services before node ports, and what several Services offer is the oldest one's.
-/// But nobody's external address is another one's ClusterIP (kube-proxy leaves open what happens).
+/// Returns the frontend that the packet dials: addresses of Services come before node ports, and the oldest Service has a shared one.
+/// But no external address is another Service's ClusterIP (kube-proxy leaves open what happens).
 fn dialled<'a>(cluster: &'a Cluster, packet: &Packet) -> Option<Dialled<'a>> {
     let mut services: Vec<_> = cluster.services.iter().collect();
     services.sort_by_key(|service| {
@@ -219,7 +219,7 @@ fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     spec.cluster_ips.as_ref()?.get(place)?.parse().ok()
 }
 
-/// Whether another proxy serves that ClusterIP: it is left alone.
+/// Tells if another proxy serves that ClusterIP: it is left alone.
 fn is_of_other_proxy(cluster: &Cluster, addr: IpAddr) -> bool {
     let is_other = |service: &&Service| {
         let labels = service.metadata.labels.as_ref();

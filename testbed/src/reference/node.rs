@@ -19,7 +19,7 @@ pub struct Node {
     pub ifindexes: BTreeMap<Device, u32>,
 }
 
-/// Of every device of the node's but lo.
+/// The MAC address of every device of the node but lo.
 const MAC: &str = "02:00:00:00:00:02";
 
 /// A namespace with the node's devices, addresses, routes and neighbours.
@@ -77,7 +77,7 @@ impl Node {
         Ok(())
     }
 
-    /// What the agent leaves out of the objects, and why.
+    /// Returns what the agent leaves out of the objects, and why.
     pub fn skipped(&self) -> Vec<String> {
         self.desired.skipped().map(ToString::to_string).collect()
     }

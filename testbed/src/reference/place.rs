@@ -17,7 +17,7 @@ impl Family {
         if addr.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// As the API spells it.
+    /// Returns the name as the API spells it.
     pub fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -51,7 +51,7 @@ pub enum Device {
 
 impl Device {
     pub const ALL: [Self; 6] = [Self::Lo, Self::Anchor, Self::Pod, Self::Bridge, Self::Uplink, Self::SecondUplink];
-    /// Those on which packets arrive.
+    /// The devices on which packets arrive.
     pub const OUTER: [Self; 4] = [Self::Pod, Self::Bridge, Self::Uplink, Self::SecondUplink];
 
     pub fn name(self) -> &'static str {
@@ -95,7 +95,7 @@ const fn net(v4: [u8; 3], device: Device) -> Net {
 
 /// ClusterIPs, from the range that a ServiceCIDR may declare.
 pub const CLUSTER_IPS: Net = net([10, 96, 0], Device::Anchor);
-/// ClusterIPs from a range that nobody declares.
+/// ClusterIPs from a range that no object declares.
 pub const UNDECLARED: Net = net([10, 97, 0], Device::Anchor);
 pub const PODS: Net = net([10, 244, 1], Device::Pod);
 pub const BRIDGED: Net = net([10, 244, 2], Device::Bridge);
@@ -177,7 +177,7 @@ pub fn routes(family: Family) -> impl Iterator<Item = (IpNet, Device)> {
     nets.map(move |net| (net.cidr(family), net.device))
 }
 
-/// Whom the node reaches at once, where its routes lead.
+/// Returns the hosts that the node reaches at once, where its routes lead.
 pub fn neighbours(family: Family) -> impl Iterator<Item = (IpAddr, Device)> {
     const HOSTS: u8 = 40;
     let nets = NETS.iter().filter(|net| net.device != Device::Anchor);

@@ -30,7 +30,7 @@ const PLACES: [(Net, u8, &str); 9] = [
 enum Hints {
     None,
     Zones,
-    /// As the controller writes them for PreferSameNode.
+    /// The hints that the controller writes for PreferSameNode.
     NodesAndZones,
     /// Some do, some do not.
     Mixed,
@@ -89,7 +89,7 @@ fn slice(dice: &mut Dice, service: &Service, family: Family, index: u8, endpoint
 
 fn endpoint(dice: &mut Dice, addr: IpAddr, node: &str, hints: Hints, is_quiet: bool) -> Value {
     let conditions = match dice.random_range(0..20) {
-        // Nobody is ready.
+        // No endpoint is ready.
         _ if is_quiet => {
             let (serving, terminating) = one(dice, &[(false, false), (true, true), (true, true), (false, true)]);
             json!({ "ready": false, "serving": serving, "terminating": terminating })

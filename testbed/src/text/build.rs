@@ -59,7 +59,7 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
     ip(src.ip(), dst.ip(), &extras, transport)
 }
 
-/// What an IP header has beside a transport.
+/// The part of an IP header beside a transport.
 #[derive(Clone, Copy)]
 enum Extra {
     Options(u8),

@@ -53,12 +53,12 @@ impl Names {
         build::frame(self, text)
     }
 
-    /// What `frame` is, as text. Checks every checksum on the way, but for what a fragment or a quote has only a part of.
+    /// Writes `frame` as text. Checks every checksum, except where a fragment or a quote has only a part of the packet.
     pub fn text(&self, frame: &[u8]) -> Result<String> {
         read::frame(self, frame)
     }
 
-    /// As [`Names::text`], and learns the ports that `expected` calls `$x`. The two are equal if all is as expected.
+    /// Writes `frame` as [`Names::text`] does, and learns the ports that `expected` calls `$x`. The two are equal if all is as expected.
     pub fn learn(&mut self, frame: &[u8], expected: &str) -> Result<String> {
         let plain = Self { ports: BTreeMap::new(), ..self.clone() }.text(frame)?;
         for (found, wanted) in plain.split_whitespace().zip(expected.split_whitespace()) {
@@ -72,7 +72,7 @@ impl Names {
         self.text_as(frame, expected)
     }
 
-    /// As [`Names::text`], with the names that `expected` has for peers wherever they are right: what two flows got may be
+    /// Writes `frame` as [`Names::text`] does, with the names that `expected` has for peers wherever they are right: what two flows got may be
     /// one number.
     pub fn text_as(&self, frame: &[u8], expected: &str) -> Result<String> {
         let text = self.text(frame)?;

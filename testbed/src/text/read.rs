@@ -30,12 +30,12 @@ pub(super) fn transport_at(packet: &[u8]) -> Result<usize> {
     Ok(packet.len() - Ip::read(packet)?.transport.len())
 }
 
-/// What an IP header says, with what stands between it and the transport.
+/// An IP header, with what stands between it and the transport.
 struct Ip<'a> {
     src: IpAddr,
     dst: IpAddr,
     proto: u8,
-    /// Of all of the packet, by its own account.
+    /// The length of the packet, by its own account.
     len: usize,
     extras: Vec<String>,
     is_later: bool,

@@ -1,4 +1,4 @@
-//! What headers are called, and the checksums that no crate has.
+//! The names of headers, and the checksums that no crate has.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub(super) const NO_NEXT_HEADER: u8 = 59;
 pub(super) const DESTINATION: u8 = 60;
 
 pub(super) const ACK: u8 = 0x10;
-/// As tcpdump has them, in its order.
+/// The flags as tcpdump has them, in its order.
 pub(super) const TCP_FLAGS: [(char, u8); 5] = [('S', 0x02), ('F', 0x01), ('R', 0x04), ('P', 0x08), ('A', ACK)];
 
 /// Chunks of SCTP (RFC 9260 §3.2).
@@ -67,12 +67,12 @@ pub(super) fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Result<
     }
 }
 
-/// What an ICMP checksum starts from: IPv4's has no pseudo header.
+/// Returns the start of an ICMP checksum: IPv4's has no pseudo header.
 pub(super) fn icmp_seed(src: IpAddr, dst: IpAddr, len: usize) -> Result<Sum16BitWords> {
     if src.is_ipv4() { Ok(Sum16BitWords::new()) } else { pseudo(src, dst, ICMP6, len) }
 }
 
-/// What stands in the field at `at` of a message with these contents; the field itself does not count.
+/// Returns the checksum for the field at `at` of a message with these contents; the field itself does not count.
 pub(super) fn checksum(seed: Sum16BitWords, message: &[u8], at: usize) -> [u8; 2] {
     let sum = seed.add_slice(&message[..at]).add_slice(&message[at + 2..]);
     sum.ones_complement().to_ne_bytes()

@@ -14,7 +14,7 @@ use testbed::lab::{Family, Lab, Layout};
 
 use testbed::pod::Supplies;
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
 /// The name by which the kind overlay knows the control plane.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
@@ -50,7 +50,7 @@ impl Cluster {
         Ok(Self { api, service_account, _servers: servers, lab })
     }
 
-    /// What pods of this cluster find. `API_SERVER` in a ConfigMap stands for the control plane's address.
+    /// Returns the files and names that pods of this cluster find. `API_SERVER` in a ConfigMap stands for the control plane's address.
     pub(crate) fn supplies(&self, config_maps: &[&ConfigMap]) -> Supplies {
         let address = self.api.address().to_string();
         let files = |config_map: &ConfigMap| -> BTreeMap<String, String> {
@@ -84,7 +84,7 @@ impl Cluster {
         self.is_served(&[&pod, node])
     }
 
-    /// As [`Cluster::serves`], to these clients.
+    /// Checks what [`Cluster::serves`] checks, for these clients.
     pub(crate) fn is_served(&self, clients: &[&str]) -> Result<()> {
         self.is_served_by("p2a", clients)
     }
@@ -100,7 +100,7 @@ impl Cluster {
         })
     }
 
-    /// Nobody serves that Service any more.
+    /// Checks that no proxy serves that Service any more.
     pub(crate) fn serves_no_more(&self, node: &str) -> Result<()> {
         self.everywhere(&Service::new("web", 10, &["p2a"], PORT), &[node], |result| Ok(result.is_err()))
     }

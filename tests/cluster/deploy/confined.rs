@@ -20,7 +20,7 @@ fn a_host_outside_is_served_by_either_way_to_attach() -> Result<()> {
     is_served_confined(&["n1"], &[&["--mode=host", "--attach=tcx"], &["--mode=host", "--attach=clsact"]])
 }
 
-/// What root has beyond it, kpx gives up by itself.
+/// Checks that kpx gives up by itself what root has beyond its needs.
 #[test]
 fn kpx_gives_up_unneeded_capabilities() -> Result<()> {
     let cluster = Cluster::start()?;

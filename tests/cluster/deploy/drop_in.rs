@@ -18,7 +18,7 @@ fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
     cluster.serves("n1").context("its programs stay")
 }
 
-/// As on clusters before 1.33, whose role for kube-proxy knows no ServiceCIDRs.
+/// Checks a role as on clusters before 1.33, where kube-proxy's knows no ServiceCIDRs.
 #[test]
 fn a_role_that_knows_no_service_cidrs_is_enough() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -31,7 +31,7 @@ fn a_role_that_knows_no_service_cidrs_is_enough() -> Result<()> {
     kpx.stop()
 }
 
-/// What a kubeadm cluster has for kube-proxy.
+/// Returns the objects that a kubeadm cluster has for kube-proxy.
 pub(crate) fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
     let objects = Objects::read(KUBE_PROXY)?;
     Ok((objects.daemon_set.context("a DaemonSet")?, objects.config_map.context("a ConfigMap")?))

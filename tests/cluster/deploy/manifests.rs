@@ -1,4 +1,4 @@
-//! What is rendered fits together.
+//! The rendered manifests fit together.
 
 use std::collections::BTreeMap;
 use std::fs;

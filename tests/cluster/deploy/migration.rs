@@ -97,7 +97,7 @@ fn a_kube_proxy_without_rules_takes_no_node() -> Result<()> {
     way_back.stop()
 }
 
-/// What the way back says once it begins.
+/// The first line of the way back.
 const REPLACED: &str = "kube-proxy serves, and no kpx runs";
 
 /// A pod of `deploy/kubernetes/way-back`, to which kube-proxy has to have served for so long.
@@ -111,7 +111,7 @@ fn stands_by<'a>(cluster: &'a Cluster, time: &str) -> Result<Running<'a>> {
     Ok(running)
 }
 
-/// What of a kube-proxy answers on a node.
+/// The part of a kube-proxy that answers on a node.
 struct KubeProxy {
     asked: Arc<AtomicU32>,
 }
@@ -141,7 +141,7 @@ impl KubeProxy {
     }
 }
 
-/// What kube-proxy in mode nftables makes of a Service, as far as its packets can tell.
+/// Makes the rules of kube-proxy in mode nftables for a Service, as far as its packets can tell.
 fn install_kube_proxy(cluster: &Cluster, node: &Node, service: &Service) -> Result<()> {
     let backend = cluster.lab.host(service.backends[0]).addrs;
     for (family, table) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
@@ -160,7 +160,7 @@ fn install_kube_proxy(cluster: &Cluster, node: &Node, service: &Service) -> Resu
     Ok(())
 }
 
-/// As `kube-proxy --cleanup` does.
+/// Removes the rules, as `kube-proxy --cleanup` does.
 fn remove_kube_proxy(node: &Node) -> Result<()> {
     node.host.ns.nft("delete table ip kube-proxy\ndelete table ip6 kube-proxy\n")
 }

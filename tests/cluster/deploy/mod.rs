@@ -1,4 +1,4 @@
-//! What `deploy/` holds: manifests and chart as their tools render them, and kpx in the pods that they describe.
+//! The contents of `deploy/`: manifests and chart as their tools render them, and kpx in the pods that they describe.
 
 mod cluster;
 mod confined;

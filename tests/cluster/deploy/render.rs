@@ -42,7 +42,7 @@ fn output(mut command: Command) -> Result<String> {
     String::from_utf8(output.stdout).context("output in UTF-8")
 }
 
-/// What a set of manifests holds: at most one of each kind.
+/// The objects of a set of manifests: at most one of each kind.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Objects {
     pub(crate) service_account: Option<ServiceAccount>,
@@ -83,7 +83,7 @@ fn put<T: DeserializeOwned>(place: &mut Option<T>, document: &Value) -> Result<(
     Ok(())
 }
 
-/// Of the Prometheus operator's API, what kpx uses.
+/// The part of the Prometheus operator's API that kpx uses.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct PodMonitor {

@@ -20,7 +20,7 @@ use testbed::pod::{Running, Supplies, swapped};
 use crate::deploy::cluster::{Cluster, DEADLINE};
 use crate::deploy::own::{container, overlay};
 
-/// What docs/migration.md says.
+/// The text of docs/migration.md.
 const MIGRATION: &str = include_str!("../../../docs/migration.md");
 
 #[test]
@@ -72,7 +72,7 @@ fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> 
     kpx.stop()
 }
 
-/// What leads sockets ends with the container, and the packets of new ones are translated.
+/// Checks that socket programs end with the container, and that packets of new sockets are translated.
 #[test]
 fn sockets_are_led_anew_by_each_container() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -213,7 +213,7 @@ impl Fixture {
         Running::ready(&self.cluster.lab, &self.cluster.lab.n1, &self.with(args)?, &self.supplies)
     }
 
-    /// What a kpx says that does not start.
+    /// Returns the log of a kpx that does not start.
     fn is_refused(&self) -> Result<String> {
         let mut kpx = Running::start(&self.cluster.lab, &self.cluster.lab.n1, &self.set, &self.supplies)?;
         let status = kpx.wait()?;
@@ -241,7 +241,7 @@ impl Fixture {
         Ok(kpx.status()?["programs"].clone())
     }
 
-    /// Of a pod and of the node, by either family.
+    /// Opens connections of a pod and of the node, by either family.
     fn connections(&self) -> Result<Vec<Connection>> {
         let clients = ["p1a", "n1"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
         let dial = |(client, family)| {

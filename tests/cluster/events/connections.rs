@@ -1,4 +1,4 @@
-//! What kube-proxy's rules have left in the kernel's table of connections, and the source ports that kpx draws.
+//! The remains of kube-proxy's rules in the kernel's table of connections, and the source ports that kpx draws.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use testbed::netns::NetNs;
 
 use crate::events::fixture::{DEADLINE, Fixture, service, slice};
 
-/// As kube-proxy does it for the host's own packets: two services, and an address that is none of ours. What is in
+/// The rules of kube-proxy for the host's own packets: two services, and an address of no Service. What is in
 /// the table cni has nothing to do with it, and keeps netfilter tracking and translating when kube-proxy is gone.
 const RULES: &str = "
 table inet kube-proxy {
@@ -69,7 +69,7 @@ fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
         let deleted = format!("kubeproxy_conntrack_reconciler_deleted_entries_total{{ip_family=\"{family}\"}} 1\n");
         wait_until(DEADLINE, &deleted, || Ok(fixture.metrics()?.contains(&deleted)))?;
     }
-    assert_eq!(answers(dials[2])?, "old", "what is nobody's frontend is none of our business");
+    assert_eq!(answers(dials[2])?, "old", "kpx leaves alone an address that is no frontend");
     kpx.stop()
 }
 

@@ -63,7 +63,7 @@ impl Fixture {
         self.spawn(arguments)?.healthy()
     }
 
-    /// What was told, in the order in which it was told first.
+    /// Returns the Events, in the order of their first times.
     pub(crate) fn events(&self) -> Vec<Value> {
         let mut events = self.api.list("events.events.k8s.io");
         events.sort_by_key(|event| event["eventTime"].to_string());

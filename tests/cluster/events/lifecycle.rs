@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::events::fixture::{DEADLINE, Fixture, fails, node, service, wait_problem};
 
-/// What status calls it.
+/// The name of the problem in the status.
 const NODE_OBJECT: &str = "Node object";
 
 #[test]

@@ -1,4 +1,4 @@
-//! What kpx tells the cluster, what it takes a Node object for, and how it gets on with the kernel's own connection
+//! Events of kpx, its use of the Node object, and its relation to the kernel's own connection
 //! tracking: one node, with an API server at its loopback address.
 
 mod connections;

@@ -40,7 +40,7 @@ fn settings_are_written_where_they_may_be_and_told_where_not() -> Result<()> {
     assert_eq!(values, [86_400, 3_600, 1, 77]);
     assert_eq!(read("udp_timeout")?, udp_timeout, "0 leaves it as it is");
 
-    // Only the machine's own namespace may size the table, and nobody has to write what is right already.
+    // Only the machine's own namespace may size the table, and a value that is right already is not written.
     let sized = |min| Conntrack { max_per_core: Some(1), min: Some(min), ..Conntrack::default() };
     assert_eq!(told(&sized(max)), 0);
     assert_eq!(told(&sized(max + 1)), 1);

@@ -1,4 +1,4 @@
-//! Who kpx is, whom it talks to, and what it may do.
+//! The credentials of kpx, the identity of its server, and its permissions.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
 const REREAD: Duration = Duration::from_secs(3);
 
 pub(crate) fn expire_and_are_refused(run: &Run) -> Result<()> {
-    ensure!(run.log().contains("the API server refuses Events"), "events are forbidden, and nobody says so");
+    ensure!(run.log().contains("the API server refuses Events"), "events are forbidden, and the log does not say so");
     partial_permissions(run)?;
     expired_server_certificate(run)?;
     refused_token(run)?;

@@ -1,4 +1,4 @@
-//! A lab with an API server in its fabric and a kpx on node n1, and what must hold whatever fails.
+//! A lab with an API server in its fabric and a kpx on node n1, and the checks that must hold through every failure.
 
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use testbed::exposition;
 use testbed::kernel_tables;
 use testbed::lab::{Family, Lab, Layout};
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 const PORT: u16 = 8080;
 pub(crate) const HEALTH: &str = "127.0.0.1:10256";
 const METRICS: &str = "127.0.0.1:10249";
@@ -187,7 +187,7 @@ impl<'a> Run<'a> {
         Ok(answer)
     }
 
-    /// What the maps of n1 should hold, computed from the objects as the API server has them.
+    /// Returns the contents that the maps of n1 should have, computed from the objects as the API server has them.
     fn wanted(&self) -> Result<Tables> {
         let mut desired = Desired::new("n1");
         desired.apply(Update::All(self.stored::<core::Service>("services")).into());
@@ -200,7 +200,7 @@ impl<'a> Run<'a> {
         Ok(desired.tables().clone())
     }
 
-    /// Those that can be read.
+    /// Returns the objects that can be read.
     fn stored<K: DeserializeOwned>(&self, resource: &str) -> Vec<K> {
         let objects = self.api().list(resource).into_iter();
         objects.filter_map(|object| serde_json::from_value(object).ok()).collect()

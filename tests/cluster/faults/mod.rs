@@ -1,4 +1,4 @@
-//! What becomes of a node while its API server fails in all the ways they fail: the last state stays in force, the reason
+//! A node while its API server fails in every known way: the last state stays in force, the reason
 //! is told, the server is not asked without end, and when it is well again so is the node.
 //!
 //! Each group of faults has a lab and a kpx of its own, and they run side by side: most of it is waiting.

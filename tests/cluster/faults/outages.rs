@@ -1,4 +1,4 @@
-//! The API server is away, or whoever stands in front of it says so.
+//! The API server is away, or a proxy in front of it says so.
 
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ fn is_restored(run: &Run) -> Result<()> {
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
     // Each watch learns by a look of its own that versions went back, and hears of no change before that.
     let anew = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
-    wait_until(DEADLINE, "Services and EndpointSlices are listed anew", anew)?;
+    wait_until(DEADLINE, "Services and EndpointSlices are listed again", anew)?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
     run.is_well()

@@ -29,7 +29,7 @@ pub(crate) struct Fixture {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
-    /// As they were sent, without `Date`.
+    /// The headers as they were sent, without `Date`.
     pub(crate) headers: Vec<String>,
     pub(crate) body: String,
 }

@@ -1,4 +1,4 @@
-//! What kpx answers over the network: health, metrics, and their neighbours.
+//! The answers of kpx over the network: health, metrics, and the paths beside them.
 
 mod answers;
 mod fixture;

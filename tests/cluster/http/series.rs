@@ -106,7 +106,7 @@ fn every_series_of_kube_proxy_is_there() -> Result<()> {
     kpx.stop()
 }
 
-/// Its table is what kpx says of itself. `UPDATE_EXPECT=1` writes it anew.
+/// Compares the table of the document with kpx's own metrics. `UPDATE_EXPECT=1` writes it again.
 fn document(metrics: &Exposition) {
     const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     const BEGIN: &str = "UPDATE_EXPECT=1. -->\n";
@@ -121,7 +121,7 @@ fn document(metrics: &Exposition) {
     expect_file![DOCUMENT].assert_eq(&format!("{before}{BEGIN}{table}"));
 }
 
-/// As the lists above have it.
+/// Returns a metric in the form of the lists above.
 fn form(metric: &Metric) -> String {
     let labels: BTreeSet<&str> = metric.samples.iter().flat_map(|s| s.labels.keys()).map(String::as_str).collect();
     let labels: Vec<_> = labels.into_iter().filter(|label| *label != "le").collect();

@@ -1,4 +1,4 @@
-//! What is asked for and does not get into force.
+//! Wanted state that does not get into force.
 
 use std::net::Ipv4Addr;
 
@@ -62,7 +62,7 @@ fn services(kpx: &Agent<'_>) -> Result<Services> {
     Ok(Map::from_map_data(MapData::from_id(id)?)?.try_into()?)
 }
 
-/// With service ports that nobody asks for, to the last entry.
+/// Fills the map to the last entry, with service ports of no Service.
 fn fill(services: &mut Services) -> Result<()> {
     for nth in 0..2 * ROOM {
         let addr = Ipv4Addr::from(u32::from(Ipv4Addr::new(203, 0, 0, 0)) + nth);

@@ -83,7 +83,7 @@ impl Fixture {
             .try_for_each(|client| Family::ALL.iter().try_for_each(|family| self.ask(client, *family).map(drop)))
     }
 
-    /// Whether new connections of these clients are served, by both families, and soon.
+    /// Tells if new connections of these clients are served, by both families, and soon.
     pub(crate) fn serves(&self, clients: &[&str]) -> bool {
         let serves = |client: &str, family| {
             self.dial(client, family).deadline(TRY).exchange(&self.lab.host(client).ns, b"hello").is_ok()
@@ -99,7 +99,7 @@ impl Fixture {
         })
     }
 
-    /// What kpx knows of a node's devices.
+    /// Opens the map of a node's devices.
     pub(crate) fn devices(&self) -> Result<HashMap<MapData, u32, Device>> {
         let pin = self.node().bpf_dir().join(format!("v{LAYOUT}/maps/DEVICES"));
         Ok(Map::from_map_data(MapData::from_pin(&pin)?)?.try_into()?)

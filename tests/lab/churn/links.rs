@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::unistd::Pid;
 
-/// Of `enum bpf_cmd` (linux/bpf.h).
+/// A value of `enum bpf_cmd` (linux/bpf.h).
 const LINK_GET_FD_BY_ID: i32 = 30;
 const LINK_DETACH: i32 = 34;
 

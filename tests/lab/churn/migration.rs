@@ -1,4 +1,4 @@
-//! From kube-proxy to kpx and back: whoever opened a connection, it goes on, and whoever is in charge serves what is new.
+//! From kube-proxy to kpx and back: connections of either proxy go on, and the proxy in charge serves new ones.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -101,10 +101,10 @@ fn a_drain_ends_with_its_time_and_with_the_next_kpx() -> Result<()> {
     kpx.stop()?;
     let mut drain = Drain::start(&fixture, "5m")?;
     drain.line()?;
-    ensure!(!fixture.serves(&["p1a"]), "there is nobody else to serve");
+    ensure!(!fixture.serves(&["p1a"]), "no other proxy serves");
     let refused = cleanup(&fixture, "--drain").err().context("a drain keeps every kpx away, and every other drain")?;
     ensure!(format!("{refused:#}").contains("another kpx is running"), "{refused:#}");
-    // Whoever has changed their mind ends it, and starts kpx again.
+    // An operator who changes their mind ends it, and starts kpx again.
     drain.child.kill()?;
     drain.child.wait()?;
     let kpx = fixture.kpx("clsact")?;

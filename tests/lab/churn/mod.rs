@@ -1,4 +1,4 @@
-//! What happens to a node beside kpx: devices come and go, others undo what kpx did, kube-proxy was there or is to come.
+//! Changes of a node beside kpx: devices come and go, others undo what kpx did, kube-proxy was there or is to come.
 
 mod fixture;
 mod kube_proxy;

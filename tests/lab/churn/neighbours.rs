@@ -5,10 +5,10 @@ use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use proxy_common::names::{EMPTY, IPV4, IPV6};
-use proxy_datapath::object;
 use proxy_datapath::verifier;
 use testbed::agent::wait_until;
 use testbed::lab::Family;
+use testbed::test_run::object;
 
 use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
 use crate::churn::links;
@@ -53,7 +53,7 @@ fn other() -> Result<Ebpf> {
     for name in [IPV4.flows, IPV6.flows] {
         loader.map_max_entries(name, 1);
     }
-    Ok(loader.load(object::embedded()?)?)
+    Ok(loader.load(object()?)?)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What kpx put onto a node is taken away by somebody else: it notices within the sync period, and puts it back.
+//! Another program takes away what kpx put onto a node: kpx notices within the sync period, and puts it back.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use testbed::lab::Family;
 use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
 use crate::churn::links;
 
-/// Source ports that kpx draws, and of which this range lets the kernel give some to sockets.
+/// A range that lets the kernel give some of the source ports that kpx draws to sockets.
 const PORT_RANGE: &str = "32768 61500";
 const RESERVED: &str = "61000-61500";
 
@@ -95,7 +95,7 @@ fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     })
 }
 
-/// As systemd-sysctl does it, with files of the distribution.
+/// Changes parameters as systemd-sysctl does, with files of the distribution.
 fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     let read = |key: &str| anyhow::Ok(fixture.node().read(&format!("/proc/sys/net/{key}"))?.trim().to_owned());
     ensure!(read("ipv4/ip_local_reserved_ports")? == RESERVED);

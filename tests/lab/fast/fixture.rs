@@ -12,13 +12,13 @@ use testbed::echo::{Connection, Dial, Fault, Protocol};
 use testbed::lab::{Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 
-/// Of every server.
+/// The port of every server.
 const PORT: u16 = 8080;
 const NODE_PORTS: [u16; 3] = [30_081, 30_082, 30_083];
-/// What the tests count with.
+/// The table with which the tests count.
 const TABLE: &str = "table inet fast";
 
-/// From whom to whom a connection goes.
+/// The ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     /// Pod to a pod beside it; to one on the other node; to itself.

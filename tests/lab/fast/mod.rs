@@ -1,4 +1,4 @@
-//! `--fast-path`: packets of open connections skip the node's stack, and nobody can tell but by the clock.
+//! `--fast-path`: packets of open connections skip the node's stack, and only the clock shows it.
 
 mod fixture;
 
@@ -93,7 +93,7 @@ fn a_connection_lives_on_when_the_fast_path_comes_and_goes() -> Result<()> {
         fixture.move_services()?;
         exchange_all(&mut connections[..2])?;
         agent.stop()?;
-        // Nobody is there, and packets go on as they went.
+        // No agent runs, and packets go on as before.
         exchange_all(&mut connections[..2])?;
     }
     let invalid = fixture.lab.invalid_packets()?;
@@ -117,7 +117,7 @@ fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
         let before = fixture.passed(&agent)?.fast;
         fixture.narrow(family, 1_300)?;
         exchange(&mut connection, 3, 200_000)?;
-        ensure!(fixture.too_long()? > 0, "{family}: nobody was told that packets are too long");
+        ensure!(fixture.too_long()? > 0, "{family}: no client was told that packets are too long");
         ensure!(fixture.passed(&agent)?.fast > before + 20, "{family}: what is short enough is slow");
         fixture.narrow(family, 1_500)?;
         fixture.expire(family)?;

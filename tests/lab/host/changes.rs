@@ -1,4 +1,4 @@
-//! What happens while kpx runs: backends, addresses, routes come and go.
+//! Changes while kpx runs: backends, addresses, routes come and go.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -53,7 +53,7 @@ fn routes_come_and_go() -> Result<()> {
     forbid("add unreachable")?;
     fixture.served(c, |family| web.frontend(family), &["p2a"])?;
     forbid("del unreachable")?;
-    // With the device routes go that nobody announces.
+    // With the device, routes go without an event.
     c.ns.ip("link set eth0 down\nlink set eth0 up")?;
     fixture.refused(c, |family| web.frontend(family))?;
     for family in Family::ALL {
@@ -111,7 +111,7 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
     }
     let before = state(c)?;
     let kpx = fixture.outside(c, &[])?;
-    // Nobody is local to a host outside, whatever its name.
+    // No endpoint is local to a host outside, even with the name of a node.
     fixture.refused(c, |family| internal.frontend(family))?;
     // Not SCTP: its raw socket asks for a route without ports, by which the rules go.
     let external = |family| (foreign.ip(family), 80).into();
@@ -122,13 +122,13 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
     let own_from_n1 = |f: Family| format!("route add {} via {}", own.ip(f), c.addrs.ip(f));
     fixture.lab.n1.host.ns.ip(&Family::ALL.map(own_from_n1).join("\n"))?;
     fixture.served(&fixture.lab.n1.host, |family| (own.ip(family), 80).into(), &["own"])?;
-    // A host outside serves nobody else.
+    // A host outside serves no other machine.
     nobody_else(&fixture.lab.n1.host, c, &shop)?;
     kpx.stop()?;
     is_as_before(c, &before)
 }
 
-/// What another machine sends to a service through this host is not answered.
+/// Checks that packets of another machine to a service through this host are not answered.
 fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
     for family in Family::ALL {
         let frontend = service.frontend(family);

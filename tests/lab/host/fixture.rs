@@ -14,7 +14,7 @@ use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Dual, Family, Host, Lab, Layout, Node};
 use testbed::served_lab::ServedLab;
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
 /// From a change to what follows from it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
@@ -115,7 +115,7 @@ fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) 
     Ok(())
 }
 
-/// Who answered, and whom it saw.
+/// Returns the backend that answered, and the client that it saw.
 fn answer(host: &Host, protocol: Protocol, to: SocketAddr) -> Result<(String, IpAddr), Fault> {
     let answer = Dial::new(protocol, to).deadline(ANSWER).exchange(&host.ns, b"hello")?;
     Ok((answer.backend, answer.source.ip()))
@@ -146,7 +146,7 @@ pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
     Ok(routes)
 }
 
-/// Those of these nodes, as they should be.
+/// Returns the routes that lead to these nodes' pods, as they should be.
 pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
     let of = |node: &&Node| {
         let (pods, addrs) = (node.pod_net, node.host.addrs);
@@ -157,7 +157,7 @@ pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
     routes
 }
 
-/// What `kpx status` says of backends that are not reached: service, port, and why; each family's the same once.
+/// Returns the unreachable backends of `kpx status`: service, port, and why; one entry if both families have the same.
 pub(crate) fn unreachable(agent: &Agent<'_>) -> Result<BTreeSet<(String, String)>> {
     let status = agent.status()?;
     let all = status["unreachable"].as_array().context("a list of unreachable backends")?;

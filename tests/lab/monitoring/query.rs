@@ -1,4 +1,4 @@
-//! What a query selects, and whether a scrape has it.
+//! The series that a query selects, and the check that a scrape has them.
 
 use std::collections::BTreeSet;
 
@@ -20,10 +20,10 @@ pub(crate) struct Selector {
     labels: BTreeSet<String>,
 }
 
-/// Of a query of Grafana's, whose variables stand for anything.
+/// Returns the selectors of a query of Grafana's, where variables stand for anything.
 pub(crate) fn selectors(text: &str) -> Result<Vec<Selector>> {
     let text = text.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$instance", ".*");
-    ensure!(!text.contains('$'), "a variable that nobody sets");
+    ensure!(!text.contains('$'), "a variable without a value");
     let expr = parser::parse(&text).map_err(|error| anyhow!(error))?;
     let mut found = Vec::new();
     walk(&expr, &BTreeSet::new(), &mut found)?;
@@ -125,7 +125,7 @@ fn check_finds_queries_of_missing_series() {
         ("sum by (zone) (a_total)", "a_total has no label zone"),
         ("a_total / on (zone) a_total", "a_total has no label zone"),
         ("a_total{zone=\"x\"}", "a_total has no label zone"),
-        ("rate(a_total[$foo])", "a variable that nobody sets"),
+        ("rate(a_total[$foo])", "a variable without a value"),
         ("1", "it selects nothing"),
     ] {
         assert_eq!(outcome(query), fault, "{query}");

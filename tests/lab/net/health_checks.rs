@@ -180,7 +180,7 @@ async fn is_closed(to: &str) -> bool {
     TcpStream::connect(to).await.is_err_and(refused)
 }
 
-/// Whether the other side ends a connection on which nothing was asked.
+/// Tells if the other side ends a connection on which nothing was asked.
 async fn is_ended(mut stream: TcpStream) -> Result<bool> {
     let read = timeout(DEADLINE, stream.read(&mut [0; 1])).await.context("nothing happens")?;
     Ok(matches!(read, Ok(0) | Err(_)))

@@ -243,7 +243,7 @@ fn real_devices_have_their_roles() {
     });
 }
 
-/// What the watch says.
+/// The devices as the watch reports them.
 struct Devices {
     events: mpsc::Receiver<LinkEvent>,
     links: BTreeMap<u32, Link>,

@@ -1,4 +1,4 @@
-//! What the programs know of a node, as its devices, its objects and the operator's flags have it.
+//! The programs' knowledge of a node, from its devices, its objects and the operator's flags.
 
 mod connections;
 mod host;
@@ -142,7 +142,7 @@ fn pod_cidrs_are_waited_for_and_their_change_ends_kpx() -> Result<()> {
 fn ranges_of_cluster_ips_are_those_of_the_objects_or_of_the_operator() -> Result<()> {
     let node = NetNs::machine("cidrs")?;
     let kpx = Agent::start_alone(&node, &[("web", WEB)], "")?.healthy()?;
-    ensure!(maps::nets(&kpx, "SERVICE_CIDRS")?.is_empty(), "nobody has said which");
+    ensure!(maps::nets(&kpx, "SERVICE_CIDRS")?.is_empty(), "no object or flag names one");
     let are =
         |want: &[&str]| wait_until(DEADLINE, &format!("{want:?}"), || Ok(maps::nets(&kpx, "SERVICE_CIDRS")? == want));
     kpx.put("cidr", SERVICE_CIDR)?;

@@ -1,4 +1,4 @@
-//! The host's own sockets reach external frontends, whatever rp_filter thinks of addresses that no route leads to.
+//! The host's own sockets reach external frontends under every rp_filter, although no route leads to these addresses.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -62,13 +62,13 @@ fn pod(node: &NetNs) -> Result<NetNs> {
     Ok(pod)
 }
 
-/// Says hello to whoever connects, until the test process ends.
+/// Greets each client until the test process ends.
 fn serve(pod: &NetNs) -> Result<()> {
     for addr in ["10.244.1.5:8443", "[fd00:1::5]:8443"] {
         let listener = pod.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                // Whoever has gone has seen enough.
+                // A client that has gone has seen enough.
                 let _written = stream.write_all(b"hello");
             }
         });

@@ -42,7 +42,7 @@ impl Fixture {
         Ok(Self { base, web })
     }
 
-    /// Of the node's agents.
+    /// Returns the folder of pins of the node's agents.
     pub(crate) fn dir(&self) -> PathBuf {
         self.lab.n1.host.ns.bpf_dir()
     }
@@ -120,12 +120,12 @@ impl Fixture {
     }
 }
 
-/// Of the maps that are pinned, by name.
+/// Returns the ids of the pinned maps, by name.
 pub(crate) fn map_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
     pins(dir, "maps", |path| Ok(MapInfo::from_pin(path)?.id()))
 }
 
-/// Of the links that are pinned, by the names of their pins.
+/// Returns the ids of the pinned links, by the names of their pins.
 pub(crate) fn link_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
     pins(dir, "links", |path| Ok(FdLink::from(PinnedLink::from_pin(path)?).info()?.id()))
 }
@@ -141,7 +141,7 @@ fn pins(dir: &Path, what: &str, id: impl Fn(&Path) -> Result<u32>) -> Result<BTr
     pins.collect()
 }
 
-/// Of the programs that an agent has loaded.
+/// Returns the ids of the programs that an agent has loaded.
 pub(crate) fn program_ids(agent: &Agent) -> Result<Vec<u64>> {
     let status = agent.status()?;
     let programs = status["programs"].as_object().context("programs")?;

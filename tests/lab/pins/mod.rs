@@ -1,4 +1,4 @@
-//! What outlives an agent, in its folder of pins: packets pass while none runs, and the next takes over.
+//! Pins outlive an agent: packets pass while none runs, and the next agent takes over.
 
 mod fixture;
 mod start;
@@ -21,8 +21,8 @@ fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {
         let mut open = fixture.connections()?;
         let (maps, links, programs) = (map_ids(&fixture.dir())?, link_ids(&fixture.dir())?, program_ids(&agent)?);
         drop(agent); // By SIGKILL.
-        open.answer().with_context(|| format!("{how}: nobody runs"))?;
-        fixture.serves().with_context(|| format!("{how}: nobody runs"))?;
+        open.answer().with_context(|| format!("{how}: no agent runs"))?;
+        fixture.serves().with_context(|| format!("{how}: no agent runs"))?;
         let mut while_dead = fixture.connections()?;
 
         let agent = fixture.kpx(&args)?;
@@ -47,7 +47,7 @@ fn a_signal_ends_the_agent_and_not_what_it_made() -> Result<()> {
     let agent = fixture.kpx(&[])?;
     let mut open = fixture.connections()?;
     agent.stop()?;
-    open.answer().and(fixture.serves()).context("nobody runs")?;
+    open.answer().and(fixture.serves()).context("no agent runs")?;
     fixture.kpx(&["--cleanup-on-exit"])?.stop()?;
     fixture.is_clean(&before)?;
     wait_until(DEADLINE, "nothing is translated", || Ok(fixture.serves().is_err()))
@@ -65,7 +65,7 @@ fn cleanup_finds_all_that_was_left() -> Result<()> {
         ensure!(node.read("/proc/sys/net/ipv4/ip_local_reserved_ports")?.trim() == "61000-65000");
         let run_dir = agent.run_dir().to_owned();
         drop(agent);
-        // A version that nobody remembers.
+        // A version that no kpx knows.
         std::fs::create_dir_all(fixture.dir().join("v0/maps"))?;
         let mut command = Command::new(testbed::agent::binary()?);
         command.arg("cleanup").arg("--run-dir").arg(&run_dir).arg("--bpf-dir").arg(fixture.dir());

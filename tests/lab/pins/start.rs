@@ -1,4 +1,4 @@
-//! What a start makes of what it finds.
+//! A start that finds pins, of its own version and of others.
 
 use std::fs;
 use std::path::PathBuf;
@@ -84,7 +84,7 @@ fn refused(fixture: &Fixture, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a kpx says that ends at once.
+/// Returns the error of a kpx that ends at once.
 fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
     command.args(["run", "--node-name", "other", "--manifests"]).arg(fixture.lab.dir());
@@ -94,7 +94,7 @@ fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<S
     Ok(String::from_utf8(output.stderr)?)
 }
 
-/// What a map is can only change together with the number of the layout: programs of another build read it.
+/// Checks that maps change only together with the number of the layout: programs of another build read them.
 #[test]
 fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
     let (fixture, cgroup) = (Fixture::start()?, Cgroup::enter()?);

@@ -34,7 +34,7 @@ impl Deref for Fixture {
     }
 }
 
-/// What became of a connection.
+/// The outcome of a connection.
 pub(crate) struct Reached {
     pub(crate) backend: String,
     /// Its packets were the backend's from the start: the backend knows the client by the address and port that the
@@ -75,7 +75,7 @@ impl Fixture {
         Ok(reached)
     }
 
-    /// What `kpx trace` notes on a packet from somebody to the frontend of [`web`].
+    /// Returns the notes of `kpx trace` on a packet from a client to the frontend of [`web`].
     pub(crate) fn notes(&self, agent: &Agent, from: &[&str], proto: &str) -> Result<Vec<String>> {
         let mut command = Command::new(binary()?);
         command.args(["trace", "--output", "json", "--run-dir"]).arg(agent.run_dir()).args(from);
@@ -95,7 +95,7 @@ pub(crate) fn web() -> Service {
     Service::new("web", 10, &["p1b", "p2a"], PORT).node_port(NODE_PORT)
 }
 
-/// What an agent's status counts under a name of `what`: `events` or `reasons`.
+/// Returns a count of an agent's status. `what` is `events` or `reasons`.
 pub(crate) fn count(agent: &Agent, what: &str, name: &str) -> Result<u64> {
     Ok(agent.status()?[what][name].as_u64().unwrap_or_default())
 }

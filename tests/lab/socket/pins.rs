@@ -1,4 +1,4 @@
-//! What outlives the agent, and what does not.
+//! Socket programs outlive the agent.
 
 use std::process::Command;
 
@@ -19,7 +19,7 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_it_is_told_otherwis
     ensure!(fixture.pins()? == ALL, "{:?}", fixture.pins()?);
     let mut open = dial(true)?;
     drop(agent); // By SIGKILL.
-    dial(true).context("nobody runs")?;
+    dial(true).context("no agent runs")?;
 
     let agent = fixture.agent("host", &[])?;
     ensure!(fixture.pins()? == ALL[..4], "{:?}", fixture.pins()?);
@@ -66,7 +66,7 @@ fn socket_programs_come_back_after_a_detach() -> Result<()> {
 }
 
 impl Fixture {
-    /// Of links to cgroups, by the calls that they meet.
+    /// Returns the pins of links to cgroups, by the calls that they meet.
     pub(crate) fn pins(&self) -> Result<Vec<String>> {
         let dir = self.lab.host(NODE).ns.bpf_dir().join("v2/links");
         let names = std::fs::read_dir(&dir)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));

@@ -29,7 +29,7 @@ fn the_hosts_connections_are_led_to_backends() -> Result<()> {
     }
     let agent = fixture.agent("host", &[])?;
     for family in Family::ALL {
-        // The anchor has nothing to do, whoever serves.
+        // The anchor has nothing to do, with any backend.
         let backends: Result<BTreeSet<String>> =
             (0..32).map(|_| Ok(fixture.reaches(NODE, TCP, web().frontend(family), true)?.backend)).collect();
         ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
@@ -77,7 +77,7 @@ fn the_hosts_connections_are_led_to_backends() -> Result<()> {
     Ok(())
 }
 
-/// Who is in a source range, packets tell: they are let in, and sockets are not led.
+/// Checks that source ranges leave sockets alone: only packets show the client, and are let in.
 #[test]
 fn source_ranges_are_for_packets() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -154,7 +154,7 @@ fn pods_are_led_where_all_are() -> Result<()> {
 }
 
 impl Fixture {
-    /// Whoever dials is told so at once.
+    /// Checks that a client is refused at once.
     fn refused(&self, to: SocketAddr) -> Result<()> {
         let refused = Dial::new(TCP, to).connect(&self.lab.host(NODE).ns);
         ensure!(matches!(refused, Err(Fault::Refused)), "{refused:?}");

@@ -27,13 +27,13 @@ fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
         ensure!(backends? == ["p1b", "p2a"].map(str::to_owned).into(), "all backends serve");
         connected.push((to, fixture.reaches(NODE, UDP, to, true)?));
         loose.push(fixture.loose(to)?);
-        // Connected, and says all the same whom it asks: it takes answers from the backend that it was connected to.
+        // A connected socket that also names its peer takes answers from the backend that it was connected to.
         for _ in 0..16 {
             let named = fixture.loose(to)?;
             named.socket.connect(to)?;
             named.ask().context("connected, and named")?;
         }
-        let error = fixture.loose(empty.frontend(family))?.ask().err().context("nobody serves")?;
+        let error = fixture.loose(empty.frontend(family))?.ask().err().context("no backend serves")?;
         ensure!(error.kind() == ErrorKind::ConnectionRefused, "{error}");
     }
     let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };
@@ -50,7 +50,7 @@ fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
     }
     ensure!(count(&agent, "events", "forwarded")? == 0, "{}", agent.status()?);
 
-    // Those who have p1b must have another one, and nobody else.
+    // Only the clients of p1b must get another backend.
     fixture.put(&web().backed_by(&["p2a"]))?;
     for (client, before) in loose.iter().zip(before) {
         wait_until(DEADLINE, "p2a serves", || Ok(client.ask()? == "p2a")).with_context(|| format!("from {before}"))?;
@@ -65,12 +65,12 @@ fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
         }
         // The families' endpoints come one after the other.
         let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
-        wait_until(DEADLINE, "who connects anew is led to p2a", moved)?;
+        wait_until(DEADLINE, "a new connection is led to p2a", moved)?;
     }
     Ok(())
 }
 
-/// A socket that is not connected, and whom it asks.
+/// A socket that is not connected, and its peer.
 struct Loose {
     socket: UdpSocket,
     to: SocketAddr,
@@ -86,7 +86,7 @@ impl Fixture {
 }
 
 impl Loose {
-    /// Who serves it. An error unless the answer comes from whom it asked, and went to its own port.
+    /// Returns the backend that answers. The answer must come from the peer and go to the socket's own port.
     fn ask(&self) -> io::Result<String> {
         self.socket.send_to(b"who?", self.to)?;
         let mut greeting = [0; 256];

@@ -1,4 +1,4 @@
-//! What an operator and a Service say of masquerading and balancing.
+//! The settings of an operator and a Service for masquerading and balancing.
 
 use anyhow::Result;
 use expect_test::expect;

@@ -59,7 +59,7 @@ struct Service {
     name: &'static str,
     /// On port 8080.
     backends: &'static [&'static str],
-    /// What more it says.
+    /// The further fields of its spec.
     spec: fn() -> Value,
     status: fn() -> Value,
 }

@@ -10,7 +10,7 @@ use crate::trace::cluster::{Folder, names};
 use crate::trace::manifests::{command, json};
 use crate::trace::{kpx, trace_command};
 
-/// Whoever reads this output relies on these names.
+/// Pins the names on which readers of this output rely.
 #[test]
 fn trace_shows_a_forwarded_packet() -> Result<()> {
     check(

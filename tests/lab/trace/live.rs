@@ -115,7 +115,7 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     ensure!(trace.hook.device == "eth0", "{trace:?}");
     ensure!(trace.outcome.reason.as_deref() == Some(Reason::Forged.name()), "{trace:?}");
     let error = self::trace(lab, agent.run_dir(), &from, frontend, &["--in-device", "lo"]).err().context("lo")?;
-    expect!["kpx: kpx has no program on lo that packets meet as they arrive"].assert_eq(&error.to_string());
+    expect!["kpx: kpx has no ingress program on lo"].assert_eq(&error.to_string());
     Ok(())
 }
 
@@ -144,7 +144,7 @@ fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Res
     Ok(())
 }
 
-/// What a veth with a network of its own counts as, and why, until the network goes.
+/// Checks the role of a veth with a network of its own, and its reason, until the network goes.
 fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let from = lab.host("p1a").addrs.v4.to_string();
     let role = |wanted: &str| {
@@ -199,7 +199,7 @@ fn answer(listener: &UnixListener, json: &str) -> std::io::Result<()> {
 fn trace_needs_an_agent_or_manifests() -> Result<()> {
     let mut command = trace_command()?;
     command.args(["--run-dir", "/nonexistent", "--from", "10.0.0.1", "--to", "10.0.0.2:80"]);
-    let error = kpx(&mut command).err().context("nobody runs there")?;
+    let error = kpx(&mut command).err().context("no agent runs there")?;
     expect![
         "kpx: no kpx answers at /nonexistent/kpx.sock: is `kpx run` running?: No such file or directory (os error 2)"
     ]

@@ -69,7 +69,7 @@ fn a_pod_dials_itself() -> Result<()> {
           verdict    forward to p1a:8080, on this node
                      the only backend
           source     masqueraded as n1:$port
-                     the client is its own backend, and would answer itself past the service
+                     the client is its own backend, and would answer itself without passing the service
     "#]],
     )
 }

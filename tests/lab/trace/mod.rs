@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::binary;
 use testbed::lab::Family;
 
-/// What addresses are called in commands and in what is expected.
+/// The names of addresses in commands and in expected texts.
 #[derive(Clone, Debug)]
 struct Names(Vec<(&'static str, IpAddr)>);
 

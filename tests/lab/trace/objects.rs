@@ -1,4 +1,4 @@
-//! What objects of others, and names as people write them, mean to a trace of manifests.
+//! Objects of other programs, and names as people write them, in a trace of manifests.
 
 use anyhow::Result;
 use proxy_agent::trace::report::{Trace, Verdict};

@@ -65,7 +65,7 @@ impl<'a> Browser<'a> {
         self.drive(self.session.open(url)).with_context(|| format!("open {url}"))
     }
 
-    /// What the body of a JavaScript function returns.
+    /// Returns the result of the body of a JavaScript function.
     pub(crate) fn eval(&self, body: &str) -> Result<Value> {
         self.drive(self.session.eval(body)).with_context(|| format!("run {body}"))
     }
@@ -81,7 +81,7 @@ impl<'a> Browser<'a> {
             .with_context(|| format!("the page shows: {}", self.text("body").unwrap_or_default()))
     }
 
-    /// As a reader sees it.
+    /// Returns the text as a reader sees it.
     pub(crate) fn text(&self, selector: &str) -> Result<String> {
         let text = async { self.session.text(&self.session.find(selector).await?).await };
         self.drive(text).with_context(|| format!("read {selector}"))
@@ -92,7 +92,7 @@ impl<'a> Browser<'a> {
         self.drive(click).with_context(|| format!("click {selector}"))
     }
 
-    /// Into whatever has the focus.
+    /// Presses keys in the element that has the focus.
     pub(crate) fn press(&self, keys: &str) -> Result<()> {
         let press = async { self.session.press(&self.session.focus().await?, keys).await };
         self.drive(press).with_context(|| format!("press {keys}"))

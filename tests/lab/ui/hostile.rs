@@ -1,20 +1,20 @@
-//! What must not happen: foreign markup comes to life, requests leave, others read along.
+//! Attacks that must fail: markup that comes to life, requests that leave, other origins that read.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use testbed::agent::Object;
 
 use crate::ui::browser::Browser;
-use crate::ui::{ORIGIN, Site, url};
+use crate::ui::{Fixture, ORIGIN, url};
 
 const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
 #[test]
 fn text_of_objects_stays_text() -> Result<()> {
-    let site = Site::build()?;
-    hostile().iter().try_for_each(|object| site.cluster.put(object))?;
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &[], true)?;
+    let fixture = Fixture::build()?;
+    hostile().iter().try_for_each(|object| fixture.base.cluster.put(object))?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
     for place in ["", "#/services/default/hostile", "#/node", "#/drops", "#/devices", &format!("#/services/{MARKUP}/x")]
     {
         // Another address first: a change of the fragment alone loads nothing.
@@ -65,10 +65,10 @@ fn hostile() -> [Object; 2] {
 
 #[test]
 fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
-    let site = Site::build()?;
-    let agent = site.serve()?;
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
     let browser = Browser::start(
-        site.ns(),
+        fixture.ns(),
         &["--host-resolver-rules=MAP evil.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
         true,
     )?;
@@ -86,12 +86,12 @@ fn page_sends_nothing_and_admits_no_other_origin() -> Result<()> {
         let text = browser.text("body")?;
         ensure!(text.starts_with("ask by IP address, as localhost or as n1"), "{text}");
     }
-    // Another site's script: what listens at another port is another origin.
-    let server = site.ns().run(|| std::net::TcpListener::bind("127.0.0.1:0"))?;
+    // Another fixture's script: what listens at another port is another origin.
+    let server = fixture.ns().run(|| std::net::TcpListener::bind("127.0.0.1:0"))?;
     let other = server.local_addr()?;
     let page = std::thread::spawn(move || serve_once(&server));
     browser.open(&format!("http://{other}/"))?;
-    page.join().ok().context("the other site")??;
+    page.join().ok().context("the other fixture")??;
     let stolen =
         format!("return fetch('{ORIGIN}/ui/api/services').then((answer) => answer.text(), (error) => error.name)");
     ensure!(browser.eval(&stolen)? == "TypeError", "another origin reads");
@@ -119,9 +119,9 @@ fn serve_once(server: &std::net::TcpListener) -> Result<()> {
 
 #[test]
 fn page_without_javascript_names_alternatives() -> Result<()> {
-    let site = Site::build()?;
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &[], false)?;
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], false)?;
     browser.open(&url(""))?;
     let text = browser.text("body")?;
     ensure!(text.contains("This page needs JavaScript") && text.contains("kpx status"), "{text}");
@@ -130,10 +130,10 @@ fn page_without_javascript_names_alternatives() -> Result<()> {
 
 #[test]
 fn page_is_off_by_default() -> Result<()> {
-    let site = Site::build()?;
-    let agent = testbed::agent::Agent::start(&site.lab, &site.lab.n1, site.cluster.source())?;
-    let browser = Browser::start(site.ns(), &[], true)?;
-    // Either nobody listens there, or whoever does has no such page.
+    let fixture = Fixture::build()?;
+    let agent = testbed::agent::Agent::start(&fixture.base.lab, &fixture.base.lab.n1, fixture.base.cluster.source())?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
+    // Either no server listens there, or it has no such page.
     let opened = browser.open(&url(""));
     ensure!(opened.is_err() || browser.eval("return document.getElementById('view') === null")? == true);
     agent.stop()

@@ -6,47 +6,45 @@ mod page;
 mod webdriver;
 
 use anyhow::Result;
-use testbed::agent::{Agent, Cluster, Service};
-use testbed::lab::{Family, Lab, Layout};
+use testbed::agent::{Agent, Service};
+use testbed::lab::{Family, Layout};
 use testbed::netns::NetNs;
+use testbed::served_lab::ServedLab;
 
-/// Where a kpx serves it if the operator names no other address.
+/// The origin of the page if the operator names no other address.
 const ORIGIN: &str = "http://127.0.0.1:10249";
-/// Where the lab's servers listen.
+/// The port of the lab's servers.
 const TARGET: u16 = 8080;
 
 /// A lab with services that n1's kpx serves and shows: `web` in both zones, `local` on n1 alone, `empty` nowhere.
-struct Site {
-    lab: Lab,
-    cluster: Cluster,
+struct Fixture {
+    base: ServedLab,
 }
 
-impl Site {
+impl Fixture {
     fn build() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let cluster = Cluster::with_manifests(&lab)?;
-        let site = Self { lab, cluster };
+        let base = ServedLab::with_manifests(Layout::Routed)?;
         for service in [web(), Service::new("local", 12, &["p1a"], TARGET), Service::new("empty", 13, &[], TARGET)] {
-            site.put(&service)?;
+            base.put(&service)?;
         }
-        Ok(site)
+        Ok(Self { base })
     }
 
     fn put(&self, service: &Service) -> Result<()> {
-        service.objects(&self.lab).iter().try_for_each(|object| self.cluster.put(object))
+        self.base.put(service)
     }
 
     fn serve(&self) -> Result<Agent<'_>> {
-        Agent::start_with(&self.lab, &self.lab.n1, self.cluster.source(), &["--ui".to_owned()])
+        self.base.kpx(&["--ui"])
     }
 
-    /// Where the browsers are.
+    /// Returns the namespace of the browsers.
     fn ns(&self) -> &NetNs {
-        &self.lab.n1.host.ns
+        &self.base.lab.n1.host.ns
     }
 }
 
-/// As the page names it: `default/web`.
+/// The Service that the page names `default/web`.
 fn web() -> Service {
     Service::new("web", 11, &["p1a", "p1b", "p2a"], TARGET).node_port(30_080)
 }

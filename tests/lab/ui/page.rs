@@ -1,4 +1,4 @@
-//! What the page shows, and how it answers its reader.
+//! The contents of the page, and its answers to a reader.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use testbed::lab::Family;
 
 use crate::ui::browser::{Browser, DEADLINE};
 use crate::ui::webdriver::key;
-use crate::ui::{Site, TARGET, address, url, web};
+use crate::ui::{Fixture, TARGET, address, url, web};
 
 const NAMES: &str = "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
 
 #[test]
 fn services_are_listed_filtered_and_sorted() -> Result<()> {
-    let site = Site::build()?;
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &[], true)?;
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     ensure!(browser.text("h1")?.contains("n1") && browser.text("[data-health]")? == "healthy");
@@ -58,9 +58,9 @@ fn services_are_listed_filtered_and_sorted() -> Result<()> {
 
 #[test]
 fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
-    let site = Site::build()?;
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &[], true)?;
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     // By keyboard alone: from the filter down the table, and back.
@@ -76,14 +76,15 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
     let zones = browser.strings(&format!("return [...document.querySelector(\"{port}\").querySelectorAll('[data-zone]')].map((zone) => zone.dataset.zone + ' ' + zone.querySelector('[data-node]').dataset.node)"))?;
     ensure!(zones == ["zone-n1 n1", "zone-n2 n2"], "{zones:?}");
     let text = browser.text(port)?;
-    let [p1a, p2a] = ["p1a", "p2a"].map(|name| format!("{}:{TARGET}", site.lab.host(name).addrs.ip(Family::V4)));
+    let [p1a, p2a] =
+        ["p1a", "p2a"].map(|name| format!("{}:{TARGET}", fixture.base.lab.host(name).addrs.ip(Family::V4)));
     for text_wanted in
         [p1a.as_str(), &p2a, "this node", "takes flows", "6 of 6 ready", &format!("{}:80", address(&web()))]
     {
         ensure!(text.contains(text_wanted), "{text_wanted:?} is not in {text}");
     }
 
-    site.put(&web().terminating(&["p2a"]))?;
+    fixture.put(&web().terminating(&["p2a"]))?;
     let state = format!("document.querySelector('[data-backend=\"{p2a}\"] .state').textContent");
     browser.wait(&format!("{state} === 'terminating, serving'"))?;
     ensure!(browser.text(".title")?.contains("4 of 6"));
@@ -96,17 +97,17 @@ fn a_service_opens_with_its_backends_by_zone_and_node() -> Result<()> {
 
 #[test]
 fn rates_move_when_packets_flow() -> Result<()> {
-    let site = Site::build()?;
+    let fixture = Fixture::build()?;
     let servers = Servers::start()?;
-    site.lab.backends().try_for_each(|host| servers.serve(host, TARGET))?;
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &[], true)?;
+    fixture.base.lab.backends().try_for_each(|host| servers.serve(host, TARGET))?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     let tile = |id: &str| format!("document.querySelector('[data-tile={id}] dd').textContent");
     let [connections, packets, drops] = ["connections", "packets", "drops"].map(tile);
     browser.wait(&format!("[{connections}, {packets}, {drops}].every((rate) => rate === '0/s')"))?;
 
-    let client = &site.lab.host("p1b").ns;
+    let client = &fixture.base.lab.host("p1b").ns;
     let dial = Dial::new(Protocol::Tcp, web().frontend(Family::V4));
     let refused = Dial::new(Protocol::Tcp, Service::new("empty", 13, &[], TARGET).frontend(Family::V4));
     wait_until(DEADLINE, "the rates are shown", || {
@@ -140,19 +141,19 @@ fn rates_move_when_packets_flow() -> Result<()> {
 
 #[test]
 fn page_shows_problems() -> Result<()> {
-    let site = Site::build()?;
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &[], true)?;
+    let fixture = Fixture::build()?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelector('[data-health=good]')")?;
     ensure!(browser.text("#notices")?.is_empty());
 
-    // Nobody can serve a health check where somebody else listens.
-    let taken = site.ns().run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
+    // kpx cannot serve a health check at a port that is taken.
+    let taken = fixture.ns().run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
     let number = taken.local_addr()?.port();
     let checked = Service::new("checked", 14, &["p1a"], TARGET).external_local();
-    let checked = checked.load_balancer(site.lab.x.addrs, "VIP").health_check_node_port(number);
-    site.put(&checked.clone().annotation("kpx.dev/lb-algorithm", "fastest"))?;
+    let checked = checked.load_balancer(fixture.base.lab.x.addrs, "VIP").health_check_node_port(number);
+    fixture.put(&checked.clone().annotation("kpx.dev/lb-algorithm", "fastest"))?;
     browser.wait("document.querySelector('[data-health=bad]')?.textContent === 'unhealthy'")?;
     ensure!(browser.text("#notices")?.contains(&number.to_string()), "{}", browser.text("#notices")?);
     ensure!(browser.eval("return document.title")?.as_str().is_some_and(|title| title.starts_with('⚠')));
@@ -160,26 +161,26 @@ fn page_shows_problems() -> Result<()> {
     browser.wait("document.querySelector('#skipped')?.textContent.includes('fastest')")?;
 
     drop(taken);
-    site.put(&checked)?;
+    fixture.put(&checked)?;
     browser.wait("document.querySelector('[data-health=good]') && !document.querySelector('#skipped')")?;
     agent.stop()?;
     browser.wait("document.querySelector('[data-health=unknown]')")?;
     ensure!(browser.text("#notices")?.contains("does not answer"));
-    let _agent = site.serve()?;
+    let _agent = fixture.serve()?;
     browser.wait("document.querySelector('[data-health=good]')")
 }
 
 #[test]
 fn a_thousand_services_stay_fluid() -> Result<()> {
-    let site = Site::build()?;
+    let fixture = Fixture::build()?;
     for n in 0..1_000 {
-        site.cluster.put(&Object(json!({
+        fixture.base.cluster.put(&Object(json!({
             "apiVersion": "v1", "kind": "Service", "metadata": { "name": format!("s{n:04}"), "namespace": "many" },
             "spec": { "clusterIP": format!("10.96.{}.{}", 100 + n / 250, 1 + n % 250), "ports": [{ "port": 80 }] },
         })))?;
     }
-    let agent = site.serve()?;
-    let browser = Browser::start(site.ns(), &["--window-size=1280,900"], true)?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &["--window-size=1280,900"], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelector('#shown')?.textContent === '1,003 services'")?;
     let rows = "return document.querySelectorAll('tr[data-service]').length";

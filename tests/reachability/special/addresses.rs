@@ -81,7 +81,7 @@ pub(super) fn stays(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// What a load balancer outside asks each node.
+/// Checks the answers of each node to a load balancer outside.
 pub(super) fn health_check(fixture: &Fixture) -> Result<()> {
     let [n1, n2] = fixture.lab.nodes();
     for (service, node, local) in [

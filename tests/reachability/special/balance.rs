@@ -13,7 +13,7 @@ use crate::services::{PORT, vip};
 const ALGORITHM: &str = "kpx.dev/lb-algorithm";
 const NTH: u8 = 70;
 
-/// What one node says of a client the other says too: so that it matters to nobody over which one a packet comes.
+/// Checks that both nodes choose the same backend for a client: a packet may come over either node.
 pub(super) fn maglev(fixture: &Fixture) -> Result<()> {
     let service = Service::new("maglev", NTH, &["p1b", "p1c", "p2a", "p2b"], PORT).annotation(ALGORITHM, "maglev");
     let service = service.load_balancer(vip(NTH), "VIP").without_node_ports();

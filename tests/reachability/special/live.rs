@@ -76,7 +76,7 @@ fn outlive(fixture: &Fixture, service: Service, change: impl FnOnce(&Service) ->
     fixture.end(&service)
 }
 
-/// Who dials a service of its own addresses: a pod and the node by its ClusterIP, both and a client outside by its
+/// Returns the clients of a service, with its addresses: a pod and the node by its ClusterIP, both and a client outside by its
 /// load balancer.
 fn clients(service: &Service, family: Family) -> impl Iterator<Item = (&'static str, SocketAddr, Family)> {
     let (internal, external) = (service.frontend(family), (vip(service.nth).ip(family), SERVICE_PORT).into());

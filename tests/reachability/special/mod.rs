@@ -22,12 +22,12 @@ pub(crate) struct Special {
     check: Check,
 }
 
-/// What is run for each protocol and family by itself, or for all of them at once.
+/// A check for each protocol and family by itself, or for all of them at once.
 enum Check {
     Each(fn(&Fixture, Protocol, Family) -> Result<()>),
     /// Where a change of the cluster, or time that passes, would be the same for each of them.
     Together(fn(&Fixture) -> Result<()>),
-    /// As well, and time is most of it: it passes while those are run of which each is run by itself.
+    /// A check for all at once that mostly waits: its time passes while checks of single protocols run.
     Waiting(fn(&Fixture) -> Result<()>),
 }
 use Check::{Each, Together, Waiting};
@@ -50,7 +50,7 @@ pub(crate) const SPECIALS: &[Special] = &[
     special("C17", "one backend for a client, as long as it is there", Together(affinity::sticks)),
     special("C17", "kept by use, forgotten when idle", Waiting(affinity::expires)),
     special("C18", "served if there is no other, avoided if there is", Together(sets::terminating)),
-    special("C19", "zones, nodes, and all if a hint is for nobody here", Together(sets::hints)),
+    special("C19", "zones, nodes, and all if a hint fits no client here", Together(sets::hints)),
     special("C21", "at the same time", Each(pairs::two_services)),
     special("C22", "at the same time", Each(pairs::service_and_direct)),
     special(

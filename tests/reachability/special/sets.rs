@@ -52,7 +52,7 @@ pub(super) fn hints(fixture: &Fixture) -> Result<()> {
         all_answer(fixture, &service, "n1", &[from_n1])?;
         all_answer(fixture, &service, "p2b", &[from_n2])?;
     }
-    // Somebody has no hint, or nobody is for this zone: all are for everybody.
+    // An endpoint has no hint, or none is for this zone: all serve every client.
     for unusable in [&zones[..1], &[("p1b", Hint::Zone("far")), ("p2a", Hint::Zone("farther"))]] {
         fixture.settle(|| fixture.put(&service.clone().hints(unusable)))?;
         all_answer(fixture, &service, "p1a", &["p1b", "p2a"])?;

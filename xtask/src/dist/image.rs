@@ -1,5 +1,5 @@
-//! A container image without a container engine: an OCI layout of one layer in a tar file. Docker's own list of contents is
-//! in it as well, for tools that know only that.
+//! Writes a container image without a container engine: an OCI layout of one layer in a tar file. Docker's own list of
+//! contents is in it as well, for tools that read only that.
 
 use std::env::consts::ARCH;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// An image called `kpx:VERSION` that consists of `root`.
+/// Returns an image called `kpx:VERSION` with the content of `root`.
 pub(super) fn oci(root: &Files, version: &str, time: u64) -> Result<Vec<u8>> {
     let created = Timestamp::from_second(time.try_into()?)?.to_string();
     let tar = root.tar(time)?;
@@ -57,7 +57,7 @@ pub(super) fn oci(root: &Files, version: &str, time: u64) -> Result<Vec<u8>> {
     files.tar(time)
 }
 
-/// Unpacks an image as a container engine would, and runs kpx in it by both of its names; only root can.
+/// Unpacks an image as a container engine would, and runs kpx in it by both of its names; this needs root.
 pub(super) fn try_out(image: &Path) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let (layout, root) = (folder.path().join("layout"), folder.path().join("root"));
@@ -94,7 +94,7 @@ fn unpack_layers(layout: &Path, root: &Path) -> Result<()> {
 struct Blobs(Files);
 
 impl Blobs {
-    /// Returns its descriptor.
+    /// Adds a blob, and returns its descriptor.
     fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let digest = format!("sha256:{}", sha256(&bytes));
         let descriptor = json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
@@ -103,7 +103,7 @@ impl Blobs {
     }
 }
 
-/// Where the blob of a descriptor is.
+/// Returns the path of a descriptor's blob.
 fn blob_path(descriptor: &Value) -> String {
     let digest = descriptor["digest"].as_str().unwrap_or_default();
     format!("blobs/{}", digest.replace(':', "/"))
@@ -113,7 +113,7 @@ fn file(content: Vec<u8>) -> Entry {
     Entry::File { content, executable: false }
 }
 
-/// In the words of Go, which those of OCI are.
+/// Returns the architecture in Go's words, which OCI uses.
 fn architecture() -> &'static str {
     match ARCH {
         "x86_64" => "amd64",

@@ -1,4 +1,4 @@
-//! Files in memory, and archives of them that are the same whenever the files are.
+//! Holds files in memory, and makes archives of them that are reproducible.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ pub(super) enum Entry {
     Link(String),
 }
 
-/// By path, relative and with `/`.
+/// The entries by path, relative and with `/`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files(BTreeMap<String, Entry>);
 
@@ -32,7 +32,7 @@ impl Files {
         Ok(())
     }
 
-    /// Everything below `from`, at `path`.
+    /// Adds everything below `from`, at `path`.
     pub(super) fn add_folder(&mut self, from: &Path, path: &str) -> Result<()> {
         for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
             let entry = entry?;
@@ -48,12 +48,12 @@ impl Files {
         Ok(())
     }
 
-    /// The same, in a folder.
+    /// Moves all entries into a folder.
     pub(super) fn below(self, folder: &str) -> Self {
         Self(self.0.into_iter().map(|(path, entry)| (format!("{folder}/{path}"), entry)).collect())
     }
 
-    /// `time` is in seconds since 1970.
+    /// Makes a tar archive; `time` is in seconds since 1970.
     pub(super) fn tar(&self, time: u64) -> Result<Vec<u8>> {
         let mut tar = Builder::new(Vec::new());
         for folder in self.folders() {
@@ -79,7 +79,7 @@ impl Files {
         gzip(&self.tar(time)?)
     }
 
-    /// Those above the files, each after the one that it is in.
+    /// Returns the folders above the files, each after its parent.
     fn folders(&self) -> Vec<String> {
         let above = |path: &String| Path::new(path).ancestors().skip(1).map(Path::to_path_buf).collect::<Vec<_>>();
         let mut folders: Vec<_> =
@@ -102,7 +102,7 @@ fn header(kind: EntryType, mode: u32, size: u64, time: u64) -> Header {
     header
 }
 
-/// Without name and time of its own.
+/// Compresses without a name and a time.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     const UNKNOWN_SYSTEM: u8 = 255;
     let mut gzip = GzBuilder::new().operating_system(UNKNOWN_SYSTEM).write(Vec::new(), Compression::best());

@@ -1,4 +1,4 @@
-//! Checksums, in the form that `sha256sum --check` reads.
+//! Checksums in the form that `sha256sum --check` reads.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 const NAME: &str = "SHA256SUMS";
 
-/// In lower-case hexadecimal digits.
+/// Returns the digest in lower-case hexadecimal digits.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -23,7 +23,7 @@ pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
     fs::write(folder.join(NAME), lines.collect::<Result<String>>()?).with_context(|| format!("write {NAME}"))
 }
 
-/// Reads everything again. Returns names and sizes in bytes.
+/// Reads all files again, and returns their names and sizes in bytes.
 pub(super) fn verify(folder: &Path) -> Result<Vec<(String, usize)>> {
     let text = fs::read_to_string(folder.join(NAME)).with_context(|| format!("read {NAME}"))?;
     let lines = text.lines().map(|line| {

@@ -18,7 +18,7 @@ fn files(entries: &[(&str, Entry)]) -> Files {
 }
 
 #[test]
-fn the_same_files_make_the_same_archive() {
+fn same_files_make_the_same_archive() {
     let (one, other) = (("bin/kpx", file("a program", true)), ("docs/a.md", file("text", false)));
     let forth = files(&[one.clone(), other.clone()]).tar_gz(TIME).unwrap();
     let back = files(&[other, one.clone()]).tar_gz(TIME).unwrap();
@@ -27,7 +27,7 @@ fn the_same_files_make_the_same_archive() {
 }
 
 #[test]
-fn an_archive_holds_files_links_and_the_folders_above_them() {
+fn archive_holds_files_links_and_their_folders() {
     let files = files(&[
         ("bin/kpx", file("a program", true)),
         ("bin/kube-proxy", Entry::Link("kpx".into())),
@@ -54,7 +54,7 @@ fn an_archive_holds_files_links_and_the_folders_above_them() {
 }
 
 #[test]
-fn a_folder_is_taken_whole_and_its_programs_stay_programs() {
+fn folder_is_taken_whole_with_executable_bits() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("a/b")).unwrap();
     fs::write(folder.path().join("a/b/run"), "#!").unwrap();
@@ -66,7 +66,7 @@ fn a_folder_is_taken_whole_and_its_programs_stay_programs() {
 }
 
 #[test]
-fn an_image_without_a_kpx_that_runs_is_refused() {
+fn image_without_running_kpx_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image.tar");
     for root in [files(&[("bin/kpx", file("", true))]), files(&[("usr/local/bin/kpx", file("no program", true))])] {
@@ -77,7 +77,7 @@ fn an_image_without_a_kpx_that_runs_is_refused() {
 }
 
 #[test]
-fn an_image_names_its_content_by_digest() {
+fn image_names_its_content_by_digest() {
     let root = files(&[("usr/local/bin/kpx", file("a program", true))]);
     let bytes = image::oci(&root, "1.2.3", TIME).unwrap();
     assert_eq!(bytes, image::oci(&root, "1.2.3", TIME).unwrap());
@@ -100,7 +100,7 @@ fn an_image_names_its_content_by_digest() {
 }
 
 #[test]
-fn checksums_tell_what_has_changed() {
+fn checksums_detect_a_changed_file() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("b"), "bb").unwrap();
     fs::write(folder.path().join("a"), "").unwrap();
@@ -113,7 +113,7 @@ fn checksums_tell_what_has_changed() {
 }
 
 #[test]
-fn a_dynamic_program_is_told_from_a_static_one() {
+fn dynamic_program_has_an_interpreter() {
     let own = fs::read(std::env::current_exe().unwrap()).unwrap();
     assert!(has_interpreter(&own), "this test is linked dynamically");
     assert!(!has_interpreter(b"#!/bin/sh"));

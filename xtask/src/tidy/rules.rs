@@ -1,4 +1,4 @@
-//! The rules, and who is exempt from which, why.
+//! The rules and their exemptions, each with its reason.
 
 use super::Violation;
 use super::source::{File, Mention, Tree};
@@ -6,7 +6,7 @@ use super::source::{File, Mention, Tree};
 const FILE_LINES: usize = 400;
 const FUNCTION_LINES: usize = 70;
 
-/// Modules (paths without `.rs`) that may say `unsafe`.
+/// The modules (paths without `.rs`) that may contain `unsafe`.
 const UNSAFE: &[(&str, &str)] = &[
     ("proxy-common/src/layout/tests", "shows the bytes of the shared types, which have no padding"),
     ("proxy-common/src/pod", "promises aya that the shared types are plain bytes"),
@@ -15,22 +15,23 @@ const UNSAFE: &[(&str, &str)] = &[
         "proxy-datapath/src/sys/netns_cookie",
         "asks for the number of a network namespace, which no crate has a call for",
     ),
-    ("proxy-ebpf/src/apart", "exports functions by name, so that the verifier follows them apart"),
-    ("proxy-ebpf/src/deliver/way", "routes come from helpers that take pointers, and go into others"),
     ("proxy-ebpf/src/flow", "asks the kernel for the time"),
+    ("proxy-ebpf/src/global_fn", "exports functions by name, so that the verifier follows them apart"),
     ("proxy-ebpf/src/lookup", "asks the kernel for a random number"),
     ("proxy-ebpf/src/main", "names the licence's section, which the kernel reads"),
     ("proxy-ebpf/src/maps", "a lookup in a map is a pointer into the kernel"),
     ("proxy-ebpf/src/net", "routes and checksums come from helpers that take pointers"),
+    ("proxy-ebpf/src/redirect/fib", "routes come from helpers that take pointers, and go into others"),
+    ("proxy-ebpf/src/setting", "what the loader sets is read as it is, and found by its name"),
     ("proxy-ebpf/src/skb", "packets are reached through pointers and helpers"),
     ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
     ("tests/lab/churn/links", "detaches links of others, which no crate has a call for"),
     ("testbed/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
 ];
 
-/// Where a test may wait without a condition.
+/// The modules whose tests may wait without a condition.
 const SLEEP: &[(&str, &str)] = &[
-    ("proxy-source/src/kubernetes/watch/tests", "on a clock that stands still a sleep is what moves it"),
+    ("proxy-source/src/kubernetes/watch/tests", "a sleep moves the paused clock"),
     ("tests/cluster/apiserver_faults", "polls a server's counters, bounded by `timeout`"),
     ("testbed/src/agent", "polls in `wait_until`, bounded by a deadline"),
     ("testbed/src/apiserver/http", "a fault: a list that comes late"),
@@ -38,20 +39,20 @@ const SLEEP: &[(&str, &str)] = &[
     ("testbed/src/apiserver/watch", "a watch ends when its client said, as on any server"),
     ("lab-tools/src/control", "changes at a rate, and measures for a time"),
     ("lab-tools/src/load", "sends at a rate"),
-    ("lab-tools/src/soak", "how long a fault lasts is what is tested"),
+    ("lab-tools/src/soak", "the length of a fault is tested"),
 ];
 
-/// Longer than the limit for a reason.
+/// The files and functions that may be longer than the limit.
 const LONG_FILES: &[(&str, &str)] = &[];
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
-/// Reasons that no packet table can bring about.
+/// The reasons that no packet table can produce.
 const NO_ROW: &[(&str, &str)] = &[
     ("Vlan", "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/lab/devices.rs"),
     ("SeenBefore", "takes two devices: see tests/lab/devices.rs"),
 ];
 
-/// Values in, values out.
+/// The pure modules: values in, values out.
 const PURE: &[&str] = &["proxy-common/src", "proxy-core/src"];
 
 /// What pure modules do not mention and cargo does not keep from them: clocks, threads, sockets, files.
@@ -72,7 +73,7 @@ const IMPURE: &[&str] = &[
     "Zoned::now",
 ];
 
-/// All there is to say about this workspace.
+/// Returns all violations in this workspace.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     [broken_rules(tree), idle_exemptions(tree)].concat()
 }
@@ -91,7 +92,7 @@ fn check_file(file: &File) -> Vec<Violation> {
         violations.extend(find(file, &["unsafe"]).map(|line| broken(file, line, "unsafe", why)));
     }
     if !file.is_in("proxy-ebpf/src/maps") {
-        let why = "one file owns the maps, and the lifetime of what is read from them";
+        let why = "one file owns the maps, and the lifetime of values read from them";
         violations.extend(find(file, &["#", "[", "map", "]"]).map(|line| broken(file, line, "#[map]", why)));
         violations.extend(find(file, &["#", "[", "map", "("]).map(|line| broken(file, line, "#[map(…)]", why)));
     }
@@ -176,13 +177,13 @@ fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     strings.filter_map(|at| file.tokens[at].text.strip_prefix('"')?.strip_suffix('"'))
 }
 
-/// From the arm that names it: `Self::NotIp => "not_ip"`.
+/// Returns the name from the match arm of a variant: `Self::NotIp => "not_ip"`.
 fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
     let arm = (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
     arm.filter_map(|at| file.tokens.get(at + 6)?.text.strip_prefix('"')?.strip_suffix('"')).next()
 }
 
-/// The variants of an enum, with their lines.
+/// Returns the variants of an enum, with their lines.
 fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     let Some(start) = (0..file.tokens.len()).find(|&at| file.has(at, &["enum", name, "{"])) else {
         return Vec::new();
@@ -203,7 +204,7 @@ fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     variants
 }
 
-/// Exemptions from a limit that is kept again.
+/// Returns the exemptions from a limit that is kept again.
 fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
     let files = LONG_FILES.iter().map(|(path, _)| (*path, tree.file(path).is_some_and(|file| file.lines > FILE_LINES)));
     let functions = LONG_FUNCTIONS.iter().map(|(path, name, _)| {
@@ -212,7 +213,7 @@ fn idle_exemptions(tree: &Tree) -> Vec<Violation> {
     });
     let idle = files.chain(functions).filter(|(_, needed)| !needed);
     let what = "exempt in xtask/src/tidy/rules.rs without need".to_owned();
-    let why = "exemptions that nobody needs hide the next offence";
+    let why = "unneeded exemptions hide the next offence";
     idle.map(|(path, _)| Violation { path: path.to_owned(), line: 1, what: what.clone(), why }).collect()
 }
 
@@ -220,12 +221,12 @@ fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {
     exemptions.iter().any(|(module, _)| file.is_in(module))
 }
 
-/// The lines on which these tokens begin.
+/// Returns the lines on which these tokens begin.
 fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
     (0..file.tokens.len()).filter(move |&at| file.has(at, texts)).map(|at| file.tokens[at].line)
 }
 
-/// Is one of these paths, or in it. The name of a crate alone may also be a variable.
+/// Returns true if the text is one of these paths, or below one. The name of a crate alone may also be a variable.
 fn is_under(text: &str, paths: &[&str]) -> bool {
     paths.iter().any(|path| match text.strip_prefix(path) {
         Some("") => path.contains("::"),

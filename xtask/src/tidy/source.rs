@@ -1,4 +1,5 @@
-//! Rust files as flat lists of tokens: comments are gone and strings are one token, so that rules see only code.
+//! Reads Rust files as flat lists of tokens. Comments are dropped and strings are one token, so that rules see only
+//! code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,14 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 pub(super) const TESTS: [&str; 3] = ["lab-tools", "testbed", "tests"];
 
 pub(super) struct Tree {
-    /// Sorted by path.
+    /// The files, sorted by path.
     pub(super) files: Vec<File>,
     /// The lines of packet rows, with the path of their file.
     pub(super) packet_rows: Vec<(String, String)>,
 }
 
 pub(super) struct File {
-    /// From the top of the workspace, with `/`.
+    /// The path from the top of the workspace, with `/`.
     pub(super) path: String,
     pub(super) lines: usize,
     pub(super) tokens: Vec<Token>,
@@ -27,9 +28,9 @@ pub(super) struct Token {
     /// An identifier, a literal, a delimiter or one character of punctuation.
     pub(super) text: String,
     pub(super) line: usize,
-    /// For delimiters, where the other one is.
+    /// The index of the other delimiter, if this is one.
     pub(super) partner: usize,
-    /// Compiled only into tests.
+    /// True if the token is compiled only into tests.
     pub(super) test: bool,
 }
 
@@ -81,7 +82,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// The file of a module and those of the modules in it.
+    /// Returns the file of a module and those of the modules in it.
     pub(super) fn module(&self, module: &str) -> impl Iterator<Item = &File> {
         self.files.iter().filter(move |file| file.is_in(module))
     }
@@ -119,12 +120,12 @@ impl File {
         Ok(file)
     }
 
-    /// Is that module's file, or below it. A module is its path without `.rs`.
+    /// Returns true if this is the module's file, or below it. A module is its path without `.rs`.
     pub(super) fn is_in(&self, module: &str) -> bool {
         self.path.strip_prefix(module).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
     }
 
-    /// Whether these tokens stand there.
+    /// Returns true if these tokens begin at `at`.
     pub(super) fn has(&self, at: usize, texts: &[&str]) -> bool {
         self.tokens.get(at..at + texts.len()).is_some_and(|there| there.iter().map(|t| &t.text).eq(texts))
     }
@@ -150,7 +151,7 @@ impl File {
 
     fn paths_in(&self, start: usize, end: usize) -> Vec<Mention> {
         let mut paths = Vec::new();
-        // What stands before each open brace as `a::b::{`, or nothing if it is no tree of `use`.
+        // The prefix of each open brace as in `a::b::{`; None if the brace does not belong to a tree of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
         let mut at = start;
         while let Some(token) = self.tokens.get(at).filter(|_| at < end) {
@@ -183,7 +184,7 @@ impl File {
         paths
     }
 
-    /// Those that have a body, whose lines count from the `fn` to the closing brace.
+    /// Returns the functions that have a body; their lines count from the `fn` to the closing brace.
     pub(super) fn functions(&self) -> Vec<Function> {
         let starts = (0..self.tokens.len()).filter(|&at| self.has(at, &["fn"]));
         let functions = starts.filter_map(|at| {
@@ -195,7 +196,7 @@ impl File {
         functions.collect()
     }
 
-    /// The last token of the item that begins there: its closing brace or its semicolon.
+    /// Returns the last token of the item that begins at `start`: its closing brace or its semicolon.
     fn item_end(&self, start: usize) -> usize {
         let mut at = start;
         while let Some(token) = self.tokens.get(at) {
@@ -211,7 +212,8 @@ impl File {
         self.tokens.len() - 1
     }
 
-    /// The modules that this file declares for tests alone and keeps in files of their own, as paths without `.rs`.
+    /// Returns the modules that this file declares for tests alone and keeps in files of their own, as paths without
+    /// `.rs`.
     fn test_modules(&self) -> Vec<String> {
         let (dir, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
         let stem = name.trim_end_matches(".rs");

@@ -1,8 +1,8 @@
-//! Each rule on small trees, and all of them on ours.
+//! Tests of each rule on small trees, and of all rules on this tree.
 
 use super::*;
 
-/// The tree's violations as `file:line: what`.
+/// Returns the tree's violations as `file:line: what`.
 fn violations(files: &[(&str, &str)]) -> Vec<String> {
     let texts = files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect();
     let violations = rules::broken_rules(&Tree::parse(texts).unwrap());

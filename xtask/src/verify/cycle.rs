@@ -1,5 +1,6 @@
-//! How a program comes back to instructions that it has passed. Kernels up to 6.1 at least allow that by jumps only, before
-//! they follow the program at all; newer ones by any way, so that nothing of this shows when a program is loaded there.
+//! Finds ways by which a program comes back to earlier instructions. Kernels up to 6.1 at least allow only jumps for
+//! that, and check it before they follow the program. Newer kernels allow any way, so loading a program there does not
+//! show the problem.
 
 use std::collections::HashSet;
 
@@ -7,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use aya_obj::Object;
 use aya_obj::generated::bpf_insn;
 
-/// Classes and operations of instructions (RFC 9669 §3.1, §4.3).
+/// The classes and operations of instructions (RFC 9669 §3.1, §4.3).
 const CLASS: u8 = 0x07;
 const JUMP: u8 = 0x05;
 const JUMP32: u8 = 0x06;
@@ -17,7 +18,7 @@ const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
 const CALL_LOCAL: u8 = 1;
 
-/// An error that names each place where a program comes back without a jump.
+/// Fails with each place where a program comes back without a jump.
 pub(super) fn check(object: &mut Object) -> Result<()> {
     let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
     object.relocate_calls(&sections)?;
@@ -31,17 +32,17 @@ pub(super) fn check(object: &mut Object) -> Result<()> {
     Ok(())
 }
 
-/// Ways back that no jump takes, from where and to where.
+/// Returns the ways back that no jump takes, each with its two ends.
 fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {
         New,
-        /// On the way that is being followed.
+        /// The instruction is on the current way.
         Open,
         Done,
     }
     let mut states = vec![State::New; program.len()];
-    // Instructions on the way, and which of their successors come next.
+    // The instructions on the way, each with the index of its next successor.
     let mut way = vec![(0, 0)];
     let mut found = Vec::new();
     while let Some((at, nth)) = way.last_mut() {
@@ -56,14 +57,15 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         match states.get(to) {
             Some(State::New) => way.push((to, 0)),
             Some(State::Open) if !is_jump(program[from]) => found.push((from, to)),
-            // Passed on another way; or the end of a program that the kernel refuses anyway.
+            // The instruction was passed on another way, or is behind the end of a program, which the kernel refuses
+            // anyway.
             _ => {}
         }
     }
     found
 }
 
-/// What may run after the instruction at `at`, called functions included.
+/// Returns the instructions that may run after the one at `at`, including called functions.
 fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     let insn = program[at];
     let target = |offset: isize| (at + 1).wrapping_add_signed(offset);
@@ -78,7 +80,7 @@ fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     }
 }
 
-/// A call is none: what follows it is reached as after any other instruction.
+/// Returns true for a jump. A call is not a jump: the next instruction is reached as after any other instruction.
 fn is_jump(insn: bpf_insn) -> bool {
     matches!(insn.code & CLASS, JUMP | JUMP32) && insn.code & OPERATION != CALL
 }
@@ -95,17 +97,17 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_may_go_back() {
+    fn jump_may_go_back() {
         let program =
             [insn(ADD, 0, 0, 1), insn(JUMP | IF_LESS, 0, -2, 9), insn(JUMP, 0, -3, 0), insn(JUMP | EXIT, 0, 0, 0)];
         assert_eq!(without_jump(&program), []);
     }
 
     #[test]
-    fn nothing_else_may() {
+    fn other_instruction_must_not_go_back() {
         let add = insn(ADD, 0, 0, 1);
         for last in [add, insn(JUMP | CALL, 0, 0, 5)] {
-            // The way in jumps over what comes before the loop's start: 0, 2, 3, then 1, and 2 again.
+            // The way in jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2 again.
             let program =
                 [insn(JUMP, 0, 1, 0), last, insn(JUMP | IF_LESS, 0, 1, 9), insn(JUMP, 0, -3, 0), insn(0x95, 0, 0, 0)];
             assert_eq!(without_jump(&program), [(1, 2)]);

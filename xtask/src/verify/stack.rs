@@ -1,5 +1,5 @@
-//! How much stack a program needs. The kernel tells only those who ask it for the verifier's log, so this reads the
-//! instructions: whatever is on the stack is reached by an offset from the frame pointer.
+//! Computes the stack that a program needs. The kernel tells it only in the verifier's log. This module reads the
+//! instructions: every access to the stack has an offset from the frame pointer.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,23 +7,23 @@ use anyhow::{Context, Result};
 use aya_obj::Object;
 use aya_obj::generated::bpf_insn;
 
-/// For a program and all it calls.
+/// The limit for a program with all called functions.
 pub(super) const LIMIT: u32 = 512;
-/// A frame takes a multiple of this, and never nothing (`check_max_stack_depth` in kernel/bpf/verifier.c).
+/// The unit of a frame's size; no frame is empty (`check_max_stack_depth` in kernel/bpf/verifier.c).
 const FRAME: u32 = 32;
 
 const FRAME_POINTER: u8 = 10;
-/// Register moves, additions of a number, and calls of other functions (RFC 9669 §4.1, §4.3).
+/// The codes of register moves, additions of a number, and calls of other functions (RFC 9669 §4.1, §4.3).
 const MOVE: u8 = 0xbf;
 const ADD: u8 = 0x07;
 const CALL: u8 = 0x85;
 const CALL_LOCAL: u8 = 1;
-/// Classes of instructions (RFC 9669 §3.1).
+/// The classes of instructions (RFC 9669 §3.1).
 const LOAD: u8 = 0x01;
 const STORE_NUMBER: u8 = 0x02;
 const STORE: u8 = 0x03;
 
-/// Of each program, in bytes.
+/// Returns each program's stack in bytes.
 pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
     let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
     object.relocate_calls(&sections)?;
@@ -34,7 +34,8 @@ pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
     programs.collect()
 }
 
-/// Of the function that starts at `start` and what it calls. Recursion does not exist: the kernel refuses it.
+/// Returns the stack of the function that starts at `start`, with its called functions. Recursion does not occur,
+/// because the kernel refuses it.
 fn deepest(program: &[bpf_insn], start: usize) -> u32 {
     let starts: HashSet<usize> = calls(program, 0).map(|(_, target)| target).collect();
     let len = (start + 1..program.len()).find(|at| starts.contains(at)).unwrap_or(program.len()) - start;
@@ -43,16 +44,16 @@ fn deepest(program: &[bpf_insn], start: usize) -> u32 {
     frame(body).max(1).next_multiple_of(FRAME) + called
 }
 
-/// The calls of other functions among `instructions`, the first of which is at `start`: from where, to where.
+/// Returns the calls of other functions among `instructions`, as pairs of places. The first instruction is at `start`.
 fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize, usize)> {
     let calls = instructions.iter().enumerate().filter(|(_, insn)| insn.code == CALL && insn.src_reg() == CALL_LOCAL);
     calls.map(move |(n, insn)| (start + n, (start + n + 1).wrapping_add_signed(insn.imm as isize)))
 }
 
-/// The lowest address that a function's instructions form, below the frame pointer.
+/// Returns the lowest offset below the frame pointer that a function's instructions form.
 fn frame(body: &[bpf_insn]) -> u32 {
     let mut lowest = 0;
-    // A register that has just taken the frame pointer.
+    // This register has just taken the frame pointer.
     let mut pointer = None;
     for insn in body {
         let offset = match insn.code & 0x07 {
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_as_deep_as_its_lowest_access() {
+    fn frame_reaches_to_its_lowest_access() {
         const STORE_DOUBLE: u8 = 0x7b;
         let mut body = vec![insn(STORE_DOUBLE, FRAME_POINTER, 1, -16, 0), insn(STORE_DOUBLE, 2, 1, -80, 0)];
         assert_eq!(frame(&body), 16, "the second is not on the stack");
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deepest_chain_counts() {
+    fn deepest_chain_of_calls_counts() {
         const STORE_DOUBLE: u8 = 0x7b;
         const EXIT: u8 = 0x95;
         let program = [

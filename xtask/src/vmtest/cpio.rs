@@ -1,5 +1,5 @@
-//! An initial RAM file system: a cpio archive in the form "newc" (the kernel's initramfs/buffer-format.rst), as the
-//! kernel unpacks it. Folders above a file are made with it; root owns everything.
+//! Writes an initial RAM file system: a cpio archive in the form "newc" (the kernel's initramfs/buffer-format.rst), as
+//! the kernel unpacks it. Folders above a file are made with it; root owns everything.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// `path` from the root on, without a leading slash.
+    /// Adds a folder; `path` is from the root, without a leading slash.
     pub(super) fn folder(&mut self, path: &str) {
         if !path.is_empty() && !self.folders.contains(path) {
             self.folders_above(path);
@@ -24,13 +24,13 @@ impl Archive {
         }
     }
 
-    /// Everybody may run it, program or not.
+    /// Adds a file, which all users may execute.
     pub(super) fn file(&mut self, path: &str, content: &[u8]) {
         self.folders_above(path);
         self.entry(path, PROGRAM, (0, 0), content);
     }
 
-    /// A character device, by its major and minor number.
+    /// Adds a character device, by its major and minor number.
     pub(super) fn device(&mut self, path: &str, major: u32, minor: u32) {
         self.folders_above(path);
         self.entry(path, DEVICE, (major, minor), &[]);
@@ -51,7 +51,8 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("files of an initramfs are far below 4 GiB");
         let name_size = u32::try_from(path.len() + 1).expect("paths are short");
-        // Number, mode, user, group, links, time, size, device (2), device it is (2), size of the name, checksum.
+        // The fields are number, mode, user, group, links, time, size, device (2), device it is (2), size of the name,
+        // checksum.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
         self.bytes.extend(b"070701");
         self.bytes.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
@@ -71,8 +72,7 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// Path, mode, device and content of each entry, read as the format's description has it.
-    /// Name, mode, device and content.
+    /// The name, mode, device and content of an entry, read by the format's description.
     type Entry = (String, u32, (u32, u32), Vec<u8>);
 
     fn read(mut bytes: &[u8]) -> Vec<Entry> {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_can_be_read() {
+    fn packed_archive_can_be_read() {
         let mut archive = Archive::default();
         archive.file("init", b"first");
         archive.device("dev/console", 5, 1);

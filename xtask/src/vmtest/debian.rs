@@ -1,6 +1,7 @@
-//! What Debian has: kernels, the emulator, and tools for the guest. Kept below a folder of the user's cache.
+//! Fetches from Debian: kernels, the emulator, and tools for the guest. All of it is kept below a folder of the user's
+//! cache.
 //!
-//! Lists of packages are private, so that nothing is asked of, or done to, the machine's own sources.
+//! The lists of packages are private, so that the machine's own sources are neither used nor changed.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -12,31 +13,31 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::step::quiet;
 use crate::{shell, workspace};
 
-/// In place of a series.
+/// The word for the newest kernel, in place of a series.
 pub(super) const NEWEST: &str = "newest";
-/// Newest first. No suite of these is past its date, and each kernel series is in one of them.
+/// The suites, newest first. No suite has an expired release file, and each kernel series is in one of the suites.
 const KERNEL_SUITES: &[&str] =
     &["trixie-backports", "trixie-security", "bookworm-backports", "bookworm-security", "bullseye-security"];
-/// Each is asked for by name, so that apt changes nothing else.
+/// The packages of the emulator. Each package is named explicitly, so that apt changes nothing else.
 const QEMU_PACKAGES: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 pub(super) const QEMU: &str = "qemu-system-x86_64";
-/// For guests: a program, and the packages that it is made of.
+/// A program for guests, and its packages.
 pub(super) type Package = (&'static str, &'static [&'static str]);
 pub(super) const IPVSADM: Package = ("sbin/ipvsadm", &["ipvsadm", "libnl-3-200", "libnl-genl-3-200", "libpopt0"]);
 pub(super) const IPSET: Package = ("usr/sbin/ipset", &["ipset", "libipset13", "libmnl0"]);
 
-/// A program for guests, and where its libraries may be.
+/// A program for guests, and the folders of its libraries.
 pub(super) struct Tool {
     pub(super) program: PathBuf,
     pub(super) libraries: Vec<PathBuf>,
 }
 
-/// A kernel as Debian packs it, unpacked.
+/// An unpacked kernel package of Debian.
 pub(super) struct Kernel {
-    /// As `uname -r` has it.
+    /// The release, as `uname -r` prints it.
     pub(super) release: String,
     pub(super) image: PathBuf,
-    /// `lib/modules/<release>`.
+    /// The folder `lib/modules/<release>`.
     pub(super) modules: PathBuf,
 }
 
@@ -53,13 +54,13 @@ impl Debian {
         Ok(Self { cache })
     }
 
-    /// Installs the emulator, unless it is there. Removes and upgrades nothing.
+    /// Installs the emulator if it is missing. Removes and upgrades no package.
     pub(super) fn ensure_qemu(&self) -> Result<()> {
         if shell::which(QEMU).is_some() {
             return Ok(());
         }
         let apt = self.tools()?;
-        // A bookworm's own one does not go together with the tools for disk images that came from its backports.
+        // Bookworm's own emulator conflicts with the tools for disk images from its backports.
         let from = if codename()? == "bookworm" { "/bookworm-backports" } else { "" };
         let packages = QEMU_PACKAGES.iter().map(|name| format!("{name}{from}")).collect::<Vec<_>>();
         let prefix = shell::root_prefix()?;
@@ -70,7 +71,7 @@ impl Debian {
         quiet("install QEMU", [install])
     }
 
-    /// A tool that guests use and the machine need not have.
+    /// Fetches a tool for guests, which the machine itself need not have.
     pub(super) fn tool(&self, (file, packages): Package) -> Result<Tool> {
         let folder = self.cache.join(packages[0]);
         if !folder.join(file).exists() {
@@ -81,7 +82,7 @@ impl Debian {
         Ok(Tool { program: folder.join(file), libraries: libraries.to_vec() })
     }
 
-    /// The newest kernel of a series (`6.1`), or of all ([`NEWEST`]); from the cache if it has one, unless that is to be renewed.
+    /// Returns the newest kernel of a series (`6.1`), or of all ([`NEWEST`]). The cache is used unless `renew` is set.
     pub(super) fn kernel(&self, name: &str, renew: bool) -> Result<Kernel> {
         let series = (name != NEWEST).then_some(name);
         let folder = self.cache.join("kernels").join(name);
@@ -97,13 +98,13 @@ impl Debian {
         let mut versions: Vec<&str> = names.iter().filter_map(|name| version(name, series)).collect();
         versions.sort_by_key(|version| Reverse(numbers(version)));
         ensure!(!versions.is_empty(), "the suites {} have none", KERNEL_SUITES.join(", "));
-        // A list may name packages that the archive has no longer.
+        // A list may name packages that are no longer in the archive.
         let mut errors = Vec::new();
         for version in versions.iter().take(3) {
             let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
             let fetched = unpack(folder, |part| {
                 apt.download(&[&package("image")], part)?;
-                // Newer ones are in two other packages.
+                // Newer kernels are split into two other packages.
                 if Kernel::find(part).is_err() {
                     apt.download(&[&package("binary"), &package("modules")], part)?;
                 }
@@ -114,7 +115,7 @@ impl Debian {
                 Err(error) => errors.push(format!("{version}: {error:#}")),
             }
         }
-        bail!("none of the newest can be had: {}", errors.join("; "))
+        bail!("none of the newest can be fetched: {}", errors.join("; "))
     }
 
     fn tools(&self) -> Result<Apt> {
@@ -123,7 +124,7 @@ impl Debian {
         self.apt("tools", &suites.each_ref().map(String::as_str))
     }
 
-    /// Fresh lists of these suites.
+    /// Fetches current lists of these suites.
     fn apt(&self, name: &str, suites: &[&str]) -> Result<Apt> {
         let folder = self.cache.join("apt").join(name);
         for below in ["lists/partial", "archives/partial"] {
@@ -150,7 +151,7 @@ impl Debian {
             ),
         )?;
         let apt = Apt { config };
-        quiet(&format!("look what Debian has of {name}"), [apt.command("apt-get", &["update"])])?;
+        quiet(&format!("fetch Debian's lists for {name}"), [apt.command("apt-get", &["update"])])?;
         Ok(apt)
     }
 }
@@ -160,13 +161,13 @@ struct Apt {
 }
 
 impl Apt {
-    /// Names of kernel packages.
+    /// Returns the names of kernel packages.
     fn kernels(&self) -> Result<Vec<String>> {
         let output = self.command("apt-cache", &["pkgnames", "linux-image-"]).output().context("run apt-cache")?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// Unpacks packages into a folder.
+    /// Downloads packages, and unpacks them into a folder.
     fn download(&self, packages: &[&str], folder: &Path) -> Result<()> {
         let at = tempfile::tempdir().context("make a folder for packages")?;
         let mut download = self.command("apt-get", &["download"]);
@@ -188,7 +189,7 @@ impl Apt {
     }
 }
 
-/// Fills a folder anew: whoever is interrupted leaves none that looks whole.
+/// Replaces a folder with new content. An interrupted run leaves no folder that looks complete.
 fn unpack(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let part = folder.with_extension("part");
     for old in [&part, folder] {
@@ -218,10 +219,10 @@ impl Kernel {
     }
 }
 
-/// The version in a package's name, if it is a kernel of that series for virtual machines.
+/// Returns the version in a package's name, if it is a kernel of that series for virtual machines.
 fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
     let version = package.strip_prefix("linux-image-")?.strip_suffix("-cloud-amd64")?;
-    // Without a patch level it names no kernel but points to one.
+    // A name without a patch level belongs to a package that only points to a kernel.
     let in_series = match series {
         Some(series) => version.strip_prefix(series)?.starts_with('.'),
         None => numbers(version).len() > 2,
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_of_a_series_is_found_by_its_numbers() {
+    fn newest_of_a_series_is_found_by_numbers() {
         let packages = [
             "linux-image-6.1.0-9-cloud-amd64",
             "linux-image-6.1.0-56-cloud-amd64",

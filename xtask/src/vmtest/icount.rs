@@ -19,16 +19,16 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
 
-/// What the guest runs. Optimised: a client's own instructions count as well.
+/// The programs that the guest runs. The programs are optimised, because a client's own instructions count as well.
 const PROGRAMS: &[Program] = &[
     ("init", "lab-tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
     ("bin/bench", "lab-tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
-/// Of this machine, beside those of every guest.
+/// The tools of this machine, beside those of every guest.
 const TOOLS: &[&str] = &["iptables", "iptables-legacy-restore", "iptables-nft-restore"];
-/// Where iptables looks for what knows matches and targets, and which of them kube-proxy's rules need.
+/// The folder of iptables' matches and targets, and below it those that kube-proxy's rules need.
 const EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 const EXTENSION: &[&str] = &[
     "ipt_REJECT",
@@ -47,18 +47,18 @@ const EXTENSION: &[&str] = &[
 ];
 
 #[derive(Parser)]
-#[command(name = "cargo xtask bench icount", about = "What Services cost in instructions, in a virtual machine")]
+#[command(name = "cargo xtask bench icount", about = "Count what Services cost in instructions, in a virtual machine")]
 pub(crate) struct Options {
     /// Series of Debian's kernel, or `newest`
     #[arg(long, default_value = "6.12")]
     kernel: String,
-    /// Among so many Services
+    /// Numbers of Services to measure with
     #[arg(long, value_delimiter = ',', default_values_t = [1, 1_000, 10_000])]
     services: Vec<usize>,
-    /// Each measures every mode once
+    /// Rounds; each measures every mode once
     #[arg(long, default_value_t = 2)]
     rounds: usize,
-    /// Of each measurement, in millions of instructions
+    /// Length of each measurement, in millions of instructions
     #[arg(long, default_value_t = 100)]
     slice: u64,
     /// Seconds that the guest may take
@@ -67,15 +67,15 @@ pub(crate) struct Options {
     /// Do not optimise: builds sooner, and counts more
     #[arg(long)]
     debug: bool,
-    /// Use what the last run has built
+    /// Use the programs of the last run
     #[arg(long)]
     no_build: bool,
 }
 
 pub(crate) enum Outcome {
-    /// What the guest printed, one record a line.
+    /// The guest's output, one record per line.
     Counted(Vec<String>),
-    /// What that takes is not to be had, and why.
+    /// The tools or the kernel are unavailable, for this reason.
     NotRun(String),
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let (initramfs, log) = (folder.join("icount.cpio"), folder.join("icount.log"));
     fs::write(&initramfs, userland.pack(&plan)?).with_context(|| format!("write {}", initramfs.display()))?;
     let report = step(&format!("count instructions on {}", kernel.release), || {
-        // A clock that counts is software's alone.
+        // Only software emulation has a clock that counts instructions.
         qemu::boot(Accelerator::Tcg, &kernel.image, &initramfs, &log, Duration::from_secs(options.limit))
     })?;
     if !report.is_good() {
@@ -117,13 +117,13 @@ impl Options {
         !self.debug
     }
 
-    /// What the guest runs: path in the guest, and path here.
+    /// Returns the guest's programs: path in the guest, and path here.
     fn programs(&self, folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
         if !self.no_build {
             build::object(&setup::ensure(Need::Lab)?, &build::Options::default())?;
         }
         let program = |(at, package, features, kind, name): &Program| {
-            // Cargo's own place is that of other builds, too.
+            // Other builds overwrite cargo's own copy.
             let kept = folder.join(format!("{SUITE}-{name}"));
             if !self.no_build {
                 let built = step(&format!("build {name}"), || link(package, features, kind, name, self.release()))?;

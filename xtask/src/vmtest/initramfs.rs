@@ -1,4 +1,4 @@
-//! What a guest finds when its kernel is up: the tests, kpx, a few tools with their libraries, and modules.
+//! Builds the guest's initial file system: the tests, kpx, a few tools with their libraries, and modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,21 @@ use super::debian::Tool;
 use super::modules::Plan;
 use crate::shell;
 
-/// From the machine, as the lab uses them.
+/// The tools of this machine that the lab uses.
 const TOOLS: &[&str] = &["ip", "nft", "ethtool"];
-/// So that tools know protocols by name.
+/// The protocols, so that tools know them by name.
 const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\n";
 
-/// All that does not depend on the kernel.
+/// The files that do not depend on the kernel.
 pub(super) struct Userland {
-    /// Path in the guest, and where it is here.
+    /// The files: path in the guest, and path here.
     files: Vec<(String, PathBuf)>,
-    /// What to run, as the guest reads it.
+    /// The suites to run, in the form that the guest reads.
     suites: String,
 }
 
 impl Userland {
-    /// Static programs by their names in the guest, tools, and what to run.
+    /// Collects static programs by their names in the guest, tools, and the suites.
     pub(super) fn new(programs: &[(&str, PathBuf)], tools: &[Tool], suites: &str) -> Result<Self> {
         let files = programs.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
         let mut userland = Self { files, suites: suites.to_owned() };
@@ -37,7 +37,7 @@ impl Userland {
         Ok(userland)
     }
 
-    /// Tools of this machine.
+    /// Adds tools of this machine.
     pub(super) fn add_own_tools(&mut self, names: &[&str]) -> Result<()> {
         names.iter().try_for_each(|name| {
             let path = shell::which(name).with_context(|| format!("find {name}"))?;
@@ -45,7 +45,7 @@ impl Userland {
         })
     }
 
-    /// A file with the libraries it needs, some of them in these folders.
+    /// Adds a file with the libraries it needs; some of them may be in these folders.
     pub(super) fn add(&mut self, at: &str, path: &Path, folders: &[PathBuf]) -> Result<()> {
         let mut add = |at: String, path: PathBuf| {
             if !self.files.iter().any(|(there, _)| *there == at) {
@@ -54,7 +54,7 @@ impl Userland {
         };
         for (wanted, path) in libraries_of(path, folders)? {
             match wanted.strip_prefix('/') {
-                // The loader is looked for where a program says, libraries are looked for by name.
+                // A program names its loader by path, and its libraries by name.
                 Some(loader) => add(loader.to_owned(), path),
                 None => add(format!("lib/x86_64-linux-gnu/{wanted}"), path),
             }
@@ -63,13 +63,13 @@ impl Userland {
         Ok(())
     }
 
-    /// Everything, packed for a kernel with these modules.
+    /// Packs everything for a kernel with these modules.
     pub(super) fn pack(&self, modules: &Plan) -> Result<Vec<u8>> {
         let mut archive = Archive::default();
         for folder in ["proc", "sys", "dev", "run", "tmp", "etc", "root", "sbin"] {
             archive.folder(folder);
         }
-        // The first process writes to it before anything is mounted.
+        // The first process writes to the console before anything is mounted.
         archive.device("dev/console", 5, 1);
         for (at, path) in &self.files {
             archive.file(at, &fs::read(path).with_context(|| format!("read {}", path.display()))?);
@@ -87,7 +87,8 @@ impl Userland {
     }
 }
 
-/// The loader by its path and the libraries by their names, and where they are here; also of libraries' libraries.
+/// Returns the loader by its path and the libraries by their names, with their paths here; libraries of libraries are
+/// included.
 fn libraries_of(program: &Path, folders: &[PathBuf]) -> Result<Vec<(String, PathBuf)>> {
     let mut ldd = Command::new("ldd");
     ldd.arg(program).env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
@@ -97,7 +98,8 @@ fn libraries_of(program: &Path, folders: &[PathBuf]) -> Result<Vec<(String, Path
     found.with_context(|| format!("libraries of {}", program.display()))
 }
 
-/// Lines such as `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)` and `linux-vdso.so.1 (0x…)`.
+/// Parses lines such as `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)` and `linux-vdso.so.1
+/// (0x…)`.
 fn parse(listed: &str) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for line in listed.lines().map(str::trim).filter(|line| !line.starts_with("linux-vdso")) {

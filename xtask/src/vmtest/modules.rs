@@ -1,4 +1,4 @@
-//! A kernel's modules: which files there are, what each needs, and in which order they load.
+//! Plans a kernel's modules: their files, their dependencies, and the order in which they load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// What the tests use, and the packages' kernels do not have built in. A missing one is told to the guest.
+/// The modules that the tests use, and that the packages' kernels do not have built in. The guest is told of a missing
+/// one.
 pub(super) const WANTED: &[&str] = &[
     // Devices and hooks.
     "veth",
@@ -19,7 +20,7 @@ pub(super) const WANTED: &[&str] = &[
     "sch_ingress",
     "cls_bpf",
     "act_bpf",
-    // nftables and connection tracking, as nodes and CNI plugins have them.
+    // nftables and connection tracking, as nodes and CNI plugins use them.
     "nf_tables",
     "nf_conntrack",
     "nf_conntrack_netlink",
@@ -30,14 +31,14 @@ pub(super) const WANTED: &[&str] = &[
     "nft_counter",
     "nft_reject",
     "nft_reject_inet",
-    // What kube-proxy's mode ipvs needs, and SCTP.
+    // Modules for kube-proxy's mode ipvs, and for SCTP.
     "ip_vs",
     "ip_vs_rr",
     "ip_vs_sh",
     "sctp",
 ];
 
-/// And what rules of kube-proxy do.
+/// The further modules that kube-proxy's rules need.
 pub(super) const FOR_RULES: &[&str] = &[
     "nft_compat",
     "nft_fib_ipv4",
@@ -65,10 +66,10 @@ pub(super) const FOR_RULES: &[&str] = &[
     "ip_set_hash_ipportnet",
 ];
 
-/// By a module's name, with `_` for `-`.
+/// The modules by name, with `_` for `-`.
 pub(super) struct Modules(BTreeMap<String, PathBuf>);
 
-/// What loads, in this order, and what this kernel does not have.
+/// The modules to load, in this order, and those that this kernel does not have.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) load: Vec<(String, Vec<u8>)>,
@@ -76,7 +77,7 @@ pub(super) struct Plan {
 }
 
 impl Modules {
-    /// Those below `lib/modules/<release>`.
+    /// Finds the modules below `lib/modules/<release>`.
     pub(super) fn find(folder: &Path) -> Result<Self> {
         let mut modules = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
@@ -99,13 +100,13 @@ impl Modules {
     }
 }
 
-/// `veth` of `veth.ko`, `br_netfilter` of `br-netfilter.ko.xz`.
+/// Returns the module of a file: `veth` of `veth.ko`, `br_netfilter` of `br-netfilter.ko.xz`.
 fn module_name(file: &str) -> Option<String> {
     let (name, ending) = file.split_once(".ko")?;
     ["", ".xz", ".zst"].contains(&ending).then(|| name.replace('-', "_"))
 }
 
-/// Dependencies before those who need them, each once. `read` gives a module's bytes, if there is one of that name.
+/// Orders modules after their dependencies, each once. `read` gives a module's bytes, if there is one of that name.
 fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Plan> {
     fn visit(
         name: &str,
@@ -131,18 +132,18 @@ fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Resu
     Ok(plan)
 }
 
-/// What its section `.modinfo` says: `depends=` and names with commas between, ended by a NUL.
+/// Reads the dependencies from the section `.modinfo`: `depends=` and names with commas between, ended by a NUL.
 fn dependencies(module: &[u8]) -> Result<Vec<String>> {
     const KEY: &[u8] = b"depends=";
     let starts_string = |at: usize| at == 0 || !module[at - 1].is_ascii_graphic();
     let mut found = module.windows(KEY.len()).enumerate().filter(|(at, window)| *window == KEY && starts_string(*at));
-    let (at, _) = found.next().context("it does not say what it depends on")?;
+    let (at, _) = found.next().context("no dependencies field in .modinfo")?;
     let value = module[at + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
-    let names = std::str::from_utf8(value).context("what it depends on is no text")?;
+    let names = std::str::from_utf8(value).context("the dependencies are not UTF-8")?;
     Ok(names.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect())
 }
 
-/// A module's bytes, unpacked by the tool that packed it.
+/// Reads a module's bytes, unpacked by the tool that packed it.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let tool = match path.extension().and_then(|ending| ending.to_str()) {
         Some("xz") => "xz",
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_modules_are_those_of_their_files() {
+    fn modules_are_named_after_their_files() {
         assert_eq!(module_name("veth.ko").as_deref(), Some("veth"));
         assert_eq!(module_name("crc32c-intel.ko.xz").as_deref(), Some("crc32c_intel"));
         assert_eq!(module_name("sctp.ko.zst").as_deref(), Some("sctp"));
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_load_after_what_they_depend_on() {
+    fn modules_load_after_their_dependencies() {
         let modules = BTreeMap::from([
             ("nat", "\u{7f}ELF\0license=GPL\0xdepends=no\0depends=conntrack,nf-defrag\0name=nat\0"),
             ("conntrack", "depends=nf-defrag\0"),
@@ -183,8 +184,8 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_say_what_it_needs_is_no_module() {
+    fn module_without_dependencies_field_is_refused() {
         let error = plan(&["veth"], |_| Ok(Some(b"no module".to_vec()))).unwrap_err();
-        assert!(format!("{error:#}").contains("module veth: it does not say"), "{error:#}");
+        assert!(format!("{error:#}").contains("module veth: no dependencies field"), "{error:#}");
     }
 }

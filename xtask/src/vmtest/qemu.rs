@@ -1,4 +1,4 @@
-//! Boots a kernel and reads its console to the end.
+//! Boots a kernel, and reads its console to the end.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -14,26 +14,27 @@ use anyhow::{Context, Result};
 use super::debian::QEMU;
 use super::report::{Guest, Report};
 
-/// So much of the console is shown of a guest that did not come to its end.
+/// The number of console lines that are shown if a guest does not come to its end.
 const TAIL: usize = 40;
-/// Only what takes no time.
+/// The kernel's command line, without features that take time.
 const COMMAND_LINE: &str =
     "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
 
-/// Without the flags by which a kernel copies and clears memory with one instruction for all of it: emulated byte by byte,
-/// that took three quarters of the time of a guest that loads the kernel programs.
+/// The processor, without the flags for copying and clearing memory with one instruction. Emulated byte by byte, such
+/// instructions took three quarters of the time of a guest that loads the kernel programs.
 const PROCESSOR: [&str; 2] = ["-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Accelerator {
-    /// Emulation in software: works everywhere.
+    /// The emulation in software, which works everywhere.
     Tcg,
-    /// The processor itself, where it and the kernel of this machine have what that takes.
+    /// The processor itself, if it and this machine's kernel support virtualisation.
     Kvm,
 }
 
 impl Accelerator {
-    /// KVM only on a processor that has it: other ones' starts without an error and then no guest ever runs.
+    /// Chooses KVM only on a processor that supports it. Elsewhere KVM may start without an error, and then no guest
+    /// runs.
     pub(super) fn best() -> Self {
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let has =
@@ -42,8 +43,9 @@ impl Accelerator {
         if usable && (has("vmx") || has("svm")) { Self::Kvm } else { Self::Tcg }
     }
 
-    /// Software is slow, and slower when others work on the machine, too. So the guest's clock counts instructions, one a
-    /// nanosecond, and jumps where nothing is to do: no deadline of a test passes because somebody else was busy.
+    /// Returns the emulator's arguments. Software emulation is slow, and slower on a busy machine. The guest's clock
+    /// therefore counts instructions, one per nanosecond, and jumps over idle time: a busy machine lets no deadline of
+    /// a test pass.
     fn arguments(self) -> Vec<&'static str> {
         match self {
             Self::Tcg => {
@@ -54,7 +56,7 @@ impl Accelerator {
     }
 }
 
-/// Ends with the guest, or when that has had its time. All that it writes is kept in the file `log`.
+/// Boots a guest until it ends or its time is over. The file `log` gets all of its output.
 pub(super) fn boot(
     accelerator: Accelerator,
     kernel: &Path,
@@ -106,7 +108,7 @@ fn send_lines(from: impl std::io::Read, to: &mpsc::Sender<String>) {
     for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
         if to.send(line).is_err() {
-            return; // Nobody reads any more.
+            return; // The reader has ended.
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What a guest's console says of its tests.
+//! Reads the results of tests from a guest's console.
 //!
-//! The guest's own lines begin with [`OURS`]; between them is what test programs print.
+//! The guest's own lines begin with [`OURS`]; between them is the output of test programs.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -10,46 +10,46 @@ use crate::step::seconds;
 
 const OURS: &str = "kpx-guest: ";
 
-/// One guest, as far as it has come.
+/// A guest's run so far.
 #[derive(Default)]
 pub(super) struct Guest {
     kernel: Option<String>,
     booted: Option<Duration>,
     suites: Vec<Suite>,
-    /// Since when the last suite runs.
+    /// The start of the last suite, while it runs.
     running: Option<Duration>,
     complaints: Vec<String>,
     ended: bool,
 }
 
-/// A test program, run once.
+/// A run of a test program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Suite {
     pub(super) name: String,
     pub(super) passed: usize,
     pub(super) failed: Vec<String>,
-    /// With the reason.
+    /// The skipped tests, with the reason.
     pub(super) skipped: Vec<String>,
-    /// Of what measures: one a line, in JSON.
+    /// The results of a measurement, one per line in JSON.
     pub(super) results: Vec<String>,
     took: Duration,
-    /// It ended, and with this code.
+    /// The exit code, if the suite has ended.
     code: Option<i32>,
     output: Vec<String>,
 }
 
-/// What came of a kernel.
+/// The outcome of a kernel.
 pub(super) struct Report {
     pub(super) kernel: String,
     pub(super) booted: Duration,
     pub(super) took: Duration,
     pub(super) suites: Vec<Suite>,
-    /// What is wrong beside failed tests.
+    /// The problems other than failed tests.
     pub(super) trouble: Vec<String>,
 }
 
 impl Guest {
-    /// A line of the console, and when it came.
+    /// Takes a line of the console, with the time of its arrival.
     pub(super) fn take(&mut self, line: &str, at: Duration) {
         let Some((_, ours)) = line.split_once(OURS) else {
             if let (Some(suite), Some(_)) = (self.suites.last_mut(), self.running) {
@@ -98,7 +98,7 @@ impl Guest {
 }
 
 impl Suite {
-    /// A line of a test program, such as `test flows::open ... ok`.
+    /// Takes a line of a test program, such as `test flows::open ... ok`.
     fn take(&mut self, line: &str) {
         self.output.push(line.to_owned());
         if line.starts_with('{') {
@@ -111,12 +111,12 @@ impl Suite {
         match outcome.split_once(", ").unwrap_or((outcome, "")) {
             ("ok", _) => self.passed += 1,
             ("ignored", reason) => self.skipped.push(format!("{name}: {reason}")),
-            // Whatever it is, it is not good.
+            // Any other outcome is a failure.
             _ => self.failed.push(name.to_owned()),
         }
     }
 
-    /// What went wrong, with what the program printed.
+    /// Returns the problem, with the program's output.
     fn trouble(&self) -> Option<String> {
         let silent = self.passed + self.failed.len() + self.skipped.len() + self.results.len() == 0;
         let what = match self.code {
@@ -182,7 +182,7 @@ mod tests {
                         kpx-guest: skipped ipvs no module ip_vs\nkpx-guest: end";
 
     #[test]
-    fn a_guest_is_told_by_its_console() {
+    fn report_is_read_from_the_console() {
         let report = report(GOOD);
         assert!(report.is_good());
         assert_eq!((report.passed(), report.failed()), (1, 0));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_kept_as_they_are() {
+    fn results_are_kept_unchanged() {
         let console =
             "kpx-guest: suite icount\n6 lines of progress\n{\"sample\":1}\nkpx-guest: ended 0\nkpx-guest: end";
         let good = report(console);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_missing_is_a_failure() {
+    fn missing_line_is_a_failure() {
         for (from, to, why) in [
             ("kpx-guest: end\n", "Kernel panic - not syncing\n", "Kernel panic - not syncing"),
             ("flows::a ... ok", "flows::a ... FAILED", "datapath ended with 101"),

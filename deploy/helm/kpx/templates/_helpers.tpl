@@ -6,7 +6,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{- /* One of them on a node, whatever the release is called. */ -}}
+{{- /* Each node has only one, even with several names of releases. */ -}}
 {{- define "kpx.selectorLabels" -}}
 app.kubernetes.io/name: kpx
 {{- end }}

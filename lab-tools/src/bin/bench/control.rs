@@ -12,7 +12,7 @@ use crate::record::{Record, Table, Writer, show};
 pub(crate) struct Args {
     #[arg(long, default_value_t = 10_000)]
     services: u32,
-    /// Of each service
+    /// Number of endpoints of each service
     #[arg(long, default_value_t = 10)]
     endpoints: u32,
     /// Changes a second

@@ -22,14 +22,14 @@ const VARIANTS: [Variant; 7] = [
     Variant::KpxFast,
 ];
 const MODES: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::UdpRr];
-/// Of a slice may be spent waiting: the clock then jumps to whatever comes next.
+/// The share of a slice that may be spent waiting: the clock then jumps to the next event.
 const IDLE: f64 = 0.01;
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
     #[arg(long, value_delimiter = ',')]
     services: Vec<usize>,
-    /// Each measures every mode once
+    /// Rounds; each measures every mode once
     #[arg(long)]
     rounds: usize,
     /// How long each is measured in each round, in millions of instructions
@@ -76,7 +76,7 @@ fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "whoever booted the machine reads its console")]
+#[expect(clippy::print_stdout, reason = "the host of the machine reads its console")]
 fn print(record: &Record) -> Result<()> {
     println!("{}", serde_json::to_string(record).context("write a record")?);
     Ok(())

@@ -1,4 +1,4 @@
-//! What figures were measured on, and of what.
+//! The machine and the kpx of the figures.
 
 use std::fmt;
 use std::fs;

@@ -25,13 +25,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Section {
-    /// What Services cost on the way of packets
+    /// Measure the cost of Services on the way of packets
     Data(data::Args),
-    /// What a packet costs in each program
+    /// Measure the cost of a packet in each program
     Programs(programs::Args),
-    /// What a large cluster costs the agent
+    /// Measure the cost of a large cluster for the agent
     Control(control::Args),
-    /// What Services cost in instructions, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
+    /// Count the instructions that Services cost, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
     #[command(hide = true)]
     Icount(icount::Args),
     /// Writes what was found into docs/performance.md

@@ -1,4 +1,4 @@
-//! What a packet costs in each program: BPF_PROG_TEST_RUN, against a program that does nothing, in one run.
+//! The cost of a packet in each program: BPF_PROG_TEST_RUN, against a program that does nothing, in one run.
 //!
 //! Before that the hooks against the least that they could do, in real traffic and without: see `lab_tools::programs`.
 //!

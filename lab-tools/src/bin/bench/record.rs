@@ -18,7 +18,7 @@ pub(crate) enum Record {
     Machine(Machine),
     Sample(Sample),
     Skipped(Skipped),
-    /// What readers of the section's figures must know, such as why there are none.
+    /// A note for readers of the section's figures, such as why there are none.
     Note(String),
     Table(Table),
 }

@@ -1,4 +1,4 @@
-//! Who dials what, who answers, and whom the backend sees.
+//! The dials of the demo: a client, a destination, the backend that answers and the client that it sees.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ const CLIENTS: [(&str, &str, &str, At); 14] = [
     ("a pod, its own node", "p1a", "node", ClusterIp),
     ("a process, its own node", "n1", "node", ClusterIp),
     ("a pod, outside", "p1a", "outside", ClusterIp),
-    ("a pod, no endpoints", "p1a", "nobody", ClusterIp),
+    ("a pod, no endpoints", "p1a", "empty", ClusterIp),
     ("a machine outside", "x", "web", NodePort("n1")),
     ("a machine outside", "x", "web", LoadBalancer),
     ("a pod", "p1a", "web", LoadBalancer),

@@ -15,7 +15,7 @@ use testbed::agent::{Agent, Cluster, Service, Source, binary};
 use testbed::echo::Servers;
 use testbed::lab::{EXTERNAL, Family, Lab, Layout, keep_until_signal};
 
-/// Of every server of the lab.
+/// The port of every server of the lab.
 const PORT: u16 = 8080;
 
 /// Shows kpx at work in a small cluster of network namespaces. Needs root.
@@ -41,7 +41,7 @@ enum Pods {
     Vxlan,
 }
 
-/// Of the Service web.
+/// The node port of the Service web.
 const NODE_PORT: u16 = 30_080;
 /// Also of web: the EXTERNAL network's address of this number.
 const LOAD_BALANCER: u8 = 10;
@@ -101,7 +101,7 @@ fn services() -> [Service; 6] {
         Service::new("far", 12, &["p2b"], PORT),
         Service::new("node", 13, &["n1"], PORT),
         Service::new("outside", 14, &["ext"], PORT),
-        Service::new("nobody", 15, &[], PORT),
+        Service::new("empty", 15, &[], PORT),
     ]
 }
 

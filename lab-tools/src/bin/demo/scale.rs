@@ -1,4 +1,4 @@
-//! A Service is scaled while clients dial it: whom they reach follows, and none of them notices.
+//! A Service is scaled while clients dial it: the answering backends follow, and no client notices.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 struct Score {
     requests: BTreeMap<(String, Protocol), usize>,
     failures: Vec<String>,
-    /// Who answered since the last change, in order.
+    /// The backends that answered since the last change, in order.
     recent: Vec<(String, Protocol)>,
 }
 

@@ -1,4 +1,4 @@
-//! What a fresh kernel needs to be a machine: file systems and modules; and what it says at the end.
+//! The needs of a fresh kernel to be a machine: file systems and modules; and its complaints at the end.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -22,7 +22,7 @@ const MOUNTS: &[(&str, &str)] = &[
     ("bpf", "/sys/fs/bpf"),
 ];
 
-/// What the kernel says when something in it is wrong.
+/// The words of the kernel's log when something in it is wrong.
 const COMPLAINTS: &[&str] = &[
     "BUG:",
     "WARNING:",

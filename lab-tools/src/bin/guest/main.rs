@@ -68,7 +68,7 @@ impl<'a> Suite<'a> {
     /// Why it says nothing on this kernel.
     fn is_for_others(&self, missing: &[String]) -> Result<Option<String>> {
         if self.needs.contains(&TCX) && testbed::kernel::version()? < TCX_SINCE {
-            return Ok(Some("this kernel has no TCX: whatever attaches does so by clsact".to_owned()));
+            return Ok(Some("this kernel has no TCX: programs are attached by clsact".to_owned()));
         }
         let lacks = self.needs.iter().find(|need| missing.iter().any(|missing| missing == *need));
         Ok(lacks.map(|module| format!("this kernel has no module {module}")))

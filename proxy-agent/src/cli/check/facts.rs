@@ -1,4 +1,4 @@
-//! What is found out about this host. Nothing is judged here, and nothing of the host is changed.
+//! Collects facts about this host. This module judges nothing, and changes nothing on the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,46 +26,47 @@ use proxy_net::role::{Role, role, why_no_pod};
 use proxy_net::{self as net, LinkEvent, sysctl};
 use proxy_source::{Source, kubernetes};
 
-/// All that the judgement goes by.
+/// The facts that the judgement rests on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// As `uname -r` has it.
+    /// The kernel's release, as `uname -r` prints it.
     pub(super) kernel: String,
-    /// Those that kpx needs and this process does not have.
+    /// The capabilities that kpx needs and this process lacks.
     pub(super) missing_capabilities: Vec<Need>,
     pub(super) probed: Probed,
     pub(super) btf: bool,
-    /// Types of mounted file systems.
+    /// The types of mounted file systems.
     pub(super) mounted: BTreeSet<String>,
-    /// Bytes, after what loads the programs has raised it as far as it may; None without a limit.
+    /// The limit on locked memory in bytes, after the loader has raised it as far as permitted; None without a limit.
     pub(super) memlock: Option<u64>,
-    /// By their keys below `net`; those that the kernel does not know are missing.
+    /// The sysctls by their keys below `net`; a key that the kernel does not know is missing.
     pub(super) sysctls: BTreeMap<&'static str, String>,
-    /// CNI plugins that a configuration names.
+    /// The CNI plugins that a configuration names.
     pub(super) cni: BTreeSet<String>,
-    /// Names of all BPF programs in the kernel.
+    /// The names of all BPF programs in the kernel.
     pub(super) programs: BTreeSet<String>,
-    /// Of others, on our hooks: device, hook, program.
+    /// The programs of others on kpx's hooks: device, hook, program.
     pub(super) others: Vec<(String, &'static str, String)>,
-    /// Whether processes without CAP_BPF may use bpf(2) is up to this: 0 says yes. None if the kernel does not say.
+    /// The sysctl that decides whether processes without CAP_BPF may use bpf(2): 0 permits it. None if the kernel has none.
     pub(super) unprivileged_bpf_disabled: Option<u8>,
-    /// Another kpx serves this host.
+    /// True if another kpx serves this host.
     pub(super) kpx_runs: bool,
-    /// What keeps that one's programs and maps while it is away: see [`crate::status::Status::kept_by`].
+    /// The place that keeps the running kpx's programs and maps while it is away: see [`crate::status::Status::kept_by`].
     pub(super) kept_by: Option<String>,
-    /// What kpx says of the kubeconfig that was named, if one was.
+    /// The result of reading the kubeconfig that was named; None if none was named.
     pub(super) kubeconfig: Option<Result<(), String>>,
-    /// Process ids of what is called kube-proxy and is no kpx.
+    /// The ids of processes that are called kube-proxy and are not kpx.
     pub(super) kube_proxies: Vec<u32>,
     pub(super) kube_proxy_rules: KubeProxyRules,
-    /// kube-proxy's device of mode ipvs.
+    /// True if the device of kube-proxy's mode ipvs exists.
     pub(super) kube_ipvs0: bool,
-    /// Ports that kpx listens at by default, and cannot.
+    /// The ports that kpx listens on by default, and cannot.
     pub(super) taken_ports: Vec<u16>,
-    /// The narrowest way out of this host, and the widest pod's device, in bytes.
+    /// The smallest MTU of the devices that lead out of this host, in bytes.
     pub(super) mtu: u32,
+    /// The largest MTU of a pod's device, in bytes.
     pub(super) pod_mtu: Option<u32>,
-    /// Why veths into other network namespaces count as no pods', where pods may be meant.
+    /// The reasons why veths into other network namespaces do not count as pods', where pods may be meant.
     pub(super) no_pods: Vec<String>,
 }
 
@@ -80,7 +81,7 @@ pub(super) const BRIDGE_IPTABLES: &str = "bridge/bridge-nf-call-iptables";
 const SYSCTLS: [&str; 7] =
     [IP_FORWARD, IP6_FORWARD, RP_FILTER, ROUTE_LOCALNET, CONNTRACK_MAX, CONNTRACK_COUNT, BRIDGE_IPTABLES];
 
-/// Of kpx's defaults, as kube-proxy has them: metrics and health.
+/// The ports that kpx listens on by default, the same as kube-proxy's: metrics and health.
 pub(super) const PORTS: [u16; 2] = [10_249, 10_256];
 
 const CNI_DIR: &str = "/etc/cni/net.d";
@@ -119,7 +120,7 @@ pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
     })
 }
 
-/// As the kpx says that runs here. Its run directory may be a container's own.
+/// Returns the `kept_by` of the running kpx's status. The run directory may be a container's own.
 async fn kept_by() -> Option<String> {
     let process = processes::kpx().ok()??;
     let run_dir = format!("/proc/{process}/root{RUN_DIR}");
@@ -132,13 +133,13 @@ async fn usable(kubeconfig: Option<PathBuf>) -> Option<Result<(), String>> {
     Some(source.check().await.map_err(|error| format!("{error:#}")))
 }
 
-/// kube-proxy's device of mode ipvs.
+/// The device of kube-proxy's mode ipvs.
 pub(in crate::cli) const KUBE_IPVS0: &str = "kube-ipvs0";
 
-/// A period in which nobody waits for the end.
+/// A period that is longer than this command runs.
 const ONCE: Duration = Duration::from_secs(3_600);
 
-/// The devices of this thread's network namespace.
+/// Lists the devices of this thread's network namespace.
 async fn links() -> Result<BTreeMap<u32, Link>> {
     let (sender, mut events) = mpsc::channel(1);
     tokio::select! {
@@ -163,7 +164,7 @@ fn mounted() -> Result<BTreeSet<String>> {
     Ok(mounts.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect())
 }
 
-/// What the plugins of all configurations are called; one that cannot be read is none of a plugin's.
+/// Returns the plugins' names of all configurations. A file that cannot be read counts as no configuration.
 fn cni(dir: &Path) -> BTreeSet<String> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let read = files.filter_map(|file| serde_json::from_str::<Value>(&fs::read_to_string(file.path()).ok()?).ok());
@@ -175,14 +176,14 @@ fn cni(dir: &Path) -> BTreeSet<String> {
     read.flat_map(types).collect()
 }
 
-/// TCX programs and BPF filters on the devices, but ours.
+/// Lists the TCX programs and BPF filters on the devices, without kpx's own.
 async fn others(links: impl Iterator<Item = &Link>) -> Result<Vec<(String, &'static str, String)>> {
     let (driver, handle) = net::connect()?;
     let find = async {
         let mut others = Vec::new();
         for link in links {
             for (attach_type, hook) in [(TcAttachType::Ingress, "ingress"), (TcAttachType::Egress, "egress")] {
-                // A kernel without TCX has none there.
+                // A kernel without TCX has no programs there.
                 let programs = SchedClassifier::query_tcx(&link.name, attach_type).map(|(_, programs)| programs);
                 let names = programs.unwrap_or_default().into_iter();
                 let names = names.map(|program| program.name_as_str().unwrap_or("?").to_owned());

@@ -1,4 +1,4 @@
-//! What the facts mean for kpx, and what to do about them.
+//! Judges the facts: what each of them means for kpx, and what to do about it.
 
 use super::facts::{
     BRIDGE_IPTABLES, CONNTRACK_COUNT, CONNTRACK_MAX, Facts, IP_FORWARD, IP6_FORWARD, PORTS, ROUTE_LOCALNET, RP_FILTER,
@@ -7,16 +7,16 @@ use super::{Finding, Level};
 use crate::cli::output::list;
 use proxy_net::role::TELL_PODS;
 
-/// BPF memory is no longer charged to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
+/// The first kernel that does not charge BPF memory to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);
 
-/// A dataplane that translates Services itself, and what to do about it: by how its programs' names begin.
+/// The dataplanes that translate Services themselves: the prefix of their programs' names, the name, and the advice.
 const TRANSLATORS: [(&str, &str, &str); 2] = [
     ("cil_sock", "Cilium", "set kubeProxyReplacement: \"false\" in its configuration"),
     ("cali_", "Calico's eBPF dataplane", "set linuxDataplane: Iptables in its Installation"),
 ];
 
-/// In the order in which they are shown.
+/// Returns the findings in the order in which they are shown.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel(facts), capabilities(facts), programs(facts), attach(facts), btf(facts)];
     findings.push(unprivileged_bpf(facts));
@@ -41,7 +41,7 @@ fn fail(what: &'static str, found: impl Into<String>, fix: impl Into<String>) ->
     Finding { level: Level::Fail, what, found: found.into(), fix: Some(fix.into()) }
 }
 
-/// What it can is probed; its version alone says nothing of what a distribution has put into it.
+/// Reports the kernel's release. The features are probed, because a version says nothing of a distribution's backports.
 fn kernel(facts: &Facts) -> Finding {
     ok("kernel", &facts.kernel)
 }
@@ -66,7 +66,7 @@ fn programs(facts: &Facts) -> Finding {
 
 fn attach(facts: &Facts) -> Finding {
     if facts.probed.may_not_attach {
-        let found = "not tried: it is done in a network namespace of its own, which takes CAP_SYS_ADMIN";
+        let found = "not tried: without CAP_SYS_ADMIN this process cannot make a network namespace";
         return warn("attach", found, "run kpx check on the host itself, as root");
     }
     match (&facts.probed.tcx, &facts.probed.clsact) {
@@ -76,7 +76,7 @@ fn attach(facts: &Facts) -> Finding {
             warn(
                 "attach",
                 found,
-                "from Linux 6.6 on programs go with their process however it ends; until then see kpx cleanup",
+                "from Linux 6.6 on the kernel detaches programs when their process ends; until then see kpx cleanup",
             )
         }
         (Err(tcx), Err(clsact)) => {
@@ -86,7 +86,7 @@ fn attach(facts: &Facts) -> Finding {
     }
 }
 
-/// kpx has the capabilities that it takes, so any setting does.
+/// Judges unprivileged bpf(2). kpx works with any setting, because it has the capabilities that bpf(2) asks for.
 fn unprivileged_bpf(facts: &Facts) -> Finding {
     const WHAT: &str = "unprivileged bpf";
     match facts.unprivileged_bpf_disabled {
@@ -104,12 +104,12 @@ fn btf(facts: &Facts) -> Finding {
     ok("BTF", if facts.btf { "the kernel describes its types" } else { "none, and kpx needs none" })
 }
 
-/// Without --socket-lb there are no cgroup hooks.
+/// Reports cgroup2. Only --socket-lb uses cgroup hooks.
 fn cgroup2(facts: &Facts) -> Finding {
     ok("cgroup2", if facts.mounted.contains("cgroup2") { "mounted" } else { "not mounted: --socket-lb mounts its own" })
 }
 
-/// They are by choice.
+/// Reports the socket programs. The socket programs are optional, so their absence is no problem.
 fn sockets(facts: &Facts) -> Finding {
     match &facts.probed.sockets {
         Ok(()) => ok("sockets", "--socket-lb works here"),
@@ -117,7 +117,8 @@ fn sockets(facts: &Facts) -> Finding {
     }
 }
 
-/// Maps and links outlive the agent there. Root mounts one by itself; the pod and the unit of systemd may not.
+/// Judges the BPF file system, where maps and links outlive the agent. Root mounts a BPF file system by itself; the pod
+/// and the systemd unit may not.
 fn bpf_fs(facts: &Facts) -> Finding {
     const WHAT: &str = "bpf file system";
     match facts.mounted.contains("bpf") {
@@ -131,7 +132,7 @@ fn bpf_fs(facts: &Facts) -> Finding {
     }
 }
 
-/// Whether Services go on while the kpx that runs here is away.
+/// Judges whether Services go on while the running kpx is away.
 fn restarts(facts: &Facts) -> Finding {
     const WHAT: &str = "restarts";
     match facts.kept_by.as_deref() {
@@ -147,7 +148,7 @@ fn restarts(facts: &Facts) -> Finding {
     }
 }
 
-/// If one was named.
+/// Judges the kubeconfig, if one was named.
 fn kubeconfig(facts: &Facts) -> Option<Finding> {
     const WHAT: &str = "kubeconfig";
     Some(match facts.kubeconfig.as_ref()? {
@@ -167,7 +168,7 @@ fn memlock(facts: &Facts) -> Finding {
     }
 }
 
-/// Major and minor; nothing if it is not written as usual.
+/// Parses the major and the minor number; an unusual release counts as 0.0.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or_default());
     (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default())
@@ -189,7 +190,7 @@ fn ip6_forward(facts: &Facts) -> Finding {
     }
 }
 
-/// Translated packets pass it however it is set.
+/// Reports rp_filter. Translated packets pass with any setting.
 fn rp_filter(facts: &Facts) -> Finding {
     let how = ["off", "strict", "loose"];
     let found = value(facts, RP_FILTER).and_then(|value| how.get(usize::try_from(value).ok()?));
@@ -200,7 +201,7 @@ fn route_localnet(facts: &Facts) -> Finding {
     const WHAT: &str = "route_localnet";
     match value(facts, ROUTE_LOCALNET) {
         Some(1..) => {
-            let found = "on, as kube-proxy leaves it: neighbours can reach what listens on 127.0.0.1";
+            let found = "on, as kube-proxy leaves it: neighbours can reach servers on 127.0.0.1";
             warn(WHAT, found, "sysctl -w net.ipv4.conf.all.route_localnet=0")
         }
         _ => ok(WHAT, "off"),
@@ -241,7 +242,7 @@ fn cni(facts: &Facts) -> Finding {
     ok("CNI", list(&facts.cni))
 }
 
-/// Whether somebody else translates Services by programs of their own.
+/// Judges whether another dataplane translates Services by programs of its own.
 fn translators(facts: &Facts) -> Finding {
     const WHAT: &str = "other service proxies";
     let runs = |prefix: &str| facts.programs.iter().any(|name| name.starts_with(prefix));
@@ -257,7 +258,7 @@ fn others(facts: &Facts) -> Finding {
         return ok(WHAT, "none on the devices");
     }
     let others = facts.others.iter().map(|(device, hook, name)| format!("{name} at {device} {hook}"));
-    warn(WHAT, list(others), "what they drop or redirect before kpx, it does not see: look at bpftool net")
+    warn(WHAT, list(others), "kpx does not see packets that they drop or redirect first: look at bpftool net")
 }
 
 fn kube_proxy(facts: &Facts) -> Finding {
@@ -285,9 +286,9 @@ fn kube_proxy_rules(facts: &Facts) -> Finding {
     fail(WHAT, list(tables.chain(chains)), steps(facts))
 }
 
-/// From kube-proxy to kpx, in the order in which the node always has Services.
+/// Returns the steps from kube-proxy to kpx, in an order in which the node always has Services.
 fn steps(facts: &Facts) -> String {
-    let start = (!facts.kpx_runs).then_some("start kpx beside what is there (docs/migration.md)");
+    let start = (!facts.kpx_runs).then_some("start kpx beside kube-proxy (docs/migration.md)");
     let stop = (!facts.kube_proxies.is_empty()).then_some("kubectl -n kube-system delete daemonset kube-proxy");
     let steps = [start, Some("wait until kpx status says healthy"), stop, Some("kpx cleanup --kube-proxy")];
     let numbered = steps.into_iter().flatten().enumerate().map(|(at, step)| format!("{}. {step}", at + 1));
@@ -313,9 +314,13 @@ fn ports(facts: &Facts) -> Finding {
         return ok(WHAT, format!("{found}; kpx runs"));
     }
     if !facts.kube_proxies.is_empty() {
-        return warn(WHAT, found, "if it is kube-proxy, kpx serves without them and takes them once that has gone");
+        return warn(
+            WHAT,
+            found,
+            "if kube-proxy holds them, kpx serves without them and takes them once kube-proxy has ended",
+        );
     }
-    let fix = "stop who listens there (ss -ltnp), or give kpx others: --metrics-bind-address, --healthz-bind-address";
+    let fix = "stop the program that listens there (ss -ltnp), or give kpx others: --metrics-bind-address, --healthz-bind-address";
     fail(WHAT, found, fix)
 }
 
@@ -324,18 +329,22 @@ fn mtu(facts: &Facts) -> Finding {
     match facts.pod_mtu {
         Some(pods) if pods > facts.mtu => {
             let found = format!("pods have up to {pods}, the narrowest way out has {}", facts.mtu);
-            warn(WHAT, found, format!("set the CNI's to {} or less: what is larger is fragmented or lost", facts.mtu))
+            warn(
+                WHAT,
+                found,
+                format!("set the CNI's MTU to {} or less: larger packets are fragmented or lost", facts.mtu),
+            )
         }
         Some(pods) => ok(WHAT, format!("{} on the narrowest way out, pods up to {pods}", facts.mtu)),
         None => ok(WHAT, format!("{} on the narrowest way out", facts.mtu)),
     }
 }
 
-/// What counts as a router's by mistake.
+/// Judges the devices that may be taken for a router's by mistake.
 fn pods(facts: &Facts) -> Finding {
     const WHAT: &str = "pods";
     match facts.no_pods.as_slice() {
-        [] => ok(WHAT, "every veth into another namespace is told to be a pod's or a router's"),
+        [] => ok(WHAT, "every veth into another namespace is recognised as a pod's or a router's"),
         [why] => warn(WHAT, why, format!("if it leads to a pod, set {TELL_PODS}")),
         [why, rest @ ..] => {
             warn(WHAT, format!("{why}; and {} more", rest.len()), format!("if they lead to pods, set {TELL_PODS}"))

@@ -1,4 +1,4 @@
-//! What this kernel can do, tried out: the programs are loaded, and attached in a network namespace of our own.
+//! Probes this kernel: loads the programs, and attaches them in a network namespace of kpx's own.
 
 use std::thread;
 
@@ -9,16 +9,16 @@ use nix::sched::{CloneFlags, unshare};
 use proxy_datapath::object;
 use proxy_datapath::{Datapath, Hooks, Mechanism, Options, SocketOptions};
 
-/// The error says why not.
+/// The results of the probe; an error says why the kernel refused.
 #[derive(Clone, Debug)]
 pub(super) struct Probed {
-    /// The verifier takes the programs, and the kernel has the maps.
+    /// Ok if the verifier accepts the programs, and the kernel has the map types.
     pub(super) programs: Result<(), String>,
-    /// ... and those for sockets.
+    /// Ok if the same holds for the socket programs.
     pub(super) sockets: Result<(), String>,
     pub(super) tcx: Result<(), String>,
     pub(super) clsact: Result<(), String>,
-    /// Attaching was not tried, as this process may not make a network namespace.
+    /// True if attaching was not tried, because this process may not make a network namespace.
     pub(super) may_not_attach: bool,
 }
 
@@ -28,13 +28,13 @@ impl Default for Probed {
     }
 }
 
-/// lo, the one device that every namespace has.
+/// The index and name of lo, the one device that every namespace has.
 const LO: (u32, &str) = (1, "lo");
 
 pub(super) fn probe() -> Probed {
     let may_not_attach = !caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
     let not_tried = || Err("not tried".to_owned());
-    // Once: to load them is most of the work.
+    // Loading is most of the work, so the programs are loaded once.
     let (datapath, sockets) = load();
     let mut datapath = match datapath {
         Err(error) => {
@@ -48,7 +48,7 @@ pub(super) fn probe() -> Probed {
     };
     let mut attach = |mechanism| {
         datapath.attachments.set_mechanism(mechanism);
-        // A thread that leaves the network namespace, and ends: with it the namespace and what is attached there.
+        // A thread enters a new network namespace. When the thread ends, the namespace and its attachments go with it.
         let attached = thread::scope(|scope| {
             let attaching = scope.spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
@@ -63,7 +63,7 @@ pub(super) fn probe() -> Probed {
     Probed { programs: Ok(()), sockets, tcx: attach(Mechanism::Tcx), clsact: attach(Mechanism::Clsact), may_not_attach }
 }
 
-/// With the programs for sockets, and without if these cannot be had: they are nobody's that does not ask for them.
+/// Loads the programs with those for sockets. If the kernel refuses these, they are left out: they are optional.
 fn load() -> (Result<Datapath>, Result<(), String>) {
     let load = |sockets| {
         object::embedded().and_then(|object| Datapath::load(object, Options { sockets, ..Options::default() }))

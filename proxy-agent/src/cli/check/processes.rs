@@ -5,18 +5,18 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// As the kernel shortens names (`comm`).
+/// The process name of kube-proxy, as the kernel shortens it (`comm`).
 const KUBE_PROXY: &str = "kube-proxy";
-/// kpx's lock: see [`crate::control::lock`].
+/// The name of kpx's lock: see [`crate::control::lock`].
 const LOCK: &str = "@kpx";
 
-/// Process ids of what is called kube-proxy and lives in our network namespace. A kpx may be called so, too: it holds kpx's
-/// lock.
+/// Returns the ids of processes that are called kube-proxy and live in our network namespace. A kpx may have that name,
+/// too; holding kpx's lock tells it apart.
 pub(in crate::cli) fn kube_proxies() -> Result<Vec<u32>> {
     let lock = lock()?;
     let namespace = fs::read_link("/proc/self/ns/net").context("read the network namespace")?;
     let is_here = |id: &u32| fs::read_link(format!("/proc/{id}/ns/net")).is_ok_and(|of| of == namespace);
-    // A process may end while it is looked at.
+    // A process may end while this function looks at it.
     let is_kube_proxy = |id: &u32| {
         let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
         name.trim() == KUBE_PROXY && is_here(id) && !lock.as_ref().is_some_and(|lock| holds(*id, lock))
@@ -24,12 +24,12 @@ pub(in crate::cli) fn kube_proxies() -> Result<Vec<u32>> {
     Ok(processes()?.filter(is_kube_proxy).collect())
 }
 
-/// Whether a kpx runs in our network namespace. To take its lock instead would keep one from starting just then.
+/// Returns true if a kpx runs in our network namespace. Taking its lock instead could keep a starting kpx out.
 pub(in crate::cli) fn holds_lock() -> Result<bool> {
     Ok(lock()?.is_some())
 }
 
-/// The process of the kpx that runs in our network namespace.
+/// Returns the process of the kpx that runs in our network namespace.
 pub(super) fn kpx() -> Result<Option<u32>> {
     let Some(lock) = lock()? else { return Ok(None) };
     Ok(processes()?.find(|process| holds(*process, &lock)))
@@ -40,7 +40,7 @@ fn processes() -> Result<impl Iterator<Item = u32>> {
     Ok(processes.filter_map(|process| process.file_name().to_str()?.parse().ok()))
 }
 
-/// The socket that is the lock, as a process's open files show it.
+/// Returns the socket that is the lock, as a process's open files show it.
 fn lock() -> Result<Option<String>> {
     let sockets = fs::read_to_string("/proc/net/unix").context("list the sockets")?;
     let mut locks = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());

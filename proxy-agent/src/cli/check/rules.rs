@@ -1,4 +1,4 @@
-//! kube-proxy's rules, as far as the installed tools show them.
+//! Finds kube-proxy's rules, as far as the installed tools show them.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -7,12 +7,13 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// nftables' tables of mode nftables, by family.
+/// The name of kube-proxy's tables in mode nftables, one per family.
 const TABLE: &str = "kube-proxy";
 
-/// kube-proxy's chains of modes iptables and ipvs, and how the names begin of those that it makes for each Service. No
-/// other `KUBE-` chain is its own: the kubelet has some, and kube-router's NetworkPolicies, which k3s has built in, are
-/// made of `KUBE-ROUTER-`, `KUBE-POD-FW-` and `KUBE-NWPLCY-`.
+/// The chains of kube-proxy's modes iptables and ipvs; `CHAIN_PREFIXES` has the names that it makes for each Service.
+///
+/// No other `KUBE-` chain belongs to kube-proxy. The kubelet has some. kube-router's NetworkPolicies, which k3s has
+/// built in, use `KUBE-ROUTER-`, `KUBE-POD-FW-` and `KUBE-NWPLCY-`.
 const CHAINS: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -30,7 +31,7 @@ const CHAINS: [&str; 13] = [
 ];
 const CHAIN_PREFIXES: [&str; 6] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-", "KUBE-SEP-"];
 
-/// The tools that show iptables' rules, and those that change them. `iptables` may be either of the others.
+/// The tools that show iptables' rules, and those that change them. `iptables` may be either of the variants.
 const TOOLS: [(&str, &str); 6] = [
     ("iptables-legacy-save", "iptables-legacy"),
     ("ip6tables-legacy-save", "ip6tables-legacy"),
@@ -42,22 +43,22 @@ const TOOLS: [(&str, &str); 6] = [
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::cli) struct KubeProxyRules {
-    /// Families of nftables' tables called kube-proxy: `ip`, `ip6`.
+    /// The families of nftables' tables called kube-proxy: `ip`, `ip6`.
     pub(in crate::cli) tables: Vec<String>,
-    /// What iptables has, of all variants that are installed.
+    /// The chains of iptables, from all installed variants.
     pub(in crate::cli) chains: Vec<Chains>,
-    /// Neither nft nor any iptables is installed.
+    /// True if neither nft nor any iptables is installed.
     pub(in crate::cli) unknown: bool,
 }
 
-/// kube-proxy's chains in one of iptables' tables.
+/// The chains of kube-proxy in one of iptables' tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Chains {
-    /// The tool that changes them.
+    /// The tool that changes the chains.
     pub(in crate::cli) tool: &'static str,
     pub(in crate::cli) table: String,
     pub(in crate::cli) names: BTreeSet<String>,
-    /// Rules of other chains that lead there, as `iptables-save` prints them: `-A PREROUTING … -j KUBE-SERVICES`.
+    /// The rules of other chains that jump to these, as `iptables-save` prints them: `-A PREROUTING … -j KUBE-SERVICES`.
     pub(in crate::cli) jumps: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ impl KubeProxyRules {
             let Some(saved) = tool(save, &[])? else { continue };
             found.unknown = false;
             for chains in chains(tool_name, &saved) {
-                // `iptables` shows again what one of its variants did.
+                // Plain `iptables` shows again the rules of one of its variants.
                 let known = !tool_name.contains('-')
                     && found.chains.iter().any(|other| {
                         (&other.table, &other.names) == (&chains.table, &chains.names)
@@ -89,7 +90,8 @@ impl KubeProxyRules {
     }
 }
 
-/// What a tool prints; None if it is not installed. One that fails has nothing to show: its kernel part is missing.
+/// Returns the output of a tool; None if the tool is not installed. A tool fails if its kernel part is missing, and then
+/// has no rules to show.
 fn tool(name: &str, arguments: &[&str]) -> Result<Option<String>> {
     match Command::new(name).args(arguments).output() {
         Ok(Output { stdout, .. }) => Ok(Some(String::from_utf8_lossy(&stdout).into_owned())),
@@ -98,18 +100,18 @@ fn tool(name: &str, arguments: &[&str]) -> Result<Option<String>> {
     }
 }
 
-/// From `nft -j list tables`.
+/// Parses the output of `nft -j list tables`.
 fn tables(json: &str) -> Result<Vec<String>> {
     if json.trim().is_empty() {
         return Ok(Vec::new());
     }
-    let listed: Value = serde_json::from_str(json).context("read what nft lists")?;
+    let listed: Value = serde_json::from_str(json).context("read nft's list of tables")?;
     let tables = listed["nftables"].as_array().into_iter().flatten().map(|item| &item["table"]);
     let ours = tables.filter(|table| table["name"] == TABLE);
     Ok(ours.filter_map(|table| table["family"].as_str().map(str::to_owned)).collect())
 }
 
-/// From what `iptables-save` prints: `*nat`, then `:CHAIN POLICY`, then rules.
+/// Parses the output of `iptables-save`: `*nat`, then `:CHAIN POLICY`, then rules.
 fn chains(tool: &'static str, saved: &str) -> Vec<Chains> {
     let mut tables: Vec<Chains> = Vec::new();
     let is_proxys = |name: &str| CHAINS.contains(&name) || CHAIN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_of_mode_nftables() {
+    fn nft_list_yields_tables_of_mode_nftables() {
         let json = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "ip", "name": "kube-proxy",
             "handle": 1}}, {"table": {"family": "ip6", "name": "kube-proxy", "handle": 2}}, {"table": {"family": "inet",
             "name": "filter", "handle": 3}}]}"#;
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_of_mode_iptables_but_not_the_kubelets_or_kube_routers() {
+    fn iptables_save_yields_chains_of_kube_proxy_only() {
         let saved = "\
 # Generated
 *filter

@@ -1,4 +1,4 @@
-//! `kpx cleanup --drain`: waits until what is open has ended.
+//! `kpx cleanup --drain`: waits until all open flows have ended.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use proxy_datapath::object;
 use proxy_datapath::{Drain, find};
 use proxy_net::{Handle, filter};
 
-/// How often the flows are counted.
+/// The time between two counts of the flows.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Says on standard error how many flows are left, when that changes. True if none is.
+/// Drains, and prints each change of the number of open flows to standard error. Returns true if no flow is left.
 pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
     let drain = match Drain::open(bpf_dir)? {
-        // The pins went with a container, and the filters are still there.
+        // The pins went with a container, and the filters are still attached.
         None => Drain::of(find(object::embedded()?, &filter::ours(handle).await?)?)?,
         drain => drain,
     };

@@ -1,6 +1,6 @@
-//! What goes on translating connections that kube-proxy opened once its rules are gone. The kernel does it, but only as
-//! long as any rule of the same tool wants NAT and connection tracking: on a node where kube-proxy's were the only ones,
-//! it would cut them all.
+//! Keeps the connections that kube-proxy opened when its rules are removed. The kernel goes on translating them only while
+//! some rule of the same tool wants NAT and connection tracking. On a node where kube-proxy had the only such rules, the
+//! kernel would cut all of them.
 
 use std::process::Command;
 
@@ -10,10 +10,10 @@ use super::Removed;
 use super::kube_proxy::{run, words};
 use crate::cli::check::KubeProxyRules;
 
-/// Name of our table, and comment of our rule.
+/// The name of our table, and the comment of our rule.
 const KEEP: &str = "kpx-keep";
 
-/// Tools whose rules may be ours, and those that change them.
+/// The tools that may show our rules, and those that change them.
 const TOOLS: [(&str, &str); 4] = [
     ("iptables-legacy-save", "iptables-legacy"),
     ("ip6tables-legacy-save", "ip6tables-legacy"),
@@ -21,7 +21,7 @@ const TOOLS: [(&str, &str); 4] = [
     ("ip6tables-nft-save", "ip6tables-nft"),
 ];
 
-/// A table of nftables' that changes nothing: what is new passes its chain, and what is open never meets it.
+/// Makes an nftables table that changes nothing: new connections pass its chain, and open ones never reach it.
 pub(super) fn keep_by_nft(family: &str) -> Result<()> {
     let chain = "{ type nat hook postrouting priority 300 ; }";
     run("nft", &["add", "table", family, KEEP])?;
@@ -30,13 +30,13 @@ pub(super) fn keep_by_nft(family: &str) -> Result<()> {
     run("nft", &["add", "rule", family, KEEP, "nat", "ct", "state", "established", "return"])
 }
 
-/// The same by a rule of iptables.
+/// Makes an iptables rule with the same effect.
 pub(super) fn keep_by_iptables(tool: &str) -> Result<()> {
     let rule = "-w -t nat -A POSTROUTING -m conntrack --ctstate ESTABLISHED -m comment --comment kpx-keep -j RETURN";
     run(tool, &rule.split(' ').collect::<Vec<_>>())
 }
 
-/// Takes all of that away, which cuts what still goes by it.
+/// Removes these tables and rules, which cuts the connections that still need them.
 pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     for family in tables() {
         run("nft", &["delete", "table", family, KEEP])?;
@@ -51,7 +51,8 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Once kube-proxy's own rules want NAT again, these keep nothing, and go. Else they stay, and that is said.
+/// Removes these tables and rules once kube-proxy's own rules want NAT again. Until then the tables and rules stay, and
+/// a note says so.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
     if found.chains.iter().any(|chains| chains.table == "nat")
@@ -61,17 +62,17 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     }
     let tables = tables().map(|family| format!("the nftables table {family} {KEEP}"));
     for what in tables.chain(rules().map(|(tool, _)| format!("{tool}'s rule {KEEP}"))) {
-        removed.note(format!("{what} stays, as connections of kube-proxy may go on by it: kpx cleanup removes it"));
+        removed.note(format!("{what} stays, because kube-proxy's connections may need it: kpx cleanup removes it"));
     }
     Ok(())
 }
 
-/// The families whose table is there.
+/// Returns the families that have our table.
 fn tables() -> impl Iterator<Item = &'static str> {
     ["ip", "ip6"].into_iter().filter(|family| output("nft", &["list", "table", family, KEEP]).is_some())
 }
 
-/// Those that are there, each with the tool that removes it.
+/// Returns our rules that exist, each with the tool that removes it.
 fn rules() -> impl Iterator<Item = (&'static str, String)> {
     TOOLS.into_iter().flat_map(|(save, tool)| {
         let saved = output(save, &["-t", "nat"]).unwrap_or_default();
@@ -80,13 +81,13 @@ fn rules() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
-/// None if the tool is not installed, or finds nothing.
+/// Returns the output of a tool; None if the tool is not installed, or fails.
 fn output(tool: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(tool).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether one of kube-proxy's tables translates anything.
+/// Returns true if one of kube-proxy's tables translates anything.
 pub(super) fn translates(family: &str, table: &str) -> bool {
     output("nft", &["list", "table", family, table]).is_some_and(|text| text.contains("type nat"))
 }

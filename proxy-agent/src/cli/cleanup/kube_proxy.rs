@@ -1,4 +1,4 @@
-//! Takes away what kube-proxy left: as `kube-proxy --cleanup` does, with the tools that made it.
+//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: with the tools that made them.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use super::{Removed, keep};
 use crate::cli::check::{Chains, KUBE_IPVS0, KubeProxyRules};
 use proxy_net::Handle;
 
-/// IPVS's virtual servers in this network namespace, below three lines of headings.
+/// The list of IPVS's virtual servers in this network namespace, below three lines of headings.
 const IP_VS: &str = "/proc/net/ip_vs";
 
 pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()> {
@@ -33,7 +33,8 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
         removed.add(format!("{} chains of {}'s table {}", chains.names.len(), chains.tool, chains.table));
     }
     if let Ok(ifindex) = if_nametoindex(KUBE_IPVS0) {
-        // They would go on taking the host's own packets. Before the device, which tells that they are kube-proxy's.
+        // The virtual servers would go on taking the host's own packets. The device goes last, because it is the proof
+        // that the virtual servers are kube-proxy's.
         if fs::read_to_string(IP_VS).is_ok_and(|listed| listed.lines().count() > 3) {
             run("ipvsadm", &["--clear"])?;
             removed.add("the virtual servers of IPVS");
@@ -45,7 +46,7 @@ pub(super) async fn remove(handle: &Handle, removed: &mut Removed) -> Result<()>
     Ok(())
 }
 
-/// First the ways in, then what the chains hold, as they lead to one another, then the chains.
+/// Removes chains: first the jumps to them, then their rules, which may jump to one another, then the chains.
 fn remove_chains(chains: &Chains) -> Result<()> {
     let Chains { tool, table, names, jumps } = chains;
     for jump in jumps {
@@ -68,7 +69,7 @@ pub(super) fn run(tool: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A rule as `iptables-save` prints it: what has blanks is in quotation marks.
+/// Splits a rule as `iptables-save` prints it: words with blanks are in quotation marks.
 pub(super) fn words(rule: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let (mut quoted, mut escaped) = (false, false);

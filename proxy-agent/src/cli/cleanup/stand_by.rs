@@ -1,5 +1,5 @@
-//! `kpx cleanup --drain --stand-by`: the way back to kube-proxy for a whole cluster. Where the image of kube-proxy's
-//! DaemonSet was swapped and is swapped back, kpx's programs stay on each node, and no agent tells them of changes any more.
+//! `kpx cleanup --drain --stand-by`: the way back to kube-proxy for a whole cluster. The image of kube-proxy's DaemonSet
+//! was replaced by kpx's, and is changed back. kpx's programs then stay on each node, without an agent to update them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
@@ -20,22 +20,22 @@ use crate::cli::check::holds_lock;
 use crate::control;
 use proxy_net::{Handle, anchor, filter};
 
-/// How often it looks.
+/// The time between two looks at the node.
 const PERIOD: Duration = Duration::from_secs(1);
-/// For an answer of kube-proxy's.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// kube-proxy's ports by default.
+/// The time limit for an answer of kube-proxy.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// The default ports of kube-proxy.
 const HEALTHZ: u16 = 10_256;
 const METRICS: u16 = 10_249;
-/// Of kube-proxy's metrics: 0 before it has written any rules.
+/// The metric of kube-proxy that is 0 until kube-proxy has written rules.
 const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
 
-/// Cleans up whenever kube-proxy has taken kpx's place. Ends with SIGTERM.
+/// Cleans up each time kube-proxy has taken kpx's place. SIGTERM ends it.
 pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let work = async {
         loop {
-            eprintln!("standing by: kpx is left alone until a kube-proxy has served in its place for {time:?}");
+            eprintln!("standing by until a kube-proxy has served in kpx's place for {time:?}");
             let lock = replaced(time, handle).await?;
             eprintln!("kube-proxy serves, and no kpx runs");
             once(args, Ok(lock), handle).await?;
@@ -47,7 +47,8 @@ pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle
     }
 }
 
-/// Waits until kpx's things are here, no kpx runs, and kube-proxy has served for so long; keeps kpx from starting then.
+/// Waits until kpx left state here, no kpx runs, and kube-proxy has served for `time`. Returns kpx's lock, which keeps
+/// kpx from starting.
 async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
     let mut period = interval(PERIOD.min(time / 2).max(Duration::from_millis(100)));
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -65,18 +66,19 @@ async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
     }
 }
 
-/// There is something of kpx's.
+/// Returns true if state of kpx is left on this host.
 async fn is_left(handle: &Handle) -> Result<bool> {
     Ok(anchor::exists(handle).await? || !filter::ours(handle).await?.is_empty())
 }
 
-/// It says that it is healthy, which it is from its start, and that it has written rules, unless its metrics are elsewhere.
+/// Returns true if kube-proxy says that it is healthy and has written rules. Health alone is not enough, because
+/// kube-proxy is healthy from its start. If its metrics are elsewhere, health must do.
 async fn kube_proxy_serves() -> bool {
     let is_healthy = get(HEALTHZ, "/healthz").await.is_ok_and(|(status, _)| status.is_success());
     is_healthy && get(METRICS, "/metrics").await.map_or(true, |(_, text)| has_synced(&text))
 }
 
-/// Of any family.
+/// Returns true if kube-proxy has written rules of any family.
 fn has_synced(metrics: &str) -> bool {
     let samples = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
@@ -99,7 +101,7 @@ async fn get(port: u16, path: &str) -> Result<(StatusCode, String)> {
         let (status, body) = answer?;
         anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    timeout(PATIENCE, answer).await.with_context(|| format!("no answer at port {port} within {PATIENCE:?}"))?
+    timeout(TIMEOUT, answer).await.with_context(|| format!("no answer at port {port} within {TIMEOUT:?}"))?
 }
 
 #[cfg(test)]
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kube_proxy_that_never_synced_does_not_serve() {
+    fn unsynced_kube_proxy_does_not_serve() {
         let sample = |family: &str, value: &str| format!("{LAST_SYNC}{{ip_family=\"{family}\"}} {value}\n");
         let cases = [
             (String::new(), true),

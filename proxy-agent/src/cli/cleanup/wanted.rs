@@ -1,4 +1,4 @@
-//! What a kube-proxy on this node wants of the kernel, which is not to be changed back under it.
+//! Finds the kernel parameters that a kube-proxy on this node wants, and that kpx must not change back.
 
 use std::fs;
 
@@ -7,11 +7,12 @@ use crate::config::Configuration;
 use crate::conntrack;
 use proxy_net::changes::Wanted;
 
-/// What kube-proxy's configuration means where it says nothing.
+/// The configuration of kube-proxy that leaves everything at its default.
 const DEFAULTS: &str = "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
 
-/// The parameters of connection tracking that a kube-proxy sets which runs here: by its own configuration if that can be
-/// read, else by default, as where only its rules are here. None without a kube-proxy.
+/// Returns the parameters of connection tracking that the kube-proxy of this node sets; none without a kube-proxy. The
+/// parameters come from kube-proxy's own configuration if that can be read. If not, or if only kube-proxy's rules are
+/// left, the defaults count.
 pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let running = kube_proxies().unwrap_or_default();
     let has_rules = || KubeProxyRules::find().is_ok_and(|rules| !rules.is_empty());
@@ -24,7 +25,7 @@ pub(crate) fn kube_proxys_sysctls() -> Wanted {
     settings.map(|settings| conntrack::sysctl::wanted(&settings.conntrack)).unwrap_or_default()
 }
 
-/// The text of a process's `--config` file, as it sees that.
+/// Reads the `--config` file of a process, below the root directory of that process.
 fn configuration(process: u32) -> Option<String> {
     let line = fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
     let mut words = line.split('\0');

@@ -1,4 +1,4 @@
-//! The flags as clap takes them, each value made into that of its field.
+//! Defines the flags for clap, and parses each value into that of its field.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint};
@@ -79,7 +79,7 @@ impl Flag {
             }
             _ => arg.num_args(1).allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
         };
-        // Given again, lists go on and all else begins anew.
+        // A repeated list is continued; any other repeated flag replaces the earlier value.
         let arg = match self.kind {
             Kind::List | Kind::Gates => arg.action(ArgAction::Append),
             _ => arg.action(ArgAction::Set).overrides_with(self.name),
@@ -153,12 +153,12 @@ impl Kind {
     }
 }
 
-/// An empty value is taken as well: it says as much as no flag.
+/// Returns a parser of closed choices. An empty value is taken as well, and means the same as no flag.
 fn one_of(values: impl Iterator<Item = PossibleValue>) -> ValueParser {
     PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)])).map(Value::from).into()
 }
 
-/// As Go's `strconv.ParseBool`.
+/// Parses a boolean as Go's `strconv.ParseBool` does.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),

@@ -1,4 +1,4 @@
-//! What counts where nothing is said: kube-proxy's values, but for `minSyncPeriod`. kpx has no reason to wait.
+//! The defaults: kube-proxy's values, except for `minSyncPeriod`, because kpx has no reason to wait.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The table of `docs/configuration.md` is what the code says. `UPDATE_EXPECT=1` writes it anew.
+//! Compares the table of `docs/configuration.md` with the code. `UPDATE_EXPECT=1` rewrites the table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ const BEGIN: &str =
     "| flag | field | default | with `--config` | what kpx does with it |\n| --- | --- | --- | --- | --- |\n";
 
 #[test]
-fn the_table_is_what_the_code_says() {
+fn document_has_the_table_of_the_code() {
     let text = fs::read_to_string(DOCUMENT).unwrap();
     let (before, rest) = text.split_once(BEGIN).expect("the head of the table");
     let end = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
@@ -49,7 +49,7 @@ fn every_field_is_in_the_table() {
     assert_eq!(by_flag.chain(others).collect::<BTreeSet<_>>(), all);
 }
 
-/// With what hangs on other fields.
+/// The defaults, including those that depend on other fields.
 struct Defaults {
     kube_proxy: Value,
     kpx: Value,

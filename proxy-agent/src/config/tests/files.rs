@@ -1,4 +1,4 @@
-//! What files say, and how files and flags go together.
+//! Tests of files, and of files together with flags.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::settings::{Mode, Settings};
 const KPX: &str = "apiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\n";
 
 #[test]
-fn a_file_says_the_same_as_flags() {
+fn file_sets_the_same_as_flags() {
     let cases = [
         ("", ""),
         ("clusterCIDR: 10.244.0.0/16,fd00::/48", "--cluster-cidr=10.244.0.0/16,fd00::/48"),
@@ -61,7 +61,7 @@ fn a_file_says_the_same_as_flags() {
     }
 }
 
-/// The brackets that `fields` has left open, and one more.
+/// Returns the brackets that `fields` has left open, and one more.
 fn closing(fields: &str) -> &'static str {
     let open = fields.matches('{').count() - fields.matches('}').count();
     &"}}}"[..=open]
@@ -98,7 +98,7 @@ fn addresses_follow_the_family_of_the_bind_address() {
 }
 
 #[test]
-fn documents_of_both_kinds_in_one_file_or_in_two() {
+fn one_file_or_two_hold_documents_of_both_kinds() {
     let kube_proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n";
     let kpx = format!("{KPX}masquerade: compat\nmode: host\n");
     let one = ConfigFile::new(&format!("# both\n---\n{kpx}---\n{kube_proxy}---\n")).settings("");
@@ -117,7 +117,7 @@ fn documents_of_both_kinds_in_one_file_or_in_two() {
 }
 
 #[test]
-fn a_file_overrules_flags_but_a_few() {
+fn file_overrides_all_flags_but_a_few() {
     let file = ConfigFile::kube_proxy("hostnameOverride: file\nlogging: {verbosity: 1}\nmode: ipvs\n");
     let line =
         "--hostname-override=Flag --v=4 --logging-format=json --proxy-mode=nftables --masquerade-all --healthz-port=1
@@ -165,14 +165,14 @@ fn strict_decoding_gives_way_to_lenient_with_a_warning() {
 }
 
 #[test]
-fn a_host_that_is_no_node_keeps_its_connection_tracking() {
+fn host_mode_keeps_the_hosts_connection_tracking() {
     assert_eq!(settings("--mode host").conntrack, Default::default());
     let explicit = settings("--mode host --conntrack-min=7 --conntrack-max-per-core=3").conntrack;
     assert_eq!((explicit.max_per_core, explicit.min, explicit.tcp_established_timeout), (Some(3), Some(7), None));
 }
 
 #[test]
-fn what_is_written_can_be_read() {
+fn written_configuration_can_be_read() {
     let lines = [
         "",
         "--proxy-mode=nftables -v=3 --healthz-bind-address= --metrics-port=0",
@@ -201,7 +201,7 @@ fn what_is_written_can_be_read() {
 }
 
 #[tokio::test]
-async fn a_file_that_changes_is_noticed_and_one_that_is_only_touched_is_not() {
+async fn changed_file_is_noticed_and_touched_file_is_not() {
     let file = ConfigFile::kube_proxy("mode: ipvs\n");
     let text = fs::read_to_string(&file.path).unwrap();
     let files = file.load("").unwrap().files;
@@ -219,12 +219,13 @@ async fn a_file_that_changes_is_noticed_and_one_that_is_only_touched_is_not() {
 
     fs::remove_file(&file.path).unwrap();
     let gone = files.changed().await;
-    assert!(gone.contains("cannot be read any more"), "{gone}");
+    assert!(gone.contains("is no longer readable"), "{gone}");
 }
 
-/// As kubelet does it: `config.conf` is a link to `..data/config.conf`, and `..data` one to a folder that is replaced.
+/// Replaces files as kubelet does: `config.conf` is a link to `..data/config.conf`, and `..data` is a link to a folder
+/// that is replaced.
 #[tokio::test]
-async fn a_config_map_that_changes_is_noticed() {
+async fn changed_config_map_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let inside = |name: &str| folder.path().join(name);
     let version = |name: &str, mode: &str| {
@@ -246,7 +247,7 @@ async fn a_config_map_that_changes_is_noticed() {
     assert_eq!(within_time(changed).await, format!("{} has changed", path.display()));
 }
 
-/// Long enough for inotify to wake it.
+/// Waits long enough for inotify to wake the task.
 async fn still_waits<T>(task: &mut tokio::task::JoinHandle<T>) {
     assert!(tokio::time::timeout(Duration::from_millis(200), task).await.is_err(), "nothing has changed");
 }

@@ -1,4 +1,4 @@
-//! Flags as Go's are written.
+//! Tests of flags in Go's notation.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use crate::node::NodeOptions;
 use crate::node::node_ports::NodePortAddresses;
 
 #[test]
-fn go_habits() {
+fn flags_are_read_as_go_does() {
     for (line, masquerade_all) in [
         ("", false),
         ("--masquerade-all", true),
@@ -31,7 +31,7 @@ fn go_habits() {
 }
 
 #[test]
-fn empty_values_say_nothing() {
+fn empty_values_count_as_none() {
     let empty =
         "--nodeport-addresses= --cluster-cidr= --pod-bridge-interface= --masquerade-all=false --detect-local-mode=
                  --kubeconfig= --master= --proxy-mode= --bind-address= --masquerade= --run-dir= --hostname-override=n1";
@@ -41,7 +41,7 @@ fn empty_values_say_nothing() {
 }
 
 #[test]
-fn what_is_no_flag_is_refused_with_the_nearest_name() {
+fn unknown_flag_is_refused_with_the_nearest_name() {
     for (line, want) in [
         ("--proxymode=x", "--proxy-mode"),
         ("--clustercidr=x", "--cluster-cidr"),
@@ -61,7 +61,7 @@ fn what_is_no_flag_is_refused_with_the_nearest_name() {
 }
 
 #[test]
-fn renamed_it_runs() {
+fn program_named_kube_proxy_runs() {
     for (line, want) in [
         (
             "/usr/local/bin/kube-proxy --config=/x --hostname-override=n",

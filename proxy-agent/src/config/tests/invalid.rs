@@ -1,9 +1,9 @@
-//! Everything that cannot be, and what is said of it.
+//! Tests of invalid values and their errors.
 
 use super::{ConfigFile, Trace, load};
 use clap::Parser as _;
 
-/// Fields of a KubeProxyConfiguration, and what is said of them.
+/// The fields of a KubeProxyConfiguration, and their errors.
 const CASES: &[(&str, &str)] = &[
     (
         "bindAddress: nowhere",
@@ -94,7 +94,7 @@ fn every_wrong_field_is_named() {
 }
 
 #[test]
-fn kpx_has_its_own_fields() {
+fn every_wrong_field_of_kpx_is_named() {
     let cases = [
         ("masquerade: some", r#"masquerade: Invalid value: "some": must be one of default, compat"#),
         (
@@ -123,7 +123,7 @@ fn kpx_has_its_own_fields() {
 }
 
 #[test]
-fn all_of_it_at_once_and_with_the_flags() {
+fn all_errors_are_listed_with_their_flags() {
     let error = load(
         "--bind-address=x --oom-score-adj=-2000 --lb-algorithm=random --attach=tcx --node-ip=1.2.3 --cluster-cidr=y",
     );

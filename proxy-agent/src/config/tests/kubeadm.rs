@@ -1,4 +1,4 @@
-//! What kubeadm writes into the ConfigMap kube-proxy: every field of the API, nearly all of them empty.
+//! Tests of the ConfigMap kube-proxy as kubeadm writes it: it has every field of the API, nearly all of them empty.
 
 use std::time::Duration;
 

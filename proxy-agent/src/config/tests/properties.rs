@@ -1,4 +1,4 @@
-//! Whatever is said, it reads the same once written.
+//! Property tests: a written configuration reads back the same.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -62,8 +62,8 @@ fn resolve(text: &str) -> Configuration {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_the_same(kube_proxy in kube_proxy(), kpx in kpx()) {
-        // A page needs an address: without one, or with port 0, it is an error of its own.
+    fn written_configuration_reads_the_same(kube_proxy in kube_proxy(), kpx in kpx()) {
+        // The page needs an address. A configuration without one, or with port 0, is invalid.
         prop_assume!(kpx["ui"] == false || !["", "192.0.2.1:0"].contains(&kube_proxy["metricsBindAddress"].as_str().unwrap_or_default()));
         let first = resolve(&format!("{kube_proxy}\n{kpx}"));
         let written = first.to_yaml().unwrap();

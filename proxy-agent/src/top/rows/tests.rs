@@ -45,7 +45,7 @@ fn sample(at: Instant, services: Vec<Value>, reasons: &Value) -> Result<Sample> 
     Ok(Sample { at, status: serde_json::from_value(status)?, services, problem: None })
 }
 
-/// Two seconds apart.
+/// Returns two samples that are two seconds apart.
 fn samples() -> Result<(Sample, Sample)> {
     let at = Instant::now();
     let before = vec![
@@ -63,7 +63,7 @@ fn samples() -> Result<(Sample, Sample)> {
 }
 
 #[test]
-fn rates_are_what_passed_between_two_looks() -> Result<()> {
+fn rates_count_traffic_between_two_samples() -> Result<()> {
     let (before, now) = samples()?;
     expect![[r#"
          SERVICE    OPENED/S  PACKETS/S  BYTES/S  UNSERVED/S  FLOWS  BACKENDS
@@ -79,7 +79,7 @@ fn rates_are_what_passed_between_two_looks() -> Result<()> {
 }
 
 #[test]
-fn the_screen_shows_health_reasons_and_services() -> Result<()> {
+fn screen_shows_health_reasons_and_services() -> Result<()> {
     let (before, now) = samples()?;
     let mut view = View { sort: Sort::Bytes, ..View::default() };
     let rows = rows(&before, &now, &view);
@@ -126,17 +126,17 @@ fn scroll_position_stops_at_the_last_rows() -> Result<()> {
 }
 
 #[test]
-fn rows_are_sorted_and_filtered_and_nothing_goes_back() -> Result<()> {
+fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
     let (before, now) = samples()?;
     let names = |rows: &Rows| rows.services.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let view = View { sort: Sort::Name, filter: "e".to_owned(), ..View::default() };
     assert_eq!(names(&rows(&before, &now, &view)), ["shop/new", "shop/web"]);
     let view = View { sort: Sort::Flows, ..View::default() };
     assert_eq!(names(&rows(&before, &now, &view)), ["shop/web", "shop/cart", "shop/new"]);
-    // The agent has started anew.
+    // The agent has restarted.
     let later = Sample { at: now.at + Duration::from_secs(2), ..before };
     assert_eq!(rows(&now, &later, &view).total.opened, 0.0);
-    // And if it does not come back, the screen says so.
+    // If the agent does not come back, the screen shows a problem.
     let gone = Sample { problem: Some("no kpx answers".to_owned()), ..later };
     let header = rows(&now, &gone, &view).header;
     assert!(!header.healthy);

@@ -1,17 +1,17 @@
-// What the agent says, and how often it is asked.
+// Asks the agent at intervals.
 
 const SECONDS = Number(new URLSearchParams(location.search).get("every")) || 2;
 const PERIOD_MS = 1_000 * Math.max(SECONDS, 0.1);
 const TIMEOUT_MS = 15_000;
 
-/** JSON of the agent that served this page. */
+/** Returns JSON of the agent that served this page. */
 export async function ask(what) {
   const response = await fetch(`api/${what}`, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (!response.ok) throw new Error(`${what}: ${(await response.text()) || response.statusText}`);
   return response.json();
 }
 
-/** Calls `read` for as long as somebody looks, and leaves the agent four fifths of the time to itself. */
+/** Calls `read` while the page is visible, and leaves the agent four fifths of the time to itself. */
 export async function poll(read) {
   for (;;) {
     const started = performance.now();

@@ -1,6 +1,6 @@
-// Elements from values. What comes from objects is always text: nothing on this page parses HTML.
+// Makes elements from values. Values from objects are always text: this page never parses HTML.
 
-/** An HTML element; attributes without a value are left out, and so are such children. */
+/** Makes an HTML element; attributes and children without a value are left out. */
 export function h(name, attributes, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
@@ -12,7 +12,7 @@ export function svg(name, attributes, ...children) {
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (isNothing(value)) continue;
-    // The policy of this page forbids style attributes, but not styles.
+    // The page's policy forbids style attributes, but not styles.
     if (name === "style") element.style.cssText = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
@@ -24,7 +24,7 @@ function isNothing(value) {
   return value === undefined || value === null || value === false;
 }
 
-/** Makes the children of `parent` look like `wanted`, in place: focus, selection and what was typed stay. */
+/** Changes the children of `parent` to `wanted` in place, so that focus, selection and typed text stay. */
 export function show(parent, ...wanted) {
   morphChildren(parent, h("div", {}, wanted));
 }
@@ -35,7 +35,7 @@ function morph(now, want) {
     return;
   }
   for (const { name } of [...now.attributes]) {
-    // Whether a fold is open is the reader's.
+    // The reader decides whether a fold is open.
     if (name !== "open" && !want.hasAttribute(name)) now.removeAttribute(name);
   }
   for (const { name, value } of want.attributes) {
@@ -49,7 +49,8 @@ function morphChildren(now, want) {
   const wanted = [...want.childNodes];
   const keys = new Set(wanted.map(keyOf).filter(Boolean));
   const kept = new Map();
-  // Those that go, go first: then those that stay need not be moved, and what is moved loses the focus.
+  // Obsolete children are removed first. The remaining ones need not move then, and a moved element would lose the
+  // focus.
   for (const child of [...now.childNodes]) {
     const key = keyOf(child);
     if (key && !keys.has(key)) child.remove();

@@ -1,4 +1,4 @@
-// The page's loop: asks the agent, takes in what it says, shows the view that the address names.
+// The page's loop: asks the agent, takes in the answer, and shows the view that the address names.
 
 import { ask, poll } from "./agent.js";
 import { show } from "./dom.js";
@@ -10,7 +10,7 @@ import { choice, neighbour, sortBy, table, toolbar } from "./services.js";
 
 const part = Object.fromEntries(["header", "notices", "tiles", "view"].map((id) => [id, document.getElementById(id)]));
 
-/** `#/services/shop/web` → ["services", "shop/web"]. */
+/** Parses the address: `#/services/shop/web` → ["services", "shop/web"]. */
 function place() {
   const [view, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   return [["drops", "devices", "node"].includes(view) ? view : "services", rest.join("/")];
@@ -20,7 +20,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // Somebody has typed it.
+    return text; // The user typed an invalid address.
   }
 }
 
@@ -47,7 +47,7 @@ function titleOf(key) {
   return mark + [key, status?.nodeName, "kpx"].filter(Boolean).join(" · ");
 }
 
-/** Of the first row, in the window. */
+/** Returns the position of the first row in the window. */
 function tableTop() {
   return document.querySelector("#services tbody")?.getBoundingClientRect().top ?? 0;
 }
@@ -65,7 +65,7 @@ async function read() {
   render();
 }
 
-/** Moves the focus to the link of another row, which may have to be brought into sight first. */
+/** Moves the focus to the link of another row, after scrolling it into view. */
 function moveTo(key, step) {
   const target = neighbour(key, step);
   if (!target) return;
@@ -84,7 +84,7 @@ addEventListener("hashchange", () => {
   const before = shown;
   shown = place().join("/");
   render();
-  // Back in the table, the reader is where they were; anywhere else, at the beginning.
+  // In the table, the reader gets back to the former place; elsewhere, to the beginning.
   if (shown === "services/") scrollTo(0, scrolledTo);
   else if (shown !== before) scrollTo(0, 0);
   if (shown !== before) part.view.focus({ preventScroll: true });

@@ -1,4 +1,4 @@
-// What is shown of a reading, worked out once for all views.
+// Computes the values that all views show of a reading.
 
 import { Rates } from "./rates.js";
 
@@ -9,14 +9,14 @@ export const BYTES = 2;
 export const UNSERVED = 3;
 const COUNTERS = 4;
 
-/** All that is known, as of the last readings. */
+/** The state as of the last readings. */
 export const state = {
   status: null,
   reasons: new Map(),
   rows: [],
   services: new Rates(COUNTERS),
   node: new Rates(1),
-  /** Why the last reading failed, and when the one before it was taken. */
+  /** The reason why the last reading failed, and below it the time of the last success. */
   silence: null,
   lastAnswer: null,
 };
@@ -46,12 +46,12 @@ export function portKey(service, port) {
   return `${serviceKey(service)}:${port.protocol}/${port.port}`;
 }
 
-/** As it is written in a table: 80/TCP, or 80→30080/TCP with a node port. */
+/** Formats a port: 80/TCP, or 80→30080/TCP with a node port. */
 export function portText({ port, nodePort, protocol }) {
   return `${port}${nodePort ? `→${nodePort}` : ""}/${protocol}`;
 }
 
-/** `[ready, all]` pods; without names of pods, addresses. */
+/** Returns the numbers of `[ready, all]` pods; without pods' names it counts addresses. */
 export function readiness(backends) {
   const pods = new Map();
   for (const backend of backends) {

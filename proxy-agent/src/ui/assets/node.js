@@ -1,4 +1,4 @@
-// The node as a whole: unserved packets, devices, options, tables.
+// The views of the node as a whole: unserved packets, devices, options, tables.
 
 import { h } from "./dom.js";
 import { state } from "./model.js";
@@ -94,7 +94,7 @@ function families(status) {
   });
 }
 
-/** Those that keep count, the fullest first. */
+/** Lists the maps that have a count, the fullest first. */
 function maps(fill) {
   const counted = Object.entries(fill).filter(([, { entries }]) => entries !== null);
   const part = ({ entries, maxEntries }) => (maxEntries > 0 ? entries / maxEntries : 0);
@@ -147,7 +147,7 @@ function reasonTable(id, caption, reasons) {
   return table(id, caption, ["Reason", "Meaning", "Fate", "#Packets", "#Packets/s", "Trend"], rows);
 }
 
-/** A `#` in front of a heading says that there are numbers below. */
+/** Makes a table; a `#` before a heading marks a column of numbers. */
 function table(id, caption, headings, rows) {
   const columns = headings.map((heading) => h("th", { scope: "col", class: heading.startsWith("#") ? "number" : null }, heading.replace("#", "")));
   return h(

@@ -1,4 +1,4 @@
-// What is above every view: who this node is, how it does, and its rates as a whole.
+// The part above every view: the node, its health, and its total rates.
 
 import { h } from "./dom.js";
 import { BYTES, isUnserved, state } from "./model.js";
@@ -36,7 +36,7 @@ export function healthPill(status, silence) {
   return h("span", { class: `pill ${kind}`, "data-health": kind }, text);
 }
 
-/** What is wrong, in words. */
+/** Lists the problems in words. */
 export function notices() {
   const { status, silence, lastAnswer } = state;
   const notices = [];
@@ -100,7 +100,7 @@ function about(status) {
   return facts.map((fact) => h("span", {}, fact));
 }
 
-/** What asks for a look there. */
+/** Marks a view that deserves a look. */
 function badge(view) {
   const skipped = state.status?.skipped.length ?? 0;
   return view === "node" && skipped > 0 ? h("span", { class: "badge", title: "objects skipped" }, count(skipped)) : null;

@@ -1,15 +1,15 @@
-// Rates and their recent past, from readings of counters.
+// Computes rates and their recent past from readings of counters.
 
-/** Readings that are remembered. */
+/** The number of remembered readings. */
 export const KEEP = 90;
 
-/** The agent learns what open flows have passed when it sweeps them: a shorter window would see bursts. */
+/** The window of a rate. The agent counts the traffic of open flows when it sweeps them, so a shorter window would show bursts. */
 const WINDOW_MS = 12_000;
 
-/** Counters by key, several of them under each key. */
+/** The history of counters by key; each key has several counters. */
 export class Rates {
   #width;
-  /** Readings so far; reading `n` is kept at `n % KEEP`. */
+  /** The number of readings so far; reading `n` is kept at `n % KEEP`. */
   #count = 0;
   #times = new Float64Array(KEEP);
   #histories = new Map();
@@ -24,7 +24,7 @@ export class Rates {
     this.#times[at] = time;
     for (const [key, counters] of reading) {
       let history = this.#histories.get(key);
-      // A counter that fell began anew, as with another agent.
+      // A counter that fell has restarted, for example with another agent.
       if (!history || counters.some((value, field) => value < this.#value(history, field, this.#count - 1))) {
         history = { since: this.#count, values: new Float64Array(KEEP * this.#width) };
         this.#histories.set(key, history);
@@ -38,13 +38,13 @@ export class Rates {
     this.#count += 1;
   }
 
-  /** A second, now; null while it is not known. */
+  /** Returns the current rate per second; null while it is unknown. */
   now(key, field = 0) {
     const history = this.#histories.get(key);
     return history ? this.#rate(history, field, this.#count - 1) : null;
   }
 
-  /** The rates at all readings that are remembered, the last one last; null where it was not known. */
+  /** Returns the rates at all remembered readings, the latest one last; an unknown rate is null. */
   series(key, field = 0) {
     const history = this.#histories.get(key);
     const first = Math.max(0, this.#count - KEEP);

@@ -1,4 +1,4 @@
-// One service: its ports, where they are offered, and what is behind them.
+// The view of one service: its ports, its frontends and its backends.
 
 import { h } from "./dom.js";
 import { BYTES, OPENED, PACKETS, UNSERVED, portKey, portText, readiness, state } from "./model.js";
@@ -93,7 +93,7 @@ function frontends(frontends) {
   return h("ul", { class: "frontends" }, items);
 }
 
-/** Backends by zone, then by node; this node first, then by name. */
+/** Shows backends by zone, then by node; this node comes first, then the others by name. */
 function zones(backends) {
   if (backends.length === 0) return h("p", { class: "nothing" }, "No endpoints are listed for this port.");
   const zones = grouped(backends, (backend) => backend.zone ?? "");
@@ -144,7 +144,7 @@ function stateOf({ ready, serving, terminating }) {
   return serving ? ["draining", "serving, not ready"] : ["down", "not ready"];
 }
 
-/** Whose new flows it takes. */
+/** Says which new flows the backend takes. */
 function takes({ inClusterSet, inLocalSet }) {
   if (inClusterSet) return "takes flows";
   return inLocalSet ? "takes local flows" : "takes none";

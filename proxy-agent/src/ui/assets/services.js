@@ -1,4 +1,4 @@
-// The table of services. Only the rows in sight are elements: there may be thousands.
+// The table of services. Only the visible rows are elements: there may be thousands of rows.
 
 import { h } from "./dom.js";
 import { PACKETS, state } from "./model.js";
@@ -6,7 +6,7 @@ import { spark } from "./spark.js";
 import { byteRate, count, number, plural, rate } from "./text.js";
 
 const ROW_HEIGHT = 44;
-/** Rows kept above and below those in sight. */
+/** The number of rows kept above and below the visible ones. */
 const MARGIN = 8;
 
 const COLUMNS = [
@@ -23,7 +23,7 @@ const COLUMNS = [
   { id: "refused", label: "Unserved/s", isNumber: true, cell: (row) => numberCell("refused", rate(row.refused), row.refused) },
 ];
 
-/** What the reader has chosen. */
+/** The reader's choices. */
 export const choice = { words: "", column: "namespace", descending: false };
 
 export function toolbar() {
@@ -74,13 +74,13 @@ export function table(viewport) {
   );
 }
 
-/** A second choice of the same column turns the order around; numbers start with the largest. */
+/** Sorts by a column. A second choice of the same column reverses the order; numbers start with the largest. */
 export function sortBy(id) {
   if (choice.column === id) choice.descending = !choice.descending;
   else Object.assign(choice, { column: id, descending: COLUMNS.find((column) => column.id === id).isNumber ?? false });
 }
 
-/** Where the row `step` further than that of `key` is, in pixels from the table's top; null behind the ends. */
+/** Finds the row `step` rows after that of `key`, in pixels from the table's top; null beyond the ends. */
 export function neighbour(key, step) {
   const rows = chosenRows();
   const at = rows.findIndex((row) => row.key === key) + step;

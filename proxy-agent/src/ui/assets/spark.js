@@ -1,11 +1,11 @@
-// Small charts.
+// Draws small charts.
 
 import { svg } from "./dom.js";
 
-/** As many readings fill the width at least; a few of them would look like a trend. */
+/** The least number of readings for the full width; a few readings over it would look like a trend. */
 const SPAN = 30;
 
-/** The line of a series, with time from left to right; the number that it ends in stands beside it as text. */
+/** Draws the line of a series, with time from left to right; its last number stands beside it as text. */
 export function spark(series, colour, { width = 120, height = 28 } = {}) {
   const peak = Math.max(...series.filter((value) => value !== null), 1e-9);
   const step = width / (Math.max(series.length, SPAN) - 1);

@@ -1,8 +1,8 @@
-// Numbers and times as people read them.
+// Formats numbers and times for people.
 
 const PREFIXES = ["", "k", "M", "G", "T", "P"];
 
-/** With three digits and a decimal prefix: 1.23k. */
+/** Formats a number with three digits and a decimal prefix: 1.23k. */
 export function number(value) {
   if (value === null || Number.isNaN(value)) return "–";
   let prefix = 0;
@@ -14,32 +14,32 @@ export function number(value) {
   return trimmed(value.toFixed(digits)) + PREFIXES[prefix];
 }
 
-/** The same in bytes: 1.23 kB. */
+/** Formats a number of bytes: 1.23 kB. */
 export function bytes(value) {
   return number(value).replace(/[a-zA-Z]?$/, (prefix) => ` ${prefix}B`);
 }
 
-/** A rate. Below a hundredth of one it is none. */
+/** Formats a rate; below 0.005 it counts as 0. */
 export function rate(value) {
   return value === null ? "–" : number(value < 0.005 ? 0 : value);
 }
 
-/** Bytes a second. */
+/** Formats bytes per second. */
 export function byteRate(value) {
   return value === null ? "–" : bytes(value < 0.005 ? 0 : value);
 }
 
-/** Every digit, in groups. */
+/** Formats a number with every digit, in groups. */
 export function count(value) {
   return value.toLocaleString("en", { useGrouping: true });
 }
 
-/** Of one thing or of several. */
+/** Formats a count with the singular or the plural. */
 export function plural(value, one, several = `${one}s`) {
   return `${count(value)} ${value === 1 ? one : several}`;
 }
 
-/** The time since `timestamp` in its largest unit. */
+/** Formats the time since `timestamp` in its largest unit. */
 export function age(timestamp, now = Date.now()) {
   const seconds = Math.max(0, Math.round((now - Date.parse(timestamp)) / 1000));
   for (const [unit, length] of [["d", 86_400], ["h", 3_600], ["min", 60]]) {
@@ -48,7 +48,7 @@ export function age(timestamp, now = Date.now()) {
   return `${seconds} s`;
 }
 
-/** An address and a port, an IPv6 address in brackets. */
+/** Formats an address and a port; an IPv6 address is in brackets. */
 export function endpoint(address, port) {
   return address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`;
 }

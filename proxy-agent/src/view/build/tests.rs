@@ -33,7 +33,7 @@ fn web() -> [Input; 4] {
 }
 
 #[test]
-fn a_view_has_all_that_is_known_of_a_service() {
+fn view_shows_all_known_of_a_service() {
     let views = views(&desired(web()).snapshot(), &Counts::default());
     let text = serde_json::to_string_pretty(&views).unwrap();
     expect_file!["web.json"].assert_eq(&text);
@@ -41,7 +41,7 @@ fn a_view_has_all_that_is_known_of_a_service() {
 }
 
 #[test]
-fn a_frontend_that_another_service_holds_is_shown_with_the_reason() {
+fn frontend_held_by_another_service_is_shown_with_reason() {
     let mut inputs = Vec::from(web());
     let other = service("other").cluster_ip("10.96.0.2").port("http", "TCP", 80).type_("NodePort").node_port(30_080);
     inputs.push(other.created(2).into());
@@ -58,7 +58,7 @@ fn a_frontend_that_another_service_holds_is_shown_with_the_reason() {
         other NodePort: IPv4 *:30080/tcp is held by Service default/web
     "#]]
     .assert_eq(&rows.collect::<String>());
-    assert_eq!(views.len(), 2, "nothing is served of a headless Service");
+    assert_eq!(views.len(), 2, "no headless Service is served");
     let names = Names::new(frontend_names(&snapshot));
     let name = |at: &str, protocol| {
         let name = names.find(at.parse().unwrap(), protocol)?;

@@ -108,7 +108,7 @@ impl<A: Addr> Moment<'_, A> {
     fn check_served(&self, name: &FrontendKey<A>) -> Result<(), String> {
         for (kind, origin) in [
             (FrontendKind::CLUSTER_IP, Origin::POD),
-            (FrontendKind::NODE_PORT, Origin::OUTSIDE),
+            (FrontendKind::NODE_PORT, Origin::EXTERNAL),
             (FrontendKind::NODE_PORT, Origin::NODE),
         ] {
             let served = |state: &FamilyTables<A>| {

@@ -25,7 +25,7 @@ pub(super) fn skipped(records: &[Record]) -> String {
     if lines.is_empty() { "Nothing was left out.".to_owned() } else { lines.join("\n") }
 }
 
-/// What a section made by itself.
+/// Returns the tables that a section made by itself.
 pub(super) fn tables(records: &[Record]) -> String {
     let table = |record: &Record| match record {
         Record::Machine(machine) => Some(machine.to_string()),
@@ -60,7 +60,7 @@ pub(super) fn cells(cells: &Cells) -> String {
     text
 }
 
-/// Of direct the rate, of all others the ratio to it; then CPU time.
+/// Writes the rate of direct, or the ratio of another variant to it; then CPU time.
 fn figure(variant: Variant, mode: Mode, cell: &Summary) -> String {
     let what = if variant == Variant::Direct { rate(mode, cell.rate.median) } else { spread(&cell.ratio) };
     format!("{what} · {}", cost(mode, cell.cpu))

@@ -25,7 +25,7 @@ const COLOURS: [(Variant, RGBColor); 9] = [
     (Variant::KpxSocket, RGBColor(150, 200, 60)),
 ];
 
-/// What a bar or a point shows.
+/// The values of bars or points.
 type Marks = Vec<(usize, Spread)>;
 
 pub(super) fn draw(cells: &Cells, folder: &FilePath) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What must be reached, and what was found.
+//! The targets, and the figures found.
 
 use lab_tools::bench::{Key, Mode, Path, Spread, Variant};
 
@@ -87,7 +87,7 @@ fn row(target: &Target, services: usize, cells: &Cells) -> Option<Vec<String>> {
     ])
 }
 
-/// Whether a ratio to direct is another with many Services, by more than two labs differ that are the same.
+/// Tells if a ratio to direct is another with many Services, by more than two equal labs differ.
 fn change(variant: Variant, path: Path, mode: Mode, cells: &Cells) -> Option<Vec<String>> {
     let cell = |services, variant| Some(&cells.get(&Key { services, path, mode, variant })?.ratio);
     let (few, many) = (cell(1, variant)?, cell(50_000, variant)?);

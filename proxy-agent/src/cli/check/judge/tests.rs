@@ -2,7 +2,7 @@ use super::*;
 use crate::cli::check::rules::{Chains, KubeProxyRules};
 use crate::privileges::NEEDED;
 
-/// A node as it should be.
+/// Returns the facts of a node on which everything is right.
 fn node() -> Facts {
     Facts {
         kernel: "6.18.0-generic".to_owned(),
@@ -24,7 +24,7 @@ fn set(facts: &mut Facts, key: &'static str, value: &str) {
 }
 
 #[test]
-fn nothing_is_wrong_with_a_node_as_it_should_be() {
+fn right_node_has_no_problem() {
     let findings = judge(&node());
     assert!(findings.iter().all(|finding| finding.level == Level::Ok && finding.fix.is_none()), "{findings:?}");
     let mut names: Vec<_> = findings.iter().map(|finding| finding.what).collect();
@@ -35,7 +35,7 @@ fn nothing_is_wrong_with_a_node_as_it_should_be() {
 
 type Change = fn(&mut Facts);
 
-/// What is found of which fact, and how bad it is, on a node that is fit but for a change.
+/// The finding and its level for each fact, on a node that is fit but for one change.
 const CASES: [(&str, Level, &str, Change); 43] = [
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];

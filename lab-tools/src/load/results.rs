@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use super::dialer::Exchange;
 
-/// What was wrong is told of so many, of all it is counted.
+/// The number of faults that are described; all are counted.
 const TOLD: usize = 12;
 
 /// Why a connection counts as failed.
@@ -40,7 +40,7 @@ impl fmt::Display for Fault {
 }
 
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct Results {
     started: Instant,
     /// How long there was dialling.
     pub lasted: Duration,
@@ -53,13 +53,13 @@ pub struct Tally {
     pub by_backend: BTreeMap<String, u64>,
     /// How far the dialler was behind its rate at worst: the machine had no time for it.
     pub behind: Duration,
-    /// What was wrong, of the first ones, with the time since the start.
+    /// The first faults, with the time since the start.
     pub told: Vec<String>,
     /// From dialling to the complete answer, in microseconds.
     times: Vec<u32>,
 }
 
-impl Tally {
+impl Results {
     pub(super) fn new(started: Instant) -> Self {
         Self {
             started,

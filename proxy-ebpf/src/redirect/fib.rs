@@ -10,20 +10,16 @@ use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redir
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 
-use crate::Answer;
+use crate::Action;
 use crate::maps;
 use crate::net::{self, Net};
 use crate::packet::{Found, Packet};
+use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
 
-/// 0: nothing is delivered fast, and the verifier leaves all of it out of the programs. Else `Node::FAST_PATH` says
-/// whether anything is. Set before the programs are loaded.
-#[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
-static FAST_PATH: u32 = 0;
-
-/// What [`find`] found out about a packet's way. In map memory, as a [`Packet`] is.
+/// The kernel's answer about a packet's route, from [`find`]. In map memory, as a [`Packet`] is.
 #[derive(Clone, Copy)]
-pub struct Way {
+pub struct FibResult {
     /// The question, and the kernel's answer.
     fib: FibLookup,
     neighbour: bpf_redir_neigh,
@@ -31,7 +27,7 @@ pub struct Way {
     pub to_peer: bool,
 }
 
-impl Way {
+impl FibResult {
     /// The ports that the stack would route by, if it routes by ports (`ip rule`, several next hops): those between the hooks.
     #[inline(always)]
     pub fn set_ports(&mut self, sport: Port, dport: Port) {
@@ -39,7 +35,7 @@ impl Way {
     }
 }
 
-/// What differs between IPv4 and IPv6 for a router.
+/// The differences between IPv4 and IPv6 for a router.
 pub trait Forward: Net {
     /// Offset in a frame of the number of hops that a packet may still go.
     const HOPS_OFFSET: u32;
@@ -50,7 +46,7 @@ pub trait Forward: Net {
 
 /// Finds the way of a packet that goes from `src` to `dst`, between the ports that have been set. False if it is one for the stack.
 #[inline(never)]
-pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, way: &mut Way, src: &A, dst: &A) -> bool {
+pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, route: &mut FibResult, src: &A, dst: &A) -> bool {
     let found = skb.found();
     if u32::from(found.l4) != ETH_LEN + A::IP_LEN {
         return false;
@@ -59,7 +55,7 @@ pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, way: &mut Way, src: &A, ds
     if hops <= 1 {
         return false;
     }
-    let fib = &mut way.fib;
+    let fib = &mut route.fib;
     fib.family = A::AF;
     fib.l4_protocol = packet.proto.0;
     fib.__bindgen_anon_1.tot_len = len;
@@ -67,25 +63,25 @@ pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, way: &mut Way, src: &A, ds
     fib.__bindgen_anon_2.rt_metric = 0;
     fib.__bindgen_anon_5.tbid = 0;
     A::fib_addrs(fib, *src, *dst);
-    // SAFETY: the structure is ours, and its size is its own.
+    // SAFETY: the helper takes the context, and a structure borrowed alone with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size_of::<FibLookup>() as i32, 0) };
     if result as u32 != BPF_FIB_LKUP_RET_SUCCESS {
         return false;
     }
-    // What has none of our hooks would let a packet out that is not translated yet, or let none in that comes back.
+    // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
     let Some(device) = maps::device(fib.ifindex) else { return false };
-    way.to_peer = device.has_peer();
+    route.to_peer = device.has_peer();
     // The next router of an IPv4 route may have an IPv6 address (RFC 5549).
-    way.neighbour.nh_family = fib.family.into();
-    // SAFETY: any bits are an address; behind IPv4's, nobody looks at the rest.
-    way.neighbour.__bindgen_anon_1.ipv6_nh = unsafe { fib.__bindgen_anon_4.ipv6_dst };
+    route.neighbour.nh_family = fib.family.into();
+    // SAFETY: any bits are an address; the kernel reads no more of it than the family has.
+    route.neighbour.__bindgen_anon_1.ipv6_nh = unsafe { fib.__bindgen_anon_4.ipv6_dst };
     true
 }
 
 /// The length, without link header, of the longest packet that this one will be on the wire. None if it cannot be told.
 #[inline(always)]
 fn longest(skb: Skb, found: &Found) -> Option<u16> {
-    let len = match gso_size(skb) {
+    let len = match skb.gso_size() {
         0 => skb.len() - ETH_LEN,
         size => {
             let header_len = match found.proto {
@@ -101,53 +97,30 @@ fn longest(skb: Skb, found: &Found) -> Option<u16> {
 
 /// Sends a packet, rewritten, on the way that was found for it.
 #[inline(never)]
-pub fn leave<A: Forward>(skb: Skb, way: &mut Way) -> Result<Answer, Reason> {
+pub fn leave<A: Forward>(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     A::spend_hop(skb)?;
-    let ifindex = way.fib.ifindex;
-    if way.to_peer {
+    let ifindex = route.fib.ifindex;
+    if route.to_peer {
         // For a bridge, a capture, a virtual machine in the pod: its stack itself takes any.
-        skb.store(0, &[way.fib.dmac, way.fib.smac], 0)?;
+        skb.store(0, &[route.fib.dmac, route.fib.smac], 0)?;
         maps::count(Event::FastLocal);
         // SAFETY: the helper takes numbers only; a device that is gone costs the packet.
-        return Ok(unsafe { bpf_redirect_peer(ifindex, 0) as Answer });
+        return Ok(Action(unsafe { bpf_redirect_peer(ifindex, 0) } as i32));
     }
     // The kernel adds the link header that is here to a sum that a device took over the whole packet, and writes another.
     // SAFETY: equal in size, and any bits are a number.
-    let to: [u32; 3] = unsafe { transmute([way.fib.dmac, way.fib.smac]) };
+    let to: [u32; 3] = unsafe { transmute([route.fib.dmac, route.fib.smac]) };
     skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &to));
     maps::count(Event::FastRemote);
-    let (neighbour, len) = (from_mut(&mut way.neighbour), size_of::<bpf_redir_neigh>() as i32);
+    let (neighbour, len) = (from_mut(&mut route.neighbour), size_of::<bpf_redir_neigh>() as i32);
     // SAFETY: the structure is ours, and its size is its own. (By name of the neighbour, a packet that has just come in
     // and has no route needs none.)
-    Ok(unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) as Answer })
+    Ok(Action(unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) } as i32))
 }
 
 #[inline(always)]
 pub fn is_built_in() -> bool {
-    // SAFETY: it is initialised. Volatile, because the compiler would take it for what it says here.
-    unsafe { (&raw const FAST_PATH).read_volatile() != 0 }
-}
-
-// Functions of their own, for the reason that `skb.rs` gives.
-
-#[inline(never)]
-pub fn is_ours(skb: Skb) -> bool {
-    const PACKET_HOST: u32 = 0;
-    // SAFETY: the kernel lends the context for the program's whole run.
-    unsafe { (*skb.as_ptr()).pkt_type == PACKET_HOST }
-}
-
-/// Does the packet carry a tag of IEEE 802.1Q that tells a priority? The stack takes it off; past the stack it would stay.
-#[inline(never)]
-pub fn is_tagged(skb: Skb) -> bool {
-    // SAFETY: as in `is_ours`.
-    unsafe { (*skb.as_ptr()).vlan_present != 0 }
-}
-
-#[inline(never)]
-fn gso_size(skb: Skb) -> u32 {
-    // SAFETY: as in `is_ours`.
-    unsafe { (*skb.as_ptr()).gso_size }
+    FAST_PATH.get() != 0
 }
 
 impl Forward for Addr4 {
@@ -158,7 +131,7 @@ impl Forward for Addr4 {
     fn spend_hop(skb: Skb) -> Result<(), Reason> {
         let [hops, proto, check @ ..] = skb.load::<[u8; 4]>(Self::HOPS_OFFSET)?;
         let sum = u32::from(u16::from_be_bytes(check)) + 0x0100;
-        // Of the two zeros the one that a header's checksum has.
+        // One's complement has two zeros: this is a header's.
         let check = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
         skb.store(Self::HOPS_OFFSET, &[hops - 1, proto, check[0], check[1]], 0)
     }

@@ -1,4 +1,4 @@
-//! What the random packets came to: a test in which something never happens says nothing about it.
+//! The outcomes of the random packets: a test in which one never happens says nothing about it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use testbed::reference::model::{Answer, Kind};
 const ENOUGH: u64 = 100;
 
 #[derive(Debug, Default)]
-pub(crate) struct Tally(BTreeMap<String, u64>);
+pub(crate) struct Outcomes(BTreeMap<String, u64>);
 
-impl Tally {
+impl Outcomes {
     pub(crate) fn add(&mut self, packet: &Packet, answer: &Answer) {
         let place = match packet.hook {
             Hook::Ingress(_) => "ingress",
@@ -56,7 +56,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Outcomes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|(what, count)| writeln!(f, "{count:7} {what}"))
     }

@@ -1,26 +1,44 @@
-//! Packets of open connections that skip the node's stack: see "Fast delivery" in ARCHITECTURE.md.
+//! Packets of open connections that skip the node's stack: see README.md.
 //!
-//! What arrives of an established flow goes straight to the pod's end of its veth, or to the neighbour through another
-//! device. Whatever the stack knows better, or has to know, is left to it: nothing is ever lost by a doubt.
+//! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour through another device.
+//! In doubt the packet takes the stack, so that no doubt loses one.
 
-mod way;
+mod fib;
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, Hook, Kind, Seen, State};
+use proxy_common::flow::{EntryKind, Flow, Hook, Kind, Seen, State};
 
-use self::way::{find, is_ours, is_tagged, leave};
+use self::fib::{find, leave};
 use crate::maps::{self, Scratch};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::{Note, Skb};
-use crate::{Answer, flow};
+use crate::skb::{PacketMark, Skb};
+use crate::{Action, flow};
 
-pub use self::way::{Forward, Way};
+pub use self::fib::{FibResult, Forward};
 
-/// No tc action: the packet is as it was, and goes on as if nobody had asked here.
-const LEFT: Answer = i32::MIN;
+/// The fate of a packet here, in one register: a tc action, or none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+struct Delivery(i32);
+
+impl Delivery {
+    /// The packet is as it was, and takes the stack.
+    const LEFT: Self = Self(i32::MIN);
+    /// The kernel has refused to change the packet, half of which may be done.
+    const FAILED: Self = Self(i32::MIN + 1);
+
+    #[inline(always)]
+    fn result(self) -> Option<Result<Action, Reason>> {
+        match self {
+            Self::LEFT => None,
+            Self::FAILED => Some(Err(Reason::Rewrite)),
+            Self(action) => Some(Ok(Action(action))),
+        }
+    }
+}
 
 /// After this many seconds of silence nothing of a flow is on its way that could be overtaken, ...
 const SILENCE_SECS: u32 = 2;
@@ -33,126 +51,118 @@ const END: Seen = Seen::FIN.with(Seen::RST);
 
 #[inline(always)]
 pub fn is_on() -> bool {
-    way::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
+    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
 }
 
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
 /// this hook. None: it is left to the stack, as it was.
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Option<Result<Answer, Reason>> {
-    let answer = match deliver(skb, scratch, is_known) {
-        LEFT => return None,
-        FAILED => Err(Reason::Rewrite),
-        answer => Ok(answer),
-    };
-    Some(answer)
+pub fn run<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Option<Result<Action, Reason>> {
+    deliver(skb, scratch, is_known).result()
 }
 
-/// As [`LEFT`]: the kernel has refused to change the packet, half of which may be done.
-const FAILED: Answer = i32::MIN + 1;
-
 #[inline(never)]
-fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Answer {
+fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Delivery {
     let Scratch { packet, flow, .. } = &*scratch;
-    // This direction takes the stack now, whatever the way of this packet; so shall the other, of which only its own end is
-    // known. (The end may have come before, while nothing was fast.)
+    // This direction takes the stack from now on, and so shall the other, which knows its own end only. (The end may have come
+    // before, while nothing was fast.)
     if is_known && flow.kind == Kind::DNAT && flow.tx.has(Seen::DIRECT) && flow.tx.with(packet.seen()).has(END) {
         note_direct(flow, packet.proto, false);
     }
-    // Of a bridge's port, whose packets are the bridge's to route, if any are.
-    if !is_ours(skb) || is_tagged(skb) {
-        return LEFT;
+    // The bridge routes the packets of its ports.
+    if !skb.is_ours() || skb.is_tagged() {
+        return Delivery::LEFT;
     }
-    let delivered = match scratch.flow.kind {
+    let delivered = match scratch.flow.kind.known() {
         _ if !is_known => back(skb, scratch, false),
-        Kind::DNAT => there(skb, scratch),
-        Kind::UNSNAT => back(skb, scratch, true),
-        _ => Ok(LEFT),
+        Some(EntryKind::Dnat) => there(skb, scratch),
+        Some(EntryKind::Unsnat) => back(skb, scratch, true),
+        Some(EntryKind::Snat | EntryKind::Undnat) | None => Ok(Delivery::LEFT),
     };
-    delivered.unwrap_or(FAILED)
+    delivered.unwrap_or(Delivery::FAILED)
 }
 
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
 #[inline(always)]
-fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Answer, Reason> {
-    let Scratch { packet, flow, way, .. } = scratch;
+fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Reason> {
+    let Scratch { packet, flow, route, .. } = scratch;
     if !flow.rx.has(Seen::DIRECT) || flow.state() != State::Established || is_for_stack(packet, flow) {
-        return Ok(LEFT);
+        return Ok(Delivery::LEFT);
     }
     // The kernel does not judge what skips it.
     if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-        return Ok(LEFT);
+        return Ok(Delivery::LEFT);
     }
-    way.set_ports(flow.source.port, flow.backend.port);
-    if !find(skb, packet, way, &flow.client.addr, &flow.backend.addr) {
-        return Ok(LEFT);
+    route.set_ports(flow.source.port, flow.backend.port);
+    if !find(skb, packet, route, &flow.client.addr, &flow.backend.addr) {
+        return Ok(Delivery::LEFT);
     }
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
-    let source = if way.to_peer { flow.source } else { flow.client_between() };
+    let source = if route.to_peer { flow.source } else { flow.client_between() };
     packet.rewrite(skb, &source, &flow.backend)?;
     maps::count(Event::Forwarded);
-    if !way.to_peer {
-        skb.set_note(Note::forward(flow.is_snat_on_devices()));
+    if !route.to_peer {
+        skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices()));
     }
-    leave::<A>(skb, way)
+    leave::<A>(skb, route).map(|Action(action)| Delivery(action))
 }
 
 /// Lets the other direction know that this one is fast, or is no more: seldom more than once for each flow.
 #[inline(never)]
 fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     for entry in [maps::undnat(flow, proto), maps::opener(flow, proto)].into_iter().flatten() {
-        let tx = entry.tx().without(Seen::DIRECT);
+        let tx = entry.read(|flow| flow.tx).without(Seen::DIRECT);
         entry.set_tx(if is_direct { tx.with(Seen::DIRECT) } else { tx });
     }
 }
 
 /// A packet from the backend; `is_unsnat` if the ingress hook knows it as one that the backend has sent to the node.
 #[inline(always)]
-fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Result<Answer, Reason> {
-    let Scratch { packet, flow, other, way, .. } = scratch;
+fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Result<Delivery, Reason> {
+    let Scratch { packet, flow, other, route, .. } = scratch;
     let key = if is_unsnat { flow.undnat_key(packet.proto) } else { packet.flow_key(Hook::EGRESS) };
-    let Some(entry) = maps::flow(&key, other) else { return Ok(LEFT) };
+    let Some(entry) = maps::flow(&key, other) else { return Ok(Delivery::LEFT) };
     if other.kind != Kind::UNDNAT || other.has(Flow::<A>::HOST) || other.is_snat() != is_unsnat {
-        return Ok(LEFT);
+        return Ok(Delivery::LEFT);
     }
     if !other.rx.has(Seen::DIRECT) {
         if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-            return Ok(LEFT);
+            return Ok(Delivery::LEFT);
         }
         entry.set_rx(other.rx.with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
     if !other.tx.has(Seen::DIRECT) || !other.rx.has(Seen::PACKET) || other.rx.has(END) || is_for_stack(packet, other) {
-        return Ok(LEFT);
+        return Ok(Delivery::LEFT);
     }
     if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-        return Ok(LEFT);
+        return Ok(Delivery::LEFT);
     }
-    way.set_ports(packet.src.port, packet.dst.port);
-    if !find(skb, packet, way, &packet.src.addr, &other.client.addr) {
-        return Ok(LEFT);
+    route.set_ports(packet.src.port, packet.dst.port);
+    if !find(skb, packet, route, &packet.src.addr, &other.client.addr) {
+        return Ok(Delivery::LEFT);
     }
-    if way.to_peer {
+    if route.to_peer {
         flow::back(&entry, other, packet);
         packet.rewrite(skb, &other.frontend, &other.client)?;
         maps::count(Event::Returned);
     } else if is_unsnat {
         packet.rewrite(skb, &packet.src, &other.client_between())?;
-        skb.set_note(Note::BACK);
+        skb.set_packet_mark(PacketMark::BACK);
     }
-    leave::<A>(skb, way)
+    leave::<A>(skb, route).map(|Action(action)| Delivery(action))
 }
 
-/// Has the stack to see this packet, whatever its way?
+/// Returns true if the stack has to see this packet.
 #[inline(always)]
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     let opens = packet.opens() && packet.proto != Proto::UDP;
     opens || packet.seen().has(END) || packet.is_fragment() || is_its_turn(flow, flow::now_secs())
 }
 
-/// Does the stack hear of the flow with this packet, so that it does not forget it? `flow` is as it was before the packet.
+/// Returns true if the stack hears of the flow with this packet, and so does not forget it. `flow` is as before the packet.
 #[inline(always)]
 fn is_its_turn<A: Addr>(flow: &Flow<A>, now_secs: u32) -> bool {
     let idle_secs = flow.idle_secs(now_secs);

@@ -1,0 +1,182 @@
+//! The step of a flow by one packet: values in, values out, for every path that a packet takes through the programs.
+
+use super::{Seen, State};
+use crate::addr::Proto;
+
+/// A backend that goes on after as many datagrams serves a client that listens: a stream, asked for once.
+const ANSWERS: u64 = 4;
+
+/// The bits of [`Seen`] that a packet shows by itself, and [`Told::OPENER`].
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told(u8);
+
+impl Told {
+    pub const PACKET: Self = Self(Seen::PACKET.0);
+    pub const FIN: Self = Self(Seen::PACKET.0 | Seen::FIN.0);
+    pub const RST: Self = Self(Seen::PACKET.0 | Seen::RST.0);
+    /// A packet that opens a connection. No datagram does: they all look alike.
+    pub const OPENER: Self = Self(Seen::PACKET.0 | OPENER);
+
+    #[inline(always)]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub const fn seen(self) -> Seen {
+        Seen(self.0 & !OPENER)
+    }
+
+    #[inline(always)]
+    pub const fn resets(self) -> bool {
+        self.0 & Seen::RST.0 != 0
+    }
+
+    #[inline(always)]
+    pub const fn opens_connection(self) -> bool {
+        self.0 & OPENER != 0
+    }
+}
+
+/// No bit of [`Seen`].
+const OPENER: u8 = 1 << 7;
+
+/// The side that sent a packet, and what the entry that it passes has seen before.
+#[derive(Clone, Copy, Debug)]
+pub enum Sender {
+    /// The opener's entry knows both directions.
+    Client { tx: Seen, rx: Seen },
+    /// The reply's entry knows its own direction; `is_stream` as the function of that name says.
+    Backend { rx: Seen, is_stream: bool },
+}
+
+/// Returns true if a backend that sends one more packet after so many is assured.
+#[inline(always)]
+pub const fn is_stream(proto: Proto, packets: u64) -> bool {
+    proto.0 == Proto::UDP.0 && packets >= ANSWERS
+}
+
+/// The effect of a packet on its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The bits that the packet's own direction has shown, with this packet's.
+    pub seen: Seen,
+    /// The packet changes more than counters and times.
+    pub is_news: bool,
+    /// The sender has not accepted a RST of the other side, so that the RST was not the end.
+    pub revokes_reset: bool,
+}
+
+/// Follows a flow by one packet. In bits and without branches, each of which would multiply the verifier's work.
+#[inline(always)]
+pub const fn step(sender: Sender, packet: Told) -> Step {
+    const PACKET_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::PACKET.0.trailing_zeros();
+    const RST_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::RST.0.trailing_zeros();
+    const OPENER_TO_ASSURED: u32 = OPENER.trailing_zeros() - Seen::ASSURED.0.trailing_zeros();
+    let (rst, opener) = (packet.0 & Seen::RST.0, packet.0 & OPENER);
+    let (before, either, assured) = match sender {
+        // The client goes on after an answer. An opener sent again shows no client, because its address may be borrowed.
+        Sender::Client { tx, rx } => {
+            let answered = (rx.0 & Seen::PACKET.0) << PACKET_TO_ASSURED;
+            (tx.0, tx.0 | rx.0, answered & !(rst << RST_TO_ASSURED) & !(opener >> OPENER_TO_ASSURED))
+        }
+        Sender::Backend { rx, is_stream } => (rx.0, rx.0, if is_stream { Seen::ASSURED.0 } else { 0 }),
+    };
+    // A side that goes on has not ended the flow by its own RST.
+    let seen = before & (!Seen::RST.0 | rst) | packet.seen().0 | assured;
+    let news = seen ^ before | rst | either & Seen::RST.0 | opener;
+    Step { seen: Seen(seen), is_news: news != 0, revokes_reset: rst == 0 }
+}
+
+impl State {
+    /// Returns true if the flow ends where it goes from this state to `next`.
+    #[inline(always)]
+    pub const fn ends_with(self, next: Self) -> bool {
+        next.is_terminal() && !self.is_terminal()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: Told = Told::OPENER;
+    const DATA: Told = Told::PACKET;
+    const FIN: Told = Told::FIN;
+    const RST: Told = Told::RST;
+
+    /// Sends packets of either side through both entries, as the programs do.
+    fn follow(proto: Proto, packets: &[(bool, Told)]) -> (Seen, Seen, Vec<bool>) {
+        let (mut tx, mut rx, mut returned) = (Seen::PACKET, Seen::NOTHING, 0);
+        let mut news = Vec::new();
+        for &(is_client, packet) in packets {
+            let (own, other) = if is_client { (&mut tx, &mut rx) } else { (&mut rx, &mut tx) };
+            let sender = match is_client {
+                true => Sender::Client { tx: *own, rx: *other },
+                false => Sender::Backend { rx: *own, is_stream: is_stream(proto, returned) },
+            };
+            let step = step(sender, packet);
+            *own = step.seen;
+            if step.revokes_reset {
+                *other = other.without(Seen::RST);
+            }
+            returned += u64::from(!is_client);
+            news.push(step.is_news);
+        }
+        (tx, rx, news)
+    }
+
+    #[test]
+    fn client_is_assured_when_it_goes_on_after_an_answer() {
+        let (tx, rx, news) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (true, DATA), (false, DATA)]);
+        assert_eq!((tx, rx), (Seen::PACKET.with(Seen::ASSURED), Seen::PACKET));
+        assert_eq!(news, [true, true, false, false]);
+    }
+
+    #[test]
+    fn opener_sent_again_assures_no_client() {
+        let (tx, _, news) = follow(Proto::TCP, &[(false, DATA), (true, SYN), (true, SYN)]);
+        assert_eq!((tx, news), (Seen::PACKET, vec![true, true, true]));
+        let (tx, _, _) = follow(Proto::UDP, &[(false, DATA), (true, DATA)]);
+        assert!(tx.has(Seen::ASSURED), "no datagram is an opener");
+    }
+
+    #[test]
+    fn backend_is_assured_by_its_fifth_datagram() {
+        let (_, rx, _) = follow(Proto::UDP, &[(false, DATA); 4]);
+        assert!(!rx.has(Seen::ASSURED));
+        let (_, rx, news) = follow(Proto::UDP, &[(false, DATA); 6]);
+        assert!(rx.has(Seen::ASSURED));
+        assert_eq!(news, [true, false, false, false, true, false]);
+        let (_, rx, _) = follow(Proto::TCP, &[(false, DATA); 6]);
+        assert!(!rx.has(Seen::ASSURED), "TCP acknowledges");
+    }
+
+    #[test]
+    fn reset_is_the_end_until_either_side_goes_on() {
+        for is_client in [true, false] {
+            let (tx, rx, _) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (is_client, RST)]);
+            assert_eq!(State::of(tx, rx), State::Reset);
+            for goes_on in [true, false] {
+                let (tx, rx, _) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (is_client, RST), (goes_on, DATA)]);
+                assert_eq!(State::of(tx, rx), State::Established);
+            }
+        }
+    }
+
+    #[test]
+    fn reset_by_a_client_alone_assures_nothing() {
+        let (tx, _, _) = follow(Proto::TCP, &[(false, DATA), (true, RST)]);
+        assert!(!tx.has(Seen::ASSURED));
+    }
+
+    #[test]
+    fn flow_ends_once_with_the_second_fin() {
+        let (tx, rx, news) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (true, FIN), (false, FIN), (true, FIN)]);
+        assert_eq!((State::of(tx, rx), news), (State::Closed, vec![true, true, true, true, false]));
+        assert!(State::HalfClosed.ends_with(State::Closed));
+        assert!(!State::Closed.ends_with(State::Reset));
+        assert!(!State::New.ends_with(State::Established));
+    }
+}

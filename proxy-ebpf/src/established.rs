@@ -1,0 +1,196 @@
+//! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in one function, and nothing
+//! copied that is not needed.
+//!
+//! The slow path would decide the same of these packets. It takes all others: packets that open, assure or end a flow, fragments, options, headers that are not where they can be read at once, SCTP, flows of the host's own, the
+//! first packet of a flow in every second.
+
+use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Node;
+use proxy_common::flow::{EntryKind, Flow, FlowKey, Hook, Sender, Told, is_stream, step};
+
+use crate::flow::about_now_secs;
+use crate::maps::{self, Entry, Memory, Scratch};
+use crate::net::{self, Net};
+use crate::packet::{self, TcpHeader};
+use crate::skb::{ETH_LEN, PacketMark, Skb};
+use crate::{Action, guest, lookup, redirect};
+
+/// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
+#[derive(Clone, Copy)]
+pub struct Head<A: Addr> {
+    pub src: SockAddr<A>,
+    pub dst: SockAddr<A>,
+    pub proto: Proto,
+    /// The flags of TCP, or 0.
+    pub flags: u8,
+    /// The word of an IPv4 header that ends with the checksum.
+    pub check: u32,
+    /// Bytes of transport header and payload.
+    pub len: u32,
+}
+
+impl<A: Addr> Head<A> {
+    /// Returns what the packet tells its flow.
+    #[inline(always)]
+    fn told(&self) -> Told {
+        // A datagram has no flags.
+        packet::told(self.flags)
+    }
+}
+
+/// Returns None if the packet is as it was, and has to take the slow path.
+#[inline(always)]
+pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action, Reason>> {
+    let mark = skb.packet_mark();
+    if hook == Hook::EGRESS && mark.is_done() {
+        skb.settle_packet_mark();
+        return Some(Err(Reason::NotOurs));
+    }
+    // With fast delivery, what arrives may have another way.
+    if skb.is_in_vlan() || hook == Hook::INGRESS && (mark.is_translated() || redirect::is_on()) {
+        return None;
+    }
+    let head = A::peek(skb)?;
+    if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() {
+        return None;
+    }
+    let key = FlowKey::new(hook, head.proto, head.src, head.dst);
+    let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
+    let kind = entry.read(|flow| flow.kind).known()?;
+    let (src, dst) = match kind {
+        EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
+        EntryKind::Unsnat => (head.src, entry.read(Flow::client_between)),
+        EntryKind::Snat if mark.is_forward() => (entry.read(|flow| flow.source), head.dst),
+        // At an ingress hook it goes to a socket of the host's.
+        EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() => {
+            (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
+        }
+        EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return None,
+    };
+    // The slow path judges the source of a packet with news. The stack is too small for that here.
+    let is_news = match kind {
+        EntryKind::Dnat => is_news_to_opener(&entry, &head),
+        EntryKind::Undnat => is_news_to_reply(&entry, &head, mark),
+        EntryKind::Snat | EntryKind::Unsnat => false,
+    };
+    if is_news {
+        return None;
+    }
+    let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
+    // A call of the kernel's: what the compiler has read before, it does not read again behind it.
+    let now_secs = about_now_secs();
+    if !entry.is_at(&key) {
+        return None;
+    }
+    if matches!(kind, EntryKind::Dnat | EntryKind::Undnat) {
+        if entry.read(|flow| flow.last_secs) != now_secs {
+            return None;
+        }
+        entry.count(skb.segments(), skb.len());
+        maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
+    }
+    if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
+        name(&head, memory);
+        return Some(Err(reason));
+    }
+    if hook == Hook::INGRESS {
+        skb.set_packet_mark(if kind == EntryKind::Dnat {
+            PacketMark::forward(source_changes)
+        } else {
+            PacketMark::BACK
+        });
+    } else {
+        skb.settle_packet_mark();
+    }
+    Some(Ok(Action::PASS))
+}
+
+/// The packet is dropped, and those who watch shall hear of it, not of the last one that went the long way.
+#[inline(always)]
+fn name<A: Net>(head: &Head<A>, memory: Memory) {
+    if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
+        packet.src = head.src;
+        packet.dst = head.dst;
+        packet.proto = head.proto;
+        packet.decided = false;
+    }
+}
+
+/// There is no flow. What arrives may open one.
+#[inline(always)]
+fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
+    if hook == Hook::EGRESS {
+        if guest::may_be(&head.src) && !skb.packet_mark().is_translated() {
+            return None;
+        }
+        skb.clear_packet_mark();
+        return Some(Err(Reason::NotOurs));
+    }
+    if head.proto == Proto::TCP {
+        return (!packet::opens(head.flags)).then_some(Err(Reason::NoFlow));
+    }
+    is_for_nobody(head, memory).then_some(Err(Reason::NotOurs))
+}
+
+/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may. As
+/// [`ingress::run`](crate::ingress::run) finds out.
+#[inline(always)]
+fn is_for_nobody<A: Net>(head: &Head<A>, memory: Memory) -> bool {
+    let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else { return false };
+    if node.has(Node::DRAINING) {
+        return false;
+    }
+    let back = FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src);
+    node.has(Node::HOST)
+        || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
+}
+
+/// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
+#[inline(always)]
+fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+    let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx) };
+    let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
+    step(sender, head.told()).is_news || may_have_moved()
+}
+
+/// Returns true if a packet from the backend changes more of its flow than counts, or perhaps is none of the flow's.
+#[inline(always)]
+fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
+    let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
+    let sender = Sender::Backend { rx: entry.read(|flow| flow.rx), is_stream };
+    step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
+}
+
+/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: its protocol's flags. None
+/// if it is another's, or not all there.
+#[inline(always)]
+pub fn flags(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<u8> {
+    match proto {
+        Proto::TCP if len >= packet::TCP_LEN => Some(skb.peek::<TcpHeader>(at)?.start.flags),
+        Proto::UDP if len >= packet::UDP_LEN => Some(0),
+        _ => None,
+    }
+}
+
+/// Brings the transport's checksum up to date with other ports, and addresses that make this difference to a sum.
+///
+/// In two steps: only addresses are part of the seed that the hardware starts a checksum from.
+#[inline(always)]
+pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32) -> Result<(), Reason> {
+    let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
+    let flags = if head.proto == Proto::UDP { BPF_F_MARK_MANGLED_0 } else { 0 };
+    let before = word(head.src.port, head.dst.port);
+    if before != ports {
+        skb.replace_l4_checksum(at, before, ports, flags | size_of::<u32>() as u32)?;
+    }
+    if diff == net::NO_DIFF { Ok(()) } else { skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR) }
+}
+
+/// Two ports as they lie in a packet.
+#[inline(always)]
+pub fn word(sport: Port, dport: Port) -> u32 {
+    let ([a, b], [c, d]) = (sport.wire().to_ne_bytes(), dport.wire().to_ne_bytes());
+    u32::from_ne_bytes([a, b, c, d])
+}

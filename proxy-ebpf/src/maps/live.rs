@@ -1,0 +1,92 @@
+//! A value where it lives in a map.
+
+use core::ptr::copy_nonoverlapping;
+
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
+
+/// A value in the memory of a map. Programs on other CPUs and the agent may write it at any time.
+///
+/// A copy may therefore have an old half and a new one, and one of two updates may be lost. Every bit pattern is a valid
+/// value in these maps, and each caller says what such a mixture costs.
+#[repr(transparent)]
+pub struct Live<V>(pub(super) *mut V);
+
+/// A map that finds the memory of a value. The pointers come from the kernel's lookup, and only this module makes a [`Live`].
+pub trait Find<K, V> {
+    fn find(&self, key: &K) -> Option<Live<V>>;
+}
+
+impl<K, V> Find<K, V> for HashMap<K, V> {
+    #[inline(always)]
+    fn find(&self, key: &K) -> Option<Live<V>> {
+        self.get_ptr_mut(key).map(Live)
+    }
+}
+
+impl<K, V> Find<K, V> for LruHashMap<K, V> {
+    #[inline(always)]
+    fn find(&self, key: &K) -> Option<Live<V>> {
+        self.get_ptr_mut(key).map(Live)
+    }
+}
+
+impl<V> Find<u32, V> for PerCpuArray<V> {
+    #[inline(always)]
+    fn find(&self, key: &u32) -> Option<Live<V>> {
+        self.get_ptr_mut(*key).map(Live)
+    }
+}
+
+impl<V: Copy> Live<V> {
+    #[inline(always)]
+    pub fn copy(&self) -> V {
+        // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the program has ended.
+        unsafe { self.0.read() }
+    }
+
+    /// Copies the value to a place of the program's own. (By assignment the compiler would allow for an overlap, and copy
+    /// byte by byte.)
+    #[inline(always)]
+    pub fn copy_to(&self, to: &mut V) {
+        // SAFETY: both are a whole `V`, and `to` is borrowed alone, so that it is no row of a map, which is never lent so.
+        unsafe { copy_nonoverlapping(self.0, to, 1) };
+    }
+
+    /// Reads a part of the value, and copies nothing else.
+    #[inline(always)]
+    pub fn read<T: Copy>(&self, part: impl FnOnce(&V) -> T) -> T {
+        // SAFETY: the memory is a `V` until the program has ended. The reference ends with `part`, which only loads
+        // integers: each of them is read whole, even if another CPU writes it.
+        part(unsafe { &*self.0 })
+    }
+
+    #[inline(always)]
+    pub fn set(&self, value: V) {
+        // SAFETY: the memory is a `V` until the program has ended, and no reference into it outlives `Self::read`.
+        unsafe { self.0.write(value) };
+    }
+
+    /// Replaces the value by what `change` makes of it, without a lock. Returns the value before.
+    #[inline(always)]
+    pub fn update(&self, change: impl FnOnce(V) -> V) -> V {
+        let before = self.copy();
+        self.set(change(before));
+        before
+    }
+
+    /// Writes the value after all that was written by this function before, as another program on this CPU sees it.
+    #[inline(always)]
+    pub fn set_in_order(&self, value: V) {
+        // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the program has ended.
+        unsafe { self.0.write_volatile(value) };
+    }
+}
+
+/// A part of a live value: `part!(live.field)`.
+macro_rules! part {
+    ($live:ident.$($field:ident).+) => {
+        // SAFETY: the kernel found this memory for the whole value, and the place is a field of it. No reference is made.
+        $crate::maps::live::Live(unsafe { &raw mut (*$live.0).$($field).+ })
+    };
+}
+pub(super) use part;

@@ -1,0 +1,103 @@
+//! This CPU's memory, which a hook borrows while it runs: more than the stack has.
+
+use core::marker::PhantomData;
+
+use proxy_common::addr::Addr;
+use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::frontend::Service;
+use proxy_common::policy::Decision;
+
+use super::{Find, Live};
+use crate::net::Net;
+use crate::open::Opening;
+use crate::packet::Packet;
+use crate::{icmp, redirect};
+
+/// Room for all that a hook knows of the packet at hand.
+#[derive(Clone, Copy)]
+pub struct Scratch<A: Addr> {
+    pub packet: Packet<A>,
+    pub flow: Flow<A>,
+    /// The decision about the flow that the packet opens.
+    pub opening: Opening<A>,
+    /// A flow whose place that one may take.
+    pub other: Flow<A>,
+    pub service: Service,
+    pub error: icmp::Error<A>,
+    pub route: redirect::FibResult,
+}
+
+/// The first flow of the half-open queue, while it is given up. Its own room: the hook holds its [`Scratch`] meanwhile.
+#[derive(Clone, Copy)]
+pub struct Eviction<A: Addr> {
+    pub key: FlowKey<A>,
+    pub flow: Flow<A>,
+}
+
+/// The right to borrow this CPU's memory, one for each run of a hook. It has no size, so that it takes no register.
+pub struct Memory<'run>(PhantomData<&'run mut ()>);
+
+/// The part of that right that is for the [`Decision`].
+pub struct DecisionMemory<'run>(PhantomData<&'run mut ()>);
+
+impl<'run> Memory<'run> {
+    /// Takes the right, at the entry of a hook.
+    ///
+    /// # Safety
+    ///
+    /// The caller is a tc program, and calls this once. The kernel disables softirqs on a CPU around each of those, and runs
+    /// one that a packet is redirected to after this one has returned: so no other holder of the right runs on this CPU.
+    #[inline(always)]
+    pub unsafe fn of_hook() -> Self {
+        Self(PhantomData)
+    }
+
+    /// Lends the right to a function.
+    #[inline(always)]
+    pub fn lend(&mut self) -> Memory<'_> {
+        Memory(PhantomData)
+    }
+
+    /// Borrows the scratch, and leaves the right to the decision.
+    #[inline(always)]
+    pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
+        let Live(scratch) = A::MAPS.scratches.find(&0)?;
+        // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to borrow it during `'run`.
+        Some((unsafe { &mut *scratch }, self.decision()))
+    }
+
+    #[inline(always)]
+    pub fn decision(self) -> DecisionMemory<'run> {
+        DecisionMemory(PhantomData)
+    }
+}
+
+impl DecisionMemory<'_> {
+    #[inline(always)]
+    pub fn lend(&mut self) -> DecisionMemory<'_> {
+        DecisionMemory(PhantomData)
+    }
+}
+
+impl<'run> DecisionMemory<'run> {
+    /// Borrows the room for what is decided of the packet at hand.
+    #[inline(always)]
+    pub fn get<A: Net>(self) -> Option<&'run mut Decision<A>> {
+        let Live(decision) = A::MAPS.decisions.find(&0)?;
+        // SAFETY: the slot is this CPU's own, and `self` is used up, the one right to borrow it during `'run`.
+        Some(unsafe { &mut *decision })
+    }
+}
+
+/// Borrows the room for the flow that is given up.
+///
+/// # Safety
+///
+/// The caller is the one function that shortens the half-open queue, which does not call itself, and tc programs alone call
+/// it: the kernel runs one of those at a time on a CPU.
+#[inline(always)]
+pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
+    let Live(eviction) = A::MAPS.evictions.find(&0)?;
+    // SAFETY: the slot is this CPU's own, and its caller promises to be alone with it.
+    Some(unsafe { &mut *eviction })
+}

@@ -1,0 +1,48 @@
+//! Settings, which the loader writes before it loads the programs. The verifier knows their values, and leaves out of the
+//! programs what they rule out.
+
+/// A value of the object's read-only data.
+#[repr(transparent)]
+pub struct Setting<T>(T);
+
+impl<T: Copy> Setting<T> {
+    /// The value that the loader has set. (By a plain read the compiler would take it for what it says here.)
+    #[inline(always)]
+    pub fn get(&self) -> T {
+        // SAFETY: a reference to an initialised value, which the loader writes only before the programs were loaded.
+        unsafe { (&raw const self.0).read_volatile() }
+    }
+}
+
+/// A zero that the compiler does not know, but the verifier does: where the compiler knows that it clears a structure, it calls
+/// a function that does so byte by byte.
+pub static ZERO: Setting<u64> = Setting(0);
+
+macro_rules! settings {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr;)*) => {
+        $(
+            $(#[$doc])*
+            // SAFETY: the loader finds a setting by its name, which no other symbol of the object has.
+            #[cfg_attr(target_arch = "bpf", unsafe(no_mangle))]
+            pub static $name: Setting<$type> = Setting($default);
+        )*
+    };
+}
+
+settings! {
+    /// Not 0: packet marks are kept in `mark` as well, and who made the packet is asked there only. For BPF_PROG_TEST_RUN,
+    /// which takes and shows that field, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`.
+    NOTES_IN_MARK: u32 = 0;
+
+    /// 0: no packet skips the stack, and the programs have nothing for it. Else `Node::FAST_PATH` says whether any does.
+    FAST_PATH: u32 = 0;
+
+    /// Answers of each CPU in one second. A flood in a victim's name must not become a flood of answers.
+    ANSWERS_PER_SEC: u32 = 1_024;
+
+    /// The cookie of the network namespace whose sockets are served.
+    SOCKET_NETNS: u64 = 0;
+
+    /// Bits of [`proxy_common::socket`].
+    SOCKET_FLAGS: u32 = 0;
+}

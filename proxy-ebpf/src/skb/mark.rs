@@ -1,0 +1,55 @@
+//! The mark by which our hooks know a packet that one of them has rewritten.
+
+// Our bits of `tc_index`. The lower ones have meanings for others (Cilium's programs among them).
+const TRANSLATED: u32 = 1 << 15;
+const FORWARD: u32 = 1 << 14;
+const DONE: u32 = 1 << 13;
+pub(super) const MARKS: u32 = TRANSLATED | FORWARD | DONE;
+/// The host has made the packet. Of no field but `mark`, where notes are kept there.
+pub(super) const MADE_HERE: u32 = 1 << 0;
+
+/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a packet of another flow, for which a
+/// later hook must not take it. Set only on rewritten packets: the bits survive decapsulation, and no hook has seen the packet
+/// inside a tunnel.
+#[derive(Clone, Copy)]
+pub struct PacketMark(pub(super) u32);
+
+impl PacketMark {
+    /// No hook has rewritten the packet.
+    pub const NONE: Self = Self(0);
+    /// It was rewritten, and is on its way to a client, ...
+    pub const BACK: Self = Self(TRANSLATED);
+    /// ... or to a backend, ...
+    pub const FORWARD: Self = Self(TRANSLATED | FORWARD);
+    /// ... with the source address with which it has to leave.
+    pub const DONE: Self = Self(MARKS);
+
+    /// On its way to a backend; does a hook where it leaves still change its source?
+    #[inline(always)]
+    pub fn forward(source_changes: bool) -> Self {
+        if source_changes { Self::FORWARD } else { Self::DONE }
+    }
+
+    #[inline(always)]
+    pub fn is_translated(self) -> bool {
+        self.0 & TRANSLATED != 0
+    }
+
+    #[inline(always)]
+    pub fn is_forward(self) -> bool {
+        self.0 & FORWARD != 0
+    }
+
+    /// Returns true if no hook has anything left to do.
+    #[inline(always)]
+    pub fn is_done(self) -> bool {
+        self.0 & MARKS == MARKS
+    }
+
+    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it. A fragment's origin is not
+    /// asked: if the host cuts a packet that conntrack has put together, the pieces look like its own.
+    #[inline(always)]
+    pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
+        self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)
+    }
+}
