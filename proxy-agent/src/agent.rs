@@ -35,7 +35,7 @@ use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
 use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
 use proxy_net::LinkEvent;
-use proxy_source::health::{Health, MAPS, NODE, Problems};
+use proxy_source::health::{Health, Problem, Problems};
 
 /// The number of inputs taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -162,7 +162,7 @@ impl Agent {
                     }
                     let _work = self.reports.liveness.work();
                     let result = self.node.on_links(link_batch.drain(..), &self.health).await;
-                    self.note("devices", result);
+                    self.note(&Problem::Devices, result);
                     self.reports.mended(self.node.take_mended());
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
                     // Each pass asks for all routes, once for all pending events. The first pass may have waited for
@@ -185,13 +185,13 @@ impl Agent {
                 }
                 swept = self.sweeper.next() => {
                     let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
-                    self.note("flows", swept);
+                    self.note(&Problem::Flows, swept);
                     let looked = self.strays.look(&self.counters, &self.health, &self.reports.events);
-                    self.note("counters", looked);
+                    self.note(&Problem::Counters, looked);
                 }
                 reconciled = self.reconciler.next() => {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
-                    self.note("conntrack", reconciled);
+                    self.note(&Problem::Conntrack, reconciled);
                 }
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
                 ask = inbox.asks.recv() => {
@@ -220,7 +220,7 @@ impl Agent {
             return Ok(());
         }
         let scouted = self.node.scout(&mut self.desired, &self.health).await;
-        self.note("routes to backends", scouted);
+        self.note(&Problem::RoutesToBackends, scouted);
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         let full = due && (!self.synced || self.retry.is_some());
         let asked = self.desired.is_dirty() || full || self.node_retry.is_some();
@@ -235,12 +235,12 @@ impl Agent {
         match self.write(&mut pass) {
             Ok(()) if due => {
                 self.retry = None;
-                self.health.end(MAPS);
+                self.health.end(&Problem::Maps);
             }
             // A write that was refused earlier still waits.
             Ok(()) => {}
             Err(error) => {
-                self.health.begin(MAPS, format!("{error:#}"));
+                self.health.begin(&Problem::Maps, format!("{error:#}"));
                 if due {
                     let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(self.pace.sync_period));
                     self.retry = Some((Instant::now() + wait, wait));
@@ -254,7 +254,7 @@ impl Agent {
         pass.passed(Phase::Node, started.elapsed());
         self.node_retry = result.is_err().then(|| Instant::now() + self.pace.sync_period);
         self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
-        self.note(NODE, result);
+        self.note(&Problem::Node, result);
         // The Node object tells which of the node's addresses are its own.
         self.health_checks.listen_on(self.node.listen_addresses()).await;
         if written && !self.node.is_outside() {
@@ -320,7 +320,7 @@ impl Agent {
         written
     }
 
-    fn note(&mut self, what: &str, result: Result<()>) {
+    fn note(&mut self, what: &Problem, result: Result<()>) {
         match result {
             Ok(()) => self.health.end(what),
             Err(error) => self.health.begin(what, format!("{error:#}")),
@@ -331,6 +331,7 @@ impl Agent {
     fn answer(&self, ask: Ask, source_problems: &Problems) {
         match ask {
             Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
+            Ask::Maps(answer) => drop(answer.send(self.loaded.maps.clone())),
             Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
             Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }

@@ -3,6 +3,7 @@
 //! Flags and files set the same fields: those of a [`KubeProxyConfiguration`] and of a [`KpxConfiguration`]. All of
 //! them are merged into one tree of fields, and only then decoded and checked.
 
+mod choice;
 mod configz;
 pub(crate) mod duration;
 mod flags;
@@ -33,7 +34,7 @@ use crate::files::Files;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
 use flags::Given;
-use invalid::{Invalid, InvalidConfiguration};
+use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_core::model::ModelOptions;
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
@@ -104,10 +105,12 @@ impl Configuration {
             // A host in host mode is not drained, and no other kpx follows at once.
             kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
+        let mut own = Fields::of(KpxConfiguration::KIND);
+        own.take_unknown_choices(&mut kpx);
         let kpx: KpxConfiguration = decode(kpx, KpxConfiguration::KIND, given)?;
         let mut kube_proxy: KubeProxyConfiguration = decode(kube_proxy, KubeProxyConfiguration::KIND, given)?;
         kube_proxy.complete();
-        let checked = check(&kube_proxy, &kpx).map_err(|invalid| {
+        let checked = check(&kube_proxy, &kpx, own).map_err(|invalid| {
             let with_flag = |invalid: Invalid| {
                 let flag = given.flag_of(invalid.kind, &invalid.field, has_file);
                 Invalid { flag, ..invalid }
@@ -124,11 +127,11 @@ impl Configuration {
         let size = |entries: u32| (entries > 0).then_some(entries);
         Ok(Settings {
             node_name: self.node_name()?,
-            mode: checked.mode,
+            mode: kpx.mode,
             source: self.source(),
             node: checked.node.clone(),
             model: checked.model.clone(),
-            attach: checked.attach,
+            attach: kpx.attach,
             run_dir: PathBuf::from(&kpx.run_dir),
             bpf_dir: PathBuf::from(&kpx.bpf_dir),
             cleanup_on_exit: kpx.cleanup_on_exit,

@@ -2,7 +2,9 @@
 //! processes ask by HTTP on a socket in the run directory, and get JSON.
 
 pub mod client;
+mod flows;
 
+use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
 use std::path::{Path, PathBuf};
@@ -23,12 +25,16 @@ use crate::view::{self, NameView, ServiceView};
 use proxy_core::desired::Snapshot;
 use proxy_datapath::FlowMaps;
 
+pub use flows::FlowFilter;
+
 /// A query to the agent, with the channel for its answer.
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Result<Status>>),
     /// A query for all Services that are served, with the maps that count their traffic.
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
+    /// A query for the kernel's ids of the maps, by name.
+    Maps(oneshot::Sender<BTreeMap<String, u32>>),
     /// A query for the readings that a scrape needs.
     Readings(oneshot::Sender<Result<Readings>>),
 }
@@ -69,6 +75,15 @@ impl Asker {
             .context("build the views of Services")
     }
 
+    /// Returns what tells the flows and their names.
+    async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
+        self.ask(Ask::Services).await
+    }
+
+    async fn maps(&self) -> Result<BTreeMap<String, u32>> {
+        self.ask(Ask::Maps).await
+    }
+
     pub async fn readings(&self) -> Result<Readings> {
         self.ask(Ask::Readings).await?
     }
@@ -86,7 +101,12 @@ pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
 }
 
 fn router() -> Router<Asker> {
-    Router::new().route("/status", get(status)).route("/services", get(services)).route("/names", get(names))
+    Router::new()
+        .route("/status", get(status))
+        .route("/services", get(services))
+        .route("/names", get(names))
+        .route("/maps", get(maps))
+        .route("/flows", get(flows::flows))
 }
 
 async fn status(State(asker): State<Asker>) -> Response {
@@ -99,6 +119,10 @@ async fn services(State(asker): State<Asker>) -> Response {
 
 async fn names(State(asker): State<Asker>) -> Response {
     answer(asker.names().await)
+}
+
+async fn maps(State(asker): State<Asker>) -> Response {
+    answer(asker.maps().await)
 }
 
 pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {

@@ -22,7 +22,7 @@ use crate::liveness::Liveness;
 use proxy_core::input::ObjectName;
 use proxy_core::model::HealthCheck;
 use proxy_source::events::Events;
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 
 /// The listeners for all Services that ask for one, at each address. Dropping this value closes them.
 pub struct HealthChecks {
@@ -144,9 +144,8 @@ impl Check {
     }
 }
 
-/// What [`Health`] calls a port that cannot be had.
-fn problem(name: &ObjectName) -> String {
-    format!("healthCheckNodePort of {name}")
+fn problem(name: &ObjectName) -> Problem {
+    Problem::HealthCheck(name.clone())
 }
 
 /// The body, with fields in kube-proxy's order.

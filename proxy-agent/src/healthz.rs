@@ -79,7 +79,8 @@ impl Health {
     fn problems_for(&self, client: Option<Extension<Client>>) -> BTreeMap<String, String> {
         match client.unwrap_or_default().0 {
             Client::OnHost => {
-                self.problems.iter().flat_map(|of| of.problems()).map(|(what, problem)| (what, problem.why)).collect()
+                let problems = self.problems.iter().flat_map(|of| of.problems());
+                problems.map(|(problem, reason)| (problem.to_string(), reason.why)).collect()
             }
             Client::Elsewhere => BTreeMap::new(),
         }
@@ -164,7 +165,8 @@ mod tests {
         assert_eq!((code, &value["nodeEligible"]), (200, &Value::Bool(true)));
         assert_eq!(value["lastUpdated"], value["currentTime"], "now, if all is well");
 
-        problems[1].begin("Service watch", "refused");
+        let watch = health::Problem::Watch("Service".into());
+        problems[1].begin(&watch, "refused");
         for path in ["/healthz", "/livez"] {
             let (code, body) = ask(&router.clone().layer(Extension(Client::OnHost)), "GET", path).await;
             assert_eq!(code, 200, "an API server that is away takes no traffic from the node");
@@ -174,7 +176,7 @@ mod tests {
                 assert!(code == 200 && body.ends_with("}}}") && !body.contains("refused"), "{body}");
             }
         }
-        problems[1].end("Service watch");
+        problems[1].end(&watch);
 
         liveness.queued(IpFamily::V6);
         tokio::time::advance(std::time::Duration::from_secs(60)).await;

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 
 /// The maximal number of connections that wait for an accept.
 const BACKLOG: i32 = 128;
@@ -65,7 +65,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Serves `router` at an address until dropped. A failure to listen is a problem named `what`, and listening is tried
 /// again. If `hard_fail`, the failure is returned instead.
 pub(crate) async fn keep_serving(
-    what: &str,
+    what: &Problem,
     address: SocketAddr,
     router: Router,
     hard_fail: bool,
@@ -75,10 +75,10 @@ pub(crate) async fn keep_serving(
         match listen(address).with_context(|| format!("listen on {address}")) {
             Ok(listener) => {
                 health.end(what);
-                info!(what, %address, "listening");
+                info!(what = what.to_string(), %address, "listening");
                 serve(listener, router.clone()).await;
             }
-            Err(error) if hard_fail => return Err(error).with_context(|| what.to_owned()),
+            Err(error) if hard_fail => return Err(error).with_context(|| what.to_string()),
             Err(error) => health.begin(what, format!("{error:#}")),
         }
         tokio::time::sleep(RETRY).await;

@@ -36,7 +36,7 @@ use devices::Devices;
 use fast_path::FastPathState;
 use host_mode::HostMode;
 use programs::DevicePrograms;
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 use rows::{NodeFlags, NodeRows};
 use service_routes::{Changed, ServiceRoutes, Surroundings, Want};
 use wanted::Followed;
@@ -226,23 +226,24 @@ impl Node {
         }
         self.detection.learn(&desired.pod_cidrs())?;
         if !self.detection.is_known() {
-            health.begin(LOCAL_PODS, "the Node object has no podCIDRs yet, and --detect-local-mode needs them");
+            health
+                .begin(&Problem::LocalPods, "the Node object has no podCIDRs yet, and --detect-local-mode needs them");
             return Ok(false);
         }
         if !self.detects {
             self.detects = true;
             self.rows.disinherit();
             match self.write_pods(desired).and_then(|()| self.write_node()) {
-                Ok(()) => health.end(LOCAL_PODS),
+                Ok(()) => health.end(&Problem::LocalPods),
                 Err(error) => {
                     self.detects = false; // The next sync tries again.
-                    health.begin(LOCAL_PODS, format!("{error:#}"));
+                    health.begin(&Problem::LocalPods, format!("{error:#}"));
                 }
             }
         } else if !self.rows.knows_pods(&desired.pod_cidrs())
             && let Err(error) = self.write_pods(desired)
         {
-            health.begin(LOCAL_PODS, format!("{error:#}"));
+            health.begin(&Problem::LocalPods, format!("{error:#}"));
         }
         self.rows.spare_other_proxies(desired);
         Ok(true)
@@ -391,6 +392,3 @@ impl Node {
 
 /// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
-
-/// The name of the detection of local pods in [`Health`].
-const LOCAL_PODS: &str = "local pods";

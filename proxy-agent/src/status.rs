@@ -51,7 +51,8 @@ pub struct Status {
     pub events: BTreeMap<String, u64>,
     /// The counts of packets that were not translated, by reason.
     pub reasons: BTreeMap<String, u64>,
-    /// The kernel's ids of the datapath's maps, by name.
+    /// The kernel's ids of the datapath's maps, by name. Goes with the next release: an id is of no use beyond the agent.
+    #[serde(default)]
     pub maps: BTreeMap<String, u32>,
     /// The fill of the maps, by name.
     pub map_fill: BTreeMap<String, MapFill>,
@@ -124,6 +125,10 @@ pub struct TableStatus {
     pub services: usize,
     pub service_ports: usize,
     pub frontends: usize,
+    /// The places of backends in the sets of service ports: a backend has one in each set that it is in.
+    #[serde(default)]
+    pub slots: usize,
+    /// The name that `slots` had: it goes with the next release.
     pub backends: usize,
 }
 
@@ -133,4 +138,12 @@ pub struct TableStatus {
 pub struct FlowStatus {
     pub flows: usize,
     pub entries: usize,
+}
+
+/// Returns the name that an event had in the release before. Both are told until the next one.
+pub(crate) fn old_event_name(name: &str) -> Option<&'static str> {
+    match name {
+        "socket_translated" => Some("socket_led"),
+        _ => None,
+    }
 }

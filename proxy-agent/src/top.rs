@@ -23,9 +23,10 @@ use keys::Act;
 use rows::{Sample, Sort, View, rows};
 use screen::Screen;
 
-/// Show the traffic of each Service: connections, packets, bytes and refusals per second, and open flows.
+/// Show the traffic of each Service: flows opened, packets, bytes and unserved packets per second, and flows.
 ///
-/// In a terminal the view is updated until `q` is pressed. Elsewhere, or with --once, one table is printed. Packets and bytes count both directions.
+/// In a terminal the view is updated until `q` is pressed. Elsewhere, or with --once, one table is printed. Packets and bytes count both directions. A
+/// packet is unserved if it would have opened a flow, and was dropped or rejected.
 #[derive(Args, Debug)]
 pub struct TopArgs {
     /// Seconds between two samples.

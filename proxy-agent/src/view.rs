@@ -2,6 +2,7 @@
 //! `--output json`. The form is stable: fields may be added, and no field is renamed or removed.
 
 mod build;
+mod flow;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use build::{frontend_names, views};
+pub use flow::{FlowService, FlowView};
 
 /// A Service as last seen, with the parts of it that are in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,8 +83,16 @@ pub struct BackendView {
     pub in_cluster_set: bool,
     /// True if the backend takes new flows under a policy `Local`.
     pub in_local_set: bool,
-    /// The number of open flows through this node.
+    /// The number of flows in the table, as of the last sweep.
     pub flows: u64,
+}
+
+impl ServiceView {
+    /// Returns the number of backends that take traffic, and of all that are listed.
+    pub fn backends_in_use(&self) -> (usize, usize) {
+        let all = || self.ports.iter().flat_map(|port| &port.backends);
+        (all().filter(|backend| backend.in_cluster_set || backend.in_local_set).count(), all().count())
+    }
 }
 
 /// The traffic of a service port that passed this node.
@@ -91,7 +101,7 @@ pub struct BackendView {
 pub struct PortCounts {
     /// The number of flows opened since the agent started.
     pub flows_opened: u64,
-    /// The number of open flows, as of the last sweep.
+    /// The number of flows in the table, as of the last sweep.
     pub flows: u64,
     /// The packets towards backends.
     pub packets: u64,
@@ -99,8 +109,21 @@ pub struct PortCounts {
     /// The packets back to clients.
     pub packets_returned: u64,
     pub bytes_returned: u64,
-    /// The packets that would have opened a flow and were dropped or rejected.
+    /// The packets that would have opened a flow and were dropped.
+    #[serde(default)]
+    pub dropped: u64,
+    /// The packets that would have opened a flow and were rejected, with an answer to the client.
+    #[serde(default)]
+    pub rejected: u64,
+    /// The sum of `dropped` and `rejected`. It goes with the next release.
     pub refused: u64,
+}
+
+impl PortCounts {
+    /// Returns the packets that would have opened a flow, and were dropped or rejected.
+    pub const fn unserved(&self) -> u64 {
+        self.dropped + self.rejected
+    }
 }
 
 /// The name of a frontend in force.

@@ -244,7 +244,7 @@ impl Event {
             Self::Returned => "returned",
             Self::Rejected => "rejected",
             Self::Unanswered => "unanswered",
-            Self::SocketLed => "socket_led",
+            Self::SocketLed => "socket_translated",
             Self::FastLocal => "fast_local",
             Self::FastRemote => "fast_remote",
             Self::PodOutside => "pod_outside",

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sys::map_walk::Walk;
+use crate::sys::map_walk::{Rows, Walk};
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
@@ -21,6 +21,7 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
 use super::counts::{Counts, FamilyCounts, Ledger};
+use super::flow_reader::FlowReader;
 use super::maps::{FamilyNames, take};
 use super::pressure::Pressure;
 
@@ -36,7 +37,16 @@ const COUNT_PERIOD: Duration = Duration::from_millis(500);
 /// The flow tables of both families, and the counters of services. Clones are handles on the same tables; one handle at
 /// a time sweeps or counts.
 #[derive(Clone)]
-pub struct FlowMaps(Arc<Mutex<Families>>);
+pub struct FlowMaps {
+    families: Arc<Mutex<Families>>,
+    /// Other handles of the tables: a reader waits for no sweep.
+    tables: Arc<Tables>,
+}
+
+struct Tables {
+    v4: Rows<FlowKey<Addr4>, Flow<Addr4>>,
+    v6: Rows<FlowKey<Addr6>, Flow<Addr6>>,
+}
 
 struct Families {
     v4: Family<Addr4>,
@@ -84,8 +94,18 @@ struct Found<A: FamilyNames> {
 
 impl FlowMaps {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
+        // Before the families take the maps out of `ebpf`.
+        let tables = Tables { v4: rows(ebpf)?, v6: rows(ebpf)? };
         let families = Families { v4: Family::new(ebpf)?, v6: Family::new(ebpf)?, counted: None };
-        Ok(Self(Arc::new(Mutex::new(families))))
+        Ok(Self { families: Arc::new(Mutex::new(families)), tables: Arc::new(tables) })
+    }
+
+    /// Returns a reader of all flows that are in the tables.
+    pub fn reader(&self) -> Result<FlowReader> {
+        let Tables { v4, v6 } = &*self.tables;
+        let open = |name: &str| format!("walk through {name}");
+        let v4 = v4.walk(BATCH).with_context(|| open(Addr4::MAPS.flows))?;
+        Ok(FlowReader::new(v4, v6.walk(BATCH).with_context(|| open(Addr6::MAPS.flows))?))
     }
 
     /// Removes flows whose idle time exceeds their state's limit, and corrects each backend's count of flows.
@@ -95,7 +115,7 @@ impl FlowMaps {
 
     /// Sweeps as if `now_secs` seconds had passed since the host's start.
     pub fn sweep_at(&self, now_secs: u32) -> Result<BTreeMap<&'static str, Swept>> {
-        let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
         let Families { v4, v6, counted } = &mut *families;
         let (swept4, counts4) = v4.sweep(now_secs)?;
         let (swept6, counts6) = v6.sweep(now_secs)?;
@@ -116,7 +136,7 @@ impl FlowMaps {
     }
 
     fn counts_since(&self, age: Duration) -> Result<Arc<Counts>> {
-        let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
         let Families { v4, v6, counted } = &mut *families;
         if let Some((at, counts)) = counted
             && at.elapsed() < age
@@ -135,10 +155,19 @@ impl fmt::Debug for FlowMaps {
     }
 }
 
+fn table<A: FamilyNames>(ebpf: &Ebpf) -> Result<&MapData> {
+    let name = A::MAPS.flows;
+    let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
+    Ok(data)
+}
+
+fn rows<A: FamilyNames>(ebpf: &Ebpf) -> Result<Rows<FlowKey<A>, Flow<A>>> {
+    Rows::new(table::<A>(ebpf)?).with_context(|| format!("open {}", A::MAPS.flows))
+}
+
 impl<A: FamilyNames> Family<A> {
     fn new(ebpf: &mut Ebpf) -> Result<Self> {
-        let name = A::MAPS.flows;
-        let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
+        let (name, data) = (A::MAPS.flows, table::<A>(ebpf)?);
         let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);

@@ -25,6 +25,7 @@ mod stays;
 // The maps, by what they hold.
 mod counters;
 mod counts;
+mod flow_reader;
 mod flows;
 mod maps;
 mod monitor;
@@ -37,6 +38,7 @@ pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
+pub use flow_reader::{FlowReader, ListedFlow};
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};
 pub use maps::FamilyNames;

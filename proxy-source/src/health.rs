@@ -1,27 +1,109 @@
-//! What is wrong just now, with the source or with the agent's own work.
+//! The problems of the moment, of the source or of the agent's own work.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
+use std::path::PathBuf;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// What the loop calls its own work: writing the maps, and leading the node's packets to the datapath.
-pub const MAPS: &str = "maps";
-pub const NODE: &str = "node";
+use proxy_core::input::ObjectName;
 
-/// Problems, by what they befall: `EndpointSlice watch`, `web.yaml:14`.
-pub type Problems = BTreeMap<String, Problem>;
+/// A thing that can be in trouble. Its text is the one in status, log and `/healthz`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Problem {
+    Conntrack,
+    Counters,
+    Credentials,
+    /// The default routes in the table that the rules lead to.
+    DefaultRoutes,
+    /// A device by its name, which should carry programs.
+    Device(String),
+    /// The list of devices.
+    Devices,
+    /// The sweep of the flow tables.
+    Flows,
+    /// The folder of manifests.
+    Folder(PathBuf),
+    /// The `healthCheckNodePort` of a Service.
+    HealthCheck(ObjectName),
+    HealthServer,
+    /// The server's history, by the kind of objects.
+    History(String),
+    /// The detection of local pods.
+    LocalPods,
+    /// A place in a file of manifests: `web.yaml:14`.
+    Manifest(String),
+    /// The writes to the maps.
+    Maps,
+    MetricsServer,
+    /// The steps that lead the node's packets to the datapath.
+    Node,
+    NodeObject,
+    /// The unreadable objects of a kind.
+    Objects(String),
+    /// The routes to pods of other nodes, in mode host.
+    PodRoutes,
+    /// The pods that detection takes for clients outside the cluster.
+    PodsOutside,
+    Routes,
+    /// The kernel's routes to backends, in mode host.
+    RoutesToBackends,
+    Rules,
+    /// The limit of rules.
+    RulesNumber,
+    /// A Service without any backend that this host reaches.
+    Service(ObjectName),
+    /// The watch on objects of a kind.
+    Watch(String),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Conntrack => f.write_str("conntrack"),
+            Self::Counters => f.write_str("counters"),
+            Self::Credentials => f.write_str("credentials"),
+            Self::DefaultRoutes => f.write_str("default routes of rules"),
+            Self::Device(name) => write!(f, "device {name}"),
+            Self::Devices => f.write_str("devices"),
+            Self::Flows => f.write_str("flows"),
+            Self::Folder(path) => write!(f, "{}", path.display()),
+            Self::HealthCheck(service) => write!(f, "healthCheckNodePort of {service}"),
+            Self::HealthServer => f.write_str("health server"),
+            Self::History(kind) => write!(f, "{kind} history"),
+            Self::LocalPods => f.write_str("local pods"),
+            Self::Manifest(place) => f.write_str(place),
+            Self::Maps => f.write_str("maps"),
+            Self::MetricsServer => f.write_str("metrics server"),
+            Self::Node => f.write_str("node"),
+            Self::NodeObject => f.write_str("Node object"),
+            Self::Objects(kind) => write!(f, "{kind} objects"),
+            Self::PodRoutes => f.write_str("pod routes"),
+            Self::PodsOutside => f.write_str("pods taken for outside clients"),
+            Self::Routes => f.write_str("routes"),
+            Self::RoutesToBackends => f.write_str("routes to backends"),
+            Self::Rules => f.write_str("rules"),
+            Self::RulesNumber => f.write_str("rules' number"),
+            Self::Service(service) => write!(f, "Service {service}"),
+            Self::Watch(kind) => write!(f, "{kind} watch"),
+        }
+    }
+}
+
+/// The problems that last, each with its reason.
+pub type Problems = BTreeMap<Problem, Reason>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct Reason {
     pub why: String,
-    /// When it began, however its reason may have changed since.
+    /// The beginning of the problem, however its reason may have changed since.
     pub since: Timestamp,
 }
 
-/// Problems are reported here; the status and whoever else wants to know reads them.
+/// The place where problems are reported, and from where the status and others read them.
 ///
 /// A problem is logged when it begins, when its reason changes, and when it is over; not each time it is met again.
 #[derive(Clone, Debug, Default)]
@@ -32,9 +114,9 @@ impl Health {
         self.0.borrow().clone()
     }
 
-    /// Whether this is a problem just now.
-    pub fn has(&self, what: &str) -> bool {
-        self.0.borrow().contains_key(what)
+    /// Returns true while the problem lasts.
+    pub fn has(&self, problem: &Problem) -> bool {
+        self.0.borrow().contains_key(problem)
     }
 
     /// Wakes at every change.
@@ -42,23 +124,23 @@ impl Health {
         self.0.subscribe()
     }
 
-    pub fn begin(&self, what: &str, why: impl Into<String>) {
+    pub fn begin(&self, problem: &Problem, why: impl Into<String>) {
         let why = why.into();
         self.0.send_if_modified(|problems| {
-            match problems.entry(what.to_owned()) {
+            match problems.entry(problem.clone()) {
                 Entry::Occupied(known) if known.get().why == why => return false,
                 Entry::Occupied(mut known) => known.get_mut().why.clone_from(&why),
-                Entry::Vacant(new) => drop(new.insert(Problem { why: why.clone(), since: Timestamp::now() })),
+                Entry::Vacant(new) => drop(new.insert(Reason { why: why.clone(), since: Timestamp::now() })),
             }
-            warn!(what, why, "problem");
+            warn!(what = problem.to_string(), why, "problem");
             true
         });
     }
 
-    pub fn end(&self, what: &str) {
+    pub fn end(&self, problem: &Problem) {
         self.0.send_if_modified(|problems| {
-            let Some(over) = problems.remove(what) else { return false };
-            info!(what, since = %over.since, "problem is over");
+            let Some(over) = problems.remove(problem) else { return false };
+            info!(what = problem.to_string(), since = %over.since, "problem is over");
             true
         });
     }
@@ -72,25 +154,42 @@ mod tests {
     fn a_problem_keeps_its_beginning_and_wakes_readers_only_when_it_changes() {
         let health = Health::default();
         let mut reader = health.subscribe();
+        let watch = Problem::Watch("Service".into());
 
-        health.begin("Service watch", "refused");
+        health.begin(&watch, "refused");
         assert!(reader.has_changed().unwrap());
-        let since = reader.borrow_and_update()["Service watch"].since;
+        let since = reader.borrow_and_update()[&watch].since;
 
-        health.begin("Service watch", "refused");
+        health.begin(&watch, "refused");
         assert!(!reader.has_changed().unwrap(), "the same problem is no news");
 
-        health.begin("Service watch", "timed out");
+        health.begin(&watch, "timed out");
         assert!(reader.has_changed().unwrap());
-        let problem = Problem { why: "timed out".into(), since };
-        assert_eq!(health.problems(), BTreeMap::from([("Service watch".to_owned(), problem)]));
+        let reason = Reason { why: "timed out".into(), since };
+        assert_eq!(health.problems(), BTreeMap::from([(watch.clone(), reason)]));
         reader.mark_unchanged();
 
-        health.end("Service watch");
+        health.end(&watch);
         assert!(reader.has_changed().unwrap());
         assert!(reader.borrow_and_update().is_empty());
 
-        health.end("Service watch");
+        health.end(&watch);
         assert!(!reader.has_changed().unwrap(), "what was over before is no news");
+    }
+
+    #[test]
+    fn problem_has_the_text_that_operators_read() {
+        let service = ObjectName::new("shop", "web");
+        let texts = [
+            (Problem::Watch("EndpointSlice".into()), "EndpointSlice watch"),
+            (Problem::Manifest("web.yaml:14".into()), "web.yaml:14"),
+            (Problem::HealthCheck(service.clone()), "healthCheckNodePort of shop/web"),
+            (Problem::Service(service), "Service shop/web"),
+            (Problem::Device("eth0".into()), "device eth0"),
+            (Problem::RulesNumber, "rules' number"),
+        ];
+        for (problem, text) in texts {
+            assert_eq!(problem.to_string(), text);
+        }
     }
 }

@@ -18,7 +18,7 @@ use self::recorder::Recorder;
 use self::watch::failure::failed_plugin;
 use self::watch::{Ended, Watch};
 use crate::events;
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use proxy_core::compact::{EndpointSlice, Service};
 use proxy_core::input::Input;
 
@@ -122,20 +122,18 @@ impl Options {
             *files = self.files();
             match self.clients(outage).await {
                 Ok(clients) => {
-                    health.end(CREDENTIALS);
+                    health.end(&Problem::Credentials);
                     return clients;
                 }
                 Err(error) => {
                     let why = failed_plugin(error.as_ref()).unwrap_or_else(|| format!("{error:#}"));
-                    health.begin(CREDENTIALS, why);
+                    health.begin(&Problem::Credentials, why);
                 }
             }
             tokio::time::sleep(CREDENTIALS_RETRY).await;
         }
     }
 }
-
-const CREDENTIALS: &str = "credentials";
 
 /// The watches, which outlive clients: new credentials cost no new lists.
 struct Watches {

@@ -17,7 +17,7 @@ use tokio::task::spawn_blocking;
 use self::file::{File, Placed};
 use self::folder::{Folder, Listing};
 use self::object::{Key, Kind, Object};
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use proxy_core::input::{Input, Update};
 
 mod file;
@@ -157,10 +157,10 @@ fn note(problems: &mut BTreeMap<String, String>, place: String, why: String) {
 /// Publishes all problems, and ends those of `reported` that are gone.
 fn report(health: &Health, reported: &BTreeSet<String>, problems: BTreeMap<String, String>) -> BTreeSet<String> {
     for place in reported.iter().filter(|place| !problems.contains_key(*place)) {
-        health.end(place);
+        health.end(&Problem::Manifest(place.clone()));
     }
     for (place, why) in &problems {
-        health.begin(place, why);
+        health.begin(&Problem::Manifest(place.clone()), why);
     }
     problems.into_keys().collect()
 }

@@ -96,6 +96,10 @@ This document is made of what the commands print, and a test compares the two (`
   `/run/kpx` if nothing else is said.
 - **Which Services.** `-n NAMESPACE`, and `NAME` or `NAMESPACE/NAME`; without them all.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
+- **Words.** A *flow* is an exchange between a client and a backend, of any protocol, that the flow tables remember; it is
+  *opened* by the client's first packet and stays in the table for a while after its end. A *backend* is an endpoint of a
+  Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
+  *dropped* in silence, or *rejected* with an answer to its client; both are *unserved*.
 - **Exit codes.** 0: all is well. 1: something failed, or is not well: the agent is unhealthy or does not answer, `check`
   found what is in kpx's way, there is no Service of that name. 2: the command was called wrongly. A reader that has
   seen enough (`| head`) is no error.
@@ -133,8 +137,9 @@ The endpoints of Services, whether they take traffic or not. `SETS` are those of
     Section {
         heading: "kpx flows",
         about: "\
-The flows that pass this node, read from the kernel's tables. `SOURCE` is what the backend sees if that is not what the
-client has: another address if it was masqueraded, or another port. `--service`, `--client` and `--backend` select.
+The flows that pass this node, which the agent reads from the kernel's tables. `SOURCE` is what the backend sees if
+that is not what the client has: another address if it was masqueraded, or another port. `--service`, `--client` and
+`--backend` select.
 ",
         example: "flows",
         data: Some("flows"),
@@ -157,6 +162,21 @@ Ends with 1 if a line says `fail`.
 ";
 
 const TAIL: &str = "
+## Old names
+
+These names were changed. The old ones are told beside the new ones, and go with the next release.
+
+| where | old | new |
+| --- | --- | --- |
+| `kpx status -o json` | `.events.socket_led` | `.events.socket_translated` |
+| | `.tables.NAME.backends` | `.tables.NAME.slots` |
+| | `.maps.NAME` (the kernel's ids) | none: `bpftool map` shows them |
+| `kpx services -o json` | `[].ports[].counts.refused` | the sum of `dropped` and `rejected` beside it |
+| `kpx top` | `--sort connections`, `--sort refused` | `--sort opened`, `--sort unserved` |
+| `kpx monitor` | `--drops` | `--unserved` |
+| metrics | `kpx_mended_total` | `kpx_repairs_total` |
+| | `kpx_packets_total{event=\"socket_led\"}` | `kpx_packets_total{event=\"socket_translated\"}` |
+
 ## Others
 
 - `kpx trace` says what the programs do with a packet, and why. It asks the kernel for devices and routes, so it runs in the agent's

@@ -127,7 +127,7 @@ impl<'a> Fixture<'a> {
             }
             Variant::KpxSocket => {
                 ensure!(news("flow_opened") == 0, "packets were translated, not sockets");
-                ensure!(news("socket_led") >= connections, "kpx did not lead {connections} sockets");
+                ensure!(news("socket_translated") >= connections, "kpx did not lead {connections} sockets");
             }
             _ => ensure!(tracked, "connection tracking translates no connection to {frontend}"),
         }

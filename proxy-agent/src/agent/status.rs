@@ -9,10 +9,11 @@ use proxy_common::names;
 use super::Agent;
 use crate::status::{
     DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
+    old_event_name,
 };
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_net::{self as net, role::Role};
-use proxy_source::health::{Problem, Problems};
+use proxy_source::health::{Problem, Problems, Reason};
 
 impl Agent {
     pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {
@@ -41,7 +42,7 @@ impl Agent {
             complete: self.desired.is_complete(),
             last_sync: self.last_sync,
             syncs: self.syncs,
-            problems: problems.iter().chain(source_problems).map(problem_status).collect(),
+            problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
             unreachable: unreachable_status(&self.desired),
             devices: devices.collect(),
@@ -56,7 +57,10 @@ impl Agent {
                 .counters
                 .events()?
                 .into_iter()
-                .map(|(event, count)| (event.name().to_owned(), count))
+                .flat_map(|(event, count)| {
+                    let names = [Some(event.name()), old_event_name(event.name())];
+                    names.into_iter().flatten().map(move |name| (name.to_owned(), count))
+                })
                 .collect(),
             reasons: self
                 .counters
@@ -112,8 +116,16 @@ impl Agent {
     }
 }
 
-fn problem_status((what, problem): (&String, &Problem)) -> ProblemStatus {
-    ProblemStatus { what: what.clone(), why: problem.why.clone(), since: problem.since }
+/// Returns problems by the order of their texts.
+fn problem_status(problems: &Problems) -> Vec<ProblemStatus> {
+    let status = |(problem, reason): (&Problem, &Reason)| ProblemStatus {
+        what: problem.to_string(),
+        why: reason.why.clone(),
+        since: reason.since,
+    };
+    let mut problems: Vec<_> = problems.iter().map(status).collect();
+    problems.sort_by(|a, b| a.what.cmp(&b.what));
+    problems
 }
 
 fn unreachable_status(desired: &Desired) -> Vec<UnreachableStatus> {
@@ -133,6 +145,7 @@ fn table_status(counts: FamilyCounts) -> TableStatus {
         services: counts.services,
         service_ports: counts.service_ports,
         frontends: counts.frontends,
+        slots: counts.backends,
         backends: counts.backends,
     }
 }

@@ -9,10 +9,7 @@ use tokio::time::Instant;
 
 use proxy_datapath::Counters;
 use proxy_source::events::Events;
-use proxy_source::health::Health;
-
-/// The name of this problem in [`Health`].
-const STRAYS: &str = "pods taken for outside clients";
+use proxy_source::health::{Health, Problem};
 
 /// The problem ends after this long without another such client.
 const QUIET: Duration = Duration::from_secs(600);
@@ -33,7 +30,7 @@ impl Strays {
         if now == self.seen {
             if self.last.is_some_and(|last| last.elapsed() >= QUIET) {
                 self.last = None;
-                health.end(STRAYS);
+                health.end(&Problem::PodsOutside);
             }
             return Ok(());
         }
@@ -41,7 +38,7 @@ impl Strays {
         let why = "connections came from addresses in this node's podCIDRs through devices that kpx does not take for pods'; \
                    they are served, and masqueraded like an external client's: `kpx devices` shows the roles, and \
                    --cluster-cidr or --detect-local-mode tells pods apart";
-        health.begin(STRAYS, why);
+        health.begin(&Problem::PodsOutside, why);
         if !std::mem::replace(&mut self.told, true) {
             events.pods_outside(why);
         }

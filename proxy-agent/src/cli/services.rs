@@ -70,10 +70,9 @@ fn port(port: &PortView) -> String {
 
 /// Counts the backends that take traffic and all listed backends, over all ports.
 fn backends(service: &ServiceView) -> Cell {
-    let all = || service.ports.iter().flat_map(|port| &port.backends);
-    let taking = all().filter(|backend| backend.in_cluster_set || backend.in_local_set).count();
-    let text = format!("{taking}/{}", all().count());
-    if taking == 0 { yellow(text) } else { cell(text) }
+    let (in_use, all) = service.backends_in_use();
+    let text = format!("{in_use}/{all}");
+    if in_use == 0 { yellow(text) } else { cell(text) }
 }
 
 fn conflicts(service: &ServiceView) -> impl Iterator<Item = String> {

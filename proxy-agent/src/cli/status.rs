@@ -120,10 +120,10 @@ fn families(status: &Status, form: Form) -> String {
     let rows = status.tables.iter().map(|(family, tables)| {
         let flows = status.flows.get(family).cloned().unwrap_or_default();
         let numbers =
-            [tables.services, tables.service_ports, tables.frontends, tables.backends, flows.flows, flows.entries];
+            [tables.services, tables.service_ports, tables.frontends, tables.slots, flows.flows, flows.entries];
         [cell(family)].into_iter().chain(numbers.map(cell)).collect()
     });
-    form.table(&["FAMILY", "SERVICES", "PORTS", "FRONTENDS", "BACKENDS", "FLOWS", "FLOW-ENTRIES"], rows)
+    form.table(&["FAMILY", "SERVICES", "PORTS", "FRONTENDS", "SLOTS", "FLOWS", "FLOW-ENTRIES"], rows)
 }
 
 /// Lists the maps that hold entries; with `wide` all maps, even those without a count.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::PossibleValue;
 use serde_json::Value;
 
 use super::kube_proxy::with_port;
@@ -44,7 +45,7 @@ pub(super) enum StandsFor {
 }
 
 /// The kind of a flag's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// A boolean in Go's notation: `--flag` or `--flag=false`.
     Switch,
@@ -59,6 +60,8 @@ pub(super) enum Kind {
     Gates,
     Duration,
     OneOf(&'static [&'static str]),
+    /// A value of a type of the configuration.
+    Choice(fn() -> Vec<PossibleValue>),
     /// A switch whose value may also be `raw`.
     Version,
 }
@@ -148,6 +151,16 @@ fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
         _ => format!(":{port}"),
     };
     tree::set(kube_proxy, field, Value::from(address));
+}
+
+impl Flag {
+    /// Returns the field of KpxConfiguration and its values, if there is a closed list.
+    pub(super) fn choice(&self) -> Option<(&'static str, Vec<PossibleValue>)> {
+        match (self.stands_for, self.kind) {
+            (StandsFor::Kpx(field), Kind::Choice(values)) => Some((field, values())),
+            _ => None,
+        }
+    }
 }
 
 impl StandsFor {

@@ -3,7 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde_json::Value;
+
+use super::choice::must_be_one_of;
 use super::duration::GoDuration;
+use super::flags::Flag;
+use super::flags::table::FLAGS;
+use super::tree;
+
+/// The choice that an empty text leaves open.
+const MAY_BE_EMPTY: &str = "attach";
 
 /// An error in the API server's wording. The flag is the one that set the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,15 +87,20 @@ impl Fields {
         texts.filter_map(|(index, text)| self.parse(&format!("{field}[{index}]"), text.trim(), why)).collect()
     }
 
-    /// One of clap's values.
-    pub(super) fn one_of<T: clap::ValueEnum>(&mut self, field: &str, text: &str) -> Option<T> {
-        let chosen = T::from_str(text, false).ok();
-        if chosen.is_none() {
-            let known: Vec<_> = T::value_variants().iter().filter_map(T::to_possible_value).collect();
-            let known: Vec<_> = known.iter().map(|value| value.get_name()).collect();
-            self.refuse(field, text, format!("must be one of {}", known.join(", ")));
+    /// Takes out of `document` each value that is none of the choices of its field.
+    pub(super) fn take_unknown_choices(&mut self, document: &mut Value) {
+        for (field, values) in FLAGS.iter().filter_map(Flag::choice) {
+            let Some(text) = tree::get(document, field).and_then(Value::as_str) else { continue };
+            if values.iter().any(|value| value.get_name() == text) || (text.is_empty() && field == MAY_BE_EMPTY) {
+                continue;
+            }
+            self.refuse(field, text, must_be_one_of(&values));
+            document.as_object_mut().into_iter().for_each(|fields| drop(fields.remove(field)));
         }
-        chosen
+    }
+
+    pub(super) fn has_refused(&self, field: &str) -> bool {
+        self.invalid.iter().any(|invalid| invalid.field == field)
     }
 
     pub(super) fn not_negative(&mut self, field: &str, duration: GoDuration) {

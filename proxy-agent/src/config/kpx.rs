@@ -1,18 +1,21 @@
-//! What kpx can be told beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
+//! The settings of kpx beyond kube-proxy's configuration: `kpx.dev/v1alpha1`.
 
 use serde::{Deserialize, Serialize};
 
+use super::choice::{self, LbAlgorithm};
 use super::duration::GoDuration;
-use crate::choices::RUN_DIR;
-use proxy_datapath::BPF_DIR;
+use super::invalid::Fields;
+use crate::choices::{Mode, PodRoutes, RUN_DIR, SocketLb};
+use crate::node::{FastPath, Masquerade};
+use proxy_datapath::{BPF_DIR, Mechanism, SocketOptions};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct KpxConfiguration {
     pub api_version: String,
     pub kind: String,
-    /// The mode: `node` or `host`.
-    pub mode: String,
+    #[serde(with = "choice")]
+    pub mode: Mode,
     /// A folder to read objects from, instead of an API server.
     pub manifests: String,
     /// A context of the kubeconfig.
@@ -22,29 +25,30 @@ pub struct KpxConfiguration {
     pub node_ips: Vec<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
-    /// From where ExternalIPs may be; empty: from anywhere; `none` alone: from nowhere.
+    /// The networks that may hold ExternalIPs. An empty list stands for any network, `none` alone for no network.
     #[serde(rename = "externalIPCIDRs")]
     pub external_ip_cidrs: Vec<String>,
-    /// The choice of masquerading: `default` or `compat`.
-    pub masquerade: String,
+    #[serde(with = "choice")]
+    pub masquerade: Masquerade,
     #[serde(rename = "clusterIPExternal")]
     pub cluster_ip_external: bool,
-    pub lb_algorithm: String,
-    /// `off`, `default` or `nodes`.
-    pub pod_routes: String,
-    /// `tcx` or `clsact`; empty: what the kernel takes.
-    pub attach: String,
-    /// `off`, `auto` or `on`.
-    pub fast_path: String,
-    /// Entries of each family's flow table; 0: by the machine's memory.
+    #[serde(with = "choice")]
+    pub lb_algorithm: LbAlgorithm,
+    #[serde(with = "choice")]
+    pub pod_routes: PodRoutes,
+    /// The mechanism that the kernel takes, unless one is given.
+    #[serde(with = "choice::or_empty")]
+    pub attach: Option<Mechanism>,
+    #[serde(with = "choice")]
+    pub fast_path: FastPath,
+    /// The entries of each family's flow table; 0 goes by the machine's memory.
     pub flow_table_size: u32,
-    /// Entries of each family's tables of frontends and service ports; 0: by the machine's memory.
+    /// The entries of each family's tables of frontends and service ports; 0 goes by the machine's memory.
     pub service_table_size: u32,
-    /// Entries of each family's tables of endpoints; 0: by the machine's memory.
+    /// The entries of each family's tables of endpoints; 0 goes by the machine's memory.
     pub endpoint_table_size: u32,
-    /// `off`, `host` or `all`.
-    #[serde(rename = "socketLB")]
-    pub socket_lb: String,
+    #[serde(rename = "socketLB", with = "choice")]
+    pub socket_lb: SocketLb,
     #[serde(rename = "socketLBUDP")]
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
@@ -52,18 +56,32 @@ pub struct KpxConfiguration {
     /// The longest wait for this node's object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
-    /// In a BPF file system.
+    /// A folder in a BPF file system.
     pub bpf_dir: String,
-    /// The end of the agent is the end of its data path.
+    /// Takes the data path away when the agent ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
-    /// The kernel measures the programs.
+    /// Lets the kernel measure the programs.
     pub bpf_stats: bool,
 }
 
 impl KpxConfiguration {
     pub const API_VERSION: &str = "kpx.dev/v1alpha1";
     pub const KIND: &str = "KpxConfiguration";
+
+    /// Returns how sockets are served; None if none are.
+    pub(super) fn sockets(&self, own: &mut Fields) -> Option<SocketOptions> {
+        // A wrong scope was named already, and decides nothing about the other fields.
+        if own.has_refused("socketLB") {
+            return None;
+        }
+        let is_on = self.socket_lb != SocketLb::Off;
+        own.check(is_on || !self.socket_lb_udp, "socketLBUDP", self.socket_lb_udp, "is for socketLB host or all");
+        own.check(is_on || self.cgroup_root.is_empty(), "cgroupRoot", &self.cgroup_root, "is for socketLB host or all");
+        let is_path = self.cgroup_root.is_empty() || self.cgroup_root.starts_with('/');
+        own.check(is_path, "cgroupRoot", &self.cgroup_root, "must be the full path of a folder");
+        is_on.then_some(SocketOptions { everywhere: self.socket_lb == SocketLb::All, udp: self.socket_lb_udp })
+    }
 }
 
 impl Default for KpxConfiguration {
@@ -71,23 +89,23 @@ impl Default for KpxConfiguration {
         Self {
             api_version: Self::API_VERSION.to_owned(),
             kind: Self::KIND.to_owned(),
-            mode: "node".to_owned(),
+            mode: Mode::default(),
             manifests: String::new(),
             context: String::new(),
             master: String::new(),
             node_ips: Vec::new(),
             service_cidrs: Vec::new(),
             external_ip_cidrs: Vec::new(),
-            masquerade: "default".to_owned(),
+            masquerade: Masquerade::default(),
             cluster_ip_external: true,
-            lb_algorithm: "random".to_owned(),
-            pod_routes: "off".to_owned(),
-            attach: String::new(),
-            fast_path: "off".to_owned(),
+            lb_algorithm: LbAlgorithm::default(),
+            pod_routes: PodRoutes::default(),
+            attach: None,
+            fast_path: FastPath::default(),
             flow_table_size: 0,
             service_table_size: 0,
             endpoint_table_size: 0,
-            socket_lb: "off".to_owned(),
+            socket_lb: SocketLb::default(),
             socket_lb_udp: false,
             cgroup_root: String::new(),
             node_timeout: GoDuration::secs(300),

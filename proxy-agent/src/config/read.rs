@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
+use super::invalid::Fields;
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{KubeProxyConfiguration, UNSET_WHEN_ZERO};
 use super::tree;
@@ -54,8 +55,14 @@ impl Said {
         );
         let kind = kind.to_owned();
         tree::prune_nulls(&mut value);
-        let unknown =
-            if is_kube_proxy { decode::<KubeProxyConfiguration>(&value) } else { decode::<KpxConfiguration>(&value) };
+        let unknown = if is_kube_proxy {
+            decode::<KubeProxyConfiguration>(&value)
+        } else {
+            // They are named with all else that is wrong, unless a flag goes before them.
+            let mut value = value.clone();
+            Fields::of(KpxConfiguration::KIND).take_unknown_choices(&mut value);
+            decode::<KpxConfiguration>(&value)
+        };
         let unknown = match unknown {
             Ok(unknown) => unknown,
             Err((field, why)) => bail!("{}: {kind}.{field}: {why}", at(&field)),

@@ -1,26 +1,26 @@
-//! Whether a configuration can be, and what it comes to. Nothing is left half checked: every wrong field is named.
+//! Checks a configuration and resolves it. Every wrong field is named, not only the first one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use proxy_common::frontend::Algorithm;
 
+use super::choice;
 use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
+use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
-use crate::node::{FastPath, Masquerade, NodeOptions};
-use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb};
-use proxy_core::model::{ALGORITHMS, ModelOptions, Reach};
-use proxy_datapath::{Mechanism, SocketOptions};
+use crate::settings::{Conntrack, Mode, PodRoutes};
+use proxy_core::model::{ModelOptions, Reach};
+use proxy_datapath::SocketOptions;
 
-/// Longest name of a device, in bytes (`IFNAMSIZ`, without its final zero).
+/// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
 
-/// The fields of both documents that are more than what they look like.
+/// The fields of both documents that need parsing, parsed.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) node: NodeOptions,
@@ -29,12 +29,15 @@ pub(super) struct Checked {
     pub(super) metrics_address: Option<SocketAddr>,
     pub(super) conntrack: Conntrack,
     pub(super) common: Common,
-    pub(super) mode: Mode,
-    pub(super) attach: Option<Mechanism>,
     pub(super) sockets: Option<SocketOptions>,
 }
 
-pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration) -> Result<Checked, Vec<Invalid>> {
+/// Returns the checked fields. `own` holds the fields of `kpx` that were refused before.
+pub(super) fn check(
+    kube_proxy: &KubeProxyConfiguration,
+    kpx: &KpxConfiguration,
+    mut own: Fields,
+) -> Result<Checked, Vec<Invalid>> {
     let mut fields = Fields::of(KubeProxyConfiguration::KIND);
     let bind_address = bind_address(&mut fields, kube_proxy);
     let node_ports = node_ports(&mut fields, &kube_proxy.node_port_addresses);
@@ -45,20 +48,18 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
     let common = proxy_mode(&mut fields, kube_proxy);
     scalars(&mut fields, kube_proxy);
 
-    let mut own = Fields::of(KpxConfiguration::KIND);
     let node_ips = own.parse_each::<IpAddr>("nodeIPs", &kpx.node_ips, "must be an IP address");
     let node_ips = if node_ips.is_empty() { bind_address.into_iter().collect() } else { node_ips };
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
-    let masquerade = own.one_of::<Masquerade>("masquerade", &kpx.masquerade);
-    let algorithm = algorithm(&mut own, &kpx.lb_algorithm);
-    let mode = own.one_of::<Mode>("mode", &kpx.mode);
-    let pod_routes = own.one_of::<PodRoutes>("podRoutes", &kpx.pod_routes);
-    let fast_path = own.one_of::<FastPath>("fastPath", &kpx.fast_path);
-    let is_host = mode == Some(Mode::Host);
-    own.check(is_host || pod_routes == Some(PodRoutes::Off), "podRoutes", &kpx.pod_routes, "is for mode host");
-    let attach = if kpx.attach.is_empty() { None } else { own.one_of::<Mechanism>("attach", &kpx.attach) };
-    let sockets = sockets(&mut own, kpx);
+    let is_host = kpx.mode == Mode::Host;
+    own.check(
+        is_host || kpx.pod_routes == PodRoutes::Off,
+        "podRoutes",
+        choice::name(&kpx.pod_routes),
+        "is for mode host",
+    );
+    let sockets = kpx.sockets(&mut own);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
     own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");
@@ -71,51 +72,35 @@ pub(super) fn check(kube_proxy: &KubeProxyConfiguration, kpx: &KpxConfiguration)
         own.check(given.into_iter().all(String::is_empty), "manifests", &kpx.manifests, apart);
     }
 
-    let (Some(masquerade), Some(fast_path), Some(algorithm), Some(mode), Some(pod_routes), Some(detector), true) = (
-        masquerade,
-        fast_path,
-        algorithm,
-        mode,
-        pod_routes,
-        detector,
-        fields.invalid.is_empty() && own.invalid.is_empty(),
-    ) else {
+    let is_valid = fields.invalid.is_empty() && own.invalid.is_empty();
+    let Some(detector) = detector.filter(|_| is_valid) else {
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
-    let outside = is_host.then_some(pod_routes);
+    let outside = is_host.then_some(kpx.pod_routes);
     let reach = outside.map(|routes| Arc::new(Reach::unknown(routes == PodRoutes::Default)));
     let (ips, cidrs) = (node_ips.clone(), service_cidrs.clone());
+    let algorithm = kpx.lb_algorithm.0;
     let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, reach };
     let node = NodeOptions {
         node_ips,
         service_cidrs,
         node_ports,
-        // As kube-proxy does in the only mode in which it serves them there.
+        // kube-proxy serves node ports there in this mode only.
         localhost_node_ports: sockets.is_some()
             && !is_host
             && !matches!(kube_proxy.mode.as_str(), "ipvs" | "nftables")
             && kube_proxy.iptables.localhost_node_ports,
         detector,
-        masquerade,
+        masquerade: kpx.masquerade,
         masquerade_all: common.masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
-        fast_path,
+        fast_path: kpx.fast_path,
         outside,
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, mode, attach, sockets })
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets })
 }
 
-fn sockets(own: &mut Fields, kpx: &KpxConfiguration) -> Option<SocketOptions> {
-    let scope = own.one_of::<SocketLb>("socketLB", &kpx.socket_lb)?;
-    let is_on = scope != SocketLb::Off;
-    own.check(is_on || !kpx.socket_lb_udp, "socketLBUDP", kpx.socket_lb_udp, "is for socketLB host or all");
-    own.check(is_on || kpx.cgroup_root.is_empty(), "cgroupRoot", &kpx.cgroup_root, "is for socketLB host or all");
-    let is_path = kpx.cgroup_root.is_empty() || kpx.cgroup_root.starts_with('/');
-    own.check(is_path, "cgroupRoot", &kpx.cgroup_root, "must be the full path of a folder");
-    is_on.then_some(SocketOptions { everywhere: scope == SocketLb::All, udp: kpx.socket_lb_udp })
-}
-
-/// The unspecified address says nothing of this node.
+/// Returns the node's own address. The unspecified address names none.
 fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<IpAddr> {
     let why = "not a valid textual representation of an IP address";
     let address: Option<IpAddr> = fields.parse("bindAddress", &kube_proxy.bind_address, why);
@@ -191,14 +176,14 @@ fn device_name(fields: &mut Fields, field: &str, name: &str) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// Port 0 stands for none.
+/// Returns the address to listen on; None for port 0.
 fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<SocketAddr> {
     let address: Option<SocketAddr> =
         fields.parse(field, text, "must be IP:port, with a port from 1 to 65535, or 0 for none");
     address.filter(|address| address.port() != 0)
 }
 
-/// Zero leaves the kernel's.
+/// Returns the kernel's limits to set. Zero leaves the kernel's own value.
 fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
     let given = &kube_proxy.conntrack;
     let mut count = |field, count: i32| {
@@ -221,7 +206,7 @@ fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntr
     }
 }
 
-/// The mode, and of its section what counts.
+/// Checks the mode, and returns the settings of its section.
 fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Common {
     let common = kube_proxy.common();
     let mode = kube_proxy.mode.as_str();
@@ -230,7 +215,7 @@ fn proxy_mode(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Commo
         is_known,
         "mode",
         mode,
-        "must be iptables, ipvs, nftables, ebpf or blank, all of which mean the same to kpx",
+        "must be iptables, ipvs, nftables, ebpf or blank; all of them mean the same to kpx",
     );
     let (sync, min_sync) = (format!("{}.syncPeriod", common.section), format!("{}.minSyncPeriod", common.section));
     fields.positive(&sync, common.sync_period);
@@ -273,11 +258,4 @@ fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {
     fields.positive("configSyncPeriod", kube_proxy.config_sync_period);
     let format = kube_proxy.logging.format.as_str();
     fields.check(matches!(format, "text" | "json"), "logging.format", format, "must be text or json");
-}
-
-fn algorithm(own: &mut Fields, name: &str) -> Option<Algorithm> {
-    let found = ALGORITHMS.into_iter().find(|(known, _)| *known == name).map(|(_, algorithm)| algorithm);
-    let known = ALGORITHMS.map(|(known, _)| known).join(", ");
-    own.check(found.is_some(), "lbAlgorithm", name, &format!("must be one of {known}"));
-    found
 }

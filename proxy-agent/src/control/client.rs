@@ -1,5 +1,6 @@
 //! A client that asks a running agent from another process.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -42,6 +43,11 @@ impl Client {
 
     pub async fn names(&self) -> Result<Names> {
         Ok(Names::new(self.get::<Vec<_>>("/names").await?))
+    }
+
+    /// Returns the kernel's ids of its maps, by name.
+    pub async fn maps(&self) -> Result<BTreeMap<String, u32>> {
+        self.get("/maps").await
     }
 
     /// Gets the agent's answer at `path`. An agent of another version may answer in another form.

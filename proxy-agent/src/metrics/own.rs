@@ -105,9 +105,11 @@ impl OwnMetrics {
             "Flows that were removed because they had expired",
             metrics.flows_expired.clone(),
         );
+        let repairs = "Repairs of what other programs had removed from this node: programs of devices, the anchor, routes, rules, sysctls";
+        registry.register("repairs", repairs, metrics.mended.clone());
         registry.register(
             "mended",
-            "What others had undone on this node and was put back: programs taken off devices, the anchor, routes, rules, sysctls",
+            "The name that kpx_repairs_total had: it goes with the next release",
             metrics.mended.clone(),
         );
         metrics

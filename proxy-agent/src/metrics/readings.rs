@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy_common::counter::{Event, Reason};
 
-use crate::status::MapFill;
+use crate::status::{MapFill, old_event_name};
 use proxy_core::ip_family::IpFamily;
 
 /// The agent's readings. The agent answers at once, because no reading walks through a map.
@@ -66,7 +66,10 @@ impl Collector for Readings {
 
 impl Readings {
     fn encode_packets(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
-        let events = self.events.iter().map(|(event, packets)| ([("event", event.name())], *packets));
+        let events = self.events.iter().flat_map(|(event, packets)| {
+            let names = [Some(event.name()), old_event_name(event.name())];
+            names.into_iter().flatten().map(|name| ([("event", name)], *packets))
+        });
         counters(encoder, "kpx_packets", "Packets translated, and flows opened by packets.", events)?;
         let reasons = self
             .reasons

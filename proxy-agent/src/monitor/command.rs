@@ -31,8 +31,8 @@ pub struct MonitorArgs {
     #[arg(long, value_name = "REASON", value_parser = reason, conflicts_with = "decisions")]
     reason: Option<&'static str>,
     /// Show only packets that are dropped or rejected.
-    #[arg(long, conflicts_with = "decisions")]
-    drops: bool,
+    #[arg(long, alias = "drops", conflicts_with = "decisions")]
+    unserved: bool,
     /// Show only packets that open flows.
     #[arg(long)]
     decisions: bool,
@@ -91,7 +91,7 @@ impl MonitorArgs {
     /// Returns true if the event is wanted. Lost events might have been wanted, so they count as wanted.
     fn wants(&self, event: &Event) -> bool {
         let is_decision = event.what == "decision";
-        let kind = if self.decisions { is_decision } else { !(self.drops && is_decision) };
+        let kind = if self.decisions { is_decision } else { !(self.unserved && is_decision) };
         event.lost > 0
             || kind
                 && self.reason.is_none_or(|reason| event.reason.as_deref() == Some(reason))

@@ -13,7 +13,7 @@ use proxy_net::fib::RouteClass;
 use proxy_net::link::Link;
 use proxy_net::pod_route::{Hop, PodRoutes};
 use proxy_net::{Handle, fib};
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 
 /// The routes of a host that is no node, and what they say of the cluster's addresses.
 pub(super) struct HostMode {
@@ -25,7 +25,7 @@ pub(super) struct HostMode {
     /// Set if routes may have changed since the last lookup.
     stale: bool,
     /// The Services reported to [`Health`].
-    reported: BTreeSet<String>,
+    reported: BTreeSet<Problem>,
 }
 
 impl HostMode {
@@ -69,8 +69,8 @@ impl HostMode {
         let leads = leads(&self.handle, &addrs, anchor).await?;
         let refused = pod_routes.reconcile(&hops(&self.peers, &leads, links)).await?;
         match refused.first() {
-            None => health.end(POD_ROUTES),
-            Some(first) => health.begin(POD_ROUTES, format!("{} refused, first {first}", refused.len())),
+            None => health.end(&Problem::PodRoutes),
+            Some(first) => health.begin(&Problem::PodRoutes, format!("{} refused, first {first}", refused.len())),
         }
         Ok(())
     }
@@ -79,11 +79,11 @@ impl HostMode {
     pub(super) fn report(&mut self, desired: &Desired, health: &Health) {
         let mut cut_off = BTreeSet::new();
         for (service, unreachable) in desired.cut_off() {
-            let what = format!("Service {service}");
-            health.begin(&what, why(&unreachable));
-            cut_off.insert(what);
+            let problem = Problem::Service(service.clone());
+            health.begin(&problem, why(&unreachable));
+            cut_off.insert(problem);
         }
-        self.reported.difference(&cut_off).for_each(|what| health.end(what));
+        self.reported.difference(&cut_off).for_each(|problem| health.end(problem));
         self.reported = cut_off;
     }
 }
@@ -100,9 +100,6 @@ async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Result
     };
     Ok(classes.into_iter().map(|(addr, class)| (addr, lead(class))).collect())
 }
-
-/// The name in [`Health`] of routes that the kernel refuses.
-const POD_ROUTES: &str = "pod routes";
 
 fn why(unreachable: &[&Unreachable]) -> String {
     let backends: BTreeSet<_> = unreachable.iter().map(|one| one.backend.ip()).collect();

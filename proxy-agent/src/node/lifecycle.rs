@@ -9,10 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use tokio::time::{Instant, sleep_until};
 
 use proxy_core::desired::Desired;
-use proxy_source::health::Health;
-
-/// The name of the Node object in [`Health`].
-const NODE_OBJECT: &str = "Node object";
+use proxy_source::health::{Health, Problem};
 
 /// The known state of the Node object, and the deadline for the rest.
 #[derive(Debug)]
@@ -45,25 +42,25 @@ impl Lifecycle {
         }
         let Some(exists) = desired.has_node() else {
             let why = "the API server serves no Nodes, or not to kpx: their end and new addresses go unnoticed";
-            self.source_health.begin(NODE_OBJECT, why);
+            self.source_health.begin(&Problem::NodeObject, why);
             return Ok(true);
         };
-        self.source_health.end(NODE_OBJECT);
+        self.source_health.end(&Problem::NodeObject);
         let name = &self.node_name;
         let known = desired.node_addresses();
         match (self.serves, exists) {
             (true, false) => bail!("the Node object {name} was deleted"),
             (false, false) => {
-                health.begin(NODE_OBJECT, format!("there is none of the name {name} yet"));
+                health.begin(&Problem::NodeObject, format!("no Node is named {name} yet"));
                 return Ok(false);
             }
             // The node had addresses before, and the agent keeps them.
             (true, true) if known.is_empty() => return Ok(true),
             (false, true) if known.is_empty() && self.given.is_empty() => {
-                health.begin(NODE_OBJECT, format!("{name} has no addresses yet"));
+                health.begin(&Problem::NodeObject, format!("{name} has no addresses yet"));
                 return Ok(false);
             }
-            (_, true) => health.end(NODE_OBJECT),
+            (_, true) => health.end(&Problem::NodeObject),
         }
         let addresses = self.missing(&known);
         if let Some(before) = self.addresses.replace(addresses.clone())
@@ -99,7 +96,7 @@ impl Lifecycle {
         let problems = health.problems();
         let problems = problems.iter().map(|(what, problem)| format!("{what}: {}", problem.why));
         let patience = self.patience.unwrap_or_default();
-        anyhow!("waited {patience:?} in vain: {}", problems.collect::<Vec<_>>().join("; "))
+        anyhow!("gave up after {patience:?}: {}", problems.collect::<Vec<_>>().join("; "))
     }
 
     /// Returns the first address of each family for which the operator gave none.
@@ -126,7 +123,7 @@ mod tests {
     fn the_agent_waits_for_a_node_that_must_not_change() {
         let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
         assert!(!bed.learn().unwrap());
-        assert_eq!(bed.problem(), "there is none of the name here yet");
+        assert_eq!(bed.problem(), "no Node is named here yet");
         assert!(!bed.hears(node("here", None, &[("Hostname", "here")])).unwrap());
         assert_eq!(bed.problem(), "here has no addresses yet");
         assert!(bed.hears(node("here", None, &[OTHER4])).unwrap());
@@ -170,11 +167,11 @@ mod tests {
 
         let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
         assert!(bed.hears(Input::Node(Update::Refused)).unwrap());
-        assert!(bed.source_health.has(NODE_OBJECT));
+        assert!(bed.source_health.has(&Problem::NodeObject));
         bed.lifecycle.serve();
         let Input::Node(Update::Put(allowed)) = node("here", None, &[V4]) else { panic!("no node") };
         assert!(bed.hears(Input::Node(Update::All(vec![*allowed]))).unwrap(), "allowed later");
-        assert!(!bed.source_health.has(NODE_OBJECT));
+        assert!(!bed.source_health.has(&Problem::NodeObject));
         assert!(bed.hears(node("here", None, &[OTHER4])).is_err());
     }
 
@@ -187,7 +184,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(100)).await;
         bed.lifecycle.wait();
         let error = bed.lifecycle.give_up(&bed.health).await.to_string();
-        assert_eq!(error, "waited 300s in vain: Node object: there is none of the name here yet");
+        assert_eq!(error, "gave up after 300s: Node object: no Node is named here yet");
         assert_eq!(began.elapsed().as_secs(), 300, "since the first time");
     }
 
@@ -216,7 +213,7 @@ mod tests {
         }
 
         fn problem(&self) -> String {
-            self.health.problems()[NODE_OBJECT].why.clone()
+            self.health.problems()[&Problem::NodeObject].why.clone()
         }
     }
 }

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::devices::Devices;
 use crate::metrics::Mended;
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 
 /// The programs, and the devices that they are on.
 pub(super) struct DevicePrograms {
@@ -20,7 +20,7 @@ pub(super) struct DevicePrograms {
     /// lo carries a program: on a host outside only if a backend is one of its own sockets.
     pub(super) hooks_lo: bool,
     /// What [`Health`] was told of devices that could not be attached.
-    failing: BTreeSet<String>,
+    failing: BTreeSet<Problem>,
 }
 
 impl DevicePrograms {
@@ -41,12 +41,12 @@ impl DevicePrograms {
                 Role::Device { .. } => Hooks::Both,
                 Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };
-            let what = format!("device {}", link.name);
             carried.insert(link.index);
             let known = self.attachments.devices().contains_key(&link.index);
             if let Err(error) = self.attachments.attach(link.index, &link.name, hooks) {
-                health.begin(&what, format!("{error:#}"));
-                failing.insert(what);
+                let problem = Problem::Device(link.name.clone());
+                health.begin(&problem, format!("{error:#}"));
+                failing.insert(problem);
             }
             if !known && let Some(attached) = self.attachments.devices().get(&link.index) {
                 info!(device = link.name, ifindex = link.index, by = %attached.mechanism, "attached");
@@ -58,13 +58,13 @@ impl DevicePrograms {
                 info!(device = attached.name, ifindex, "detached");
             }
         }
-        self.failing.difference(&failing).for_each(|what| health.end(what));
+        self.failing.difference(&failing).for_each(|problem| health.end(problem));
         self.failing = failing;
     }
 
     /// Puts the anchor's program on another anchor than before.
     pub(super) fn move_anchor(&mut self, ifindex: u32) -> Result<()> {
-        warn!(ifindex, "the anchor was gone and is made anew");
+        warn!(ifindex, "the anchor was gone, making it again");
         self.attachments.detach(self.anchor);
         self.attachments.attach(ifindex, anchor::NAME, Hooks::Anchor)?;
         self.anchor = ifindex;
@@ -83,7 +83,7 @@ impl DevicePrograms {
         let missing = self.attachments.verify(handle).await.context("look for programs that were taken off")?;
         for Missing { ifindex, hook } in &missing {
             if let Some(attached) = self.attachments.detach(*ifindex) {
-                warn!(device = attached.name, hook = hook.name(), "the program was taken off, attaching anew");
+                warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
             }
             mended.programs += 1;
         }

@@ -12,7 +12,7 @@ use tracing::info;
 use proxy_net::Handle;
 use proxy_net::route::{self, Route, Routes};
 use proxy_net::rule::{self, Rule, Rules};
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 
 /// The routes and rules, as the kernel holds them.
 pub(super) struct ServiceRoutes {
@@ -74,8 +74,8 @@ impl ServiceRoutes {
             let routes = self.routes.reconcile(&want.routes).await?;
             (routes, self.defaults.reconcile(&want.defaults).await?, self.rules.reconcile(&want.rules).await?)
         };
-        note_routes("routes", &routes, want.routes.len(), health);
-        note_routes("default routes of rules", &defaults, want.defaults.len(), health);
+        note_routes(&Problem::Routes, &routes, want.routes.len(), health);
+        note_routes(&Problem::DefaultRoutes, &defaults, want.defaults.len(), health);
         note_rules(&rules, want, health);
         let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
         let routes = changed(&routes) + changed(&defaults);
@@ -113,7 +113,7 @@ impl Surroundings<'_> {
     }
 }
 
-fn note_routes(what: &str, report: &route::Report, wanted: usize, health: &Health) {
+fn note_routes(what: &Problem, report: &route::Report, wanted: usize, health: &Health) {
     match report.refused.first() {
         None => health.end(what),
         Some((route, why)) => {
@@ -128,20 +128,20 @@ fn note_routes(what: &str, report: &route::Report, wanted: usize, health: &Healt
 
 fn note_rules(report: &rule::Report, want: &Want, health: &Health) {
     match report.refused.first() {
-        None => health.end("rules"),
+        None => health.end(&Problem::Rules),
         Some((rule, why)) => {
             let (refused, wanted) = (report.refused.len(), want.rules.len());
-            health.begin("rules", format!("{refused} of {wanted} refused, first the one {rule}: {why}"));
+            health.begin(&Problem::Rules, format!("{refused} of {wanted} refused, first the one {rule}: {why}"));
         }
     }
     match want.left_out {
-        0 => health.end("rules' number"),
+        0 => health.end(&Problem::RulesNumber),
         left_out => {
             let why = format!(
                 "there are {} rules at most, so this host's own sockets reach {left_out} external frontends only through the network",
                 rule::MAX
             );
-            health.begin("rules' number", why);
+            health.begin(&Problem::RulesNumber, why);
         }
     }
     if report.added + report.deleted > 0 {

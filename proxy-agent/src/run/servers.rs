@@ -14,14 +14,14 @@ use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{healthz, metrics_server, ui};
 use proxy_source::events::Events;
-use proxy_source::health::Health;
+use proxy_source::health::{Health, Problem};
 
 /// A function that reports to the cluster that a server failed.
 type Failed = fn(&Events, &Error);
 
 pub(super) struct Servers {
-    /// Each with the name that its problems have.
-    servers: Vec<(&'static str, SocketAddr, Router, Failed)>,
+    /// Each with its problem.
+    servers: Vec<(Problem, SocketAddr, Router, Failed)>,
     hard_fail: bool,
     health: Health,
     events: Events,
@@ -40,8 +40,8 @@ impl Servers {
         let page = if settings.ui { ui::router(asker.clone(), &settings.node_name) } else { Router::new() };
         let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), page);
         let servers = [
-            ("health server", settings.healthz_address, healthz, Events::healthz_failed as Failed),
-            ("metrics server", settings.metrics_address, metrics, Events::metrics_failed),
+            (Problem::HealthServer, settings.healthz_address, healthz, Events::healthz_failed as Failed),
+            (Problem::MetricsServer, settings.metrics_address, metrics, Events::metrics_failed),
         ];
         Self {
             servers: servers
@@ -61,7 +61,7 @@ impl Servers {
         for (what, address, router, failed) in self.servers {
             let (hard_fail, health, events) = (self.hard_fail, self.health.clone(), self.events.clone());
             tasks.spawn(async move {
-                let ended = keep_serving(what, address, router, hard_fail, &health).await;
+                let ended = keep_serving(&what, address, router, hard_fail, &health).await;
                 ended.inspect_err(|error| failed(&events, error))
             });
         }

@@ -12,7 +12,7 @@ pub(super) enum Act {
 
 /// The list of keys, for the last line of the screen.
 pub(super) const HELP: &str =
-    "sort by: c connections  p packets  b bytes  r refused  f flows  n name   / filter   arrows scroll   q quit";
+    "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows scroll   q quit";
 
 pub(super) fn press(event: &Event, view: &mut View) -> Act {
     let Event::Key(key) = event else { return Act::Stay };
@@ -28,10 +28,10 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
     }
     match key.code {
         KeyCode::Char('q') | KeyCode::Esc => return Act::Quit,
-        KeyCode::Char('c') => view.sort = Sort::Connections,
+        KeyCode::Char('o' | 'c') => view.sort = Sort::Opened,
         KeyCode::Char('p') => view.sort = Sort::Packets,
         KeyCode::Char('b') => view.sort = Sort::Bytes,
-        KeyCode::Char('r') => view.sort = Sort::Refused,
+        KeyCode::Char('u' | 'r') => view.sort = Sort::Unserved,
         KeyCode::Char('f') => view.sort = Sort::Flows,
         KeyCode::Char('n') => view.sort = Sort::Name,
         KeyCode::Char('/') => view.typing = true,

@@ -33,10 +33,12 @@ pub(super) struct View {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Sort {
     #[default]
-    Connections,
+    #[value(alias = "connections")]
+    Opened,
     Packets,
     Bytes,
-    Refused,
+    #[value(alias = "refused")]
+    Unserved,
     Flows,
     Name,
 }
@@ -65,18 +67,20 @@ pub(super) struct Row {
     /// The name as `namespace/name`.
     pub(super) name: String,
     pub(super) rates: Rates,
-    /// The number of backends that take traffic.
-    pub(super) backends: usize,
+    /// The backends that take traffic, and all that are listed: `2/3`.
+    pub(super) backends: String,
 }
 
-/// The rates per second; `flows` is a number.
+/// The rates per second; `flows` is the number in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
-    pub(super) connections: f64,
+    /// The opened flows.
+    pub(super) opened: f64,
     /// The packets of both directions.
     pub(super) packets: f64,
     pub(super) bytes: f64,
-    pub(super) refused: f64,
+    /// Packets dropped or rejected.
+    pub(super) unserved: f64,
     pub(super) flows: u64,
 }
 
@@ -88,15 +92,16 @@ pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
         let name = name(service);
         // The counts of a new Service started at 0.
         let rates = rates(&old.get(&name).copied().unwrap_or_default(), &counts(service), secs);
-        Row { name, rates, backends: backends(service) }
+        let (in_use, all) = service.backends_in_use();
+        Row { name, rates, backends: format!("{in_use}/{all}") }
     };
     let mut services: Vec<_> = now.services.iter().map(row).filter(|row| row.name.contains(&view.filter)).collect();
     services.sort_by(|a, b| a.name.cmp(&b.name));
     let key = |rates: &Rates| match view.sort {
-        Sort::Connections => rates.connections,
+        Sort::Opened => rates.opened,
         Sort::Packets => rates.packets,
         Sort::Bytes => rates.bytes,
-        Sort::Refused => rates.refused,
+        Sort::Unserved => rates.unserved,
         #[expect(clippy::cast_precision_loss, reason = "fewer flows than 2^53")]
         Sort::Flows => rates.flows as f64,
         Sort::Name => 0.0,
@@ -121,23 +126,20 @@ fn counts(service: &ServiceView) -> PortCounts {
             bytes: sum.bytes + counts.bytes,
             packets_returned: sum.packets_returned + counts.packets_returned,
             bytes_returned: sum.bytes_returned + counts.bytes_returned,
+            dropped: sum.dropped + counts.dropped,
+            rejected: sum.rejected + counts.rejected,
             refused: sum.refused + counts.refused,
         }
     })
 }
 
-fn backends(service: &ServiceView) -> usize {
-    let backends = service.ports.iter().flat_map(|port| &port.backends);
-    backends.filter(|backend| backend.in_cluster_set || backend.in_local_set).count()
-}
-
 fn rates(before: &PortCounts, now: &PortCounts, secs: f64) -> Rates {
     let rate = |count: fn(&PortCounts) -> u64| per_second(count(before), count(now), secs);
     Rates {
-        connections: rate(|counts| counts.flows_opened),
+        opened: rate(|counts| counts.flows_opened),
         packets: rate(|counts| counts.packets + counts.packets_returned),
         bytes: rate(|counts| counts.bytes + counts.bytes_returned),
-        refused: rate(|counts| counts.refused),
+        unserved: rate(PortCounts::unserved),
         flows: now.flows,
     }
 }
@@ -151,10 +153,10 @@ fn per_second(before: u64, now: u64, secs: f64) -> f64 {
 impl Rates {
     fn plus(self, other: &Self) -> Self {
         Self {
-            connections: self.connections + other.connections,
+            opened: self.opened + other.opened,
             packets: self.packets + other.packets,
             bytes: self.bytes + other.bytes,
-            refused: self.refused + other.refused,
+            unserved: self.unserved + other.unserved,
             flows: self.flows + other.flows,
         }
     }
@@ -172,9 +174,9 @@ fn header(now: &Sample) -> Header {
 }
 
 fn reasons(before: &Status, now: &Status, secs: f64) -> Vec<(String, f64)> {
-    let refusing = Reason::ALL.into_iter().filter(|reason| reason.verdict() != Verdict::Pass).map(Reason::name);
+    let unserved = Reason::ALL.into_iter().filter(|reason| reason.verdict() != Verdict::Pass).map(Reason::name);
     let count = |status: &Status, name| status.reasons.get(name).copied().unwrap_or(0);
-    let mut rates: Vec<_> = refusing
+    let mut rates: Vec<_> = unserved
         .map(|name| (name.to_owned(), per_second(count(before, name), count(now, name), secs)))
         .filter(|(_, rate)| *rate > 0.0)
         .collect();

@@ -18,7 +18,7 @@ use super::table::{COLUMNS, cells};
 /// The problems that fit above the table.
 const PROBLEMS_MAX: usize = 3;
 /// The columns' widths; the first one takes the rest of the line.
-const WIDTHS: [usize; 7] = [0, 8, 9, 8, 9, 8, 8];
+const WIDTHS: [usize; 7] = [0, 8, 9, 8, 10, 8, 8];
 const GAP: usize = 2;
 /// The narrowest first column.
 const NAME_WIDTH_MIN: usize = 12;
@@ -101,14 +101,14 @@ fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line>
     let mut lines = vec![header(rows)];
     let problems = rows.header.problems.iter().take(PROBLEMS_MAX);
     lines.extend(problems.map(|problem| Line::styled(colored(Color::Red), problem.clone())));
-    lines.extend([not_served(rows), Line::default()]);
+    lines.extend([unserved(rows), Line::default()]);
     // The names of the columns, the total and the keys stand beside the services.
     let room = height.saturating_sub(lines.len() + 3);
     view.scroll = view.scroll.min(rows.services.len().saturating_sub(room));
     lines.push(column_names(view.sort, width));
     let shown = rows.services.iter().skip(view.scroll).take(room);
     lines.extend(shown.map(|row| {
-        let cells = cells(&row.name, &row.rates, row.backends.to_string());
+        let cells = cells(&row.name, &row.rates, row.backends.clone());
         Line(aligned(cells, width).map(|cell| (ContentStyle::new(), cell)).into())
     }));
     let filter = if view.filter.is_empty() { String::new() } else { format!(" of *{}*", view.filter) };
@@ -130,7 +130,7 @@ fn header(rows: &Rows) -> Line {
     ])
 }
 
-fn not_served(rows: &Rows) -> Line {
+fn unserved(rows: &Rows) -> Line {
     if rows.reasons.is_empty() {
         return Line::plain("not served: nothing".to_owned());
     }
@@ -168,10 +168,10 @@ fn aligned(cells: [String; 7], width: usize) -> [String; 7] {
 fn sorted_by(sort: Sort) -> usize {
     match sort {
         Sort::Name => 0,
-        Sort::Connections => 1,
+        Sort::Opened => 1,
         Sort::Packets => 2,
         Sort::Bytes => 3,
-        Sort::Refused => 4,
+        Sort::Unserved => 4,
         Sort::Flows => 5,
     }
 }

@@ -7,15 +7,16 @@ use comfy_table::{CellAlignment, Table};
 
 use super::rows::{Rates, Rows, number};
 
-pub(super) const COLUMNS: [&str; 7] = ["SERVICE", "CONN/S", "PACKETS/S", "BYTES/S", "REFUSED/S", "FLOWS", "BACKENDS"];
+pub(super) const COLUMNS: [&str; 7] =
+    ["SERVICE", "OPENED/S", "PACKETS/S", "BYTES/S", "UNSERVED/S", "FLOWS", "BACKENDS"];
 
 pub(super) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 7] {
     [
         name.to_owned(),
-        number(rates.connections),
+        number(rates.opened),
         number(rates.packets),
         number(rates.bytes),
-        number(rates.refused),
+        number(rates.unserved),
         rates.flows.to_string(),
         backends,
     ]
@@ -25,7 +26,7 @@ pub(super) fn text(rows: &Rows) -> String {
     let mut table = Table::new();
     table.load_preset(NOTHING).force_no_tty().set_header(COLUMNS);
     for row in &rows.services {
-        table.add_row(cells(&row.name, &row.rates, row.backends.to_string()));
+        table.add_row(cells(&row.name, &row.rates, row.backends.clone()));
     }
     table.add_row(cells("total", &rows.total, String::new()));
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));

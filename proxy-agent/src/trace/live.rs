@@ -39,6 +39,8 @@ pub(super) struct Origin<'a> {
 /// The state of a running agent.
 pub(super) struct Live {
     status: Status,
+    /// The kernel's ids, by name.
+    maps: BTreeMap<String, u32>,
     names: Names,
 }
 
@@ -47,7 +49,7 @@ impl Live {
         let client = Client::new(run_dir);
         let status = client.status().await?;
         check_namespace(&status, run_dir)?;
-        Ok(Self { status, names: client.names().await? })
+        Ok(Self { status, maps: client.maps().await?, names: client.names().await? })
     }
 
     /// Fails unless the running programs have the same tag: the copy must do what they do.
@@ -147,7 +149,7 @@ impl Live {
     }
 
     fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
-        datapath::open(&self.status.maps, name)
+        datapath::open(&self.maps, name)
     }
 
     fn rows<K: Pod + Ord, V: Pod>(&self, name: &str) -> Result<BTreeMap<K, V>> {

@@ -162,7 +162,9 @@ impl<A: Addr> FamilyView<'_, A> {
         counts.bytes += totals.sent.bytes;
         counts.packets_returned += totals.returned.packets;
         counts.bytes_returned += totals.returned.bytes;
-        counts.refused += totals.dropped + totals.rejected;
+        counts.dropped += totals.dropped;
+        counts.rejected += totals.rejected;
+        counts.refused = counts.unserved();
     }
 
     /// Returns the view of a backend without its sets and its flows.

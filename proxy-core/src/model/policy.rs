@@ -71,7 +71,7 @@ fn affinity_secs(reader: &mut Reader<'_>, service: &compact::Service) -> u32 {
         None | Some("" | "None") => return 0,
         Some("ClientIP") => {}
         Some(other) => {
-            reader.skip(format_args!("spec.sessionAffinity"), format!("{other:?} is none of None, ClientIP"));
+            reader.skip(format_args!("spec.sessionAffinity"), format!("{other:?} is not one of None, ClientIP"));
             return 0;
         }
     }
@@ -95,7 +95,7 @@ fn algorithm(name: &str) -> Result<Algorithm, String> {
     let named = ALGORITHMS.iter().find(|(known, _)| *known == name);
     named
         .map(|(_, algorithm)| *algorithm)
-        .ok_or_else(|| format!("{name:?} is none of {}", ALGORITHMS.map(|(name, _)| name).join(", ")))
+        .ok_or_else(|| format!("{name:?} is not one of {}", ALGORITHMS.map(|(name, _)| name).join(", ")))
 }
 
 /// Returns the name of an algorithm, as in [`ALGORITHMS`].

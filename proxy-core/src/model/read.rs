@@ -138,7 +138,7 @@ pub(super) fn protocol(name: Option<&str>) -> Result<Proto, String> {
         None | Some("TCP") => Ok(Proto::TCP),
         Some("UDP") => Ok(Proto::UDP),
         Some("SCTP") => Ok(Proto::SCTP),
-        Some(other) => Err(format!("{other:?} is none of TCP, UDP, SCTP")),
+        Some(other) => Err(format!("{other:?} is not one of TCP, UDP, SCTP")),
     }
 }
 

@@ -64,6 +64,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::health::Problem;
 
     #[tokio::test(start_paused = true)]
     async fn changed_files_count_while_there_is_a_problem() {
@@ -77,7 +78,7 @@ mod tests {
 
         fs::write(&token, "new").unwrap();
         assert!(timeout(10 * EVERY, files.changed(&health)).await.is_err(), "nothing is wrong");
-        health.begin("Service watch", "401");
+        health.begin(&Problem::Watch("Service".into()), "401");
         timeout(2 * EVERY, files.changed(&health)).await.unwrap();
 
         let files = options.files();

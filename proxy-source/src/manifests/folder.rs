@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
-use crate::health::Health;
+use crate::health::{Health, Problem};
 
 /// The manifests of a folder by file name. While two listings are equal, nothing was written.
 pub(super) type Listing = BTreeMap<OsString, Stamp>;
@@ -71,21 +71,21 @@ impl Folder {
     /// Waits until the folder differs from `known` and has stopped changing. An unreadable folder is a problem
     /// meanwhile.
     pub(super) async fn change(&mut self, known: &Listing, health: &Health) -> Listing {
-        let what = self.path.display().to_string();
+        let problem = Problem::Folder(self.path.clone());
         loop {
             // The check follows an event or the end of the interval.
             let _ = timeout(INTERVAL, self.woken.notified()).await;
             self.watch();
             match self.list() {
                 Ok(listing) => {
-                    health.end(&what);
+                    health.end(&problem);
                     if listing != *known
                         && let Some(listing) = self.stillness(listing).await
                     {
                         return listing;
                     }
                 }
-                Err(error) => health.begin(&what, error.to_string()),
+                Err(error) => health.begin(&problem, error.to_string()),
             }
         }
     }

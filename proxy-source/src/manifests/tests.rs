@@ -168,7 +168,7 @@ async fn changes_are_sent_as_they_happen() {
     assert_eq!(running.next(1).await, ["put web 81"]);
 
     write(&dir, "web.yaml", &WEB.replace("port:", "prot:"));
-    running.problems(|problems| problems.contains_key("web.yaml:8")).await;
+    running.problems(|problems| problems.contains_key(&Problem::Manifest("web.yaml:8".into()))).await;
     write(&dir, "web.yaml", &service("web", 82));
     assert_eq!(running.next(1).await, ["put web 82"]);
     running.problems(BTreeMap::is_empty).await;
@@ -213,8 +213,8 @@ async fn a_folder_that_goes_and_comes_back_loses_no_object() {
     assert_eq!(running.next(4).await[3], "services web 80");
 
     fs::rename(&path, parent.path().join("elsewhere")).unwrap();
-    let what = path.display().to_string();
-    running.problems(|problems| problems.contains_key(&what)).await;
+    let problem = Problem::Folder(path.clone());
+    running.problems(|problems| problems.contains_key(&problem)).await;
     fs::create_dir(parent.path().join("new")).unwrap();
     fs::write(parent.path().join("new/web.yaml"), service("web", 81)).unwrap();
     fs::rename(parent.path().join("new"), &path).unwrap();

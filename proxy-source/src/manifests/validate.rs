@@ -220,7 +220,7 @@ fn port_number(field: impl Display, port: i32) -> Verdict {
 
 fn one_of(field: impl Display, value: &Option<String>, values: &[&str]) -> Verdict {
     let Some(value) = value else { return Ok(()) };
-    require(values.contains(&value.as_str()), field, format_args!("{value:?} is none of {}", values.join(", ")))
+    require(values.contains(&value.as_str()), field, format_args!("{value:?} is not one of {}", values.join(", ")))
 }
 
 fn require(holds: bool, field: impl Display, why: impl Display) -> Verdict {

@@ -13,7 +13,7 @@ fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.put(&service("web", 10))?;
     let kpx = fixture.start("")?;
-    wait_problem(&kpx, NODE_OBJECT, "there is none of the name n1 yet")?;
+    wait_problem(&kpx, NODE_OBJECT, "no Node is named n1 yet")?;
     fixture.put(&node(&[]))?;
     wait_problem(&kpx, NODE_OBJECT, "n1 has no addresses yet")?;
     let status = kpx.typed_status()?;
@@ -28,14 +28,14 @@ fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
 fn a_node_that_does_not_come_is_given_up() -> Result<()> {
     let fixture = Fixture::new()?;
     let kpx = fixture.spawn("--node-timeout 1s")?;
-    fails(kpx, "waited 1s in vain: Node object: there is none of the name n1 yet")
+    fails(kpx, "gave up after 1s: Node object: no Node is named n1 yet")
 }
 
 #[test]
 fn pod_cidrs_that_do_not_come_are_given_up() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.spawn("--node-timeout 1s --detect-local-mode NodeCIDR")?;
-    fails(kpx, "waited 1s in vain: local pods: the Node object has no podCIDRs yet")
+    fails(kpx, "gave up after 1s: local pods: the Node object has no podCIDRs yet")
 }
 
 #[test]

@@ -53,6 +53,7 @@ kpx_sync_phase_duration_seconds histogram phase 11
 kpx_sync_failures_total counter ip_family
 kpx_devices gauge role
 kpx_mended_total counter what
+kpx_repairs_total counter what
 kpx_problems gauge
 kpx_restart_gap gauge
 kpx_unreadable_objects gauge kind

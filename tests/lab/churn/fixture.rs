@@ -144,7 +144,7 @@ pub(crate) fn mended(agent: &Agent<'_>, what: &str) -> Result<f64> {
     socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: kpx\r\nconnection: close\r\n\r\n")?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer)?;
-    let line = format!("kpx_mended_total{{what=\"{what}\"}} ");
+    let line = format!("kpx_repairs_total{{what=\"{what}\"}} ");
     let value = answer.lines().find_map(|found| found.strip_prefix(&line));
     ensure!(value.is_some(), "no {line} in {answer}");
     Ok(value.unwrap_or_default().trim().parse()?)

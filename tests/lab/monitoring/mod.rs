@@ -42,8 +42,8 @@ fn every_query_is_about_series_that_kpx_has() -> Result<()> {
             asked.insert(selector.name);
         }
     }
-    // Each metric of kpx's own is shown.
-    let own = metrics.iter().filter(|(name, _)| name.starts_with("kpx_"));
+    // Each metric of kpx's own is shown, except the old name of one, which lasts for one release.
+    let own = metrics.iter().filter(|(name, _)| name.starts_with("kpx_") && name.as_str() != "kpx_mended_total");
     let shown = |name: &str| asked.iter().any(|asked| asked.starts_with(name));
     let hidden: Vec<_> = own.map(|(name, _)| name).filter(|name| !shown(name)).collect();
     ensure!(hidden.is_empty(), "no panel and no alert asks for {hidden:?}");

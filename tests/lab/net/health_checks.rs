@@ -121,7 +121,8 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
         let want = wanted(&[("web", 30100, 1), ("dns", 30200, 1)]);
         checks.set(&want).await;
         let problems = health.problems();
-        let why = &problems.get("healthCheckNodePort of default/web").context("no problem")?.why;
+        let what = "healthCheckNodePort of default/web";
+        let why = &problems.iter().find(|(problem, _)| problem.to_string() == what).context("no problem")?.1.why;
         ensure!(problems.len() == 1 && why.starts_with("listen on 0.0.0.0:30100: Address already in use"), "{why}");
         ensure!(ask("[::1]:30100", "GET /").await.is_ok(), "the other family's address was free");
         ensure!(ask("127.0.0.1:30200", "GET /").await.is_ok());

@@ -44,7 +44,7 @@ fn the_hosts_connections_are_led_to_backends() -> Result<()> {
         ensure!(count(&agent, "events", "rejected")? == 0, "no packet was refused, nor any answered");
     }
     ensure!(count(&agent, "reasons", "no_endpoints")? == 2 && count(&agent, "reasons", "unknown_port")? == 2);
-    ensure!(count(&agent, "events", "socket_led")? == 2 * (32 + 2 + 16));
+    ensure!(count(&agent, "events", "socket_translated")? == 2 * (32 + 2 + 16));
 
     // A socket of IPv6 may speak IPv4.
     let SocketAddr::V4(v4) = web().frontend(Family::V4) else { unreachable!("of this family") };

@@ -106,7 +106,7 @@ impl Kind {
             Self::List => "A,B,…",
             Self::Gates => "A=BOOL,…",
             Self::Duration => "DURATION",
-            Self::OneOf(_) => "HOW",
+            Self::OneOf(_) | Self::Choice(_) => "HOW",
             Self::Version => "HOW",
         }
     }
@@ -121,10 +121,8 @@ impl Kind {
 
     fn parser(self) -> ValueParser {
         match self {
-            Self::OneOf(values) => {
-                let empty = PossibleValue::new("").hide(true);
-                PossibleValuesParser::new(values.iter().map(PossibleValue::new).chain([empty])).map(Value::from).into()
-            }
+            Self::OneOf(values) => one_of(values.iter().map(PossibleValue::new)),
+            Self::Choice(values) => one_of(values().into_iter()),
             Self::Version => {
                 PossibleValuesParser::new(["true", "false", "raw"]).map(|text| Value::from(text != "false")).into()
             }
@@ -148,9 +146,16 @@ impl Kind {
                 items().map(gate).collect::<Result<Map<_, _>, String>>().map(Value::Object)
             }
             Self::Duration => text.parse::<GoDuration>().map(|_| Value::from(text)).map_err(|error| error.to_string()),
-            Self::Text | Self::File | Self::Dir | Self::OneOf(_) | Self::Version => Ok(Value::from(text)),
+            Self::Text | Self::File | Self::Dir | Self::OneOf(_) | Self::Choice(_) | Self::Version => {
+                Ok(Value::from(text))
+            }
         }
     }
+}
+
+/// Returns a parser of closed choices. An empty value is taken as well, and means the same as no flag.
+fn one_of(values: impl Iterator<Item = PossibleValue>) -> ValueParser {
+    PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)])).map(Value::from).into()
 }
 
 /// Parses a boolean as Go's `strconv.ParseBool` does.

@@ -1,8 +1,12 @@
 //! All flags. `docs/configuration.md` is written from here.
 
 use super::{Flag, Kind, StandsFor};
-use Kind::{Dir, Duration, File, Gates, Integer, List, Number, OneOf, Switch, Text, Version};
+use crate::config::choice::{LbAlgorithm, values};
+use crate::node::{FastPath, Masquerade};
+use crate::settings::{Mode, PodRoutes, SocketLb};
+use Kind::{Choice, Dir, Duration, File, Gates, Integer, List, Number, OneOf, Switch, Text, Version};
 use StandsFor::{Deed, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
+use proxy_datapath::Mechanism;
 
 /// Those that `kpx trace` takes as well.
 pub(super) const OF_A_NODE: [&str; 10] = [
@@ -31,15 +35,15 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
 
     flag("kubeconfig", File, KubeProxy(&["clientConnection.kubeconfig"]), "Kubeconfig to use; without it the pod's service account, else $KUBECONFIG or ~/.kube/config"),
     flag("kube-api-qps", Number, KubeProxy(&["clientConnection.qps"]), "Lists and writes that the API server is asked for per second; below 0 there is no limit"),
-    flag("kube-api-burst", Integer, KubeProxy(&["clientConnection.burst"]), "Of these, as many as may come at once"),
+    flag("kube-api-burst", Integer, KubeProxy(&["clientConnection.burst"]), "How many of these requests may come at once"),
     Flag { aliases: &["node-name"], ..flag("hostname-override", Text, KubeProxyOver("hostnameOverride"), "Name of this node's Node object; without it the host name") },
     flag("bind-address", Text, KubeProxy(&["bindAddress"]), "This node's primary address, if not the unspecified one: nothing listens there"),
     flag("healthz-bind-address", Text, KubeProxy(&["healthzBindAddress"]), "Where to answer /healthz and /livez; empty or port 0: nowhere"),
     flag("metrics-bind-address", Text, KubeProxy(&["metricsBindAddress"]), "Where to answer /metrics; empty or port 0: nowhere"),
     flag("healthz-port", Integer, Port("healthzBindAddress"), "Deprecated: port for a --healthz-bind-address without one; 0: nowhere"),
     flag("metrics-port", Integer, Port("metricsBindAddress"), "Deprecated: port for a --metrics-bind-address without one; 0: nowhere"),
-    flag("bind-address-hard-fail", Switch, KubeProxy(&["bindAddressHardFail"]), "End if an address to listen on cannot be had"),
-    flag("proxy-mode", Text, KubeProxy(&["mode"]), "Whose defaults and periods count: iptables, ipvs, nftables or ebpf. Packets go by eBPF in any case"),
+    flag("bind-address-hard-fail", Switch, KubeProxy(&["bindAddressHardFail"]), "End if kpx cannot listen on --healthz-bind-address or --metrics-bind-address"),
+    flag("proxy-mode", Text, KubeProxy(&["mode"]), "The mode of kube-proxy with the defaults and periods to take: iptables, ipvs, nftables or ebpf. Packets go by eBPF in any case"),
     flag("iptables-sync-period", Duration, KubeProxy(&["iptables.syncPeriod", "nftables.syncPeriod"]), "What is not in force after twice this long makes the node unhealthy; what the kernel refused is tried again"),
     flag("iptables-min-sync-period", Duration, KubeProxy(&["iptables.minSyncPeriod", "nftables.minSyncPeriod"]), "Write to the kernel at most once in this time; 0 is at once (kube-proxy's own default is 1s)"),
     flag("ipvs-sync-period", Duration, KubeProxy(&["ipvs.syncPeriod"]), "The same in proxy mode ipvs"),
@@ -59,33 +63,33 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("conntrack-tcp-be-liberal", Switch, KubeProxy(&["conntrack.tcpBeLiberal"]), "Have the kernel accept TCP packets out of window"),
     flag("conntrack-udp-timeout", Duration, KubeProxy(&["conntrack.udpTimeout"]), "How long the kernel keeps UDP exchanges without a reply; 0: as it is"),
     flag("conntrack-udp-timeout-stream", Duration, KubeProxy(&["conntrack.udpStreamTimeout"]), "How long the kernel keeps UDP exchanges with replies; 0: as it is"),
-    flag("feature-gates", Gates, KubeProxy(&["featureGates"]), "Kubernetes's feature gates. What kpx does hangs on none of them"),
+    flag("feature-gates", Gates, KubeProxy(&["featureGates"]), "Kubernetes's feature gates. kpx depends on none of them"),
     Flag { aliases: &["v"], ..flag("v", Integer, KubeProxyOver("logging.verbosity"), "How much to log: 0, 2 (the source), 4 (every change), 6 (trace). RUST_LOG goes before") },
     flag("logging-format", Text, KubeProxyOver("logging.format"), "text or json"),
 
     flag("master", Text, Kpx("master"), "Address of the API server, instead of the kubeconfig's"),
     flag("context", Text, Kpx("context"), "Context of the kubeconfig, instead of its current one"),
     flag("manifests", Dir, Kpx("manifests"), "Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server"),
-    flag("mode", OneOf(&["node", "host"]), Kpx("mode"), "What this host is to the cluster: one of its nodes, or none of them, which ClusterIPs become reachable from"),
-    flag("pod-routes", OneOf(&["off", "default", "nodes"]), Kpx("podRoutes"), "In mode host: how to reach pods beside by routes that are for them: by the default route, or by routes of kpx's own through their nodes"),
+    flag("mode", Choice(values::<Mode>), Kpx("mode"), "What this host is to the cluster: one of its nodes (node), or a machine outside from which ClusterIPs become reachable (host)"),
+    flag("pod-routes", Choice(values::<PodRoutes>), Kpx("podRoutes"), "In mode host: how to reach pods that the host has no route for: not at all (off), by the default route (default), or by routes that kpx makes through their nodes (nodes)"),
     flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one a family, instead of the Node object's"),
     flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
-    flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it they may be any addresses but the API server's, and what means the same on every host"),
-    flag("masquerade", OneOf(&["default", "compat"]), Kpx("masquerade"), "Whose addresses are replaced by the node's: those of clients to whom replies would not find back otherwise, or those that kube-proxy would replace"),
+    flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it any addresses but the API server's, and those that mean the same on every host"),
+    flag("masquerade", Choice(values::<Masquerade>), Kpx("masquerade"), "Which clients to masquerade: only where replies would otherwise bypass the node (default), or exactly as kube-proxy does (compat)"),
     flag("cluster-ip-external", Switch, Kpx("clusterIPExternal"), "Let clients outside the cluster reach ClusterIPs through this node, as kube-proxy does; false restricts ClusterIPs to the cluster"),
-    flag("lb-algorithm", OneOf(&["random", "maglev", "round-robin", "least-connections"]), Kpx("lbAlgorithm"), "How new flows are spread over the backends of Services that do not say it by the annotation `kpx.dev/lb-algorithm`"),
-    flag("attach", OneOf(&["tcx", "clsact"]), Kpx("attach"), "How to attach programs; without it TCX where the kernel takes it, else clsact"),
-    flag("fast-path", OneOf(&["off", "auto", "on"]), Kpx("fastPath"), "Whether packets of open connections skip the node's stack, and with it all rules of its FORWARD chains, which see connections open and end only: never, where no such rule is found, or always"),
-    flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table, of which a flow takes two or four; a quarter as many flows may be half-open; 0: by the machine's memory, an entry for every 64 KiB, down to the next power of two, from 131,072 to 1,048,576; a table that is there and larger stays as it is"),
+    flag("lb-algorithm", Choice(values::<LbAlgorithm>), Kpx("lbAlgorithm"), "How new flows are spread over the backends of Services that do not say it by the annotation `kpx.dev/lb-algorithm`"),
+    flag("attach", Choice(values::<Mechanism>), Kpx("attach"), "How to attach programs; without it TCX where the kernel takes it, else clsact"),
+    flag("fast-path", Choice(values::<FastPath>), Kpx("fastPath"), "When packets of open connections skip the node's stack: never (off), where its FORWARD chains have no rules (auto), or always (on). The chains then see connections open and end only"),
+    flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries in each family's flow table; a flow takes two or four of them; a quarter as many flows may be half-open; 0: by the machine's memory, an entry for every 64 KiB, down to the next power of two, from 131,072 to 1,048,576; a table that is there and larger stays as it is"),
     flag("service-table-size", Integer, Kpx("serviceTableSize"), "Entries in each of a family's tables of frontends and of service ports; a Service has a frontend for its ClusterIP, and one for each of its ports at each address and node port; 0: by the machine's memory, an entry for every 64 KiB, down to the next power of two, from 65,536 to 262,144; a table that is there and larger stays as it is"),
     flag("endpoint-table-size", Integer, Kpx("endpointTableSize"), "Entries in each of a family's tables of endpoints; an endpoint has one for each service port, and one more where that has local endpoints of its own; 0: by the machine's memory, an entry for every 32 KiB, down to the next power of two, from 262,144 to 1,048,576; a table that is there and larger stays as it is"),
-    flag("socket-lb", OneOf(&["off", "host", "all"]), Kpx("socketLB"), "Which sockets that dial services are led to backends before they send anything, so that no packet of theirs is translated: none, the host's own, or those of pods as well"),
-    flag("socket-lb-udp", Switch, Kpx("socketLBUDP"), "With --socket-lb: sockets of UDP as well as those of TCP"),
+    flag("socket-lb", Choice(values::<SocketLb>), Kpx("socketLB"), "Which sockets to connect straight to a backend, so that none of their packets is translated: none (off), the host's own (host), or those of pods as well (all)"),
+    flag("socket-lb-udp", Switch, Kpx("socketLBUDP"), "With --socket-lb: UDP sockets as well as TCP sockets"),
     flag("cgroup-root", Dir, Kpx("cgroupRoot"), "With --socket-lb: the cgroup (version 2) below which sockets are served; without it all are"),
     flag("node-timeout", Duration, Kpx("nodeTimeout"), "How long to wait for this node's Node object, its addresses and, where they matter, its podCIDRs, before giving up"),
     flag("run-dir", Dir, Kpx("runDir"), "Folder for the socket on which the agent is asked, and for the list of what it has changed on this host"),
     flag("bpf-dir", Dir, Kpx("bpfDir"), "Folder in a BPF file system for the maps and links that outlive the agent"),
-    flag("cleanup-on-exit", Switch, Kpx("cleanupOnExit"), "Take everything off this host when the agent ends. Without it services stay reachable, by what was last known of them: the way of restarts and upgrades. In mode host on unless it is switched off"),
+    flag("cleanup-on-exit", Switch, Kpx("cleanupOnExit"), "Take everything off this host when the agent ends. Without it services stay reachable, by what was last known of them, as restarts and upgrades need it. In mode host on unless it is switched off"),
     flag("ui", Switch, Kpx("ui"), "Serve a web page beside /metrics"),
     flag("bpf-stats", Switch, Kpx("bpfStats"), "Have the kernel measure how often and how long the programs run, for /metrics: it costs each run some tens of nanoseconds"),
 
@@ -109,8 +113,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     ignored("log-text-info-buffer-size", Text, Nothing, LOG),
     ignored("log-json-split-stream", Switch, Nothing, LOG),
     ignored("log-json-info-buffer-size", Text, Nothing, LOG),
-    ignored("boot-id-file", Text, Nothing, "nobody asks for it"),
-    ignored("machine-id-file", Text, Nothing, "nobody asks for it"),
+    ignored("boot-id-file", Text, Nothing, "kpx does not report it"),
+    ignored("machine-id-file", Text, Nothing, "kpx does not report it"),
     ignored("windows-service", Switch, KubeProxy(&["windowsRunAsService"]), WINDOWS),
     ignored("network-name", Text, KubeProxy(&["winkernel.networkName"]), WINDOWS),
     ignored("source-vip", Text, KubeProxy(&["winkernel.sourceVip"]), WINDOWS),

@@ -19,7 +19,7 @@ const CASES: &[(&str, &str)] = &[
     ),
     (
         "mode: userspace",
-        r#"mode: Invalid value: "userspace": must be iptables, ipvs, nftables, ebpf or blank, all of which mean the same to kpx"#,
+        r#"mode: Invalid value: "userspace": must be iptables, ipvs, nftables, ebpf or blank; all of them mean the same to kpx"#,
     ),
     (
         "iptables: {syncPeriod: -1s, minSyncPeriod: -2s}",

@@ -26,7 +26,8 @@ fn service(name: &str, counts: &Value) -> Value {
 fn counts(opened: u64, flows: u64, sent: (u64, u64), returned: (u64, u64), refused: u64) -> Value {
     json!({
         "flowsOpened": opened, "flows": flows, "packets": sent.0, "bytes": sent.1, "packetsReturned": returned.0,
-        "bytesReturned": returned.1, "refused": refused,
+        "bytesReturned": returned.1, "dropped": refused / 2, "rejected": refused - refused / 2,
+        "refused": refused,
     })
 }
 
@@ -65,11 +66,11 @@ fn samples() -> Result<(Sample, Sample)> {
 fn rates_count_traffic_between_two_samples() -> Result<()> {
     let (before, now) = samples()?;
     expect![[r#"
-         SERVICE    CONN/S  PACKETS/S  BYTES/S  REFUSED/S  FLOWS  BACKENDS
-         shop/web     1.5k        15k      12M        5.0     60         1
-         shop/new      2.0        8.0      600          0      4         1
-         shop/cart     1.0         19      10k          0      5         1
-         total        1.5k        15k      12M        5.0     69
+         SERVICE    OPENED/S  PACKETS/S  BYTES/S  UNSERVED/S  FLOWS  BACKENDS
+         shop/web       1.5k        15k      12M         5.0     60       1/1
+         shop/new        2.0        8.0      600           0      4       1/1
+         shop/cart       1.0         19      10k           0      5       1/1
+         total          1.5k        15k      12M         5.0     69
 
         not served: no_endpoints 5.0/s
     "#]]
@@ -88,13 +89,13 @@ fn screen_shows_health_reasons_and_services() -> Result<()> {
         "kpx 1.2.3 on n1: healthy; 3 services, 69 flows"
         "not served: no_endpoints 5.0/s"
         ""
-        "SERVICE                                             CONN/S  PACKETS/S   BYTES/S  REFUSED/S     FLOWS  BACKENDS"
-        "shop/web                                              1.5k        15k       12M        5.0        60         1"
-        "shop/cart                                              1.0         19       10k          0         5         1"
-        "shop/new                                               2.0        8.0       600          0         4         1"
-        "total                                                 1.5k        15k       12M        5.0        69"
+        "SERVICE                                          OPENED/S  PACKETS/S   BYTES/S  UNSERVED/S     FLOWS  BACKENDS"
+        "shop/web                                             1.5k        15k       12M         5.0        60       1/1"
+        "shop/cart                                             1.0         19       10k           0         5       1/1"
+        "shop/new                                              2.0        8.0       600           0         4       1/1"
+        "total                                                1.5k        15k       12M         5.0        69"
         ""
-        "sort by: c connections  p packets  b bytes  r refused  f flows  n name   / filter   arrows scroll   q quit"
+        "sort by: o opened  p packets  b bytes  u unserved  f flows  n name   / filter   arrows scroll   q quit"
     "#]]
     .assert_eq(&text);
     Ok(())
@@ -134,7 +135,7 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
     assert_eq!(names(&rows(&before, &now, &view)), ["shop/web", "shop/cart", "shop/new"]);
     // The agent has restarted.
     let later = Sample { at: now.at + Duration::from_secs(2), ..before };
-    assert_eq!(rows(&now, &later, &view).total.connections, 0.0);
+    assert_eq!(rows(&now, &later, &view).total.opened, 0.0);
     // If the agent does not come back, the screen shows a problem.
     let gone = Sample { problem: Some("no kpx answers".to_owned()), ..later };
     let header = rows(&now, &gone, &view).header;

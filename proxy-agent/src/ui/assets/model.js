@@ -6,7 +6,7 @@ import { Rates } from "./rates.js";
 export const OPENED = 0;
 export const PACKETS = 1;
 export const BYTES = 2;
-export const REFUSED = 3;
+export const UNSERVED = 3;
 const COUNTERS = 4;
 
 /** The state as of the last readings. */
@@ -61,7 +61,7 @@ export function readiness(backends) {
   return [[...pods.values()].filter(Boolean).length, pods.size];
 }
 
-export function isDrop(reason) {
+export function isUnserved(reason) {
   return state.reasons.get(reason)?.verdict !== "pass";
 }
 
@@ -74,7 +74,7 @@ function counters(counts) {
     counts.flowsOpened,
     counts.packets + counts.packetsReturned,
     counts.bytes + counts.bytesReturned,
-    counts.refused,
+    counts.dropped + counts.rejected,
   ];
 }
 
@@ -97,7 +97,7 @@ function row(service) {
     opened: state.services.now(key, OPENED),
     packets: state.services.now(key, PACKETS),
     bytes: state.services.now(key, BYTES),
-    refused: state.services.now(key, REFUSED),
+    refused: state.services.now(key, UNSERVED),
     words: [key, service.type, ...addresses, ...ports, ...service.ports.map((port) => port.name)].join(" ").toLowerCase(),
   };
 }

@@ -1,4 +1,4 @@
-// The views of the node as a whole: drops, devices, options, tables.
+// The views of the node as a whole: unserved packets, devices, options, tables.
 
 import { h } from "./dom.js";
 import { state } from "./model.js";
@@ -25,15 +25,15 @@ export function drops() {
     series: node.series(`reason/${name}`),
   }));
   rows.sort((a, b) => (b.now ?? 0) - (a.now ?? 0) || b.total - a.total || a.name.localeCompare(b.name));
-  const dropped = rows.filter((row) => row.verdict !== "pass");
-  const seen = dropped.filter((row) => row.total > 0);
+  const unserved = rows.filter((row) => row.verdict !== "pass");
+  const seen = unserved.filter((row) => row.total > 0);
   const left = rows.filter((row) => row.verdict === "pass");
   return [
-    h("h2", { "data-key": "title" }, "Packets not let through"),
+    h("h2", { "data-key": "title" }, "Packets dropped or rejected"),
     seen.length > 0
-      ? reasonTable("drops", "Packets not let through, by reason", seen)
+      ? reasonTable("drops", "Packets dropped or rejected, by reason", seen)
       : h("p", { class: "nothing", "data-key": "nothing" }, "None so far."),
-    fold("other", "Reasons that did not occur", reasonTable("others", "Reasons that did not occur", dropped.filter((row) => row.total === 0))),
+    fold("other", "Reasons that did not occur", reasonTable("others", "Reasons that did not occur", unserved.filter((row) => row.total === 0))),
     fold("left", "Packets left to the host as they are", reasonTable("left", "Packets left to the host, by reason", left)),
   ];
 }
@@ -80,7 +80,7 @@ export function node() {
       ["Syncs that changed a map", count(status.syncs)],
     ]),
     h("h3", { "data-key": "tables heading" }, "Tables"),
-    table("tables", "What the maps hold", ["Family", "#Services", "#Ports", "#Frontends", "#Backends", "#Flows"], families(status)),
+    table("tables", "What the maps hold", ["Family", "#Services", "#Ports", "#Frontends", "#Slots", "#Flows"], families(status)),
     h("h3", { "data-key": "maps heading" }, "Maps"),
     table("maps", "How full the maps are", ["Map", "#Entries", "#Room", "#Full"], maps(status.mapFill)),
     fold("programs", "Programs", programs(status)),
@@ -89,7 +89,7 @@ export function node() {
 
 function families(status) {
   return Object.entries(status.tables).map(([family, t]) => {
-    const numbers = [t.services, t.servicePorts, t.frontends, t.backends, status.flows[family]?.flows ?? 0];
+    const numbers = [t.services, t.servicePorts, t.frontends, t.slots, status.flows[family]?.flows ?? 0];
     return h("tr", { "data-key": family }, h("th", { scope: "row" }, family), numbers.map((n) => h("td", { class: "number" }, count(n))));
   });
 }

@@ -1,12 +1,12 @@
 // The part above every view: the node, its health, and its total rates.
 
 import { h } from "./dom.js";
-import { BYTES, isDrop, state } from "./model.js";
+import { BYTES, isUnserved, state } from "./model.js";
 import { spark } from "./spark.js";
 import { sum } from "./rates.js";
 import { age, byteRate, count, number, plural, rate } from "./text.js";
 
-const VIEWS = [["services", "Services"], ["drops", "Drops"], ["devices", "Devices"], ["node", "Node"]];
+const VIEWS = [["services", "Services"], ["drops", "Unserved"], ["devices", "Devices"], ["node", "Node"]];
 
 export function header(view) {
   const { status, silence } = state;
@@ -57,18 +57,18 @@ export function tiles() {
   const { status, node, services, rows } = state;
   if (!status) return [];
   const events = (names) => sum(names.map((name) => node.series(`event/${name}`)));
-  const drops = Object.keys(status.reasons).filter(isDrop).map((name) => node.series(`reason/${name}`));
+  const drops = Object.keys(status.reasons).filter(isUnserved).map((name) => node.series(`reason/${name}`));
   const bytes = rows.length > 0 ? sum(rows.map((row) => services.series(row.key, BYTES))) : [];
   const flows = Object.values(status.flows).reduce((flows, family) => flows + family.flows, 0);
   const [ready, total] = rows.reduce(([ready, total], row) => [ready + row.ready, total + row.total], [0, 0]);
   return h(
     "dl",
     { class: "tiles" },
-    chartTile("connections", "New connections", events(["flow_opened"]), rate, "/s"),
+    chartTile("connections", "Flows opened", events(["flow_opened"]), rate, "/s"),
     chartTile("packets", "Packets", events(["forwarded", "returned"]), rate, "/s"),
     chartTile("bytes", "Traffic", bytes, byteRate, "/s"),
-    chartTile("drops", "Dropped", drops.length > 0 ? sum(drops) : [], rate, "/s"),
-    tile("flows", "Open flows", number(flows), families(status)),
+    chartTile("drops", "Unserved", drops.length > 0 ? sum(drops) : [], rate, "/s"),
+    tile("flows", "Flows", number(flows), families(status)),
     tile("backends", "Backends ready", number(ready), `of ${count(total)}, for ${plural(rows.length, "service")}`),
   );
 }

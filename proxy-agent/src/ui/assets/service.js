@@ -1,15 +1,15 @@
 // The view of one service: its ports, its frontends and its backends.
 
 import { h } from "./dom.js";
-import { BYTES, OPENED, PACKETS, REFUSED, portKey, portText, readiness, state } from "./model.js";
+import { BYTES, OPENED, PACKETS, UNSERVED, portKey, portText, readiness, state } from "./model.js";
 import { spark } from "./spark.js";
 import { age, byteRate, count, endpoint, number, plural, rate } from "./text.js";
 
 const CHARTS = [
-  ["connections", "Connections", OPENED, rate],
+  ["connections", "Flows opened", OPENED, rate],
   ["packets", "Packets", PACKETS, rate],
   ["bytes", "Traffic", BYTES, byteRate],
-  ["drops", "Drops", REFUSED, rate],
+  ["drops", "Unserved", UNSERVED, rate],
 ];
 
 export function service(key) {
@@ -69,11 +69,12 @@ function chartOf(key, [colour, label, field, text]) {
 
 function totals(counts) {
   const facts = [
-    ["Open flows", counts.flows],
+    ["Flows", counts.flows],
     ["Opened", counts.flowsOpened],
     ["Packets there", counts.packets],
     ["and back", counts.packetsReturned],
-    ["Dropped", counts.refused],
+    ["Dropped", counts.dropped],
+    ["Rejected", counts.rejected],
   ];
   return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))));
 }

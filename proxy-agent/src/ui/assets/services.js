@@ -17,10 +17,10 @@ const COLUMNS = [
   { id: "ports", label: "Ports", cell: (row) => listCell("ports", row.ports) },
   { id: "ready", label: "Ready", isNumber: true, cell: readyCell },
   { id: "flows", label: "Flows", isNumber: true, cell: (row) => numberCell("flows", number(row.flows), row.flows) },
-  { id: "opened", label: "Conn/s", isNumber: true, cell: (row) => numberCell("opened", rate(row.opened), row.opened) },
+  { id: "opened", label: "Opened/s", isNumber: true, cell: (row) => numberCell("opened", rate(row.opened), row.opened) },
   { id: "packets", label: "Packets/s", isNumber: true, cell: packetsCell },
   { id: "bytes", label: "Bytes/s", isNumber: true, cell: (row) => numberCell("bytes", byteRate(row.bytes), row.bytes) },
-  { id: "refused", label: "Drops/s", isNumber: true, cell: (row) => numberCell("refused", rate(row.refused), row.refused) },
+  { id: "refused", label: "Unserved/s", isNumber: true, cell: (row) => numberCell("refused", rate(row.refused), row.refused) },
 ];
 
 /** The reader's choices. */

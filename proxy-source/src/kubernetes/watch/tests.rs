@@ -7,6 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use self::server::{Answer, Server, failure, list, service};
 use super::*;
+use crate::health::Problem;
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_too_old_leads_to_a_new_list() {
@@ -138,7 +139,7 @@ async fn a_server_that_comes_back_is_listed_at_once() {
     };
     timeout(Duration::from_secs(600), asked).await.expect("asked until it is back");
     let back = Instant::now();
-    assert!(health.problems()["Service watch"].why.ends_with("no route"), "{:?}", health.problems());
+    assert!(health.problems()[&Problem::Watch("Service".into())].why.ends_with("no route"), "{:?}", health.problems());
     assert_eq!(running.next().await, "all b");
     assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
     assert!(health.problems().is_empty());
@@ -166,7 +167,7 @@ async fn an_unreadable_object_costs_only_itself() {
     assert_eq!(running.next().await, "all a b");
     assert_eq!(running.next().await, "put b", "a bad object is left out, and its last form stays");
     assert_eq!(running.next().await, "all b, but default/a");
-    let why = &health.problems()["Service objects"].why;
+    let why = &health.problems()[&Problem::Objects("Service".into())].why;
     assert!(why.starts_with("1 cannot be read, such as default/a: ") && why.contains("eighty"), "{why}");
     assert_eq!(running.next().await, "put a");
     tokio::task::yield_now().await;
@@ -203,7 +204,7 @@ async fn an_outage_of_ten_minutes_ends_within_a_second_and_costs_little() {
     assert_eq!(running.next().await, "all a");
     server.set_away(true);
     sleep(Duration::from_secs(600)).await;
-    assert!(health.problems()["Service watch"].why.ends_with("no route"), "{:?}", health.problems());
+    assert!(health.problems()[&Problem::Watch("Service".into())].why.ends_with("no route"), "{:?}", health.problems());
     let (asked, probed) = (server.asked().len() - 1, server.probed());
     assert!((15..=40).contains(&asked), "{asked} requests in 10 minutes");
     assert!((1_000..=2_000).contains(&probed), "{probed} probes in 10 minutes");
@@ -229,7 +230,7 @@ async fn a_server_that_warms_up_is_followed_within_a_second() {
     server.answers(denied());
     server.set_away(false);
     sleep(Duration::from_secs(8)).await;
-    assert_eq!(health.problems()["Service watch"].why, "403 Failed: no such luck");
+    assert_eq!(health.problems()[&Problem::Watch("Service".into())].why, "403 Failed: no such luck");
     server.answers([Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("b", "8")})])]);
     let warm = Instant::now();
     assert_eq!(running.next().await, "put b");
@@ -253,7 +254,7 @@ async fn a_refused_needed_kind_is_listed_once_it_is_allowed() {
     let mut problems = health.subscribe();
     let mut running = server.run(Watch::new(Input::Service), &health);
     problems.changed().await.unwrap();
-    assert_eq!(health.problems()["Service watch"].why, "403 Failed: no such luck");
+    assert_eq!(health.problems()[&Problem::Watch("Service".into())].why, "403 Failed: no such luck");
     assert_eq!(running.next().await, "all a");
     assert!(health.problems().is_empty());
 }
@@ -273,7 +274,7 @@ async fn a_refused_dispensable_kind_is_empty_once() {
     let health = Health::default();
     let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).dispensable(), &health);
     assert_eq!(running.next().await, "refused");
-    assert_eq!(health.problems()["ServiceCIDR watch"].why, "403 Failed: no such luck");
+    assert_eq!(health.problems()[&Problem::Watch("ServiceCIDR".into())].why, "403 Failed: no such luck");
     assert_eq!(running.next().await, "all kubernetes");
     let mut problems = health.subscribe();
     problems.wait_for(|problems| !problems.is_empty()).await.unwrap();
@@ -305,7 +306,7 @@ async fn a_resumed_watch_ends_the_problem_without_an_event() {
     let mut problems = health.subscribe();
     let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all a");
-    problems.wait_for(|problems| problems.contains_key("Service watch")).await.unwrap();
+    problems.wait_for(|problems| problems.contains_key(&Problem::Watch("Service".into()))).await.unwrap();
     let began = Instant::now();
     problems.wait_for(|problems| problems.is_empty()).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
@@ -321,7 +322,11 @@ async fn a_server_that_ends_every_watch_at_once_is_not_flooded() {
     assert!(timeout(Duration::from_secs(10), running.inputs.recv()).await.is_err());
     let asked = server.asked().len() - server.looks().len();
     assert!((20..=34).contains(&asked), "{asked} requests in 10 s");
-    assert!(health.problems()["Service watch"].why.starts_with("no watch lasts"), "{:?}", health.problems());
+    assert!(
+        health.problems()[&Problem::Watch("Service".into())].why.starts_with("no watch lasts"),
+        "{:?}",
+        health.problems()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,5 +337,5 @@ async fn refused_credentials_are_read_again_after_a_while() {
     let ended = server.run(Watch::new(Input::Service), &health).ended.await.unwrap();
     assert_eq!(ended, Ended::Unauthorized);
     assert!(began.elapsed() > CREDENTIALS_AGE);
-    assert_eq!(health.problems()["Service watch"].why, "401 Failed: no such luck");
+    assert_eq!(health.problems()[&Problem::Watch("Service".into())].why, "401 Failed: no such luck");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::failure::{End, Over};
-use crate::health::Health;
+use crate::health::{Health, Problem};
 use crate::watches::Watches;
 use proxy_core::input::ObjectName;
 
@@ -21,9 +21,9 @@ const AFTER_END: Duration = Duration::from_secs(10);
 
 pub(super) struct Trouble<'a> {
     kind: String,
-    what: String,
-    /// The name of the problem that the server's history is unknown.
-    history: String,
+    watch: Problem,
+    /// The problem that the server's history is unknown.
+    history: Problem,
     health: &'a Health,
     /// Set if the server's history is in doubt after a failure: the next server to answer may have other data. A
     /// version probe comes within this time.
@@ -34,13 +34,13 @@ impl<'a> Trouble<'a> {
     /// Creates the state with a doubt: an earlier client may have left a problem behind.
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
-        let (what, history) = (format!("{kind} watch"), format!("{kind} history"));
-        Self { kind, what, history, health, doubt: Some(AFTER_OUTAGE) }
+        let (watch, history) = (Problem::Watch(kind.clone()), Problem::History(kind.clone()));
+        Self { kind, watch, history, health, doubt: Some(AFTER_OUTAGE) }
     }
 
     /// Notes the end of a list or watch. `ends` is the number of watches in a row that had begun and ended.
     pub(super) fn met(&mut self, over: &Over, unserved: bool, ends: u32) {
-        debug!(what = self.what, ?over, "list or watch over");
+        debug!(what = %self.watch, ?over, "list or watch over");
         if unserved {
             Watches::of_process().unserved(&self.kind);
             self.doubt = Some(AFTER_OUTAGE);
@@ -56,8 +56,8 @@ impl<'a> Trouble<'a> {
             Over::Ended(End::InTime) | Over::Lost(_) | Over::ReceiverGone => self.doubt,
         };
         match over.problem() {
-            Some(why) => self.health.begin(&self.what, why),
-            None if ends >= ENDS => self.health.begin(&self.what, format!("no watch lasts: {}", end(over))),
+            Some(why) => self.health.begin(&self.watch, why),
+            None if ends >= ENDS => self.health.begin(&self.watch, format!("no watch lasts: {}", end(over))),
             None => {}
         }
     }
@@ -66,17 +66,17 @@ impl<'a> Trouble<'a> {
     pub(super) fn listed(&mut self, ends: u32) {
         self.is_back();
         if ends < ENDS {
-            self.health.end(&self.what);
+            self.health.end(&self.watch);
         }
     }
 
     pub(super) fn over(&self) {
-        self.health.end(&self.what);
+        self.health.end(&self.watch);
     }
 
     /// Notes that a version probe failed. The watch goes on meanwhile.
     pub(super) fn untold(&self, over: &Over) {
-        debug!(what = self.history, ?over, "no version probe");
+        debug!(what = %self.history, ?over, "no version probe");
         Watches::of_process().failed(&self.kind);
         let why = over.problem().unwrap_or_else(|| end(over));
         self.health
@@ -100,12 +100,12 @@ impl<'a> Trouble<'a> {
 
     pub(super) fn unreadable(&self, objects: &BTreeMap<ObjectName, String>) {
         Watches::of_process().unreadable(&self.kind, objects.len());
-        let what = format!("{} objects", self.kind);
+        let objects_problem = Problem::Objects(self.kind.clone());
         match objects.first_key_value() {
             Some((name, why)) => {
-                self.health.begin(&what, format!("{} cannot be read, such as {name}: {why}", objects.len()));
+                self.health.begin(&objects_problem, format!("{} cannot be read, such as {name}: {why}", objects.len()));
             }
-            None => self.health.end(&what),
+            None => self.health.end(&objects_problem),
         }
     }
 }

@@ -57,7 +57,7 @@ fn a_bad_document_yields_the_place_and_the_reason() {
         web.yaml:18: Service default/web: spec.ports[0].port: invalid type: string "eighty", expected i32
         web.yaml:18: Service default/web: spec.ports[0].port: invalid type: string "80", expected i32
         web.yaml:18: Service default/web: spec.ports[0].port: 0 is not a port (1 to 65535)
-        web.yaml:19: Service default/web: spec.ports[0].protocol: "QUIC" is none of TCP, UDP, SCTP
+        web.yaml:19: Service default/web: spec.ports[0].protocol: "QUIC" is not one of TCP, UDP, SCTP
         web.yaml:19: Service default/web: spec.ports[0].nodePort: 70000 is not a port (1 to 65535)
         web.yaml:18: Service default/web: spec.ports[0].name: is missing, and there are several ports
         web.yaml:20: Service default/web: spec.ports[1].port: 80/TCP is another port's
@@ -75,8 +75,8 @@ fn a_bad_document_yields_the_place_and_the_reason() {
         web.yaml:17: Service default/web: spec.clusterIPs[0]: "10.96.0.11" is not the clusterIP, "10.96.0.10"
         web.yaml:17: Service default/web: spec.clusterIPs[1]: "fd00::x" is not an IP address
         web.yaml:17: Service default/web: spec.ipFamilies[0]: is not that of clusterIPs[0], 10.96.0.10
-        web.yaml:17: Service default/web: spec.type: "Clusterip" is none of ClusterIP, NodePort, LoadBalancer, ExternalName
-        web.yaml:17: Service default/web: spec.externalTrafficPolicy: "local" is none of Cluster, Local
+        web.yaml:17: Service default/web: spec.type: "Clusterip" is not one of ClusterIP, NodePort, LoadBalancer, ExternalName
+        web.yaml:17: Service default/web: spec.externalTrafficPolicy: "local" is not one of Cluster, Local
         web.yaml:17: Service default/web: spec.externalIPs[1]: "host" is not an IP address
         web.yaml:17: Service default/web: spec.loadBalancerSourceRanges[1]: "192.0.2.0/33" is not a network (address/length)
         web.yaml:17: Service default/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not within 1 to 86400
@@ -123,8 +123,8 @@ fn a_bad_slice_or_cidr_yields_the_place_and_the_reason() {
     expect![[r#"
         a.yaml:1: EndpointSlice web-1: apiVersion: EndpointSlice is in version "discovery.k8s.io/v1", not "v1"
         a.yaml:1: EndpointSlice web-1: apiVersion: EndpointSlice is in version "discovery.k8s.io/v1", not "discovery.k8s.io/v1beta1"
-        a.yaml:4: EndpointSlice default/web-1: addressType: "ipv4" is none of IPv4, IPv6, FQDN
-        a.yaml:1: EndpointSlice default/web-1: addressType: "" is none of IPv4, IPv6, FQDN
+        a.yaml:4: EndpointSlice default/web-1: addressType: "ipv4" is not one of IPv4, IPv6, FQDN
+        a.yaml:1: EndpointSlice default/web-1: addressType: "" is not one of IPv4, IPv6, FQDN
         a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[0]: fd00::1 is not IPv4
         a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[1]: 127.0.0.1 is not the address of an endpoint
         a.yaml:5: EndpointSlice default/web-1: endpoints[0].addresses[0]: 224.0.0.251 is not the address of an endpoint

@@ -8,6 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::super::*;
 use super::server::{Answer, Server, failure, list, service};
+use crate::health::Problem;
 
 #[tokio::test(start_paused = true)]
 async fn a_server_with_restored_data_is_listed_again() {
@@ -89,9 +90,9 @@ async fn a_refused_version_probe_costs_no_watch() {
     assert_eq!(running.next().await, "put b");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     let mut problems = health.subscribe();
-    let told = problems.wait_for(|problems| problems.contains_key("Service history"));
+    let told = problems.wait_for(|problems| problems.contains_key(&Problem::History("Service".into())));
     let told = timeout(Duration::from_secs(60), told).await.expect("it is told").unwrap();
-    assert!(told["Service history"].why.ends_with("429 Failed: no such luck"), "{told:?}");
+    assert!(told[&Problem::History("Service".into())].why.ends_with("429 Failed: no such luck"), "{told:?}");
     drop(told);
     let refused = Instant::now();
     assert_eq!(running.next().await, "all a");

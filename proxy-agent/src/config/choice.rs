@@ -1,0 +1,90 @@
+//! The closed choices of a configuration: enums in Rust, and their names in documents and on the command line.
+
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, Resettable};
+use proxy_common::frontend::Algorithm;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serializer};
+
+use proxy_core::model::{ALGORITHMS, algorithm_name};
+
+/// Returns all values as flags and documents spell them, without the help of each.
+pub(super) fn values<T: ValueEnum>() -> Vec<PossibleValue> {
+    let values = T::value_variants().iter().filter_map(T::to_possible_value);
+    values.map(|value| value.help(Resettable::Reset)).collect()
+}
+
+/// Returns the complaint about a value that is none of `values`.
+pub(super) fn must_be_one_of(values: &[PossibleValue]) -> String {
+    let names: Vec<_> = values.iter().map(PossibleValue::get_name).collect();
+    format!("must be one of {}", names.join(", "))
+}
+
+/// Returns the name of a value.
+pub(super) fn name<T: ValueEnum>(value: &T) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+pub(super) fn serialize<T: ValueEnum, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&name(value))
+}
+
+pub(super) fn deserialize<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    read(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn read<T: ValueEnum>(text: &str) -> Result<T, String> {
+    T::from_str(text, false).map_err(|_| must_be_one_of(&values::<T>()))
+}
+
+/// A choice that may be left open, by an empty text.
+pub(super) mod or_empty {
+    use super::*;
+
+    pub(in crate::config) fn serialize<T: ValueEnum, S: Serializer>(
+        value: &Option<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&value.as_ref().map(name).unwrap_or_default())
+    }
+
+    pub(in crate::config) fn deserialize<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
+    where
+        T: ValueEnum,
+        D: Deserializer<'de>,
+    {
+        match String::deserialize(from)?.as_str() {
+            "" => Ok(None),
+            text => read(text).map(Some).map_err(D::Error::custom),
+        }
+    }
+}
+
+/// A load-balancing algorithm, by the names that the annotation has for them as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LbAlgorithm(pub Algorithm);
+
+impl Default for LbAlgorithm {
+    fn default() -> Self {
+        Self(Algorithm::RANDOM)
+    }
+}
+
+impl ValueEnum for LbAlgorithm {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [LbAlgorithm; ALGORITHMS.len()] = {
+            let mut all = [LbAlgorithm(ALGORITHMS[0].1); ALGORITHMS.len()];
+            let mut at = 1;
+            while at < all.len() {
+                all[at] = LbAlgorithm(ALGORITHMS[at].1);
+                at += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(algorithm_name(self.0)))
+    }
+}

@@ -1,0 +1,165 @@
+//! `/flows`: the flows that pass this node, as lines of JSON.
+//!
+//! A large table has hundreds of thousands of them. The agent reads a batch when the client has taken the one before, on a
+//! thread of its own: neither its memory nor its loop depends on how many there are, or on how slow a client is.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use futures::{TryStream, stream};
+use http::StatusCode;
+use serde::Deserialize;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::spawn_blocking;
+
+use super::Asker;
+use crate::view::{FlowView, Names, frontend_names};
+use proxy_core::desired::Snapshot;
+use proxy_datapath::{FlowMaps, FlowReader};
+
+/// The lists that are made at a time: each keeps a batch, and the names of all frontends.
+const LISTS: usize = 4;
+
+static ROOM: Semaphore = Semaphore::const_new(LISTS);
+
+/// The flows that a client asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct FlowFilter {
+    /// `namespace/name`.
+    pub service: Option<String>,
+    pub client: Option<IpAddr>,
+    pub backend: Option<IpAddr>,
+}
+
+impl FlowFilter {
+    /// Returns the path that asks for these flows.
+    pub fn path(&self) -> String {
+        let service = self.service.iter().map(|service| format!("service={service}"));
+        let client = self.client.iter().map(|client| format!("client={client}"));
+        let backend = self.backend.iter().map(|backend| format!("backend={backend}"));
+        let terms: Vec<_> = service.chain(client).chain(backend).collect();
+        format!("/flows?{}", terms.join("&"))
+    }
+
+    fn has(&self, flow: &FlowView) -> bool {
+        self.client.is_none_or(|client| flow.client.ip() == client)
+            && self.backend.is_none_or(|backend| flow.backend.ip() == backend)
+            && self.service.as_ref().is_none_or(|service| {
+                let found = flow.service.as_ref();
+                found.is_some_and(|found| service.split_once('/') == Some((&found.namespace, &found.name)))
+            })
+    }
+}
+
+pub(super) async fn flows(State(asker): State<Asker>, Query(filter): Query<FlowFilter>) -> Response {
+    let Ok(room) = ROOM.try_acquire() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("{LISTS} lists of flows are being read already"))
+            .into_response();
+    };
+    match asker.flows().await {
+        Ok((snapshot, flows)) => match List::open(snapshot, flows, filter, room).await {
+            Ok(list) => Body::from_stream(list.lines()).into_response(),
+            Err(error) => super::answer::<()>(Err(error)),
+        },
+        Err(error) => super::answer::<()>(Err(error)),
+    }
+}
+
+/// A list that is being read.
+struct List {
+    reader: FlowReader,
+    names: Names,
+    filter: FlowFilter,
+    _room: SemaphorePermit<'static>,
+}
+
+impl List {
+    async fn open(
+        snapshot: Snapshot,
+        flows: FlowMaps,
+        filter: FlowFilter,
+        room: SemaphorePermit<'static>,
+    ) -> Result<Self> {
+        let list = move || {
+            Ok(Self { reader: flows.reader()?, names: Names::new(frontend_names(&snapshot)), filter, _room: room })
+        };
+        spawn_blocking(list).await.context("open the list of flows")?
+    }
+
+    /// Returns the lines. A batch is read when the client has taken the one before.
+    fn lines(self) -> impl TryStream<Ok = Bytes, Error = anyhow::Error> + Send + 'static {
+        stream::try_unfold(self, |mut list| async {
+            let batch = spawn_blocking(move || {
+                let lines = list.next_lines();
+                (list, lines)
+            });
+            let (list, lines) = batch.await.context("read the list of flows")?;
+            Ok(lines?.map(|lines| (lines, list)))
+        })
+    }
+
+    /// Returns some lines; None after the last flow of the filter.
+    fn next_lines(&mut self) -> Result<Option<Bytes>> {
+        while let Some(flows) = self.reader.next_batch()? {
+            let views = flows.iter().map(|flow| FlowView::new(flow, &self.names)).filter(|view| self.filter.has(view));
+            let mut lines = Vec::new();
+            for view in views {
+                serde_json::to_writer(&mut lines, &view).context("write a flow")?;
+                lines.push(b'\n');
+            }
+            if !lines.is_empty() {
+                return Ok(Some(lines.into()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::FlowService;
+
+    #[test]
+    fn filter_survives_the_way_through_a_path() {
+        let filter = FlowFilter {
+            service: Some("shop/web".to_owned()),
+            client: Some([0xfd00, 0, 0, 0, 0, 0, 0, 1].into()),
+            backend: Some([10, 0, 0, 1].into()),
+        };
+        for filter in [filter, FlowFilter::default()] {
+            let uri = filter.path().parse().unwrap();
+            assert_eq!(Query::<FlowFilter>::try_from_uri(&uri).unwrap().0, filter);
+        }
+    }
+
+    #[test]
+    fn filter_selects_by_service_client_and_backend() {
+        let service = FlowService { namespace: "shop".into(), name: "web".into(), port_name: String::new() };
+        let flow = FlowView {
+            protocol: "TCP".into(),
+            client: ([10, 1, 0, 1], 40_000).into(),
+            frontend: ([10, 96, 0, 10], 80).into(),
+            backend: ([10, 2, 0, 1], 8080).into(),
+            source: ([10, 1, 0, 1], 40_000).into(),
+            masqueraded: false,
+            from_node: false,
+            state: "new".into(),
+            idle_secs: 0,
+            timeout_secs: 30,
+            service: Some(service),
+        };
+        let has = |path: &str| Query::<FlowFilter>::try_from_uri(&path.parse().unwrap()).unwrap().0.has(&flow);
+        for path in ["/flows", "/flows?service=shop/web", "/flows?client=10.1.0.1&backend=10.2.0.1"] {
+            assert!(has(path), "{path}");
+        }
+        for path in
+            ["/flows?service=shop/we", "/flows?service=web", "/flows?client=10.1.0.2", "/flows?backend=10.1.0.1"]
+        {
+            assert!(!has(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! A walk through the flow tables for readers: beside the sweep, and without its lock.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use proxy_common::addr::{Addr4, Addr6, Proto, SockAddr};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, State};
+
+use crate::flows::boot_secs;
+use crate::maps::FamilyNames;
+use crate::sys::map_walk::Walk;
+
+/// A flow that a client has opened to a frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedFlow {
+    pub proto: Proto,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub backend: SocketAddr,
+    /// The client as the backend sees it.
+    pub source: SocketAddr,
+    /// The source has another address than the client.
+    pub masqueraded: bool,
+    /// A socket of this node opened it.
+    pub from_node: bool,
+    pub state: State,
+    /// The seconds since a packet of the client passed.
+    pub idle_secs: u32,
+}
+
+/// A reader of both families' flows. It takes the memory of one batch, however many flows there are.
+#[derive(Debug)]
+pub struct FlowReader {
+    v4: Walk<FlowKey<Addr4>, Flow<Addr4>>,
+    v6: Walk<FlowKey<Addr6>, Flow<Addr6>>,
+}
+
+impl FlowReader {
+    pub(super) fn new(v4: Walk<FlowKey<Addr4>, Flow<Addr4>>, v6: Walk<FlowKey<Addr6>, Flow<Addr6>>) -> Self {
+        Self { v4, v6 }
+    }
+
+    /// Returns the flows of the next batch, which may be none; None after the last batch.
+    pub fn next_batch(&mut self) -> Result<Option<Vec<ListedFlow>>> {
+        let now_secs = boot_secs()?;
+        match listed(&mut self.v4, now_secs)? {
+            None => listed(&mut self.v6, now_secs),
+            some => Ok(some),
+        }
+    }
+}
+
+fn listed<A: FamilyNames>(walk: &mut Walk<FlowKey<A>, Flow<A>>, now_secs: u32) -> Result<Option<Vec<ListedFlow>>> {
+    let batch = walk.next_batch().with_context(|| format!("read {}", A::MAPS.flows))?;
+    // Each flow has one opener's entry among its two or four. An opener at egress belongs to another program.
+    let is_opener = |(key, flow): &(FlowKey<A>, Flow<A>)| flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS;
+    Ok(batch.map(|entries| entries.filter(is_opener).map(|(key, flow)| ListedFlow::of(key, &flow, now_secs)).collect()))
+}
+
+impl ListedFlow {
+    fn of<A: FamilyNames>(key: FlowKey<A>, flow: &Flow<A>, now_secs: u32) -> Self {
+        Self {
+            proto: key.proto(),
+            client: socket_addr(flow.client),
+            frontend: socket_addr(flow.frontend),
+            backend: socket_addr(flow.backend),
+            source: socket_addr(flow.source),
+            masqueraded: flow.is_snat(),
+            from_node: flow.has(Flow::<A>::HOST),
+            state: flow.state(),
+            idle_secs: flow.idle_secs(now_secs),
+        }
+    }
+}
+
+fn socket_addr<A: FamilyNames>(at: SockAddr<A>) -> SocketAddr {
+    SocketAddr::new(at.addr.ip(), at.port.get())
+}
