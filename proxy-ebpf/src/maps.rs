@@ -262,7 +262,7 @@ pub fn count(counter: impl Into<Counter>) {
 
 /// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value here is good for one packet
 /// whichever half of it is new. (Since Linux 6.1 the kernel may even give the element to another key, if the agent's next
-/// write is on the CPU that this program was just taken off: see ARCHITECTURE.md.)
+/// write is on the CPU that this program was just taken off: see "A race in the kernel" in docs/limits.md.)
 #[inline(always)]
 fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
     map.find(key).map(|value| value.copy())

@@ -85,32 +85,32 @@ fn mask_word(word: &str) -> String {
 const HEAD: &str = "\
 # The command line
 
-This document is made of what the commands print, and a test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests
---test cli the_document` writes it anew). `kpx COMMAND --help` says what else a command takes. `kpx run` has
-[a document of its own](configuration.md).
+A test writes this document from the commands' output and compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests
+--test cli the_document` updates it). `kpx COMMAND --help` lists all options of a command. `kpx run` has
+[a page of its own](configuration.md).
 
-- **Output.** `-o text` (the default) and `-o wide` are tables for people. `-o json` and `-o yaml` are data whose form is
-  kept: fields are added, none is renamed, taken away or given another type. Below stands each field with its type, as
-  a test finds it in the example; `NAME` stands for the name of a map, a program, a reason.
-- **Which agent.** Commands ask the agent that runs on this machine, by the socket in its run directory: `--run-dir`,
-  `/run/kpx` if nothing else is said.
-- **Which Services.** `-n NAMESPACE`, and `NAME` or `NAMESPACE/NAME`; without them all.
+- **Output.** `-o text` (the default) and `-o wide` are tables for people. `-o json` and `-o yaml` are data with a stable
+  form: fields are added, but not renamed, removed or given another type. Each field is listed below with its type, as
+  a test finds it in the example. `NAME` stands for the name of a map, a program or a reason.
+- **Which agent.** Commands ask the agent on this machine, by the socket in its run directory (`--run-dir`,
+  `/run/kpx` by default).
+- **Which Services.** `-n NAMESPACE`, and `NAME` or `NAMESPACE/NAME`; all by default.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
 - **Words.** A *flow* is an exchange between a client and a backend, of any protocol, that the flow tables remember; it is
   *opened* by the client's first packet and stays in the table for a while after its end. A *backend* is an endpoint of a
   Service, whether it takes traffic or not; a *slot* is the place of a backend in a set of a service port. A packet is
   *dropped* in silence, or *rejected* with an answer to its client; both are *unserved*.
-- **Exit codes.** 0: all is well. 1: something failed, or is not well: the agent is unhealthy or does not answer, `check`
-  found what is in kpx's way, there is no Service of that name. 2: the command was called wrongly. A reader that has
-  seen enough (`| head`) is no error.
+- **Exit codes.** 0: success. 1: a failure: the agent is unhealthy or does not answer, `check`
+  found an obstacle, or no Service has that name. 2: wrong usage. A reader that closes the
+  pipe early (`| head`) is no error.
 ";
 
 const SECTIONS: [Section; 5] = [
     Section {
         heading: "kpx status",
         about: "\
-How the agent does, on one screen: health and what is in its way, how full maps are, and packets that were translated,
-dropped or rejected. With `-o wide` also those that merely passed, and all devices, programs and maps. Ends with 1 if
+The agent's state on one screen: health and problems, the fill of maps, and packets that were translated,
+dropped or rejected. With `-o wide` also packets that merely passed, and all devices, programs and maps. Ends with 1 if
 the agent is not healthy.
 ",
         example: "status",
@@ -119,8 +119,8 @@ the agent is not healthy.
     Section {
         heading: "kpx services",
         about: "\
-What is served, and what of it is in force. `BACKENDS` are those that take traffic, of all that are listed. An
-exclamation mark behind a port: another Service holds one of its frontends, and `-o wide` says which.
+The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones. An
+exclamation mark behind a port means that another Service holds one of its frontends; `-o wide` names it.
 ",
         example: "services",
         data: Some("services"),
@@ -128,7 +128,7 @@ exclamation mark behind a port: another Service holds one of its frontends, and 
     Section {
         heading: "kpx backends",
         about: "\
-The endpoints of Services, whether they take traffic or not. `SETS` are those of which new flows are given a backend:
+The endpoints of Services, with and without traffic. `SETS` names the sets that give new flows a backend:
 `cluster` for clients of the whole cluster, `local` under a traffic policy `Local`.
 ",
         example: "backends",
@@ -146,8 +146,8 @@ that is not what the client has: another address if it was masqueraded, or anoth
     },
     Section {
         heading: "kpx devices",
-        about: "The devices that carry programs, and what kpx takes them for. `noPod` says why a veth into another network namespace\n\
-                counts as no pod's, where pods may be meant.\n",
+        about: "The devices that carry programs, with their role. `noPod` says why a veth into another network namespace\n\
+                that may be a pod's counts as no pod's.\n",
         example: "devices",
         data: Some("devices"),
     },
@@ -156,9 +156,9 @@ that is not what the client has: another address if it was masqueraded, or anoth
 const CHECK: &str = "
 ## kpx check
 
-Whether this host is fit for kpx, and how to mend it: the kernel by loading the programs and attaching them in a network
-namespace of its own, capabilities, sysctls, CNI, other programs on the devices, what a kube-proxy left, ports, MTU.
-Ends with 1 if a line says `fail`.
+Checks if this host is fit for kpx, and says how to mend it. It loads the programs and attaches them in a network
+namespace of its own. It looks at capabilities, sysctls, CNI, other programs on the devices, leftovers of a kube-proxy,
+ports and MTU. Ends with 1 if a line says `fail`.
 ";
 
 const TAIL: &str = "
@@ -179,15 +179,15 @@ These names were changed. The old ones are told beside the new ones, and go with
 
 ## Others
 
-- `kpx trace` says what the programs do with a packet, and why. It asks the kernel for devices and routes, so it runs in the agent's
-  network namespace and refuses any other. On manifests its notes name each frontend that a Service asks for and another one holds.
-- `kpx top` shows what passes for each Service, live in a terminal, as one table elsewhere or with `--once`.
-- `kpx monitor` shows packets as they open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
+- `kpx trace` explains a packet: the programs' decision and its reasons. It asks the kernel for devices and routes, so it runs in the agent's
+  network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds.
+- `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`.
+- `kpx monitor` shows packets that open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,
   `dialled`, and `decision` with `kind`, `service`, `namespace`, `name`, `portName`, `origin`, `set`, `backend`, `affinity`,
-  `source`, `masquerade`. What is not known is null.
-- `kpx cleanup` removes everything that a kpx left, of any version, and says each thing; with `--kube-proxy` also what
-  kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves what
-  is new to kube-proxy and waits for what is open to end, `--timeout` at most ([migration.md](migration.md)).
+  `source`, `masquerade`. Unknown values are null.
+- `kpx cleanup` removes everything that a kpx of any version left, and names each thing. With `--kube-proxy` it also removes what
+  kube-proxy left, and only that while a kpx runs. Otherwise it refuses while a kpx runs. With `--drain` it first leaves
+  new connections to kube-proxy and waits for the end of open ones, `--timeout` at most ([migration.md](migration.md)).
 - `kpx completions bash|zsh|fish` prints a script for a shell; `kpx man [--dir DIR]` the manual pages.
 ";

@@ -1,5 +1,5 @@
 //! The outcome of a packet at a hook of the node: its verdict, its bytes, its mark, and the counters. Plain and
-//! slow where the programs are clever, and written from the RFCs and the rules in ARCHITECTURE.md. The choice of a backend is
+//! slow where the programs are clever, and written from the RFCs and the rules in docs/design-notes/packet-path.md. The choice of a backend is
 //! the reference model's business.
 //!
 //! The programs choose backends and ports at random, so a choice is read off their packet and then judged; all else is known
