@@ -28,12 +28,12 @@ use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
 use crate::control::Ask;
 use crate::health_check::HealthChecks;
-use crate::metrics::Phase;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
 use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
+use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
 use proxy_source::health::{Health, Problem, Problems};
 

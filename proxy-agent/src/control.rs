@@ -19,11 +19,11 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::http_server;
-use crate::metrics::Readings;
 use crate::status::Status;
 use crate::view::{self, NameView, ServiceView};
 use proxy_core::desired::Snapshot;
 use proxy_datapath::FlowMaps;
+use proxy_metrics::Readings;
 
 pub use flows::FlowFilter;
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::http_server::{Client, nosniff, not_found};
 use crate::liveness::{Liveness, Report};
-use crate::metrics::{ByCode, Metrics};
+use proxy_metrics::{ByCode, Metrics};
 use proxy_source::health;
 
 /// Returns the health paths. Any method is answered, because load balancers may be set to use any.

@@ -15,7 +15,6 @@ pub mod health_check;
 pub mod healthz;
 mod http_server;
 pub mod liveness;
-pub mod metrics;
 pub mod metrics_server;
 pub mod ui;
 

@@ -13,7 +13,7 @@ use tracing::debug;
 
 use crate::control::Asker;
 use crate::http_server::{nosniff, not_found};
-use crate::metrics::{Metrics, TEXT_FORMAT};
+use proxy_metrics::{Metrics, TEXT_FORMAT};
 
 /// The answer of `/proxyMode`, where kube-proxy answers `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";

@@ -29,13 +29,13 @@ use tracing::{info, warn};
 
 use crate::all::all;
 use crate::choices::PodRoutes;
-use crate::metrics::Mended;
 use anchor::AnchorDevice;
 use detect::Detection;
 use devices::Devices;
 use fast_path::FastPathState;
 use host_mode::HostMode;
 use programs::DevicePrograms;
+use proxy_metrics::Mended;
 use proxy_source::health::{Health, Problem};
 use rows::{NodeFlags, NodeRows};
 use service_routes::{Changed, ServiceRoutes, Surroundings, Want};

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use proxy_datapath::{LoadedProgram, SocketsStatus};
+use proxy_metrics::MapFill;
 
 /// The state of an agent and of the programs that it loaded.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,14 +59,6 @@ pub struct Status {
     pub map_fill: BTreeMap<String, MapFill>,
     /// The datapath's programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct MapFill {
-    /// The number of entries; None if the map has no count, because counting would need a walk through the map.
-    pub entries: Option<u64>,
-    pub max_entries: u64,
 }
 
 /// The operator's options, in the words of the flags.
@@ -138,12 +131,4 @@ pub struct TableStatus {
 pub struct FlowStatus {
     pub flows: usize,
     pub entries: usize,
-}
-
-/// Returns the name that an event had in the release before. Both are told until the next one.
-pub(crate) fn old_event_name(name: &str) -> Option<&'static str> {
-    match name {
-        "socket_translated" => Some("socket_led"),
-        _ => None,
-    }
 }

@@ -7,10 +7,10 @@ use proxy_common::addr::Addr;
 use proxy_common::frontend::{Service, Set};
 
 use super::Agent;
-use crate::metrics::{ProgramReading, Readings};
 use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::FamilyTables;
 use proxy_datapath::Keeper;
+use proxy_metrics::{ProgramReading, Readings};
 
 impl Agent {
     pub(super) fn readings(&self, source_problems: usize) -> Result<Readings> {

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::conntrack::Reconciled;
 use crate::liveness::Liveness;
-use crate::metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
 use proxy_core::desired::Desired;
 use proxy_core::input::{Input, Trigger, Update};
 use proxy_core::ip_family::IpFamily;
+use proxy_metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
 use proxy_source::events::Events;
 use proxy_source::health::Health;
 

@@ -7,10 +7,9 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
-use crate::status::{
-    DeviceStatus, FlowStatus, MapFill, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
-    old_event_name,
-};
+use proxy_metrics::{MapFill, old_event_name};
+
+use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};

@@ -11,7 +11,8 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use super::{age, devices};
-use crate::status::{MapFill, OptionsStatus, Status, UnreachableStatus};
+use crate::status::{OptionsStatus, Status, UnreachableStatus};
+use proxy_metrics::MapFill;
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///

@@ -9,7 +9,7 @@ use proxy_net::{Handle, anchor};
 use tracing::{info, warn};
 
 use super::devices::Devices;
-use crate::metrics::Mended;
+use proxy_metrics::Mended;
 use proxy_source::health::{Health, Problem};
 
 /// The programs, and the devices that they are on.

@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 use crate::control::Asker;
 use crate::http_server::keep_serving;
 use crate::liveness::Liveness;
-use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::{healthz, metrics_server, ui};
+use proxy_metrics::Metrics;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 

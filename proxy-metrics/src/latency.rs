@@ -56,7 +56,7 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Metrics;
+    use crate::Metrics;
     use proxy_core::builders::object_name;
 
     #[test]

@@ -11,8 +11,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy_common::counter::{Event, Reason};
 
-use crate::status::{MapFill, old_event_name};
 use proxy_core::ip_family::IpFamily;
+use serde::{Deserialize, Serialize};
 
 /// The agent's readings. The agent answers at once, because no reading walks through a map.
 #[derive(Clone, Debug, Default)]
@@ -120,4 +120,20 @@ fn gauges<L: EncodeLabelSet>(
 ) -> Result<(), fmt::Error> {
     let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     values.into_iter().try_for_each(|(labels, value)| ConstGauge::new(value).encode(encoder.encode_family(&labels)?))
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MapFill {
+    /// The number of entries; None if the map has no count, because counting would need a walk through the map.
+    pub entries: Option<u64>,
+    pub max_entries: u64,
+}
+
+/// Returns the name that an event had in the release before. Both are told until the next one.
+pub fn old_event_name(name: &str) -> Option<&'static str> {
+    match name {
+        "socket_translated" => Some("socket_led"),
+        _ => None,
+    }
 }

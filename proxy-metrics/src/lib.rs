@@ -3,6 +3,7 @@
 //!
 //! The agent and its servers set most metrics: [`ProxyMetrics`], [`OwnMetrics`], [`Requests`]. The kernel's counts are
 //! read for each scrape: [`Readings`].
+#![forbid(unsafe_code)]
 
 mod build;
 mod exposition;
@@ -28,7 +29,7 @@ pub use exposition::TEXT_FORMAT;
 pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
 pub use latency::Latencies;
 pub use own::{Mended, OwnMetrics, Phase};
-pub use readings::{ProgramReading, Readings};
+pub use readings::{MapFill, ProgramReading, Readings, old_event_name};
 pub use slis::Slis;
 
 use proxy_core::ip_family::IpFamily;
