@@ -86,9 +86,9 @@ impl Fixture {
             At::Lo => (LO, Device::Lo),
         };
         let ifindex = self.node.ifindexes[&device];
-        // Whether it came in, its mark says. Where it leaves, no hook is to judge through what.
+        // The mark tells whether the packet came in. Where it leaves, no hook may judge by the device.
         let came_in_by = if sent.came_in && !matches!(sent.at, At::Egress(_) | At::Lo) { ifindex } else { 0 };
-        // What others have left there.
+        // Other programs may have left values there.
         self.cb = self.cb.wrapping_add(1);
         let cb = Field::CB.map(|field| (field, u32::from_ne_bytes([self.cb; 4])));
         let fields = [

@@ -168,7 +168,7 @@ fn replay(fixture: &mut Fixture, cluster: u64, steps: &[Step]) -> Result<()> {
 fn smallest(fixture: &mut Fixture, cluster: u64, mut steps: Vec<Step>, difference: Error) -> Result<Error> {
     /// Backends and ports at random may hide it.
     const TRIES: usize = 3;
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     let start = Instant::now();
     let mut differs = |steps: &[Step]| (0..TRIES).find_map(|_| replay(fixture, cluster, steps).err());
     let Some(mut why) = differs(&steps) else {
@@ -181,9 +181,9 @@ fn smallest(fixture: &mut Fixture, cluster: u64, mut steps: Vec<Step>, differenc
         )));
     };
     let mut size = steps.len() / 2;
-    while size > 0 && start.elapsed() < PATIENCE {
+    while size > 0 && start.elapsed() < TIMEOUT {
         let mut at = 0;
-        while at < steps.len() && start.elapsed() < PATIENCE {
+        while at < steps.len() && start.elapsed() < TIMEOUT {
             let rest = [&steps[..at], &steps[(at + size).min(steps.len())..]].concat();
             match differs(&rest) {
                 Some(error) => (steps, why) = (rest, error),

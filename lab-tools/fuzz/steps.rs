@@ -120,7 +120,7 @@ fn any_leg(dice: &mut Dice, model: &Model) -> Option<(At, Leg, u8, SocketAddr, S
     let device = one(dice, &Device::OUTER);
     let at = match table {
         Table::Arriving => At::Ingress(device),
-        // As it has come in from the backend.
+        // The packet has come in from the backend.
         Table::Leaving if leg == Leg::ToClient && dice.random_bool(0.4) => At::Ingress(device),
         Table::Leaving if flow.to_host || dice.random_bool(0.05) => At::Lo,
         Table::Leaving => At::Egress(device),

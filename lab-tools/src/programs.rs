@@ -1,5 +1,5 @@
-//! The cost of an open flow's packet in each program, against the least possible: programs that find the flow and
-//! rewrite the packet, and do nothing else. And what a packet costs that is none of kpx's.
+//! Measures the cost of an open flow's packet in each program. The baseline is a program that finds the flow, rewrites
+//! the packet, and does nothing else. And what a packet costs that is none of kpx's.
 //!
 //! [`live`] has the kernel take the time of every run (BPF_STATS_RUN_TIME) while two sockets talk through a node: between
 //! two packets the machine does everything else that packets cost, as it does in a cluster, and caches are as cold as that.
@@ -198,7 +198,7 @@ fn turn(
     names: [&str; 2],
     turns: u32,
 ) -> Result<[Duration; 4]> {
-    // What does nothing does not even lead to a backend.
+    // An empty program does not translate, so its client dials the backend.
     let dialled = if names[0] == EMPTY { peers.backend } else { peers.frontend };
     let _links = fixture.node.run(|| {
         Ok::<_, anyhow::Error>((

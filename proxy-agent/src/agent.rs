@@ -1,12 +1,12 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
-mod pace;
+mod port_conflicts;
 mod readings;
 mod reports;
-mod shadows;
+mod schedule;
 mod status;
-mod strays;
 mod sweeper;
+mod undetected_pods;
 mod writer;
 
 use std::time::Duration;
@@ -17,22 +17,22 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-pub use crate::agent::pace::Pace;
+use crate::agent::port_conflicts::PortConflicts;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
-use crate::agent::shadows::Shadows;
-use crate::agent::strays::Strays;
+pub use crate::agent::schedule::PassSchedule;
 use crate::agent::sweeper::Sweeper;
+use crate::agent::undetected_pods::UndetectedPods;
 use crate::agent::writer::Writer;
 use crate::choices::Mode;
 use crate::conntrack::{self, Reconciler};
-use crate::control::Ask;
+use crate::control::Query;
 use crate::health_check::HealthChecks;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
-use proxy_datapath::{Counters, FlowMaps, Keeper, KernelTables, Loaded};
+use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind};
 use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
 use proxy_source::health::{Health, Problem, Problems};
@@ -45,13 +45,13 @@ const LINK_BATCH: usize = 64;
 /// The first wait between attempts to write what the kernel refused. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
-/// The channels by which the outside reaches the loop.
+/// The channels by which other tasks reach the agent.
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
     /// The signal that routes have changed. Silent in node mode, where the agent does not watch routes.
     pub routes: mpsc::Receiver<()>,
-    pub asks: mpsc::Receiver<Ask>,
+    pub queries: mpsc::Receiver<Query>,
     /// The problems of the source.
     pub source_health: Health,
 }
@@ -68,7 +68,7 @@ pub struct Kernel {
 pub struct Agent {
     node_name: String,
     mode: Mode,
-    pace: Pace,
+    schedule: PassSchedule,
     started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
@@ -82,8 +82,8 @@ pub struct Agent {
     lifecycle: Lifecycle,
     sweeper: Sweeper,
     reconciler: Reconciler,
-    shadows: Shadows,
-    strays: Strays,
+    port_conflicts: PortConflicts,
+    undetected_pods: UndetectedPods,
     /// The time of the next write of what the kernel refused, and the length of the last wait.
     retry: Option<(Instant, Duration)>,
     /// The time of the next attempt to update the node, after a failed one.
@@ -106,7 +106,7 @@ impl Agent {
         Self {
             node_name,
             mode: Mode::default(),
-            pace: Pace::default(),
+            schedule: PassSchedule::default(),
             started: Timestamp::now(),
             desired,
             writer: Writer::new(kernel.tables),
@@ -119,8 +119,8 @@ impl Agent {
             lifecycle,
             sweeper: Sweeper::new(kernel.flows),
             reconciler: Reconciler::default(),
-            shadows: Shadows::default(),
-            strays: Strays::default(),
+            port_conflicts: PortConflicts::default(),
+            undetected_pods: UndetectedPods::default(),
             retry: None,
             node_retry: None,
             synced: false,
@@ -130,8 +130,8 @@ impl Agent {
     }
 
     /// Sets a mode other than node mode, or a pace other than immediate.
-    pub fn of(self, mode: Mode, pace: Pace) -> Self {
-        Self { mode, pace, ..self }
+    pub fn of(self, mode: Mode, schedule: PassSchedule) -> Self {
+        Self { mode, schedule, ..self }
     }
 
     /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.
@@ -139,7 +139,8 @@ impl Agent {
         let mut batch = Vec::with_capacity(BATCH);
         let mut link_batch = Vec::with_capacity(LINK_BATCH);
         loop {
-            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.pace.due()).min();
+            let retry_at =
+                self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.schedule.due()).min();
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
@@ -152,7 +153,7 @@ impl Agent {
                         self.desired.apply(input);
                     }
                     self.reports.know(&self.desired);
-                    if self.pace.ask() {
+                    if self.schedule.request() {
                         self.sync().await?;
                     }
                 }
@@ -162,20 +163,20 @@ impl Agent {
                     }
                     let _work = self.reports.liveness.work();
                     let result = self.node.on_links(link_batch.drain(..), &self.health).await;
-                    self.note(&Problem::Devices, result);
-                    self.reports.mended(self.node.take_mended());
+                    self.record(&Problem::Devices, result);
+                    self.reports.repairs(self.node.take_repairs());
                     self.health_checks.listen_on(self.node.listen_addresses()).await;
                     // Each pass asks for all routes, once for all pending events. The first pass may have waited for
                     // devices.
-                    let asks = self.node.is_outside() || !self.synced;
-                    if asks && inbox.links.is_empty() && self.pace.ask() {
+                    let is_due = self.node.is_host_mode() || !self.synced;
+                    if is_due && inbox.links.is_empty() && self.schedule.request() {
                         self.sync().await?;
                     }
                 }
                 Some(()) = inbox.routes.recv() => {
                     let _work = self.reports.liveness.work();
                     self.node.on_routes();
-                    if self.pace.ask() {
+                    if self.schedule.request() {
                         self.sync().await?;
                     }
                 }
@@ -185,27 +186,27 @@ impl Agent {
                 }
                 swept = self.sweeper.next() => {
                     let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
-                    self.note(&Problem::Flows, swept);
-                    let looked = self.strays.look(&self.counters, &self.health, &self.reports.events);
-                    self.note(&Problem::Counters, looked);
+                    self.record(&Problem::Flows, swept);
+                    let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
+                    self.record(&Problem::Counters, checked);
                 }
                 reconciled = self.reconciler.next() => {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
-                    self.note(&Problem::Conntrack, reconciled);
+                    self.record(&Problem::Conntrack, reconciled);
                 }
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
-                ask = inbox.asks.recv() => {
-                    let ask = ask.context("the query channel is closed")?;
+                query = inbox.queries.recv() => {
+                    let query = query.context("the query channel is closed")?;
                     let _work = self.reports.liveness.work();
-                    self.answer(ask, &inbox.source_health.problems());
+                    self.answer(query, &inbox.source_health.problems());
                 }
             }
         }
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.
-    pub fn keeper(&self) -> Keeper {
-        self.node.attachments().keeper()
+    pub fn persistence_kind(&self) -> PersistenceKind {
+        self.node.attachments().persistence_kind()
     }
 
     /// Takes the programs off this host. Otherwise the programs go on.
@@ -215,12 +216,12 @@ impl Agent {
 
     /// Makes the maps and the node match the desired state. Returns an error if the agent must restart.
     async fn sync(&mut self) -> Result<()> {
-        self.pace.begin();
+        self.schedule.begin();
         if !self.desired.is_complete() {
             return Ok(());
         }
-        let scouted = self.node.scout(&mut self.desired, &self.health).await;
-        self.note(&Problem::RoutesToBackends, scouted);
+        let queried = self.node.query_routes(&mut self.desired, &self.health).await;
+        self.record(&Problem::RoutesToBackends, queried);
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         let full = due && (!self.synced || self.retry.is_some());
         let asked = self.desired.is_dirty() || full || self.node_retry.is_some();
@@ -230,7 +231,7 @@ impl Agent {
         if !self.may_serve().inspect_err(|error| self.reports.events.node_changed(error))? {
             return Ok(());
         }
-        self.pace.count();
+        self.schedule.count();
         let mut pass = Pass::begin(asked, full);
         match self.write(&mut pass) {
             Ok(()) if due => {
@@ -242,7 +243,7 @@ impl Agent {
             Err(error) => {
                 self.health.begin(&Problem::Maps, format!("{error:#}"));
                 if due {
-                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(self.pace.sync_period));
+                    let wait = self.retry.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(self.schedule.sync_period));
                     self.retry = Some((Instant::now() + wait, wait));
                 }
             }
@@ -252,13 +253,13 @@ impl Agent {
         let started = Instant::now();
         let result = self.node.on_sync(&self.desired, written, &self.health).await;
         pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result.is_err().then(|| Instant::now() + self.pace.sync_period);
+        self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
         self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
-        self.note(&Problem::Node, result);
+        self.record(&Problem::Node, result);
         // The Node object tells which of the node's addresses are its own.
         self.health_checks.listen_on(self.node.listen_addresses()).await;
-        if written && !self.node.is_outside() {
-            self.shadows.look(&self.desired, self.node.own_addresses(), &self.reports.events);
+        if written && !self.node.is_host_mode() {
+            self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
         }
         if written {
             self.health_checks.set(self.desired.health_checks()).await;
@@ -320,7 +321,7 @@ impl Agent {
         written
     }
 
-    fn note(&mut self, what: &Problem, result: Result<()>) {
+    fn record(&mut self, what: &Problem, result: Result<()>) {
         match result {
             Ok(()) => self.health.end(what),
             Err(error) => self.health.begin(what, format!("{error:#}")),
@@ -328,12 +329,12 @@ impl Agent {
     }
 
     /// Answers a query. The client may have gone meanwhile.
-    fn answer(&self, ask: Ask, source_problems: &Problems) {
-        match ask {
-            Ask::Status(answer) => drop(answer.send(self.status(source_problems))),
-            Ask::Maps(answer) => drop(answer.send(self.loaded.maps.clone())),
-            Ask::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
-            Ask::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
+    fn answer(&self, query: Query, source_problems: &Problems) {
+        match query {
+            Query::Status(answer) => drop(answer.send(self.status(source_problems))),
+            Query::Maps(answer) => drop(answer.send(self.loaded.maps.clone())),
+            Query::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
+            Query::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
         }
     }
 }

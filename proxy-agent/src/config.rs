@@ -6,12 +6,12 @@
 mod choice;
 mod configz;
 pub(crate) mod duration;
+mod file_config;
 mod flags;
 mod invalid;
 mod kpx;
 mod kube_proxy;
 pub(crate) mod logging;
-mod read;
 mod tree;
 mod validate;
 
@@ -33,12 +33,12 @@ use serde_json::{Map, Value, json};
 use crate::files::Files;
 use crate::node::NodeOptions;
 use crate::settings::Settings;
-use flags::Given;
+use file_config::FileConfig;
+use flags::FlagValues;
 use invalid::{Fields, Invalid, InvalidConfiguration};
 use proxy_core::model::ModelOptions;
 use proxy_datapath::Sizes;
 use proxy_source::{Source, kubernetes};
-use read::Said;
 use validate::{Checked, check};
 
 pub use flags::{NodeArgs, RunArgs, arguments};
@@ -70,35 +70,43 @@ struct Remarks {
 impl Configuration {
     pub fn load(args: &RunArgs) -> Result<Self> {
         let RunArgs(given) = args;
-        let (mut said, mut files) = (Said::default(), Files::default());
+        let (mut from_files, mut files) = (FileConfig::default(), Files::default());
         let config = given.path("config");
         if let Some(path) = &config {
-            said.read(path, files.read(path)?)?;
+            from_files.read(path, files.read(path)?)?;
             let kind = KubeProxyConfiguration::KIND;
-            ensure!(said.kube_proxy.is_some(), "{}: has no {kind}: --kpx-config takes files without", path.display());
+            ensure!(
+                from_files.kube_proxy.is_some(),
+                "{}: has no {kind}: --kpx-config takes files without",
+                path.display()
+            );
         }
         if let Some(path) = given.path("kpx-config") {
-            let has_kube_proxy = said.kube_proxy.is_some();
-            said.read(&path, files.read(&path)?)?;
+            let has_kube_proxy = from_files.kube_proxy.is_some();
+            from_files.read(&path, files.read(&path)?)?;
             let kind = KubeProxyConfiguration::KIND;
-            ensure!(has_kube_proxy == said.kube_proxy.is_some(), "{}: a {kind} belongs to --config", path.display());
+            ensure!(
+                has_kube_proxy == from_files.kube_proxy.is_some(),
+                "{}: a {kind} belongs to --config",
+                path.display()
+            );
         }
-        let mut configuration = Self::resolve(given, said, config.is_some())?;
+        let mut configuration = Self::resolve(given, from_files, config.is_some())?;
         configuration.files = files;
         Ok(configuration)
     }
 
     /// Parses a `--config` file without any flags.
     pub fn parse(text: &str) -> Result<Self> {
-        let mut said = Said::default();
-        said.read(Path::new("text"), text)?;
-        Self::resolve(&Given::default(), said, true)
+        let mut from_files = FileConfig::default();
+        from_files.read(Path::new("text"), text)?;
+        Self::resolve(&FlagValues::default(), from_files, true)
     }
 
-    fn resolve(given: &Given, said: Said, has_file: bool) -> Result<Self> {
+    fn resolve(given: &FlagValues, from_files: FileConfig, has_file: bool) -> Result<Self> {
         let nothing = || Value::Object(Map::new());
-        let mut kube_proxy = said.kube_proxy.unwrap_or_else(nothing);
-        let mut kpx = said.kpx.unwrap_or_else(nothing);
+        let mut kube_proxy = from_files.kube_proxy.unwrap_or_else(nothing);
+        let mut kpx = from_files.kpx.unwrap_or_else(nothing);
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
@@ -117,7 +125,7 @@ impl Configuration {
             };
             InvalidConfiguration(invalid.into_iter().map(with_flag).collect())
         })?;
-        let remarks = Remarks::new(given, said.doubtful, &kube_proxy, has_file);
+        let remarks = Remarks::new(given, from_files.doubtful, &kube_proxy, has_file);
         Ok(Self { kube_proxy, kpx, checked, files: Files::default(), remarks })
     }
 
@@ -201,18 +209,18 @@ impl Configuration {
 
 impl NodeArgs {
     pub fn is_empty(&self) -> bool {
-        self.0 == Given::default()
+        self.0 == FlagValues::default()
     }
 
     /// Returns the options for a node and for Services. Errors name the field and the flag.
     pub fn options(&self) -> Result<(NodeOptions, ModelOptions)> {
-        let configuration = Configuration::resolve(&self.0, Said::default(), false)?;
+        let configuration = Configuration::resolve(&self.0, FileConfig::default(), false)?;
         Ok((configuration.checked.node, configuration.checked.model))
     }
 }
 
 /// Decodes a document. Files were decoded before, so an error here comes from a flag.
-fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &Given) -> Result<T> {
+fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &FlagValues) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();
         let flag = given.flag_of(kind, &field, false).map(|flag| format!(" (--{flag})")).unwrap_or_default();
@@ -231,14 +239,19 @@ fn host_mode_defaults() -> Value {
 }
 
 impl Remarks {
-    fn new(given: &Given, doubtful_fields: Vec<String>, kube_proxy: &KubeProxyConfiguration, has_file: bool) -> Self {
+    fn new(
+        given: &FlagValues,
+        doubtful_fields: Vec<String>,
+        kube_proxy: &KubeProxyConfiguration,
+        has_file: bool,
+    ) -> Self {
         let flags = || given.flags().map(|(flag, _)| flag);
         let gates = kube_proxy.feature_gates.keys();
         Self {
             doubtful_fields,
             ignored_flags: flags().filter(|flag| !flag.is_obeyed).map(|flag| flag.name).collect(),
             overruled_flags: flags()
-                .filter(|flag| flag.is_obeyed && has_file && flag.stands_for.is_overruled_by_file())
+                .filter(|flag| flag.is_obeyed && has_file && flag.effect.is_overruled_by_file())
                 .map(|flag| flag.name)
                 .collect(),
             unknown_feature_gates: gates.filter(|gate| !is_known_gate(gate)).cloned().collect(),

@@ -29,7 +29,7 @@ pub use flows::FlowFilter;
 
 /// A query to the agent, with the channel for its answer.
 #[derive(Debug)]
-pub enum Ask {
+pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
     /// A query for all Services that are served, with the maps that count their traffic.
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
@@ -44,22 +44,22 @@ const QUEUE: usize = 64;
 
 /// A handle that sends queries to the agent of this process.
 #[derive(Clone, Debug)]
-pub struct Asker(mpsc::Sender<Ask>);
+pub struct AgentHandle(mpsc::Sender<Query>);
 
-impl Asker {
+impl AgentHandle {
     /// Makes the handle, and the receiver of its queries.
-    pub fn new() -> (Self, mpsc::Receiver<Ask>) {
+    pub fn new() -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
     }
 
     pub async fn status(&self) -> Result<Status> {
-        self.ask(Ask::Status).await?
+        self.query(Query::Status).await?
     }
 
     /// Returns the views of the Services, which are built outside of the agent's loop.
     pub async fn services(&self) -> Result<Vec<ServiceView>> {
-        let (snapshot, flows) = self.ask(Ask::Services).await?;
+        let (snapshot, flows) = self.query(Query::Services).await?;
         let views = tokio::task::spawn_blocking(move || {
             let counts = flows.recent_counts().context("count the traffic")?;
             Ok(view::views(&snapshot, &counts))
@@ -69,7 +69,7 @@ impl Asker {
 
     /// Returns the names of the frontends in force.
     pub async fn names(&self) -> Result<Vec<NameView>> {
-        let (snapshot, _) = self.ask(Ask::Services).await?;
+        let (snapshot, _) = self.query(Query::Services).await?;
         tokio::task::spawn_blocking(move || view::frontend_names(&snapshot))
             .await
             .context("build the views of Services")
@@ -77,18 +77,18 @@ impl Asker {
 
     /// Returns what tells the flows and their names.
     async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
-        self.ask(Ask::Services).await
+        self.query(Query::Services).await
     }
 
     async fn maps(&self) -> Result<BTreeMap<String, u32>> {
-        self.ask(Ask::Maps).await
+        self.query(Query::Maps).await
     }
 
     pub async fn readings(&self) -> Result<Readings> {
-        self.ask(Ask::Readings).await?
+        self.query(Query::Readings).await?
     }
 
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T> {
+    async fn query<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T> {
         let (sender, answer) = oneshot::channel();
         self.0.send(question(sender)).await.ok().context("the agent has ended")?;
         answer.await.context("the agent has ended")
@@ -96,11 +96,11 @@ impl Asker {
 }
 
 /// Answers on `listener` until dropped, with the paths of `more` beside its own.
-pub async fn serve(listener: UnixListener, asker: Asker, more: Router) {
-    http_server::serve(listener, router().with_state(asker).merge(more)).await;
+pub async fn serve(listener: UnixListener, agent: AgentHandle, more: Router) {
+    http_server::serve(listener, router().with_state(agent).merge(more)).await;
 }
 
-fn router() -> Router<Asker> {
+fn router() -> Router<AgentHandle> {
     Router::new()
         .route("/status", get(status))
         .route("/services", get(services))
@@ -109,20 +109,20 @@ fn router() -> Router<Asker> {
         .route("/flows", get(flows::flows))
 }
 
-async fn status(State(asker): State<Asker>) -> Response {
-    answer(asker.status().await)
+async fn status(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.status().await)
 }
 
-async fn services(State(asker): State<Asker>) -> Response {
-    answer(asker.services().await)
+async fn services(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.services().await)
 }
 
-async fn names(State(asker): State<Asker>) -> Response {
-    answer(asker.names().await)
+async fn names(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.names().await)
 }
 
-async fn maps(State(asker): State<Asker>) -> Response {
-    answer(asker.maps().await)
+async fn maps(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.maps().await)
 }
 
 pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {

@@ -36,18 +36,18 @@ pub(crate) enum Client {
 }
 
 /// The far end of a connection.
-pub(crate) trait Peer: Debug {
+pub(crate) trait RemoteAddr: Debug {
     fn client(&self) -> Client;
 }
 
-impl Peer for SocketAddr {
+impl RemoteAddr for SocketAddr {
     fn client(&self) -> Client {
         // A listener of both families shows IPv4's clients at mapped addresses.
         if self.ip().to_canonical().is_loopback() { Client::OnHost } else { Client::Elsewhere }
     }
 }
 
-impl Peer for tokio::net::unix::SocketAddr {
+impl RemoteAddr for tokio::net::unix::SocketAddr {
     fn client(&self) -> Client {
         Client::OnHost
     }
@@ -126,7 +126,7 @@ pub(crate) fn nosniff(response: &mut Response) {
 pub(crate) async fn serve<L>(mut listener: L, router: Router)
 where
     L: Listener,
-    L::Addr: Peer,
+    L::Addr: RemoteAddr,
 {
     let mut connections = JoinSet::new();
     // The oldest connection comes first.

@@ -8,7 +8,7 @@ use nix::net::if_::if_nameindex;
 
 use crate::node::Node;
 use proxy_datapath as datapath;
-use proxy_net::changes::{Changes, Undone, Wanted};
+use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};
 
@@ -19,9 +19,9 @@ pub async fn remove(
     changes: &Changes,
     bpf_dir: &Path,
     wanted: &Wanted,
-    done: &mut dyn FnMut(Undone),
+    done: &mut dyn FnMut(Undo),
 ) -> Result<()> {
-    let removed = &mut |what| done(Undone::Removed(what));
+    let removed = &mut |what| done(Undo::Removed(what));
     // The routes and rules that lead packets to the programs go first.
     let routes = remove_routes(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);

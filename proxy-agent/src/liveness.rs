@@ -15,7 +15,7 @@ use proxy_core::ip_family::IpFamily;
 /// The state that the agent's loop writes and the servers read.
 ///
 /// A family is unhealthy if a request has waited for longer than [`Liveness::new`] allows. A family without requests
-/// stays healthy for any time. If the loop hangs in any work, both families are unhealthy.
+/// stays healthy for any time. If the agent hangs in any work, both families are unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
     timeout: Duration,
@@ -25,7 +25,7 @@ pub struct Liveness {
 #[derive(Clone, Debug)]
 struct State {
     families: BTreeMap<IpFamily, Family>,
-    /// The start of the loop's current work.
+    /// The start of the agent's current work.
     working: Option<Instant>,
     node_eligible: bool,
 }
@@ -76,7 +76,7 @@ impl Liveness {
         self.family(family, |family| *family = Family { last_updated: Timestamp::now(), queued: None });
     }
 
-    /// Marks the loop as working until the result is dropped.
+    /// Marks the agent as working until the result is dropped.
     pub fn work(&self) -> Work {
         self.state.send_modify(|state| state.working = Some(Instant::now()));
         Work(self.state.clone())
@@ -112,7 +112,7 @@ impl Liveness {
     }
 }
 
-/// A token for the loop's current work.
+/// A token for the agent's current work.
 #[must_use]
 #[derive(Debug)]
 pub struct Work(watch::Sender<State>);

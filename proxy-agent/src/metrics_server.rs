@@ -11,7 +11,7 @@ use http::{HeaderValue, StatusCode};
 use serde_json::Value;
 use tracing::debug;
 
-use crate::control::Asker;
+use crate::control::AgentHandle;
 use crate::http_server::{nosniff, not_found};
 use proxy_metrics::{Metrics, TEXT_FORMAT};
 
@@ -22,7 +22,7 @@ const PROXY_MODE: &str = "ebpf";
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the paths of the metrics address, with those of `more`.
-pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> Router {
+pub fn router(agent: AgentHandle, metrics: Metrics, configz: Value, more: Router) -> Router {
     let slis = metrics.slis.clone();
     let text = |body: &'static str| move || async move { plain(body) };
     Router::new()
@@ -31,18 +31,18 @@ pub fn router(asker: Asker, metrics: Metrics, configz: Value, more: Router) -> R
         .route("/healthz/ping", any(text("ok")))
         .route("/proxyMode", any(text(PROXY_MODE)))
         .route("/configz", any(async move || json(&configz)))
-        .merge(scrape_router(asker, metrics))
+        .merge(scrape_router(agent, metrics))
         .merge(more)
         .fallback(not_found)
 }
 
 /// Returns `/metrics` alone.
-pub fn scrape_router(asker: Asker, metrics: Metrics) -> Router {
-    Router::new().route("/metrics", any(scrape)).with_state((asker, metrics))
+pub fn scrape_router(agent: AgentHandle, metrics: Metrics) -> Router {
+    Router::new().route("/metrics", any(scrape)).with_state((agent, metrics))
 }
 
-async fn scrape(State((asker, metrics)): State<(Asker, Metrics)>) -> Response {
-    let readings = match tokio::time::timeout(TIMEOUT, asker.readings()).await {
+async fn scrape(State((agent, metrics)): State<(AgentHandle, Metrics)>) -> Response {
+    let readings = match tokio::time::timeout(TIMEOUT, agent.readings()).await {
         Ok(Ok(readings)) => Some(readings),
         Ok(Err(error)) => {
             debug!(error = format!("{error:#}"), "scrape without the kernel's numbers");

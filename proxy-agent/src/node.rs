@@ -2,6 +2,7 @@
 //! the node.
 
 mod anchor;
+mod desired_node;
 pub mod detect;
 mod devices;
 mod fast_path;
@@ -12,7 +13,6 @@ mod options;
 mod programs;
 mod rows;
 mod service_routes;
-mod wanted;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -30,16 +30,16 @@ use tracing::{info, warn};
 use crate::all::all;
 use crate::choices::PodRoutes;
 use anchor::AnchorDevice;
+use desired_node::SyncedNode;
 use detect::Detection;
 use devices::Devices;
 use fast_path::FastPathState;
 use host_mode::HostMode;
 use programs::DevicePrograms;
-use proxy_metrics::Mended;
+use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 use rows::{NodeFlags, NodeRows};
-use service_routes::{Changed, ServiceRoutes, Surroundings, Want};
-use wanted::Followed;
+use service_routes::{DesiredRoutes, RouteChanges, RouteInputs, ServiceRoutes};
 
 pub use fast_path::FastPath;
 pub use options::{Masquerade, NodeOptions};
@@ -59,26 +59,26 @@ pub struct Node {
     fast_path: FastPathState,
     /// This is no node.
     host_mode: Option<HostMode>,
-    /// What the cluster wants of this node, as of the last sync.
-    followed: Followed,
+    /// The desired state of this node as of the last sync.
+    synced_node: SyncedNode,
     /// The repairs since the last query.
-    mended: Mended,
+    repairs: Repairs,
 }
 
 impl Node {
     /// Makes the anchor. Devices get their programs as soon as [`Node::on_links`] hears of them.
     pub async fn start(options: NodeOptions, handle: Handle, attachments: Attachments, maps: NodeMaps) -> Result<Self> {
-        let is_node = options.outside.is_none();
+        let is_node = options.pod_routing.is_none();
         let anchor = AnchorDevice::start(handle.clone()).await?;
         let programs = DevicePrograms::start(attachments, anchor.ifindex(), is_node)?;
         let routes = ServiceRoutes::open(&handle, anchor.ifindex()).await?;
-        if options.outside != Some(PodRoutes::Nodes) {
+        if options.pod_routing != Some(PodRoutes::Nodes) {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
         let mut node = Self {
-            // Outside nobody's pods are told apart, nor is there a Node to learn from.
+            // A host in host mode has no pods to detect, and no Node object with their networks.
             detection: if is_node { Detection::new(options.detector.clone()) } else { Detection::default() },
-            host_mode: options.outside.map(|routing| HostMode::new(handle.clone(), routing)),
+            host_mode: options.pod_routing.map(|routing| HostMode::new(handle.clone(), routing)),
             fast_path: FastPathState::new(options.fast_path),
             rows: NodeRows::new(maps)?,
             devices: Devices::new(is_node),
@@ -88,8 +88,8 @@ impl Node {
             programs,
             routes,
             detects: false,
-            followed: Followed::default(),
-            mended: Mended::default(),
+            synced_node: SyncedNode::default(),
+            repairs: Repairs::default(),
         };
         node.write_node()?;
         Ok(node)
@@ -121,7 +121,7 @@ impl Node {
         self.rows.addresses()
     }
 
-    /// Those of all devices.
+    /// Returns the addresses of all devices.
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         self.devices.addresses()
     }
@@ -144,27 +144,27 @@ impl Node {
         self.devices.role(ifindex)
     }
 
-    /// Of a device behind which pods may be meant, see [`proxy_net::role::why_no_pod`].
+    /// Returns the reason why a device does not count as a pod's: see [`proxy_net::role::why_no_pod`].
     pub fn why_no_pod(&self, ifindex: u32) -> Option<String> {
         self.devices.why_no_pod(ifindex)
     }
 
-    /// Of this node: `off`, `on`, or what was found.
+    /// Returns the state of the fast path on this node: `off`, `on`, or the obstacle that was found.
     pub fn fast_path(&self) -> String {
         self.fast_path.to_string()
     }
 
-    /// Whether this is no node.
-    pub fn is_outside(&self) -> bool {
+    /// Returns true if this host is not a node.
+    pub fn is_host_mode(&self) -> bool {
         self.host_mode.is_some()
     }
 
-    /// What was mended since this was last asked.
-    pub fn take_mended(&mut self) -> Mended {
-        std::mem::take(&mut self.mended)
+    /// Returns the repairs since the last call.
+    pub fn take_repairs(&mut self) -> Repairs {
+        std::mem::take(&mut self.repairs)
     }
 
-    /// Takes in that routes have changed, whoever did it.
+    /// Notes that routes have changed, by kpx or by others.
     pub fn on_routes(&mut self) {
         self.host_mode.iter_mut().for_each(HostMode::routes_changed);
     }
@@ -185,29 +185,29 @@ impl Node {
         self.programs.attach(&self.devices, health);
         let (judged, kept) =
             if listed { (self.judge_fast_path().await, self.verify_sysctls()) } else { (Ok(()), Ok(())) };
-        let fitted = self.fit_anchor(listed).await;
+        let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
-            self.programs.verify(&self.handle, &self.devices, &mut self.mended, health).await
+            self.programs.verify(&self.handle, &self.devices, &mut self.repairs, health).await
         } else {
             Ok(())
         };
         let updated = self.update_addresses().await;
-        let fresh = *fitted.as_ref().unwrap_or(&false);
-        let routed = self.update_routes(listed || lost || fresh, health).await;
+        let is_new_anchor = *anchor_state.as_ref().unwrap_or(&false);
+        let routed = self.update_routes(listed || lost || is_new_anchor, health).await;
         // A change that follows an address or the anchor is not another program's.
         if let Ok(changed) = routed
             && listed
             && before == (self.devices.addresses_up(), self.anchor())
         {
-            self.mended_routes(changed);
+            self.count_route_repairs(changed);
         }
-        all([written, judged, fitted.map(drop), verified, kept, updated, routed.map(drop)])
+        all([written, judged, anchor_state.map(drop), verified, kept, updated, routed.map(drop)])
     }
 
     /// Finds out what this host reaches, if it is no node.
-    pub async fn scout(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
+    pub async fn query_routes(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
         let Some(host_mode) = self.host_mode.as_mut().filter(|_| self.devices.are_known()) else { return Ok(()) };
-        host_mode.scout(desired, self.devices.links(), self.anchor.ifindex(), health).await?;
+        host_mode.query_routes(desired, self.devices.links(), self.anchor.ifindex(), health).await?;
         let hooks_lo = desired.has_own_backend();
         if self.programs.hooks_lo != hooks_lo {
             self.programs.hooks_lo = hooks_lo;
@@ -221,7 +221,7 @@ impl Node {
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
         // Without devices no node is a neighbour, so routes that lead to pods would go and come back. The node would
         // also lose the address that it had.
-        if (self.is_outside() || self.rows.is_inherited()) && !self.knows_devices() {
+        if (self.is_host_mode() || self.rows.is_inherited()) && !self.knows_devices() {
             return Ok(false);
         }
         self.detection.learn(&desired.pod_cidrs())?;
@@ -251,23 +251,23 @@ impl Node {
 
     /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps.
     pub async fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> Result<()> {
-        let followed = self.follow(desired, health).await;
-        // What is in one of these ranges and no frontend is dropped: so not before the frontends are there.
+        let synced = self.follow(desired, health).await;
+        // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
         let given = &self.options.service_cidrs;
         let told = if written { self.rows.write_service_nets(given, desired) } else { Ok(()) };
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.report(desired, health);
         }
-        all([followed, told])
+        all([synced, told])
     }
 
     async fn follow(&mut self, desired: &Desired, health: &Health) -> Result<()> {
-        if !self.followed.begin(desired) {
+        if !self.synced_node.begin(desired) {
             return Ok(());
         }
         let updated = self.update_addresses().await;
         let result = all([updated, self.update_routes(false, health).await.map(drop)]);
-        self.followed.end(result.is_ok());
+        self.synced_node.end(result.is_ok());
         result
     }
 
@@ -282,21 +282,21 @@ impl Node {
 
     /// Parameters that somebody has set back, as systemd-sysctl does whenever it is run.
     fn verify_sysctls(&mut self) -> Result<()> {
-        self.mended.sysctls += self.anchor.verify_sysctls(self.devices.links())?;
-        self.mended.sysctls += self.programs.verify_changes(&self.devices)?;
+        self.repairs.sysctls += self.anchor.verify_sysctls(self.devices.links())?;
+        self.repairs.sysctls += self.programs.verify_changes(&self.devices)?;
         Ok(())
     }
 
     /// Makes the anchor as it should be. True if anything was done: then routes may have been lost.
     async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
-        let Some(fitted) = self.anchor.fit(self.devices.links(), listed).await? else { return Ok(false) };
-        self.mended.anchors += u64::from(!fitted.stood);
-        let is_new = fitted.device != self.anchor.device();
+        let Some(anchor_state) = self.anchor.fit(self.devices.links(), listed).await? else { return Ok(false) };
+        self.repairs.anchors += u64::from(!anchor_state.was_up);
+        let is_new = anchor_state.device != self.anchor.device();
         if is_new {
-            self.programs.move_anchor(fitted.device.ifindex)?;
-            self.routes = ServiceRoutes::open(&self.handle, fitted.device.ifindex).await?;
+            self.programs.move_anchor(anchor_state.device.ifindex)?;
+            self.routes = ServiceRoutes::open(&self.handle, anchor_state.device.ifindex).await?;
         }
-        self.anchor.set(&fitted);
+        self.anchor.set(&anchor_state);
         if is_new {
             self.write_node()?;
         }
@@ -304,32 +304,32 @@ impl Node {
     }
 
     /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
-    async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<Changed> {
-        // Not before the first sync: nothing must lead to the anchor before there is anything behind it, and what a
-        // predecessor left leads to services that will be there again.
-        let Some(wanted) = self.followed.wanted() else { return Ok(Changed::default()) };
+    async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<RouteChanges> {
+        // Routes are left alone before the first sync: no packet may reach the anchor before frontends exist. A
+        // predecessor's routes lead to services that will exist again.
+        let Some(desired_node) = self.synced_node.desired_node() else { return Ok(RouteChanges::default()) };
         // Nor before the devices have their programs: what a pod sends would come to the anchor untranslated.
         if !self.knows_devices() {
-            return Ok(Changed::default());
+            return Ok(RouteChanges::default());
         }
         let given = &self.options.service_cidrs;
-        let want = Want::of(&Surroundings {
-            service_cidrs: if given.is_empty() { &wanted.service_cidrs } else { given },
-            service_addresses: &wanted.service_addresses,
-            external_frontends: &wanted.external_frontends,
+        let desired_routes = DesiredRoutes::of(&RouteInputs {
+            service_cidrs: if given.is_empty() { &desired_node.service_cidrs } else { given },
+            service_addresses: &desired_node.service_addresses,
+            external_frontends: &desired_node.external_frontends,
             own: &self.own_addresses(),
             primary: &self.addresses(),
             has_ipv6: sysctl::has_ipv6(),
         });
-        self.routes.update(&want, verify, health).await
+        self.routes.update(&desired_routes, verify, health).await
     }
 
-    fn mended_routes(&mut self, Changed { routes, rules }: Changed) {
+    fn count_route_repairs(&mut self, RouteChanges { routes, rules }: RouteChanges) {
         if routes + rules > 0 {
             warn!(routes, rules, "ways to the anchor were gone or changed, and are put back");
         }
-        self.mended.routes += routes;
-        self.mended.rules += rules;
+        self.repairs.routes += routes;
+        self.repairs.rules += rules;
     }
 
     async fn update_addresses(&mut self) -> Result<()> {
@@ -347,7 +347,7 @@ impl Node {
 
     async fn node_address<A: Addr>(&self) -> Result<A> {
         let mut preferred = self.options.node_ips.clone();
-        preferred.extend(self.followed.wanted().into_iter().flat_map(|wanted| &wanted.node_addresses));
+        preferred.extend(self.synced_node.desired_node().into_iter().flat_map(|node| &node.node_addresses));
         // This lookup lists all routes, so it is left out where an address is named.
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
@@ -378,7 +378,7 @@ impl Node {
     }
 
     fn write_pods(&mut self, desired: &Desired) -> Result<()> {
-        let pod_cidrs = if self.is_outside() { Vec::new() } else { desired.pod_cidrs() };
+        let pod_cidrs = if self.is_host_mode() { Vec::new() } else { desired.pod_cidrs() };
         self.rows.write_pods(&self.detection, pod_cidrs)
     }
 

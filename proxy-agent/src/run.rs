@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use crate::agent::{Agent, Inbox, Kernel, Pace, Reports};
+use crate::agent::{Agent, Inbox, Kernel, PassSchedule, Reports};
 use crate::choices::Mode;
-use crate::cli::cleanup::wanted::kube_proxys_sysctls;
-use crate::control::Asker;
+use crate::cli::cleanup::kube_proxy_sysctls::kube_proxys_sysctls;
+use crate::control::AgentHandle;
 use crate::liveness::Liveness;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
@@ -29,10 +29,10 @@ use crate::run::servers::Servers;
 use crate::settings::Settings;
 use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
-use proxy_datapath::{Cgroup, Datapath, Keeper, Mechanism, Options, StaleSockets, Stays};
+use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
 use proxy_metrics::Metrics;
 use proxy_net as net;
-use proxy_net::changes::{Changes, Undone};
+use proxy_net::changes::{Changes, Undo};
 use proxy_source::Source;
 use proxy_source::events::Events;
 use proxy_source::health::Health;
@@ -46,17 +46,17 @@ const QUEUE: usize = 4_096;
 pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Result<()> {
     let (health, source_health, metrics) = (Health::default(), Health::default(), Metrics::new());
     let liveness = Liveness::new(settings.sync_period, settings.mode);
-    let (asker, asks) = Asker::new();
+    let (agent_handle, queries) = AgentHandle::new();
     let (events, event_queue) = Events::new(&settings.node_name);
     let healths = [health.clone(), source_health.clone()];
-    let servers = Servers::new(&settings, &asker, &metrics, liveness.clone(), healths, events.clone());
+    let servers = Servers::new(&settings, &agent_handle, &metrics, liveness.clone(), healths, events.clone());
     let reports = Reports::new(health, liveness, metrics.clone(), events.clone());
     let mut signals = Signals::listen()?;
     let Prepared { lock: _lock, pins, cgroup } = prepared;
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
     let changes = Changes::new(&settings.run_dir);
-    let datapath = take_over(&settings, object, Stays { pins, changes: changes.clone() }, cgroup)?;
+    let datapath = take_over(&settings, object, Persistence { pins, changes: changes.clone() }, cgroup)?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
     let Settings { node_name, mode, node: options, .. } = settings;
     let _stats = settings.bpf_stats.then(measure_programs);
@@ -64,7 +64,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
     let (route_sender, routes) = mpsc::channel(1);
-    let mut inbox = Inbox { inputs, links, routes, asks, source_health: source_health.clone() };
+    let mut inbox = Inbox { inputs, links, routes, queries, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let (source, watchers) = (settings.source, Watchers::default());
@@ -81,14 +81,14 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, .. } = datapath;
         let kernel = Kernel { tables, flows, counters, loaded };
-        let pace = Pace::new(settings.sync_period, settings.min_sync_period);
-        let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, pace);
+        let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
+        let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);
         // The source has a thread of its own, because kube blocks its thread while a kubeconfig's credential plugin
         // runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // The end of any of these ends the agent; its supervisor restarts it.
         let end = tokio::select! {
-            result = tell(agent.run(&mut inbox), &events) => result.context("the loop"),
+            result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::watch(link_sender, settings.sync_period) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
@@ -96,7 +96,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
             result = watchers.serve(monitor) => result.context("the monitor"),
-            () = control::serve(socket, asker.clone(), scrape_router(asker, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
+            () = control::serve(socket, agent_handle.clone(), scrape_router(agent_handle, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => {
                 info!(signal, "stopping");
                 Ok(())
@@ -115,15 +115,15 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
 }
 
 /// Loads the programs and maps, or takes over those of an earlier run.
-fn take_over(settings: &Settings, object: &[u8], stays: Stays, cgroup: Option<Cgroup>) -> Result<Datapath> {
+fn take_over(settings: &Settings, object: &[u8], persistence: Persistence, cgroup: Option<Cgroup>) -> Result<Datapath> {
     let Settings { attach: mechanism, sockets, .. } = *settings;
-    if stays.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
+    if persistence.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
         warn!("TCX links end with this container, which has no BPF file system of the node's: every restart is a gap");
     }
     let fast_path = settings.node.fast_path != FastPath::Off;
     let loading =
         Options { mechanism, sizes: settings.sizes.of_this_machine(), sockets, fast_path, ..Options::default() };
-    let mut datapath = Datapath::take_over(object, loading, stays)?;
+    let mut datapath = Datapath::take_over(object, loading, persistence)?;
     if let (Some(cgroup), Some(options)) = (cgroup, sockets) {
         datapath.attachments.attach_sockets(cgroup, options)?;
     }
@@ -132,7 +132,7 @@ fn take_over(settings: &Settings, object: &[u8], stays: Stays, cgroup: Option<Cg
 
 /// Detaches the programs if nothing keeps them: programs that end with this process should end in order.
 fn leave(agent: Agent, takes_all_away: &Cell<bool>) {
-    takes_all_away.set(takes_all_away.get() || agent.keeper() == Keeper::Nothing);
+    takes_all_away.set(takes_all_away.get() || agent.persistence_kind() == PersistenceKind::Nothing);
     if takes_all_away.get() {
         agent.detach();
     }
@@ -143,8 +143,8 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
         return Ok(());
     }
     let say = |done| match done {
-        Undone::Removed(what) => info!(what, "removed"),
-        Undone::Stays(what) => info!(what, "left as it is"),
+        Undo::Removed(what) => info!(what, "removed"),
+        Undo::Left(what) => info!(what, "left as it is"),
     };
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }

@@ -15,21 +15,21 @@ use crate::config::{NodeArgs, canonical_node_name};
 use proxy_datapath::object;
 
 pub(crate) mod explain;
-mod ground;
+mod input;
 mod live;
 mod manifests;
+mod namespace;
 mod packet;
 mod programs;
 pub mod report;
-mod scene;
 mod target;
-mod words;
+mod text;
 
-use live::{Live, Origin};
+use input::{Family, TraceInput};
+use live::{Live, PacketArgs};
 use manifests::Folder;
 use programs::{Programs, sock_addr};
 use report::{Hook, Packet, TablesOf, Trace};
-use scene::{Family, Scene};
 use target::{Client, Target};
 
 /// Show what kpx does with a packet, and why. Needs root.
@@ -91,7 +91,7 @@ pub async fn trace(args: TraceArgs) -> Result<()> {
 
 fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
     if args.manifests.is_some() {
-        ground::leave()?;
+        namespace::leave()?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(async {
@@ -111,22 +111,27 @@ async fn of_family<A: Family>(args: &TraceArgs) -> Result<Trace> {
     let object = object::embedded()?;
     if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
         let folder = Folder::read(dir, &canonical_node_name(node), &args.services).await?;
-        let (scene, from) = folder.scene::<A>(from, args.host, &to).await?;
-        let programs = Programs::load(object, &scene, args.count)?;
-        return send(programs, scene, from, args);
+        let (input, from) = folder.input::<A>(from, args.host, &to).await?;
+        let programs = Programs::load(object, &input, args.count)?;
+        return send(programs, input, from, args);
     }
     let none_given = args.services.is_empty();
     ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
-    let live = Live::ask(&args.run_dir).await?;
-    let origin = Origin { from, host: args.host, in_device: args.in_device.as_deref() };
-    let (scene, from) = live.scene::<A>(&origin, &to).await?;
-    let programs = Programs::load(object, &scene, args.count)?;
-    live.check_tag(scene.entry.program, &programs.tag()?)?;
-    send(programs, scene, from, args)
+    let live = Live::query(&args.run_dir).await?;
+    let packet_args = PacketArgs { from, host: args.host, in_device: args.in_device.as_deref() };
+    let (input, from) = live.input::<A>(&packet_args, &to).await?;
+    let programs = Programs::load(object, &input, args.count)?;
+    live.check_tag(input.entry.program, &programs.tag()?)?;
+    send(programs, input, from, args)
 }
 
 /// Runs packets through the programs, and explains the first one.
-fn send<A: Family>(mut programs: Programs<A>, scene: Scene<A>, from: SocketAddr, args: &TraceArgs) -> Result<Trace> {
+fn send<A: Family>(
+    mut programs: Programs<A>,
+    input: TraceInput<A>,
+    from: SocketAddr,
+    args: &TraceArgs,
+) -> Result<Trace> {
     let TraceArgs { to, count, .. } = *args;
     let mut clients = clients(from).take(count as usize);
     let runs = clients.try_fold(Vec::new(), |mut runs, client| {
@@ -134,16 +139,16 @@ fn send<A: Family>(mut programs: Programs<A>, scene: Scene<A>, from: SocketAddr,
         anyhow::Ok(runs)
     })?;
     let first = runs.first().context("at least one packet was sent")?;
-    let outcome = explain::outcome(&scene, sock_addr(to.addr)?, first);
-    let strange = scene.note_on_strangers.filter(|_| outcome.origin == Some(report::Origin::Outside));
+    let outcome = explain::outcome(&input, sock_addr(to.addr)?, first);
+    let external_client = input.external_client_note.filter(|_| outcome.origin == Some(report::Origin::Outside));
     Ok(Trace {
-        node: scene.node_name.clone(),
+        node: input.node_name.clone(),
         tables: if args.manifests.is_some() { TablesOf::Manifests } else { TablesOf::Agent },
         packet: Packet { from: from.to_string(), to: to.addr.to_string(), protocol: to.proto.to_string(), count },
-        hook: Hook { program: scene.entry.program.to_owned(), device: scene.entry.device.clone() },
+        hook: Hook { program: input.entry.program.to_owned(), device: input.entry.device.clone() },
         outcome,
         tally: explain::tally(&runs),
-        notes: scene.notes.into_iter().chain(strange).collect(),
+        notes: input.notes.into_iter().chain(external_client).collect(),
     })
 }
 

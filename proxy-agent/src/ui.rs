@@ -17,17 +17,17 @@ use http::{HeaderValue, header};
 use proxy_common::counter::Reason;
 use serde::Serialize;
 
-use crate::control::{Asker, answer};
+use crate::control::{AgentHandle, answer};
 use crate::trace::explain;
 
 /// Returns `/ui/` and the paths below it. A request must name the server by an address, as localhost or as `node_name`.
-pub fn router(asker: Asker, node_name: &str) -> Router {
+pub fn router(agent: AgentHandle, node_name: &str) -> Router {
     let api = Router::new()
         .route("/ui/api/status", get(status))
         .route("/ui/api/services", get(services))
         .route("/ui/api/reasons", get(reasons))
         .layer(middleware::map_response(never_store))
-        .with_state(asker);
+        .with_state(agent);
     Router::new()
         .route("/ui", get(|| async { Redirect::permanent("/ui/") }))
         .merge(assets::router())
@@ -36,12 +36,12 @@ pub fn router(asker: Asker, node_name: &str) -> Router {
         .layer(middleware::from_fn_with_state(Arc::from(node_name), guard::known_host))
 }
 
-async fn status(State(asker): State<Asker>) -> Response {
-    answer(asker.status().await)
+async fn status(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.status().await)
 }
 
-async fn services(State(asker): State<Asker>) -> Response {
-    answer(asker.services().await)
+async fn services(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.services().await)
 }
 
 /// A reason why a packet is not translated, with the verdict.

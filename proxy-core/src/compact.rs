@@ -23,11 +23,11 @@ use serde::de::DeserializeOwned;
 use crate::input::ObjectName;
 
 /// A compact form of an object.
-pub trait Kept: Sized {
+pub trait Compact: Sized {
     /// The API's type of the object.
     type Object: Metadata<Ty = ObjectMeta> + Clone + DeserializeOwned;
 
-    fn keep(object: Self::Object) -> Self;
+    fn compact(object: Self::Object) -> Self;
 
     fn name(&self) -> ObjectName;
 
@@ -37,10 +37,10 @@ pub trait Kept: Sized {
 
 /// A Node is kept without most of its status. A cluster has few Nodes, but each takes tens of kilobytes, mostly images,
 /// and every heartbeat sends them again.
-impl Kept for Node {
+impl Compact for Node {
     type Object = Self;
 
-    fn keep(mut node: Self) -> Self {
+    fn compact(mut node: Self) -> Self {
         node.metadata.managed_fields = None;
         node.metadata.annotations = None;
         if let Some(status) = &mut node.status {
@@ -68,10 +68,10 @@ impl Kept for Node {
     }
 }
 
-impl Kept for ServiceCIDR {
+impl Compact for ServiceCIDR {
     type Object = Self;
 
-    fn keep(mut cidr: Self) -> Self {
+    fn compact(mut cidr: Self) -> Self {
         cidr.metadata.managed_fields = None;
         cidr.metadata.annotations = None;
         cidr
@@ -109,7 +109,7 @@ mod tests {
                 ] },
             })
         };
-        let kept = |heartbeat| Node::keep(serde_json::from_value(node(heartbeat)).unwrap());
+        let kept = |heartbeat| Node::compact(serde_json::from_value(node(heartbeat)).unwrap());
         let kept = [kept("2026-01-01T00:00:00Z"), kept("2026-01-01T00:00:10Z")];
         assert_eq!(kept[0], kept[1]);
         let text = serde_json::to_string(&kept[0]).unwrap();

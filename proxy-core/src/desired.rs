@@ -15,8 +15,8 @@ use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
 
 mod family;
+mod host_mode;
 mod ledger;
-mod outside;
 mod snapshot;
 
 use family::Family;
@@ -165,7 +165,7 @@ impl Desired {
                 }
                 self.dirty.extend(services);
             }
-            Dirty::Surroundings => self.rebuild_node(),
+            Dirty::Node => self.rebuild_node(),
             Dirty::ServiceCidrs => {
                 let (cidrs, skipped) = model::service_cidrs(self.store.service_cidrs());
                 self.service_cidrs = cidrs;
@@ -249,10 +249,10 @@ impl Desired {
     }
 
     /// Returns the Service of such a frontend, and the field with its address.
-    pub fn said_by(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
+    pub fn claimant(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
         let port = Port::new(port);
-        let v4 = Addr4::from_ip(addr).and_then(|addr| self.v4.said_by(&FrontendKey::new(addr, port, proto)));
-        let v6 = Addr6::from_ip(addr).and_then(|addr| self.v6.said_by(&FrontendKey::new(addr, port, proto)));
+        let v4 = Addr4::from_ip(addr).and_then(|addr| self.v4.claimant(&FrontendKey::new(addr, port, proto)));
+        let v6 = Addr6::from_ip(addr).and_then(|addr| self.v6.claimant(&FrontendKey::new(addr, port, proto)));
         let (service, field) = v4.or(v6)?;
         Some((ObjectRef { kind: "Service", name: service.clone() }, field.to_owned()))
     }

@@ -17,21 +17,23 @@ use crate::store::Store;
 mod endpoints;
 mod external;
 mod guard;
+mod host_mode;
 mod maglev;
 mod node;
-mod outside;
 mod policy;
 mod port;
 mod read;
 
-use endpoints::{Detour, Joined};
 pub use endpoints::{Endpoint, Slice, join};
+use endpoints::{Joined, NodePortFallback};
 pub use external::Range;
 use external::{External, externals, source_ranges};
 pub use guard::Guard;
 pub use guard::concerns as concerns_guard;
+pub use host_mode::{
+    ClusterRoute, HostMode, HostRoutes, RemoteNode, Unreachable, UnreachableReason, endpoint_addresses,
+};
 pub use node::{ModelOptions, NodeModel, is_node_eligible, node_addresses, pod_cidrs};
-pub use outside::{Lead, Obstacle, Outside, Peer, Reach, Unreachable, endpoint_addresses};
 use policy::Policy;
 pub use policy::{ALGORITHMS, algorithm_name};
 pub use port::ServicePort;
@@ -51,7 +53,7 @@ pub struct ServiceModel {
 pub struct FamilyModel<A: Addr> {
     pub claim: Claim,
     /// The addresses that clients may dial. Other Services may claim the same frontend, so some may not be in force.
-    pub frontends: Flat<FrontendKey<A>, Offer<A>>,
+    pub frontends: Flat<FrontendKey<A>, ClaimedFrontend<A>>,
     /// The ports, by their ClusterIP frontends.
     pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
     /// The ranges of clients that may dial the LoadBalancer frontends; empty if every client may.
@@ -64,7 +66,7 @@ pub struct FamilyModel<A: Addr> {
 
 /// A frontend that a Service claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer<A: Addr> {
+pub struct ClaimedFrontend<A: Addr> {
     pub frontend: Frontend<A>,
     /// The field of the Service with the address, for reports.
     pub field: Shared,
@@ -118,7 +120,7 @@ impl ServiceModel {
         let local_endpoints =
             v4.as_ref().map_or(0, |v4| v4.local_ready).max(v6.as_ref().map_or(0, |v6| v6.local_ready));
         let health_check =
-            parts.policy.health_check_port.filter(|_| (v4.is_some() || v6.is_some()) && node.outside.is_none());
+            parts.policy.health_check_port.filter(|_| (v4.is_some() || v6.is_some()) && node.host_mode.is_none());
         let health_check = health_check.map(|port| HealthCheck { port, local_endpoints });
         // Both families read the same fields.
         skipped.sort_unstable();
@@ -150,7 +152,7 @@ impl<A: Addr> FamilyModel<A> {
         let mut reader = Reader::new("Service", name, skipped);
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
-        let mut frontends = Offers::at(cluster_ip);
+        let mut frontends = ClaimedFrontends::at(cluster_ip);
         let mut ports = BTreeMap::new();
         let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
         for (index, port) in parts.service.ports.iter().enumerate() {
@@ -161,7 +163,7 @@ impl<A: Addr> FamilyModel<A> {
                 continue;
             }
             let node_port = parts.policy.node_port(&mut reader, index, port);
-            let own_node_port = node_port.filter(|_| parts.node.outside.is_none());
+            let own_node_port = node_port.filter(|_| parts.node.host_mode.is_none());
             let own_node_port = own_node_port.filter(|node_port| {
                 let admitted = parts.node.guard.admit_node_port(*node_port, proto);
                 reader.admit(format_args!("spec.ports[{index}].nodePort"), admitted)
@@ -172,8 +174,8 @@ impl<A: Addr> FamilyModel<A> {
             let (endpoints, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
             unreachable.extend(left_out);
             local_ready.extend(endpoints.local_ready());
-            let terms = parts.policy.terms(proto, is_external, !source_ranges.is_empty());
-            ports.insert(key, ServicePort::new(&mut reader, index, terms, &endpoints));
+            let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
+            ports.insert(key, ServicePort::new(&mut reader, index, port_policy, &endpoints));
         }
         let (frontends, ports) = (frontends.0.into(), ports.into());
         let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
@@ -190,17 +192,18 @@ impl Parts<'_> {
         is_external: bool,
         endpoints: Joined<'a, A>,
     ) -> (Joined<'a, A>, Vec<Unreachable>) {
-        let Some(outside) = &self.node.outside else { return (endpoints, Vec::new()) };
+        let Some(host_mode) = &self.node.host_mode else { return (endpoints, Vec::new()) };
         if self.policy.internal_local && !is_external {
             return (Joined::none(), Vec::new()); // No endpoint is ever local, so there is nothing to wait for.
         }
         let external_local = self.policy.external_local;
-        let (endpoints, left_out) = endpoints.around(Detour { outside, node_port, external_local });
-        let unreachable = left_out.into_iter().map(|(at, obstacle)| Unreachable {
+        let (endpoints, left_out) =
+            endpoints.with_node_ports(NodePortFallback { host_mode, node_port, external_local });
+        let unreachable = left_out.into_iter().map(|(at, reason)| Unreachable {
             port: key.port.get(),
             proto: key.proto,
             backend: (at.addr.ip(), at.port.get()).into(),
-            obstacle,
+            reason,
             has_node_port: node_port.is_some(),
         });
         (endpoints, unreachable.collect())
@@ -228,13 +231,13 @@ fn read_port(reader: &mut Reader<'_>, index: usize, port: &compact::ServicePort)
     Some((number, proto))
 }
 
-struct Offers<A: Addr>(BTreeMap<FrontendKey<A>, Offer<A>>);
+struct ClaimedFrontends<A: Addr>(BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>);
 
-impl<A: Addr> Offers<A> {
+impl<A: Addr> ClaimedFrontends<A> {
     fn at(cluster_ip: A) -> Self {
         let key = FrontendKey::address(cluster_ip);
         let frontend = Frontend::new(key, FrontendKind::ADDRESS);
-        Self([(key, Offer { frontend, field: "spec.clusterIP".into() })].into())
+        Self([(key, ClaimedFrontend { frontend, field: "spec.clusterIP".into() })].into())
     }
 
     /// Adds all frontends of one port. The first listing of an address counts.
@@ -268,7 +271,7 @@ impl<A: Addr> Offers<A> {
     fn add(&mut self, key: FrontendKey<A>, frontend: Frontend<A>, field: String) -> bool {
         match self.0.entry(key) {
             Entry::Vacant(entry) => {
-                entry.insert(Offer { frontend, field: field.into() });
+                entry.insert(ClaimedFrontend { frontend, field: field.into() });
                 true
             }
             Entry::Occupied(_) => false,

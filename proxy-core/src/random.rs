@@ -11,7 +11,7 @@ use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 
 use crate::builders::{ServiceBuilder, SliceBuilder, node, service, service_cidr, slice};
-use crate::compact::Kept;
+use crate::compact::Compact;
 use crate::input::{Input, ObjectName, Update};
 use crate::model::ModelOptions;
 use crate::store::Store;
@@ -63,7 +63,7 @@ pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
 
 /// Returns the kind and name of an input's object.
 pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
-    fn name<K: Kept>(update: &Update<K>) -> ObjectName {
+    fn name<K: Compact>(update: &Update<K>) -> ObjectName {
         match update {
             Update::All(_) | Update::AllBut(..) | Update::Refused => panic!("a list is about many"),
             Update::Put(object) => object.name(),

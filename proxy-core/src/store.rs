@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
-use crate::compact::{EndpointSlice, Kept, Service};
+use crate::compact::{Compact, EndpointSlice, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
 use crate::model::ObjectRef;
@@ -43,7 +43,7 @@ pub enum Dirty {
     },
     Nothing,
     /// The state of this node or the API server's addresses, on which every Service may depend.
-    Surroundings,
+    Node,
     ServiceCidrs,
 }
 
@@ -74,11 +74,11 @@ impl Store {
             Input::Node(update) => {
                 let mut changed = false;
                 self.nodes.apply(update, |_, _, _| changed = true);
-                if changed { Dirty::Surroundings } else { Dirty::Nothing }
+                if changed { Dirty::Node } else { Dirty::Nothing }
             }
             Input::ApiServer(addresses) => {
                 self.api_server = addresses;
-                Dirty::Surroundings
+                Dirty::Node
             }
             Input::ServiceCidr(update) => {
                 self.service_cidrs.apply(update, |_, _, _| {});
@@ -204,7 +204,7 @@ impl<K> Default for Kind<K> {
     }
 }
 
-impl<K: Kept + PartialEq> Kind<K> {
+impl<K: Compact + PartialEq> Kind<K> {
     fn uid(&self, name: &ObjectName) -> Option<&str> {
         Some(self.objects.get(name)?.uid())
     }

@@ -96,16 +96,16 @@ impl<A: Addr> FamilyTables<A> {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
         let mut holders: BTreeMap<_, &FamilyModel<A>> = BTreeMap::new();
-        let offers = |external: bool| {
-            let offers = models
+        let claimed_frontends = |external: bool| {
+            let claimed_frontends = models
                 .iter()
-                .flat_map(|model| model.frontends.iter().map(move |(key, offer)| (*model, key, offer.frontend)));
-            offers.filter(move |(_, _, frontend)| frontend.kind.is_external() == external)
+                .flat_map(|model| model.frontends.iter().map(move |(key, claimed)| (*model, key, claimed.frontend)));
+            claimed_frontends.filter(move |(_, _, frontend)| frontend.kind.is_external() == external)
         };
-        for (model, key, _) in offers(false) {
+        for (model, key, _) in claimed_frontends(false) {
             holders.entry(*key).or_insert(model);
         }
-        for (model, key, frontend) in offers(true) {
+        for (model, key, frontend) in claimed_frontends(true) {
             let is_cluster_ip = holders.contains_key(&FrontendKey::address(key.addr));
             let has_port = holders.get(&frontend.service).is_some_and(|holder| holder.claim == model.claim);
             if !is_cluster_ip && has_port {
@@ -121,7 +121,7 @@ impl<A: Addr> FamilyTables<A> {
 
     /// Adds the rows of one frontend as `model` has them: its own, and those of the service port that it names.
     pub fn insert(&mut self, key: &FrontendKey<A>, model: &FamilyModel<A>) {
-        self.frontends.extend(model.frontends.get(key).map(|offer| (*key, offer.frontend)));
+        self.frontends.extend(model.frontends.get(key).map(|claimed| (*key, claimed.frontend)));
         let Some(port) = model.ports.get(key) else { return };
         self.services.insert(*key, port.service);
         for set in Set::ALL {

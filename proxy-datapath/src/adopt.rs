@@ -17,20 +17,20 @@ use proxy_common::names;
 use tracing::{info, warn};
 
 use super::attach::program;
-use super::attach::{Attached, CLSACT_HANDLE, Held, Hooks, Mechanism, remove_filters};
+use super::attach::{Attached, AttachedProgram, CLSACT_HANDLE, Hooks, Mechanism, remove_filters};
 use super::links::link_name;
+use super::persistence::Persistence;
 use super::pins::{self, remove_pin};
 use super::sockets;
-use super::stays::Stays;
 use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
 
 const BOTH: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
 /// Takes over all that can be, and takes away the pins of devices that are gone.
-pub(super) fn adopt(ebpf: &mut Ebpf, stays: &Stays) -> Result<BTreeMap<u32, Attached>> {
+pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeMap<u32, Attached>> {
     let mut devices = BTreeMap::new();
-    let links = stays.pins.links();
+    let links = persistence.pins.links();
     let mut unknown = pins::names(&links)?;
     unknown.retain(|pin| !sockets::is_pin(pin));
     for device in if_nameindex().context("list the devices")?.iter() {
@@ -61,7 +61,12 @@ pub(super) fn adopt(ebpf: &mut Ebpf, stays: &Stays) -> Result<BTreeMap<u32, Atta
 }
 
 /// None if there is no such link any more.
-fn adopt_link(ebpf: &mut Ebpf, path: &Path, device: &str, attach_type: TcAttachType) -> Result<Option<Held>> {
+fn adopt_link(
+    ebpf: &mut Ebpf,
+    path: &Path,
+    device: &str,
+    attach_type: TcAttachType,
+) -> Result<Option<AttachedProgram>> {
     let link = PinnedLink::from_pin(path).map(FdLink::from).and_then(SchedClassifierLink::try_from);
     let program = program(ebpf, program_at(device, attach_type))?;
     let replaced = link.map_err(anyhow::Error::from).and_then(|link| Ok(program.attach_to_link(link)?));
@@ -69,7 +74,7 @@ fn adopt_link(ebpf: &mut Ebpf, path: &Path, device: &str, attach_type: TcAttachT
         Ok(id) => {
             drop(program.take_link(id).context("take a link")?);
             let pinned = PinnedLink::from_pin(path).with_context(|| format!("open the pin {}", path.display()))?;
-            Ok(Some(Held::Pinned(pinned)))
+            Ok(Some(AttachedProgram::Pinned(pinned)))
         }
         // It serves on, until there is what a start takes.
         Err(error) if is_shortage(&error) => {
@@ -81,14 +86,14 @@ fn adopt_link(ebpf: &mut Ebpf, path: &Path, device: &str, attach_type: TcAttachT
 }
 
 /// None if there is no filter at our place.
-fn adopt_filter(ebpf: &mut Ebpf, device: &str, attach_type: TcAttachType) -> Result<Option<Held>> {
+fn adopt_filter(ebpf: &mut Ebpf, device: &str, attach_type: TcAttachType) -> Result<Option<AttachedProgram>> {
     let program = program(ebpf, program_at(device, attach_type))?;
     let Ok(filter) = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None) else {
         return Ok(None); // The device is gone.
     };
     let Ok(id) = program.attach_to_link(filter) else { return Ok(None) };
     let filter = program.take_link(id).context("take a filter")?;
-    Ok(Some(Held::Filter(ManuallyDrop::new(filter))))
+    Ok(Some(AttachedProgram::Filter(ManuallyDrop::new(filter))))
 }
 
 /// Ours, at a hook of a device.

@@ -16,10 +16,10 @@ use tracing::debug;
 
 use super::adopt::adopt;
 use super::links::link_name;
+use super::persistence::{Persistence, PersistenceKind};
 use super::pins::remove_pin;
 use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
-use super::stays::{Keeper, Stays};
-use super::verify::{Missing, missing};
+use super::verify::{MissingProgram, missing};
 use proxy_net::Handle;
 use proxy_net::changes::Changes;
 use proxy_net::filter::{HANDLE, Hook, PRIORITY};
@@ -50,8 +50,8 @@ impl fmt::Display for Mechanism {
 pub struct Attached {
     pub name: String,
     pub mechanism: Mechanism,
-    ingress: Option<Held>,
-    egress: Option<Held>,
+    ingress: Option<AttachedProgram>,
+    egress: Option<AttachedProgram>,
 }
 
 impl Attached {
@@ -59,7 +59,7 @@ impl Attached {
         Self { name: name.to_owned(), mechanism, ingress: None, egress: None }
     }
 
-    pub(super) fn hook(&mut self, attach_type: TcAttachType) -> &mut Option<Held> {
+    pub(super) fn hook(&mut self, attach_type: TcAttachType) -> &mut Option<AttachedProgram> {
         if attach_type == TcAttachType::Ingress { &mut self.ingress } else { &mut self.egress }
     }
 
@@ -81,14 +81,14 @@ impl Attached {
 
     /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.
     fn detach(&mut self) {
-        for held in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
-            held.detach();
+        for program in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
+            program.detach();
         }
     }
 }
 
 /// A program of kpx on a hook of a device.
-pub(super) enum Held {
+pub(super) enum AttachedProgram {
     /// A TCX link, which outlives this value.
     Pinned(PinnedLink),
     /// A filter, which outlives this value.
@@ -97,7 +97,7 @@ pub(super) enum Held {
     Own { _link: SchedClassifierLink },
 }
 
-impl Held {
+impl AttachedProgram {
     fn detach(self) {
         match self {
             Self::Pinned(link) => {
@@ -139,13 +139,13 @@ pub struct Attachments {
     /// The mechanism to use. If unset, each device is tried with both, first with the one that outlives the agent.
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
-    stays: Option<Stays>,
+    persistence: Option<Persistence>,
     sockets: Option<Sockets>,
 }
 
 impl Attachments {
-    pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, stays: Option<Stays>) -> Self {
-        Self { ebpf, mechanism, devices: BTreeMap::new(), stays, sockets: None }
+    pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, persistence: Option<Persistence>) -> Self {
+        Self { ebpf, mechanism, devices: BTreeMap::new(), persistence, sockets: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -193,20 +193,20 @@ impl Attachments {
 
     /// Returns the mechanisms in the order to try. A link lives as long as its pin, and a filter as long as its qdisc.
     fn preferred(&self) -> [Mechanism; 2] {
-        match self.stays.as_ref().is_some_and(|stays| stays.pins.is_ours_alone()) {
+        match self.persistence.as_ref().is_some_and(|persistence| persistence.pins.is_ours_alone()) {
             true => [Mechanism::Clsact, Mechanism::Tcx],
             false => [Mechanism::Tcx, Mechanism::Clsact],
         }
     }
 
     /// Returns what keeps the programs while no agent runs.
-    pub fn keeper(&self) -> Keeper {
-        let Some(Stays { pins, .. }) = &self.stays else { return Keeper::Nothing };
+    pub fn persistence_kind(&self) -> PersistenceKind {
+        let Some(Persistence { pins, .. }) = &self.persistence else { return PersistenceKind::Nothing };
         let all_are_filters = || self.devices.values().all(|device| device.mechanism == Mechanism::Clsact);
         match pins.is_ours_alone() {
-            false => Keeper::Pins,
-            true if pins.may_open_by_id() && all_are_filters() => Keeper::Filters,
-            true => Keeper::Nothing,
+            false => PersistenceKind::Pins,
+            true if pins.may_open_by_id() && all_are_filters() => PersistenceKind::Filters,
+            true => PersistenceKind::Nothing,
         }
     }
 
@@ -219,27 +219,27 @@ impl Attachments {
 
     /// Takes over what a predecessor attached.
     pub(super) fn adopt(&mut self) -> Result<()> {
-        if let Some(stays) = &self.stays {
-            self.devices = adopt(&mut self.ebpf, stays)?;
+        if let Some(persistence) = &self.persistence {
+            self.devices = adopt(&mut self.ebpf, persistence)?;
         }
         Ok(())
     }
 
     /// Asks the kernel which of our programs somebody has taken off devices.
-    pub async fn verify(&self, handle: &Handle) -> Result<Vec<Missing>> {
-        let pins = self.stays.as_ref().map(|stays| &stays.pins);
+    pub async fn verify(&self, handle: &Handle) -> Result<Vec<MissingProgram>> {
+        let pins = self.persistence.as_ref().map(|persistence| &persistence.pins);
         missing(handle, &self.devices, pins, |name| Ok(self.program(name)?.info()?.id())).await
     }
 
     /// Where changes of this host are noted, if they outlive the agent.
     pub fn changes(&self) -> Option<&Changes> {
-        self.stays.as_ref().map(|stays| &stays.changes)
+        self.persistence.as_ref().map(|persistence| &persistence.changes)
     }
 
     /// Attaches the programs for sockets that were loaded to a cgroup, and lets go of those of a predecessor.
     pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
-        let Stays { pins, .. } =
-            self.stays.as_ref().context("programs on sockets are pinned, and there is no place for that")?;
+        let Persistence { pins, .. } =
+            self.persistence.as_ref().context("programs on sockets are pinned, and there is no place for that")?;
         self.sockets = Some(Sockets::attach(&mut self.ebpf, pins, cgroup, options)?);
         Ok(())
     }
@@ -248,10 +248,10 @@ impl Attachments {
         self.sockets.as_ref().map(Sockets::status)
     }
 
-    /// Attaches anew what somebody has taken off sockets, and says how much that was.
-    pub fn mend_sockets(&mut self) -> Result<u64> {
-        match (&mut self.sockets, &self.stays) {
-            (Some(sockets), Some(Stays { pins, .. })) => sockets.mend(&mut self.ebpf, pins),
+    /// Attaches socket programs again that were taken off, and returns their number.
+    pub fn repair_sockets(&mut self) -> Result<u64> {
+        match (&mut self.sockets, &self.persistence) {
+            (Some(sockets), Some(Persistence { pins, .. })) => sockets.repair(&mut self.ebpf, pins),
             _ => Ok(0),
         }
     }
@@ -304,8 +304,8 @@ impl Attachments {
                 attached.ingress = Some(self.hold(place, names::INGRESS, &attached.name, TcAttachType::Ingress)?);
             }
             (Hooks::Loopback | Hooks::Anchor, Some(_)) => {
-                if let Some(held) = attached.ingress.take() {
-                    held.detach();
+                if let Some(program) = attached.ingress.take() {
+                    program.detach();
                 }
             }
             _ => {}
@@ -315,7 +315,7 @@ impl Attachments {
 
     /// Adds a clsact qdisc. An existing qdisc serves as well; the attach step shows whether it has an egress hook.
     fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
-        let changes = self.stays.as_ref().map(|stays| &stays.changes);
+        let changes = self.persistence.as_ref().map(|persistence| &persistence.changes);
         let is_new = changes.map_or(Ok(false), |changes| changes.begin_qdisc(ifindex))?;
         if let Err(error) = qdisc_add_clsact(device) {
             debug!(device, %error, "clsact not added");
@@ -332,11 +332,11 @@ impl Attachments {
         program_name: &str,
         device: &str,
         attach_type: TcAttachType,
-    ) -> Result<Held> {
+    ) -> Result<AttachedProgram> {
         let link = self.link(mechanism, program_name, device, attach_type)?;
-        let Some(Stays { pins, .. }) = &self.stays else { return Ok(Held::Own { _link: link }) };
+        let Some(Persistence { pins, .. }) = &self.persistence else { return Ok(AttachedProgram::Own { _link: link }) };
         if mechanism == Mechanism::Clsact {
-            return Ok(Held::Filter(ManuallyDrop::new(link)));
+            return Ok(AttachedProgram::Filter(ManuallyDrop::new(link)));
         }
         let links = pins.links();
         // Another program may have removed the folder with its content.
@@ -347,7 +347,7 @@ impl Attachments {
         }
         let link = FdLink::try_from(link).context("a TCX link")?;
         let pinned = link.pin(&path).with_context(|| format!("pin the link of {program_name} on {device}"))?;
-        Ok(Held::Pinned(pinned))
+        Ok(AttachedProgram::Pinned(pinned))
     }
 
     fn link(

@@ -8,7 +8,7 @@ use proxy_common::names;
 
 use crate::maps::take;
 
-/// What the programs have counted since they were loaded.
+/// The counters of the programs since they were loaded.
 pub struct Counters(PerCpuArray<MapData, u64>);
 
 impl Counters {

@@ -17,10 +17,10 @@ use crate::flows::FlowMaps;
 use crate::loaded::Loaded;
 use crate::monitor::Monitor;
 use crate::node::NodeMaps;
-use crate::pins::{Place, Resize};
-use crate::sizes::{Room, Sizes};
+use crate::persistence::Persistence;
+use crate::pins::{PinPath, Resize};
+use crate::sizes::{MapSize, Sizes};
 use crate::sockets::{self, SocketOptions, StaleSockets};
-use crate::stays::Stays;
 use crate::tables::KernelTables;
 use crate::verifier;
 
@@ -56,7 +56,7 @@ pub struct Options {
     /// off.
     pub fast_path: bool,
     /// Set to keep the hooks' packet marks where BPF_PROG_TEST_RUN shows them, for tests of more than one hook.
-    pub notes_in_mark: bool,
+    pub exposes_packet_mark: bool,
     /// The number of packets that each CPU may answer in a second, in place of the object's value; for tests.
     pub answers_per_sec: Option<u32>,
 }
@@ -69,15 +69,15 @@ impl Datapath {
 
     /// Loads the programs of `object` over the maps of a predecessor, if there are any, and replaces its programs. Maps
     /// and programs outlive the result.
-    pub fn take_over(object: &[u8], options: Options, stays: Stays) -> Result<Self> {
-        let mut places = stays.pins.plan(object, &options.room())?;
-        sockets::remove_unused(&stays.pins, options.sockets)?;
+    pub fn take_over(object: &[u8], options: Options, persistence: Persistence) -> Result<Self> {
+        let mut pins = persistence.pins.plan(object, &options.map_sizes())?;
+        sockets::remove_unused(&persistence.pins, options.sockets)?;
         let unused = sockets::unused_maps(options.sockets);
-        places.retain(|place| !unused.contains(&place.name.as_str()));
-        let ebpf = load(object, options, &places)?;
-        let resize = Resize::new(places);
+        pins.retain(|pin| !unused.contains(&pin.name.as_str()));
+        let ebpf = load(object, options, &pins)?;
+        let resize = Resize::new(pins);
         resize.copy()?;
-        let mut this = Self::new(ebpf, options, Some(stays))?;
+        let mut this = Self::new(ebpf, options, Some(persistence))?;
         this.attachments.adopt()?;
         // Packets have changed entries since the first copy.
         resize.copy()?;
@@ -87,7 +87,7 @@ impl Datapath {
         Ok(this)
     }
 
-    fn new(mut ebpf: Ebpf, options: Options, stays: Option<Stays>) -> Result<Self> {
+    fn new(mut ebpf: Ebpf, options: Options, persistence: Option<Persistence>) -> Result<Self> {
         let endpoints_removed = Arc::new(Notify::new());
         let leads_udp = options.sockets.is_some_and(|sockets| sockets.udp);
         let stale_sockets = leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
@@ -100,7 +100,7 @@ impl Datapath {
             node: NodeMaps::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
             monitor: Monitor::new(&mut ebpf)?,
-            attachments: Attachments::new(ebpf, options.mechanism, stays),
+            attachments: Attachments::new(ebpf, options.mechanism, persistence),
         })
     }
 }
@@ -112,35 +112,35 @@ impl Options {
     }
 
     /// Returns the room of each map that differs from the object's value.
-    fn room(&self) -> BTreeMap<&'static str, Room> {
-        let mut room = self.sizes.room();
+    fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
+        let mut sizes = self.sizes.map_sizes();
         // A map that no program uses takes no room.
-        room.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, Room::exactly(1))));
-        room
+        sizes.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, MapSize::exactly(1))));
+        sizes
     }
 }
 
-/// Loads the object, with the maps of `places` pinned there.
-fn load(object: &[u8], options: Options, places: &[Place]) -> Result<Ebpf> {
+/// Loads the object, with the maps of `pins` pinned there.
+fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     raise_memlock();
     let mut loader = verifier::loader();
-    for (name, room) in options.room() {
-        loader.map_max_entries(name, room.entries);
+    for (name, size) in options.map_sizes() {
+        loader.map_max_entries(name, size.entries);
     }
-    for place in places {
-        loader.map_pin_path(&place.name, place.target.as_path());
+    for pin in pins {
+        loader.map_pin_path(&pin.name, pin.target.as_path());
     }
     if options.fast_path {
         loader.override_global(names::FAST_PATH, &1_u32, true);
     }
-    let told = options.sockets.map(sockets::Told::of).transpose()?;
-    if let Some(told) = &told {
-        told.tell(&mut loader);
+    let socket_globals = options.sockets.map(sockets::SocketGlobals::of).transpose()?;
+    if let Some(socket_globals) = &socket_globals {
+        socket_globals.set(&mut loader);
     }
     if let Some(answers) = &options.answers_per_sec {
         loader.override_global(names::ANSWERS_PER_SEC, answers, true);
     }
-    if options.notes_in_mark {
+    if options.exposes_packet_mark {
         loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
     }
     let mut ebpf = loader.load(object).context("load the BPF object")?;

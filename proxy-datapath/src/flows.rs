@@ -125,7 +125,7 @@ impl FlowMaps {
         Ok(BTreeMap::from([(Addr4::FAMILY, swept4), (Addr6::FAMILY, swept6)]))
     }
 
-    /// Returns the services' traffic up to now. The count takes time: do not call it in the loop.
+    /// Returns the services' traffic up to now. The count takes time: do not call it in the agent's loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(Duration::ZERO)
     }

@@ -19,8 +19,8 @@ mod verify;
 
 // The maps that outlive the process.
 mod drain;
+mod persistence;
 mod pins;
-mod stays;
 
 // The maps, by what they hold.
 mod counters;
@@ -44,11 +44,11 @@ pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};
 pub use maps::FamilyNames;
 pub use monitor::{AnyRecord, Monitor};
 pub use node::NodeMaps;
+pub use persistence::{Persistence, PersistenceKind};
 pub use pins::orphans::{Orphan, ensure_no_hidden_links, find, serves};
 pub use pins::{BPF_DIR, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove};
 pub use pressure::Pressure;
 pub use sizes::Sizes;
 pub use sockets::{Cgroup, SocketOptions, SocketsStatus, StaleSockets};
-pub use stays::{Keeper, Stays};
 pub use tables::{KernelTables, Maps};
-pub use verify::Missing;
+pub use verify::MissingProgram;

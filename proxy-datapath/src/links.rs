@@ -6,13 +6,13 @@ use std::fs;
 use anyhow::{Context, Result};
 use aya::programs::TcAttachType;
 
-/// What the kernel shows of the files that this process has open (proc(5)); of links, where they hang.
+/// The directory in which the kernel shows this process's open files (proc(5)), and for links their hooks.
 const FILES: &str = "/proc/self/fdinfo";
 
 /// By name.
 pub(super) type Fields = BTreeMap<String, String>;
 
-/// What the kernel shows of the BPF links that this process has open.
+/// Reads the fields that the kernel shows of this process's open BPF links.
 pub(super) fn open_links() -> Result<Vec<Fields>> {
     let files = fs::read_dir(FILES).with_context(|| format!("read {FILES}"))?;
     let mut links = Vec::new();
@@ -30,7 +30,7 @@ pub(super) fn fields(text: &str) -> Fields {
     lines.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
 }
 
-/// Of a link among the pins.
+/// Returns the name of a link among the pins.
 pub(super) fn link_name(ifindex: u32, attach_type: TcAttachType) -> String {
     format!("{ifindex}-{}", if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" })
 }

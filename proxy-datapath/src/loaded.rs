@@ -51,7 +51,7 @@ impl LoadedProgram {
     }
 }
 
-/// Whether this process may open programs and maps by their numbers, which takes CAP_SYS_ADMIN.
+/// Returns true if this process may open programs and maps by their numbers, which takes CAP_SYS_ADMIN.
 pub fn may_open_by_id() -> bool {
     !matches!(loaded_programs().next(), Some(Err(_)))
 }

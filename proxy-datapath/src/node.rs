@@ -117,8 +117,8 @@ where
     Ok(())
 }
 
-/// As [`replace`], of a map of networks; those of the other family do not concern it. The longest prefix is put first, and
-/// taken away last, as it is what a wider one does not hold for.
+/// Replaces the rows of a map of networks like [`replace`], and skips networks of the other family. The longest prefix
+/// is put first and removed last, because it is an exception to a wider one.
 fn replace_nets<A: FamilyNames>(
     map: &mut LpmTrie<MapData, A, u32>,
     want: &BTreeMap<IpNet, u32>,

@@ -31,7 +31,7 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 
 use super::loaded::may_open_by_id;
-use super::sizes::Room;
+use super::sizes::MapSize;
 use proxy_net as net;
 pub(super) use resize::Resize;
 
@@ -120,16 +120,16 @@ impl Pins {
     }
 
     /// Plans where each map of an object that outlives the agent is opened or made. Returns an error if an existing map
-    /// cannot be one of ours. `room` overrides the object's sizes.
-    pub(super) fn plan(&self, object: &[u8], room: &BTreeMap<&str, Room>) -> Result<Vec<Place>> {
-        let place = |want: Definition| {
-            let room = room.get(want.name.as_str()).copied();
-            self.place(&want, room.unwrap_or(Room::exactly(want.max_entries)))
+    /// cannot be one of ours. `size` overrides the object's sizes.
+    pub(super) fn plan(&self, object: &[u8], sizes: &BTreeMap<&str, MapSize>) -> Result<Vec<PinPath>> {
+        let pin_path = |want: Definition| {
+            let size = sizes.get(want.name.as_str()).copied();
+            self.pin_path(&want, size.unwrap_or(MapSize::exactly(want.max_entries)))
         };
-        definitions(object)?.into_iter().map(place).collect()
+        definitions(object)?.into_iter().map(pin_path).collect()
     }
 
-    fn place(&self, want: &Definition, room: Room) -> Result<Place> {
+    fn pin_path(&self, want: &Definition, size: MapSize) -> Result<PinPath> {
         let path = self.maps().join(&want.name);
         let mut there = Vec::new();
         for name in names(&self.maps())? {
@@ -145,7 +145,7 @@ impl Pins {
             );
             there.push((is.max_entries, found));
         }
-        let entries = room.beside(there.iter().map(|(entries, _)| *entries));
+        let entries = size.beside(there.iter().map(|(entries, _)| *entries));
         let fits = there.iter().position(|(has, _)| *has == entries).map(|at| there.remove(at).1);
         let target = match fits {
             Some(fits) => fits,
@@ -153,13 +153,13 @@ impl Pins {
             None => self.maps().join(format!("{}-{entries}", want.name)),
         };
         let sources = there.into_iter().map(|(_, found)| found).collect();
-        Ok(Place { name: want.name.clone(), path, target, sources })
+        Ok(PinPath { name: want.name.clone(), path, target, sources })
     }
 }
 
 /// The path at which a map is pinned.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PinPath {
     pub(super) name: String,
     path: PathBuf,
     /// The path at which the map is now, or is to be made.
@@ -348,8 +348,8 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<bool> {
         root.display()
     );
     // Without the lock, two processes that mount at once would hide each other's file system.
-    let place = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
-    let _lock = Flock::lock(place, FlockArg::LockExclusive)
+    let mount_point = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
+    let _lock = Flock::lock(mount_point, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
         .with_context(|| format!("lock {MOUNT_POINT}"))?;
     if is_on_bpf_fs(root)? {

@@ -25,7 +25,7 @@ pub struct Sizes {
 
 /// The number of entries that a map is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct MapSize {
     pub(super) entries: u32,
     /// Set if the operator gave no size. Then an existing map that has more entries keeps them: no entry is lost
     /// because memory was taken away.
@@ -60,15 +60,15 @@ impl Sizes {
     }
 
     /// Returns the room of each map that differs from the object's value.
-    pub(super) fn room(self) -> BTreeMap<&'static str, Room> {
-        let room = |said: Option<u32>, growth: &Growth| {
-            let derived = || Some(Room { entries: growth.entries(self.memory?), or_more: true });
-            said.map(Room::exactly).or_else(derived)
+    pub(super) fn map_sizes(self) -> BTreeMap<&'static str, MapSize> {
+        let size = |given: Option<u32>, growth: &Growth| {
+            let derived = || Some(MapSize { entries: growth.entries(self.memory?), or_more: true });
+            given.map(MapSize::exactly).or_else(derived)
         };
         let [flows, of_services, of_endpoints] =
-            [room(self.flows, &FLOWS), room(self.services, &OF_SERVICES), room(self.endpoints, &OF_ENDPOINTS)];
+            [size(self.flows, &FLOWS), size(self.services, &OF_SERVICES), size(self.endpoints, &OF_ENDPOINTS)];
         let half_open =
-            flows.map(|flows| Room { entries: (flows.entries / Flow::<Addr4>::ENTRIES_MAX).max(1), ..flows });
+            flows.map(|flows| MapSize { entries: (flows.entries / Flow::<Addr4>::ENTRIES_MAX).max(1), ..flows });
         let of_family = |maps: names::FamilyMaps| {
             let services =
                 [maps.frontends, maps.services, maps.maglev, maps.source_ranges, maps.service_counts, maps.cursors];
@@ -78,11 +78,11 @@ impl Sizes {
             [(maps.flows, flows), (maps.half_open, half_open)].into_iter().chain(services).chain(endpoints)
         };
         let all = [names::IPV4, names::IPV6].into_iter().flat_map(of_family);
-        all.filter_map(|(name, room)| Some((name, room?))).collect()
+        all.filter_map(|(name, size)| Some((name, size?))).collect()
     }
 }
 
-impl Room {
+impl MapSize {
     pub(super) fn exactly(entries: u32) -> Self {
         Self { entries, or_more: false }
     }
@@ -141,16 +141,16 @@ mod tests {
     #[test]
     fn a_given_size_counts_for_the_maps_of_both_families() {
         let sizes = Sizes { flows: Some(4_096), services: Some(100), ..Sizes::default() };
-        let room = sizes.room();
-        let entries = ["FLOWS4", "HALF_OPEN6", "SERVICES6", "CURSORS4"].map(|name| room[name]);
-        assert_eq!(entries, [4_096, 1_024, 100, 100].map(Room::exactly));
-        assert!(!room.contains_key("SLOTS4"));
+        let of_maps = sizes.map_sizes();
+        let entries = ["FLOWS4", "HALF_OPEN6", "SERVICES6", "CURSORS4"].map(|name| of_maps[name]);
+        assert_eq!(entries, [4_096, 1_024, 100, 100].map(MapSize::exactly));
+        assert!(!of_maps.contains_key("SLOTS4"));
     }
 
     #[test]
     fn only_a_derived_size_lets_a_larger_map_stay() {
-        let room = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.room();
-        let beside = |name: &str, there: &[u32]| room[name].beside(there.iter().copied());
+        let of_maps = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.map_sizes();
+        let beside = |name: &str, there: &[u32]| of_maps[name].beside(there.iter().copied());
         assert_eq!(["FLOWS4", "HALF_OPEN4"].map(|name| beside(name, &[])), [1 << 18, 1 << 16]);
         assert_eq!(beside("FLOWS6", &[9, 1 << 20]), 1 << 20);
         assert_eq!(beside("SLOTS4", &[1 << 18]), 1 << 19);

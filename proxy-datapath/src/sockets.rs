@@ -34,12 +34,12 @@ pub struct SocketOptions {
 }
 
 /// The globals of the programs, set at load.
-pub(super) struct Told {
+pub(super) struct SocketGlobals {
     netns: u64,
     flags: u32,
 }
 
-impl Told {
+impl SocketGlobals {
     pub(super) fn of(options: SocketOptions) -> Result<Self> {
         let SocketOptions { everywhere, udp } = options;
         let netns = crate::sys::netns_cookie::netns_cookie().context(
@@ -54,7 +54,7 @@ impl Told {
         Ok(Self { netns, flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag) })
     }
 
-    pub(super) fn tell<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+    pub(super) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         loader.override_global(names::SOCKET_NETNS, &self.netns, true);
         loader.override_global(names::SOCKET_FLAGS, &self.flags, true);
     }
@@ -69,8 +69,9 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
 /// socket must always find one.
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS.into_iter().chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
-    let (leading, showing): (Vec<_>, Vec<_>) = all.partition(|name| name.contains("connect") || name.contains("send"));
-    showing.into_iter().chain(leading).collect()
+    let (translating, showing): (Vec<_>, Vec<_>) =
+        all.partition(|name| name.contains("connect") || name.contains("send"));
+    showing.into_iter().chain(translating).collect()
 }
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
@@ -135,8 +136,8 @@ impl Sockets {
         SocketsStatus { scope: scope.to_owned(), udp: options.udp, cgroup: cgroup.to_string() }
     }
 
-    /// Attaches anew what somebody has taken off, and says how much that was.
-    pub(super) fn mend(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
+    /// Attaches programs again that were taken off, and returns their number.
+    pub(super) fn repair(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
         let attached = attached()?;
         let mut missing = Vec::new();
         for name in self.links.keys() {

@@ -24,14 +24,14 @@ impl Field {
     pub const CB: [Self; 5] = [Self(48), Self(52), Self(56), Self(60), Self(64)];
 }
 
-/// What a program answered.
+/// The result of a program's run.
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct RunOutput {
     /// The action (linux/pkt_cls.h).
     pub action: i32,
     /// The length of the packet afterwards, which lies at the start of `out`.
     pub len: usize,
-    /// As the program left it.
+    /// The context after the run.
     pub context: SkBuff,
 }
 
@@ -50,9 +50,14 @@ impl SkBuff {
     }
 }
 
-/// Runs `program` once. Without a context the packet is on lo, which the kernel takes by itself and by its index only so;
-/// what `out` has no room for is cut off.
-pub fn test_run(program: &SchedClassifier, packet: &[u8], context: Option<&SkBuff>, out: &mut [u8]) -> Result<Ran> {
+/// Runs `program` once. Without a context the packet is on lo, since the kernel accepts lo in no other form. Bytes
+/// beyond `out` are cut off.
+pub fn test_run(
+    program: &SchedClassifier,
+    packet: &[u8],
+    context: Option<&SkBuff>,
+    out: &mut [u8],
+) -> Result<RunOutput> {
     let mut context_out = SkBuff([0; LEN]);
     let mut options = TestRunOptions::new();
     options.data_in = Some(packet);
@@ -61,7 +66,7 @@ pub fn test_run(program: &SchedClassifier, packet: &[u8], context: Option<&SkBuf
     options.ctx_out = context.map(|_| context_out.0.as_mut_slice());
     let result = program.test_run(options).with_context(|| format!("run on a packet of {} bytes", packet.len()))?;
     let (action, len) = (result.return_value.cast_signed(), result.data_size_out as usize);
-    Ok(Ran { action, len, context: context_out })
+    Ok(RunOutput { action, len, context: context_out })
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Whether devices still carry what was put onto them: anybody may delete a qdisc or a filter, detach a link, or remove
-//! its pin.
+//! Checks that devices still carry their programs. Any privileged process may delete a qdisc or a filter, detach a
+//! link, or remove its pin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use proxy_net::filter::{self, Filter, Hook};
 
 /// A device that does not carry a program that it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingProgram {
     pub ifindex: u32,
     pub hook: Hook,
 }
@@ -23,15 +23,15 @@ pub struct Missing {
 /// A TCX link: interface index, hook, program id.
 type TcxLink = (u32, Hook, u32);
 
-/// Asks the kernel which of our programs somebody has taken off. Two requests for each device with clsact, and for all
-/// with TCX a look at our own files, which takes no privilege (to ask about a device takes `CAP_SYS_ADMIN`). `id` gives a
-/// program's.
+/// Asks the kernel which of our programs somebody has taken off. Each device with clsact costs two requests. All
+/// devices with TCX cost one read of our own files, which takes no privilege, while a query about a device takes
+/// `CAP_SYS_ADMIN`. `id` gives a program's.
 pub(super) async fn missing(
     handle: &Handle,
     devices: &BTreeMap<u32, Attached>,
     pins: Option<&Pins>,
     id: impl Fn(&str) -> Result<u32>,
-) -> Result<Vec<Missing>> {
+) -> Result<Vec<MissingProgram>> {
     let programs = BTreeMap::from([
         (Hook::Ingress, PacketHook::programs_at(Direction::Ingress).collect::<Vec<_>>()),
         (Hook::Egress, PacketHook::programs_at(Direction::Egress).collect()),
@@ -56,7 +56,7 @@ pub(super) async fn missing(
                     filters.iter().any(|filter| is_it(filter) && programs.contains(&filter.name.as_str()))
                 }
             };
-            missing.extend((!is_there).then_some(Missing { ifindex, hook }));
+            missing.extend((!is_there).then_some(MissingProgram { ifindex, hook }));
         }
     }
     Ok(missing)
@@ -80,7 +80,8 @@ fn tcx_link(fields: &Fields) -> Option<TcxLink> {
     if fields.get("link_type")? != "tcx" {
         return None;
     }
-    // As `46 (ingress)`, in other words on other kernels: BPF_TCX_INGRESS and BPF_TCX_EGRESS of linux/bpf.h.
+    // The field reads `46 (ingress)`, with other words on other kernels: BPF_TCX_INGRESS and BPF_TCX_EGRESS of
+    // linux/bpf.h.
     let hook = match fields.get("attach_type")?.split(' ').next()? {
         "46" => Hook::Ingress,
         "47" => Hook::Egress,

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_have_their_samples_names_and_bounds_gos_form() {
+    fn samples_have_the_counters_names_and_bounds_in_gos_form() {
         let open_metrics = "\
 # HELP sheep Counted.
 # TYPE sheep counter

@@ -28,7 +28,7 @@ use prometheus_client::registry::Registry;
 pub use exposition::TEXT_FORMAT;
 pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
 pub use latency::Latencies;
-pub use own::{Mended, OwnMetrics, Phase};
+pub use own::{OwnMetrics, Phase, Repairs};
 pub use readings::{MapFill, ProgramReading, Readings, old_event_name};
 pub use slis::Slis;
 

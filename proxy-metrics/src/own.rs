@@ -18,12 +18,12 @@ pub struct OwnMetrics {
     sync_failures: Family<ByFamily, Counter>,
     sweep_duration: Histogram,
     flows_expired: Counter,
-    mended: Family<ByWhat, Counter>,
+    repairs: Family<ByWhat, Counter>,
 }
 
 /// How much of a node has been put back after others had undone it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mended {
+pub struct Repairs {
     /// Programs that somebody had taken off a device.
     pub programs: u64,
     /// Times that the anchor was gone or down.
@@ -80,9 +80,9 @@ impl OwnMetrics {
             sync_failures: Family::default(),
             sweep_duration: durations(),
             flows_expired: Counter::default(),
-            mended: Family::default(),
+            repairs: Family::default(),
         };
-        metrics.mended(Mended::default());
+        metrics.repairs(Repairs::default());
         for phase in Phase::ALL {
             drop(metrics.phases.get_or_create(&phase.label()));
         }
@@ -106,21 +106,21 @@ impl OwnMetrics {
             metrics.flows_expired.clone(),
         );
         let repairs = "Repairs of what other programs had removed from this node: programs of devices, the anchor, routes, rules, sysctls";
-        registry.register("repairs", repairs, metrics.mended.clone());
+        registry.register("repairs", repairs, metrics.repairs.clone());
         registry.register(
             "mended",
             "The name that kpx_repairs_total had: it goes with the next release",
-            metrics.mended.clone(),
+            metrics.repairs.clone(),
         );
         metrics
     }
 
-    pub fn mended(&self, mended: Mended) {
-        let Mended { programs, anchors, routes, rules, sysctls } = mended;
+    pub fn repairs(&self, repairs: Repairs) {
+        let Repairs { programs, anchors, routes, rules, sysctls } = repairs;
         let counts =
             [("program", programs), ("anchor", anchors), ("route", routes), ("rule", rules), ("sysctl", sysctls)];
         for (what, n) in counts {
-            self.mended.get_or_create(&ByWhat { what }).inc_by(n);
+            self.repairs.get_or_create(&ByWhat { what }).inc_by(n);
         }
     }
 

@@ -84,7 +84,7 @@ mod tests {
     use proxy_common::addr::{Addr4, Addr6};
 
     use super::super::link::LinkKind;
-    use super::super::role::Behind;
+    use super::super::role::FarEnd;
     use super::*;
 
     /// A case: name, preferred addresses, device of the default route, node's IPv4 and IPv6 address.
@@ -129,7 +129,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: addrs.iter().map(|net| net.parse().unwrap()).collect(),
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         }
     }
 }

@@ -183,7 +183,7 @@ pub fn set_sysctls() -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::role::Behind;
+    use super::super::role::FarEnd;
     use super::*;
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
             queues: false,
             up: true,
             addrs,
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         }
     }
 }

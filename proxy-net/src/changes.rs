@@ -41,10 +41,10 @@ pub type Wanted = BTreeMap<&'static str, String>;
 
 /// The result of reverting one change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Undone {
+pub enum Undo {
     Removed(String),
     /// The change, with the reason to keep it.
-    Stays(String),
+    Left(String),
 }
 
 impl Changes {
@@ -121,23 +121,23 @@ impl Changes {
 
     /// Reverts the parameters that still have the value set here, and empties the list. Reports each. A value that
     /// another program of this host wants stays: `wanted` has its values by key.
-    pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undone)) -> Result<()> {
+    pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undo)) -> Result<()> {
         let list = self.read()?;
         for (key, Sysctl { before, set }) in &list.sysctls {
             if sysctl::read(key)?.as_ref() != Some(set) {
                 continue;
             }
             if wanted.get(key.as_str()) == Some(set) {
-                done(Undone::Stays(format!("sysctl net/{key} is {set}, as kube-proxy wants it")));
+                done(Undo::Left(format!("sysctl net/{key} is {set}, as kube-proxy wants it")));
                 continue;
             }
             sysctl::write(key, before)?;
-            done(Undone::Removed(format!("the value {set} of sysctl net/{key}, which is {before} again")));
+            done(Undo::Removed(format!("the value {set} of sysctl net/{key}, which is {before} again")));
         }
         let ours = ports::parse(&list.reserved_ports)?;
         if !ours.is_empty() {
             ports::release(&ours)?;
-            done(Undone::Removed(format!("{} from the reserved ports", list.reserved_ports)));
+            done(Undo::Removed(format!("{} from the reserved ports", list.reserved_ports)));
         }
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {

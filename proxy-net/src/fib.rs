@@ -57,17 +57,17 @@ pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
     request.header.table = RouteHeader::RT_TABLE_MAIN;
-    let ways = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
+    let routes = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
         RouteNetlinkMessage::NewRoute(route) => {
             let is_many = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::MultiPath(_));
             route.attributes.iter().any(is_many).then_some(())
         }
         _ => None,
     });
-    match ways.await {
+    match routes.await {
         // A namespace without any route has no table.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        ways => Ok(!ways.context("list the routes")?.is_empty()),
+        routes => Ok(!routes.context("list the routes")?.is_empty()),
     }
 }
 

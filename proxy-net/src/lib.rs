@@ -7,7 +7,7 @@ mod netlink;
 pub mod sysctl;
 
 // Devices.
-mod behind;
+mod far_end;
 pub mod link;
 pub mod role;
 mod watch;

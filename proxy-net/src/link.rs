@@ -13,7 +13,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::netlink::Handle;
-use super::role::Behind;
+use super::role::FarEnd;
 
 /// A device and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Link {
     /// The usable addresses of global scope: neither under duplicate address detection nor found to be duplicates.
     pub addrs: BTreeSet<IpNet>,
     /// The hosts behind the device, as far as they decide its role: see [`Link::is_told_by_routes`].
-    pub behind: Behind,
+    pub far_end: FarEnd,
 }
 
 /// The kind of a device, as far as kpx distinguishes kinds.
@@ -87,7 +87,7 @@ impl Link {
             queues: false,
             up: message.header.flags.contains(LinkFlags::Up),
             addrs: BTreeSet::new(),
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         };
         for attribute in &message.attributes {
             match attribute {

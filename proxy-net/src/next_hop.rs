@@ -25,7 +25,7 @@ pub struct NextHop {
 pub async fn next_hop(addr: IpAddr) -> Result<NextHop> {
     let (driver, handle, _) = rtnetlink::new_connection().context("open a netlink socket")?;
     tokio::select! {
-        way = ask(&handle, addr) => way.with_context(|| format!("ask for the route to {addr}")),
+        next_hop = ask(&handle, addr) => next_hop.with_context(|| format!("ask for the route to {addr}")),
         () = driver => bail!("the netlink socket has failed"),
     }
 }
@@ -39,29 +39,29 @@ async fn ask(handle: &Handle, addr: IpAddr) -> Result<NextHop> {
         IpAddr::V6(addr) => RouteAddress::Inet6(addr),
     }));
     let route = Box::pin(handle.route().get(request).execute()).next().await.context("no answer")??;
-    let mut way = NextHop::default();
+    let mut next_hop = NextHop::default();
     let mut gateway = None;
     for attribute in &route.attributes {
         match attribute {
-            RouteAttribute::Oif(device) => way.device = *device,
-            RouteAttribute::PrefSource(addr) => way.source = ip(addr),
+            RouteAttribute::Oif(device) => next_hop.device = *device,
+            RouteAttribute::PrefSource(addr) => next_hop.source = ip(addr),
             RouteAttribute::Gateway(addr) => gateway = ip(addr),
             _ => {}
         }
     }
     let hop = gateway.unwrap_or(addr);
     let stations = neighbours(handle, AddressFamily::Bridge).await.context("list the bridges' stations")?;
-    let stations = stations.iter().filter(|station| master(station) == Some(way.device));
+    let stations = stations.iter().filter(|station| master(station) == Some(next_hop.device));
     let stations: Vec<_> = stations.filter_map(|station| Some((station.header.ifindex, mac(station)?))).collect();
-    way.ports = stations.iter().map(|(port, _)| *port).filter(|port| *port != way.device).collect();
-    if !way.ports.is_empty() {
+    next_hop.ports = stations.iter().map(|(port, _)| *port).filter(|port| *port != next_hop.device).collect();
+    if !next_hop.ports.is_empty() {
         let family = if addr.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let known = neighbours(handle, family).await.context("list neighbours")?;
-        let hop = known.iter().find(|known| known.header.ifindex == way.device && destination(known) == Some(hop));
+        let hop = known.iter().find(|known| known.header.ifindex == next_hop.device && destination(known) == Some(hop));
         let hop = hop.and_then(mac);
-        way.port = stations.iter().find(|(_, mac)| hop.as_ref() == Some(mac)).map(|(port, _)| *port);
+        next_hop.port = stations.iter().find(|(_, mac)| hop.as_ref() == Some(mac)).map(|(port, _)| *port);
     }
-    Ok(way)
+    Ok(next_hop)
 }
 
 async fn neighbours(handle: &Handle, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {

@@ -25,7 +25,7 @@ pub enum Role {
 /// The hosts at the far end of a pair that leads into another namespace, by its routes. A later variant outweighs an
 /// earlier one: a place open to any host is not a pod, even with single hosts there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Behind {
+pub enum FarEnd {
     /// No route leads there.
     #[default]
     Nothing,
@@ -37,7 +37,7 @@ pub enum Behind {
     Router,
 }
 
-impl Behind {
+impl FarEnd {
     /// Returns the evidence of one route that leads `to` a network; `own` are the addresses of this host.
     pub fn of(to: IpNet, gateway: bool, own: &HashSet<IpAddr>) -> Self {
         let is_single = to.prefix_len() == to.max_prefix_len();
@@ -73,7 +73,7 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
         // CNI plugins give a pod's device no address, or the gateway's and a route to the pod. With anything else
         // behind it, the device is rather a link to a router in a namespace, from where any client may come.
-        _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.behind == Behind::Hosts) },
+        _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.far_end == FarEnd::Hosts) },
     }
 }
 
@@ -83,10 +83,10 @@ pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
         return None;
     }
-    let has = match link.behind {
-        Behind::Nothing => "an address, but no route to a pod through it".to_owned(),
-        Behind::Network(net) => format!("an address and a network of its own ({net})"),
-        Behind::Hosts | Behind::Router => return None,
+    let has = match link.far_end {
+        FarEnd::Nothing => "an address, but no route to a pod through it".to_owned(),
+        FarEnd::Network(net) => format!("an address and a network of its own ({net})"),
+        FarEnd::Hosts | FarEnd::Router => return None,
     };
     Some(format!("{} has {has}, so it counts as a router's", link.name))
 }
@@ -186,7 +186,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         }
     }
 
@@ -195,23 +195,23 @@ mod tests {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         let cases = [
-            ("a route to a host", behind(&["10.244.1.2/32"]), pod),
-            ("one of each family", behind(&["10.244.1.2/32", "fd00::2/128"]), pod),
-            ("one of IPv6 alone", behind(&["fd00::2/128"]), pod),
-            ("to several addresses of a pod", behind(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
-            ("with the routes of every device", behind(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
-            ("with a network between the ends alone", behind(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
-            ("while it is down", Link { up: false, ..behind(&["10.244.1.2/32"]) }, pod),
-            ("in a VRF", Link { master: Some(VRF), ..behind(&["10.244.1.2/32"]) }, pod),
-            ("netkit with an address and a route", Link { kind: Netkit, ..behind(&["10.244.1.2/32"]) }, pod),
-            ("to its own address alone", behind(&["10.244.1.1/32"]), device),
-            ("to link-local addresses alone", behind(&["fe80::/64", "169.254.1.1/32"]), device),
-            ("with a network", behind(&["10.9.0.0/24"]), device),
-            ("with a network and a host", behind(&["10.244.1.2/32", "10.9.0.0/24"]), device),
-            ("with a network of the other family", behind(&["10.244.1.2/32", "fd00::/64"]), device),
-            ("with everything", behind(&["10.244.1.2/32", "0.0.0.0/0"]), device),
-            ("with a router", behind(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
-            ("with a host behind a router", behind(&["10.9.0.7/32 via"]), device),
+            ("a route to a host", far_end(&["10.244.1.2/32"]), pod),
+            ("one of each family", far_end(&["10.244.1.2/32", "fd00::2/128"]), pod),
+            ("one of IPv6 alone", far_end(&["fd00::2/128"]), pod),
+            ("to several addresses of a pod", far_end(&["10.244.1.2/32", "10.244.1.9/32"]), pod),
+            ("with the routes of every device", far_end(&["10.244.1.2/32", "fe80::/64", "ff00::/8"]), pod),
+            ("with a network between the ends alone", far_end(&["10.244.1.2/32", "169.254.7.0/30"]), pod),
+            ("while it is down", Link { up: false, ..far_end(&["10.244.1.2/32"]) }, pod),
+            ("in a VRF", Link { master: Some(VRF), ..far_end(&["10.244.1.2/32"]) }, pod),
+            ("netkit with an address and a route", Link { kind: Netkit, ..far_end(&["10.244.1.2/32"]) }, pod),
+            ("to its own address alone", far_end(&["10.244.1.1/32"]), device),
+            ("to link-local addresses alone", far_end(&["fe80::/64", "169.254.1.1/32"]), device),
+            ("with a network", far_end(&["10.9.0.0/24"]), device),
+            ("with a network and a host", far_end(&["10.244.1.2/32", "10.9.0.0/24"]), device),
+            ("with a network of the other family", far_end(&["10.244.1.2/32", "fd00::/64"]), device),
+            ("with everything", far_end(&["10.244.1.2/32", "0.0.0.0/0"]), device),
+            ("with a router", far_end(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
+            ("with a host behind a router", far_end(&["10.9.0.7/32 via"]), device),
             ("to a namespace, without an address, with a network", told(away(link("v0", Veth)), &["10.9.0.0/24"]), pod),
             ("of this namespace, with a route to a host", told(with_addr(link("v0", Veth)), &["10.9.0.7/32"]), device),
         ];
@@ -233,14 +233,14 @@ mod tests {
             (&["10.244.1.2/32"], None),
         ];
         for (routes, why) in cases {
-            assert_eq!(why_no_pod(&behind(routes), &BTreeMap::new()).as_deref(), why, "{routes:?}");
+            assert_eq!(why_no_pod(&far_end(routes), &BTreeMap::new()).as_deref(), why, "{routes:?}");
         }
         assert_eq!(why_no_pod(&with_addr(link("v0", Veth)), &BTreeMap::new()), None, "it stays on this host");
         assert_eq!(why_no_pod(&away(link("v0", Veth)), &BTreeMap::new()), None);
     }
 
     /// Builds a device into another namespace, with an address, and with these routes.
-    fn behind(routes: &[&str]) -> Link {
+    fn far_end(routes: &[&str]) -> Link {
         told(Link { addrs: ["10.244.1.1/32".parse().unwrap()].into(), ..away(link("v0", Veth)) }, routes)
     }
 
@@ -248,9 +248,9 @@ mod tests {
         let own = link.addrs.iter().map(|net| net.addr()).collect();
         let says = routes.iter().map(|route| {
             let (to, gateway) = route.strip_suffix(" via").map_or((*route, false), |to| (to, true));
-            Behind::of(to.parse().unwrap(), gateway, &own)
+            FarEnd::of(to.parse().unwrap(), gateway, &own)
         });
-        Link { behind: says.max().unwrap_or_default(), ..link }
+        Link { far_end: says.max().unwrap_or_default(), ..link }
     }
 
     fn away(link: Link) -> Link {

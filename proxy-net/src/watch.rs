@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
-use super::behind;
+use super::far_end;
 use super::link::{self, Link, LinkKind};
 use super::netlink::{Handle, connect, dump};
 
@@ -123,7 +123,7 @@ async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEven
         apply(links, message);
     }
     let all: Vec<u32> = links.keys().copied().collect();
-    behind::look(handle, links, all).await?;
+    far_end::query(handle, links, all).await?;
     Ok(vec![LinkEvent::All(links.values().cloned().collect())])
 }
 
@@ -135,14 +135,14 @@ async fn changes(
 ) -> anyhow::Result<Vec<LinkEvent>> {
     let before = links.clone();
     let mut touched = BTreeSet::new();
-    let mut bereft = BTreeSet::new();
+    let mut orphaned = BTreeSet::new();
     for message in batch {
         if let NetlinkPayload::InnerMessage(message) = message.payload {
-            bereft.extend(bereft_peer(&message));
+            orphaned.extend(orphaned_peer(&message));
             touched.extend(apply(links, message));
         }
     }
-    for index in bereft {
+    for index in orphaned {
         if !links.contains_key(&index) {
             continue;
         }
@@ -153,14 +153,14 @@ async fn changes(
         }
     }
     // When a device or an address goes, the kernel drops its routes without a message.
-    behind::look(handle, links, touched.iter().copied()).await?;
+    far_end::query(handle, links, touched.iter().copied()).await?;
     Ok(touched.into_iter().filter_map(|index| difference(index, before.get(&index), links.get(&index))).collect())
 }
 
 /// Returns the events for devices whose routes have changed, if the routes' evidence differs.
 async fn rerouted(handle: &Handle, links: &mut Links, stale: BTreeSet<u32>) -> anyhow::Result<Vec<LinkEvent>> {
     let before: Links = stale.iter().filter_map(|index| Some((*index, links.get(index)?.clone()))).collect();
-    behind::look(handle, links, stale).await?;
+    far_end::query(handle, links, stale).await?;
     Ok(before.iter().filter_map(|(index, before)| difference(*index, Some(before), links.get(index))).collect())
 }
 
@@ -169,7 +169,7 @@ fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTr
     let told = links.values().filter(|link| link.is_told_by_routes()).map(|link| link.index);
     let mut named = BTreeSet::new();
     for message in messages {
-        match behind::named(message) {
+        match far_end::named(message) {
             Some(devices) => named.extend(devices),
             None => return told.collect(),
         }
@@ -192,7 +192,7 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
             let mut link = Link::from_message(&message)?;
             let index = link.index;
             if let Some(known) = links.remove(&index) {
-                (link.addrs, link.behind) = (known.addrs, known.behind);
+                (link.addrs, link.far_end) = (known.addrs, known.far_end);
             }
             links.insert(index, link);
             Some(index)
@@ -217,7 +217,7 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
 
 /// Returns the veth that stays behind when its other end moves to another network namespace. The kernel announces the
 /// move, but not the change of the remaining end until its carrier changes. By then packets already flow.
-fn bereft_peer(message: &RouteNetlinkMessage) -> Option<u32> {
+fn orphaned_peer(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::DelLink(message) = message else { return None };
     let moved = message.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::NewNetnsId(_)));
     let pair = matches!(Link::from_message(message)?.kind, LinkKind::Veth | LinkKind::Netkit);
@@ -280,9 +280,9 @@ mod tests {
             message.attributes.extend(moved.then_some(LinkAttribute::NewNetnsId(0)));
             DelLink(message)
         };
-        assert_eq!(bereft_peer(&gone(InfoKind::Veth, true)), Some(6));
-        assert_eq!(bereft_peer(&gone(InfoKind::Vlan, true)), None, "a VLAN's parent lost nothing");
-        assert_eq!(bereft_peer(&gone(InfoKind::Veth, false)), None, "deleted, and so is its peer");
+        assert_eq!(orphaned_peer(&gone(InfoKind::Veth, true)), Some(6));
+        assert_eq!(orphaned_peer(&gone(InfoKind::Vlan, true)), None, "a VLAN's parent lost nothing");
+        assert_eq!(orphaned_peer(&gone(InfoKind::Veth, false)), None, "deleted, and so is its peer");
     }
 
     fn device(index: u32, name: &str) -> LinkMessage {

@@ -91,7 +91,7 @@ impl Events {
     }
 
     /// Reports that addresses of this node's pods are taken for clients outside the cluster.
-    pub fn pods_outside(&self, why: &str) {
+    pub fn undetected_pods(&self, why: &str) {
         self.node(Severity::Warning, "PodsTakenForOutside", "Sync", why.to_owned());
     }
 
@@ -135,7 +135,7 @@ impl Events {
 
     /// Reports that a Service takes the packets of an address and port from a process of this node. `uid` is the
     /// Service's.
-    pub fn shadows(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
+    pub fn port_conflict(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
         self.tell(Event {
             regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
             severity: Severity::Warning,

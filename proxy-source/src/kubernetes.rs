@@ -10,22 +10,22 @@ use leaky_bucket::RateLimiter;
 use tokio::sync::mpsc::Sender;
 use tracing::info;
 
+use self::api_server_addrs::ApiServerAddrs;
 use self::client::Clients;
 use self::credentials::Files;
 use self::outage::Outage;
-use self::place::Place;
 use self::recorder::Recorder;
 use self::watch::failure::failed_plugin;
-use self::watch::{Ended, Watch};
+use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
 use proxy_core::compact::{EndpointSlice, Service};
 use proxy_core::input::Input;
 
+mod api_server_addrs;
 mod client;
 mod credentials;
 mod outage;
-mod place;
 mod recorder;
 mod watch;
 
@@ -87,24 +87,24 @@ pub(super) async fn run(
     let outage = Outage::new();
     // An unreadable file at the start is the operator's mistake.
     let mut files = options.files();
-    let (mut clients, mut place) = options.clients(&outage).await?;
+    let (mut clients, mut api_server_addrs) = options.clients(&outage).await?;
     loop {
         let until = clients.limited.valid_until().as_ref().copied();
         // The address comes before any Service, so that no Service takes it.
-        place.tell(inputs).await;
+        api_server_addrs.send_new(inputs).await;
         tokio::select! {
             () = inputs.closed() => return Ok(()),
-            never = place.watch(inputs) => never,
+            never = api_server_addrs.watch(inputs) => never,
             ended = watches.run(&clients, inputs, health, &outage) => match ended {
-                Ended::ReceiverGone => return Ok(()),
-                Ended::Unauthorized => info!("credentials are refused, reading them again"),
+                WatchExit::ReceiverGone => return Ok(()),
+                WatchExit::Unauthorized => info!("credentials are refused, reading them again"),
             },
             never = recorder.run(&clients.limited) => never,
             never = outage.probe(&clients.paced) => never,
             () = files.changed(health) => info!("credentials have changed, reading them again"),
             () = passed(until) => info!("credentials expire, asking for new ones"),
         }
-        (clients, place) = tokio::select! {
+        (clients, api_server_addrs) = tokio::select! {
             () = inputs.closed() => return Ok(()),
             clients = options.clients_again(&mut files, &outage, health) => clients,
         };
@@ -117,7 +117,7 @@ const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
 impl Options {
     /// Makes clients with the current credentials. The credentials were valid once, so the attempts go on until they
     /// are again. The last state stays in force meanwhile.
-    async fn clients_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> (Clients, Place) {
+    async fn clients_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> (Clients, ApiServerAddrs) {
         loop {
             *files = self.files();
             match self.clients(outage).await {
@@ -158,7 +158,7 @@ impl Watches {
     }
 
     /// Runs until one of the watches ends.
-    async fn run(&mut self, clients: &Clients, inputs: &Sender<Input>, health: &Health, outage: &Outage) -> Ended {
+    async fn run(&mut self, clients: &Clients, inputs: &Sender<Input>, health: &Health, outage: &Outage) -> WatchExit {
         tokio::select! {
             ended = self.services.run(clients, inputs, health, outage) => ended,
             ended = self.slices.run(clients, inputs, health, outage) => ended,

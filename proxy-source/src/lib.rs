@@ -6,12 +6,12 @@ pub mod kubernetes;
 mod manifests;
 mod source;
 
-// What they go by.
+// The parts that sources share.
 pub mod document;
 pub mod requests;
 pub mod watches;
 
-// What is wrong, and what is worth an Event.
+// Problems, and Events.
 pub mod events;
 pub mod health;
 

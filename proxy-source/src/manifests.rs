@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
 
-use self::file::{File, Placed};
+use self::file::{File, LocatedObject};
 use self::folder::{Folder, Listing};
 use self::object::{Key, Kind, Object};
 use crate::health::{Health, Problem};
@@ -110,7 +110,7 @@ impl Manifests {
 
     /// Returns the objects in force, and the problems by place.
     fn state(&self) -> (Objects, BTreeMap<String, String>) {
-        let mut placed: BTreeMap<&Key, (String, &Placed)> = BTreeMap::new();
+        let mut placed: BTreeMap<&Key, (String, &LocatedObject)> = BTreeMap::new();
         let mut problems = BTreeMap::new();
         for (name, file) in &self.files {
             for (line, why) in &file.problems {

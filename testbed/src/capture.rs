@@ -145,8 +145,8 @@ fn fragment(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
     ip.payload().fragmented.then(|| (ip.source_addr(), ip.destination_addr()))
 }
 
-/// Where the first of a packet's fragments comes from and goes to, if the kernel has put them together before this
-/// capture read it: it writes the whole packet's header into memory that it shares with the capture.
+/// Returns the addresses of a packet's first fragment if the kernel reassembled the packet before this capture read it.
+/// The kernel writes the whole packet's header into memory that it shares with the capture.
 fn put_together(bytes: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let (ip, stopped) = LaxIpSlice::from_slice(bytes).ok()?;
     (ip.payload().incomplete && stopped.is_none()).then(|| (ip.source_addr(), ip.destination_addr()))

@@ -1,5 +1,5 @@
-//! A cgroup of a test's own, which this process is in for as long as the value lives: programs that are attached there
-//! meet no other process's sockets.
+//! A test's own cgroup, which holds this process for as long as the value lives. Programs attached there meet no other
+//! process's sockets.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -127,8 +127,8 @@ impl NetNs {
         self.feed(Command::new("ip").args(["-batch", "-"]), lines)
     }
 
-    /// Until the kernel knows all IPv6 addresses for its own: it adds the route that says so a moment later, and until then
-    /// there is one to the device that has the address.
+    /// Waits until the kernel treats all IPv6 addresses as its own. The kernel adds the local route a moment later;
+    /// until then a route leads to the device that has the address.
     pub fn settle(&self) -> Result<()> {
         let ip = |words: &str| self.exec(Command::new("ip").args(words.split(' ')));
         wait_until(DEADLINE, "IPv6 addresses are local", || {

@@ -88,7 +88,7 @@ impl Bench {
     /// With another object than kpx's own.
     pub fn load_object(object: &[u8], options: Options) -> Result<Self> {
         let answers_per_sec = options.answers_per_sec.or(Some(u32::MAX));
-        let options = Options { notes_in_mark: true, answers_per_sec, ..options };
+        let options = Options { exposes_packet_mark: true, answers_per_sec, ..options };
         let datapath = Datapath::load(object, options)?;
         Ok(Self { datapath, empty: OnceLock::new(), marks: Mutex::default() })
     }
@@ -176,8 +176,8 @@ impl Bench {
         bail!("{program} uses no map {name}")
     }
 
-    /// Mean time of one run over `runs`, each on a fresh packet: a packet that a program has rewritten is no longer the
-    /// same to it.
+    /// Returns the mean time of one run over `runs`, each on a new packet. A rewritten packet would not be the same to
+    /// the program.
     pub fn cost(&self, program: &str, packet: &[u8], runs: u32) -> Result<Duration> {
         let program = self.program(program)?;
         let mut total = Duration::ZERO;

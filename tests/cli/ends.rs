@@ -8,7 +8,7 @@ use testbed::agent::{binary, kpx};
 use crate::node::{Node, namespace};
 
 #[test]
-fn exit_codes_say_how_it_went() -> Result<()> {
+fn exit_codes_tell_the_outcome() -> Result<()> {
     let ns = namespace("codes")?;
     let cases = [
         ("--version", 0, ""),

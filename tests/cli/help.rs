@@ -21,7 +21,7 @@ fn help(arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn each_command_says_what_it_does() -> Result<()> {
+fn each_command_describes_itself() -> Result<()> {
     let of_kpx = help(&[])?;
     let commands = commands(&of_kpx);
     for expected in ["status", "services", "backends", "flows", "devices", "check", "cleanup", "completions", "man"] {

@@ -57,7 +57,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
 
 /// Checks a fault that shows only when the API server is asked.
 #[test]
-fn a_source_that_fails_later_says_why() -> Result<()> {
+fn a_source_that_fails_later_names_the_reason() -> Result<()> {
     let (ns, dir) = (namespace("plugin")?, TempDir::with_prefix("kpx-cli-")?);
     let user = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /nofile/plugin, interactiveMode: Never}}";
     let path = dir.path().join("config");

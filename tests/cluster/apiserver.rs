@@ -13,7 +13,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, W
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
-use testbed::apiserver::place::{PATIENCE, Place, everywhere};
+use testbed::apiserver::place::{Place, TIMEOUT, everywhere};
 use tokio::time::timeout;
 
 #[test]
@@ -130,7 +130,7 @@ fn selectors_narrow_lists() -> Result<()> {
 }
 
 #[test]
-fn refusals_say_why() -> Result<()> {
+fn refusals_name_their_reason() -> Result<()> {
     everywhere(async |place| {
         let services = services(place).await?;
         let created = create(&services, service("a")).await?;
@@ -203,7 +203,7 @@ fn the_status_is_written_apart() -> Result<()> {
         let created = create(&services, given.clone()).await?;
         let ingress = |s: &Service| s.status.clone().and_then(|s| s.load_balancer?.ingress).unwrap_or_default();
         ensure!(ingress(&created).is_empty(), "creation wrote the status");
-        // Of another type, defaults fill in no mode; the type itself is not written with a status.
+        // A Service of another type gets no default mode. A write of the status does not change the type.
         let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "VIP"}]}});
         let status = Patch::Merge(json!({"status": status, "spec": {"type": "ClusterIP"}}));
         services.patch_status("a", &PatchParams::default(), &status).await?;
@@ -251,12 +251,12 @@ fn a_load_balancers_address_has_a_mode_and_a_service_of_that_type() -> Result<()
 }
 
 #[test]
-fn a_watch_ends_when_it_said() -> Result<()> {
+fn a_watch_ends_at_its_timeout() -> Result<()> {
     everywhere(async |place| {
         let services = services(place).await?;
         let version = services.list(&ListParams::default()).await?.metadata.resource_version.unwrap_or_default();
         let events = services.watch(&WatchParams::default().timeout(1), &version).await?;
-        let events: Vec<_> = timeout(PATIENCE, events.try_collect()).await.context("the watch does not end")??;
+        let events: Vec<_> = timeout(TIMEOUT, events.try_collect()).await.context("the watch does not end")??;
         ensure!(events.iter().all(|e| matches!(e, WatchEvent::Bookmark(_))), "{events:?}");
         Ok(())
     })
@@ -296,7 +296,7 @@ fn code<T>(result: kube::Result<T>, want: u16) -> Result<()> {
 }
 
 async fn next<T: Stream<Item = watcher::Result<Event<Service>>> + Unpin>(events: &mut T) -> Result<Event<Service>> {
-    let event = timeout(PATIENCE, events.next()).await.context("no event")?;
+    let event = timeout(TIMEOUT, events.next()).await.context("no event")?;
     Ok(event.context("the watcher ended")??)
 }
 
@@ -311,7 +311,7 @@ where
     T: Stream<Item = kube::Result<WatchEvent<Service>>> + Unpin,
 {
     loop {
-        let event = timeout(PATIENCE, events.next()).await.context("no event")?.context("the watch ended")??;
+        let event = timeout(TIMEOUT, events.next()).await.context("no event")?.context("the watch ended")??;
         if !matches!(event, WatchEvent::Bookmark(_)) {
             return Ok(event);
         }

@@ -16,7 +16,7 @@ use kube::runtime::watcher::{self, Event};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::apiserver::place::{PATIENCE, client};
+use testbed::apiserver::place::{TIMEOUT, client};
 use testbed::apiserver::{ApiServer, History, Login, Options, Traffic};
 use tokio::time::timeout;
 
@@ -55,7 +55,7 @@ impl Pair {
                 let _ = timeout(Duration::from_millis(10), events.next()).await;
             }
         };
-        timeout(PATIENCE, working).await.with_context(|| format!("only {:?}", self.server.traffic()))
+        timeout(TIMEOUT, working).await.with_context(|| format!("only {:?}", self.server.traffic()))
     }
 }
 
@@ -154,7 +154,7 @@ async fn answers_can_be_set() -> Result<()> {
         }
         pair.server.heal();
     };
-    let (list, ()) = timeout(PATIENCE, async { tokio::join!(pair.services.list(&params), healer) }).await?;
+    let (list, ()) = timeout(TIMEOUT, async { tokio::join!(pair.services.list(&params), healer) }).await?;
     list.context("after a retry")?;
     ensure!(start.elapsed() >= Duration::from_secs(1), "a retry after {:?}", start.elapsed());
 
@@ -227,10 +227,10 @@ async fn bookmarks_follow_the_changes_of_others() -> Result<()> {
             }
         }
     };
-    timeout(PATIENCE, bookmarked).await.context("no bookmark of the last version")??;
+    timeout(TIMEOUT, bookmarked).await.context("no bookmark of the last version")??;
     ensure!(server.traffic().watches("services") == 1, "{:?}", server.traffic());
     drop(events);
-    ensure!(server.wait(PATIENCE, |traffic| traffic.watches("services") == 0), "the watch outlives its client");
+    ensure!(server.wait(TIMEOUT, |traffic| traffic.watches("services") == 0), "the watch outlives its client");
     Ok(())
 }
 
@@ -261,7 +261,7 @@ fn a_server_restarts_in_the_namespace_of_its_socket() -> Result<()> {
         let mut server = ApiServer::start(Options::on(TcpListener::bind(("127.0.0.1", 6443))?))?;
         for _ in 0..2 {
             let mut before = TcpStream::connect(server.address()).context("connect")?;
-            before.set_read_timeout(Some(PATIENCE))?;
+            before.set_read_timeout(Some(TIMEOUT))?;
             // From another thread, and so from another namespace.
             std::thread::scope(|scope| scope.spawn(|| server.stop()).join().expect("stop does not panic"))?;
             let cut = before.read(&mut [0]);
@@ -292,7 +292,7 @@ async fn until(events: &mut Events, want: &str) -> Result<Vec<String>> {
         }
         false
     };
-    let found = timeout(PATIENCE, wanted).await;
+    let found = timeout(TIMEOUT, wanted).await;
     ensure!(found == Ok(true), "no {want} among {seen:?}");
     Ok(seen)
 }

@@ -6,7 +6,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use kube::api::Api;
 use serde_json::{Value, json};
-use testbed::apiserver::place::{PATIENCE, everywhere};
+use testbed::apiserver::place::{TIMEOUT, everywhere};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::time::timeout;
 
@@ -33,7 +33,7 @@ fn kubectl_is_served() -> Result<()> {
             created == "service/web created\nendpointslice.discovery.k8s.io/web-1 created\n",
             "first apply: {created}"
         );
-        let line = timeout(PATIENCE, lines.next_line()).await.context("kubectl shows nothing")??;
+        let line = timeout(TIMEOUT, lines.next_line()).await.context("kubectl shows nothing")??;
         ensure!(line.as_deref().is_some_and(|l| l.contains("service/web")), "kubectl get --watch: {line:?}");
         // kubectl calls what it has patched configured, even if nothing changed by that.
         let slices: Api<EndpointSlice> = Api::namespaced(place.client().await?, &place.namespace);
@@ -50,7 +50,7 @@ fn kubectl_is_served() -> Result<()> {
             spec["ports"].as_array().into_iter().flatten().map(|p| p["targetPort"].clone()).collect::<Vec<_>>()
         };
         ensure!(targets(&services.get("web").await?) == [json!(8081), json!(8443)], "third apply did not take");
-        let line = timeout(PATIENCE, lines.next_line()).await.context("kubectl shows nothing")??;
+        let line = timeout(TIMEOUT, lines.next_line()).await.context("kubectl shows nothing")??;
         ensure!(line.as_deref().is_some_and(|l| l.contains("service/web")), "kubectl get --watch: {line:?}");
 
         let refused =

@@ -78,7 +78,7 @@ impl Fixture {
         self.answers(frontends, "p2a").context("the older one")?;
         self.api.delete("Service", "default", "old")?;
         self.answers(frontends, "p1b").context("the next")?;
-        // Of one second, the names would say who is older.
+        // Within one second, the names would decide which Service is older.
         wait_until(DEADLINE, "it is another second", || Ok(made.elapsed() > Duration::from_secs(1)))?;
         self.put(vec![old.service()])?;
         // It is the youngest now.

@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_millis(100);
 const RECOVERY: Duration = Duration::from_secs(20);
 
 #[test]
-fn kubectl_applies_a_service_and_traffic_flows_deletes_it_and_traffic_is_refused() -> Result<()> {
+fn traffic_follows_a_service_that_kubectl_applies_and_deletes() -> Result<()> {
     let cluster = Cluster::start()?;
     let agents = cluster.agents()?;
     let web = Service::new("web", 10, &["p1b"], PORT);
@@ -100,7 +100,7 @@ fn tables_end_equal_after_every_fault_of_watches() -> Result<()> {
 }
 
 #[test]
-fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_told() -> Result<()> {
+fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() -> Result<()> {
     let cluster = Cluster::start()?;
     let agents = cluster.agents()?;
     let web = Service::new("web", 10, &["p1b"], PORT);
@@ -205,7 +205,7 @@ impl Cluster {
                 for family in Family::ALL {
                     let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
                     let what = format!("{client} by {protocol} {family}");
-                    // Those that come later have had their time, but not their turn.
+                    // Later clients have used their time before their turn.
                     let left = PROMPT.saturating_sub(since.elapsed()).max(ANSWER);
                     wait_until(left, &what, || holds(&dial, &self.lab.host(client).ns))?;
                 }

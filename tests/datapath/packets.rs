@@ -186,7 +186,7 @@ fn rows_are_aligned() -> Result<()> {
 }
 
 #[test]
-fn wrong_lines_have_line_and_column() {
+fn errors_have_line_and_column() {
     let cases = [
         (
             "== a\ningress | tcp | pass | same",

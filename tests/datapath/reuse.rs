@@ -1,4 +1,4 @@
-//! Loaded programs that serve one test after the other, with cleared maps: to verify programs takes most of a test's time,
+//! Loaded programs that serve one test after the other, with cleared maps. Verification takes most of a test's time,
 //! and in a virtual machine nearly all of it.
 
 use std::collections::BTreeMap;

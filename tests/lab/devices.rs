@@ -182,10 +182,10 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         let mut tagged = served.clone();
         tagged.splice(12..12, [0x81, 0x00, 0, 5]);
 
-        // What the port's hook has rewritten, the bridge's leaves alone.
+        // The bridge's hook leaves packets alone that the port's hook has rewritten.
         send_frame(&node, "wire", &served)?;
         expect(&bench, &BTreeMap::from([(Reason::SeenBefore, 1)]))?;
-        // What no hook has rewritten, each looks at.
+        // Each hook looks at a packet that no hook has rewritten.
         send_frame(&node, "wire", &names.frame("udp client:1 > stranger:2 +9")?)?;
         expect(&bench, &BTreeMap::from([(Reason::NotOurs, 2), (Reason::SeenBefore, 1)]))?;
         // So that a device for the VLAN on top of either can do it.

@@ -1,5 +1,5 @@
-//! A flood of SYNs in strangers' names, against a backend that answers each of them: who is connected stays so, and who
-//! dials meanwhile gets through.
+//! A flood of SYNs with forged sources, against a backend that answers each of them. Open connections stay open, and
+//! new connections get through.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -155,7 +155,7 @@ fn a_narrow_hop_is_learnt_by_icmp_or_not_at_all() {
 }
 
 #[test]
-fn external_addresses_come_to_the_node_that_the_fabric_is_told() {
+fn external_addresses_come_to_the_configured_node() {
     let lab = Lab::start(Layout::Bridge).unwrap();
     let servers = Servers::start().unwrap();
     let addrs = EXTERNAL.host(200);

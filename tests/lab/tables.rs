@@ -45,7 +45,7 @@ fn tables_become_maps_and_are_read_back() -> Result<()> {
         ensure!(generation == deleted, "generation {generation} after {deleted} deletions of endpoints");
     }
     ensure!(deleted > 0);
-    // What is gone already is as wanted.
+    // A deletion of an absent row succeeds.
     for change in diff(&states[1], &Tables::default()) {
         maps.apply(&change)?;
     }
@@ -95,7 +95,7 @@ fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<
     let text = result.err().map(|error| format!("{error:#}")).unwrap_or_default();
     let full = "SLOTS4 is full: start kpx with a larger --endpoint-table-size";
     ensure!(made == ROOM && text.contains(full) && text.starts_with("put slot"), "{made}: {text}");
-    // What is there is replaced, with or without room.
+    // Existing rows are replaced, with or without room.
     let (made, result) = maps.apply_all(&slots(81)[..ROOM]);
     ensure!(made == ROOM && result.is_ok(), "{made}: {result:?}");
     let mut want = Tables::default();

@@ -29,7 +29,7 @@ pub(crate) struct Fixture<'a> {
 }
 
 /// Everything that listens, and the addresses beside the hosts' own ones.
-pub(crate) fn furnish(lab: &Lab, servers: &Servers) -> Result<()> {
+pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
     for host in lab.backends() {
         servers.serve(host, PORT)?;
     }
@@ -54,17 +54,18 @@ pub(crate) fn furnish(lab: &Lab, servers: &Servers) -> Result<()> {
     if kernel_speaks_sctp() { set_up_sctp(lab) } else { lead_sctp_to_rules(lab) }
 }
 
-/// Sets up the kernel's SCTP. It does not dial an address of the internet from a private one if the host has any other, with any source
-/// the route has; unless it is told not to care. And it does not hear a refusal that comes before `connect` has come back,
-/// as it does in one kernel, but that of the next INIT, which is sent after three seconds unless it is told a shorter time.
+/// Sets up the kernel's SCTP. By default it does not dial a public address from a private one if the host has any
+/// other, whichever source the route names. In one kernel a refusal comes before `connect` returns, and is not heard.
+/// Only the refusal of the next INIT counts, which follows after three seconds by default.
 fn set_up_sctp(lab: &Lab) -> Result<()> {
     lab.nodes().into_iter().try_for_each(|node| node.host.ns.sysctl("sctp/addr_scope_policy", "0"))?;
     let hosts = lab.backends().chain([&lab.x, &lab.xl]);
     hosts.into_iter().try_for_each(|host| host.ns.sysctl("sctp/rto_initial", "200")) // Milliseconds.
 }
 
-/// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside each of the rules that
-/// kpx makes by port there must be one without for those that our sockets dial: all but the proxy.
+/// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside each of kpx's rules
+/// with a port there must be one without a port. That holds for all frontends that our sockets dial, which are all but
+/// the proxy's.
 fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
     let (all, proxy) = (EXTERNAL, services::vip(services::index("proxied")));
     for (family, version) in [(Family::V4, "-4"), (Family::V6, "-6")] {
@@ -142,7 +143,7 @@ impl<'a> Fixture<'a> {
 
     /// Dials as a new flow.
     pub(crate) fn dial(&self, client: &str, dial: Dial) -> Result<Answer> {
-        let dial = afresh(dial);
+        let dial = from_unused_port(dial);
         let answer = dial.exchange(&self.lab.host(client).ns, &pattern(100));
         answer.with_context(|| format!("{client} dials {} over {}", dial.to, dial.protocol))
     }
@@ -170,9 +171,9 @@ impl<'a> Fixture<'a> {
     }
 }
 
-/// Dials from a port that no flow had before, if the protocol does not tell flows apart by more: from one that the kernel
-/// chooses an older flow might go on, as it was then.
-pub(crate) fn afresh(dial: Dial) -> Dial {
+/// Dials from a port without an earlier flow, if the protocol tells flows apart by ports alone. From a port of the
+/// kernel's choice an older flow might go on.
+pub(crate) fn from_unused_port(dial: Dial) -> Dial {
     match dial {
         Dial { protocol: Protocol::Udp, source_port: 0, .. } => dial.source_port(fresh_ports(1)),
         dial => dial,

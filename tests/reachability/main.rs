@@ -18,7 +18,7 @@ use testbed::capture::{Capture, Checksums, Packet};
 use testbed::echo::Servers;
 use testbed::lab::{Family, Lab, Layout, PodRoute};
 
-use crate::fixture::{Fixture, compat_args, furnish};
+use crate::fixture::{Fixture, compat_args, create_services};
 use crate::results::Results;
 use crate::setting::{Setting, mode};
 use crate::table::{CASES, CASES_OF_FLAGS};
@@ -67,7 +67,7 @@ fn overlaid_pods_masqueraded_as_kube_proxy_does() {
 fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> Result<()> {
     let lab = Lab::start(layout)?;
     let servers = Servers::start()?;
-    furnish(&lab, &servers)?;
+    create_services(&lab, &servers)?;
     let cluster = cluster(&lab)?;
     let services = services::services(&lab);
     for object in services.iter().flat_map(|service: &Service| service.objects(&lab)) {

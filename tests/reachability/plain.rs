@@ -1,5 +1,5 @@
-//! The cases in the setting of a node out of the box, for kernels in virtual machines, where all settings would take too
-//! long: `cargo xtask vmtest`. SCTP there is the kernel's own.
+//! The cases in the default setting of a node, for kernels in virtual machines (`cargo xtask vmtest`). All settings
+//! would take too long there. SCTP there is the kernel's own.
 #![allow(dead_code, reason = "what only the other cases use")]
 
 mod case;
@@ -15,7 +15,7 @@ use testbed::agent::{Cluster, Service};
 use testbed::echo::Servers;
 use testbed::lab::{Lab, Layout};
 
-use super::fixture::{Fixture, furnish};
+use super::fixture::{Fixture, create_services};
 use super::results::Results;
 use super::setting::Setting;
 use super::table::CASES;
@@ -34,7 +34,7 @@ fn pods_reach_services_by_clsact() {
 fn check(args: &[&str]) -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     let servers = Servers::start()?;
-    furnish(&lab, &servers)?;
+    create_services(&lab, &servers)?;
     let cluster = Cluster::with_manifests(&lab)?;
     for object in services::services(&lab).iter().flat_map(|service: &Service| service.objects(&lab)) {
         cluster.put(&object)?;

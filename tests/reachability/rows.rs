@@ -12,7 +12,7 @@ use testbed::kernel;
 use testbed::lab::{Family, Lab};
 
 use super::case::{Case, Expect, Seen};
-use super::fixture::afresh;
+use super::fixture::from_unused_port;
 use super::results::Results;
 use super::services;
 use super::setting::Setting;
@@ -103,7 +103,7 @@ fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<
 
 impl Row {
     fn check(&self, lab: &Lab, setting: &Setting) -> Result<()> {
-        let dial = afresh(Dial::new(self.protocol, self.case.addr(lab, self.family)));
+        let dial = from_unused_port(Dial::new(self.protocol, self.case.addr(lab, self.family)));
         let ns = &lab.host(self.case.client).ns;
         match self.expect {
             Expect::Seen(seen) => self.is_answered(dial, lab, setting, services::backend(self.case.service), seen),

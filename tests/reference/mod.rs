@@ -1,5 +1,5 @@
-//! The programs and the agent's tables against a plain model of what a Service means: random objects, random packets,
-//! and both must come to the same.
+//! Compares the programs and the agent's tables with a plain model of a Service's meaning. On random objects and random
+//! packets, both must agree.
 //!
 //! `KPX_SEED` repeats a run: it is printed at the start, and with a difference the seed of its cluster alone.
 

@@ -7,13 +7,13 @@ use anyhow::{Result, ensure};
 
 use crate::setup::{self, Need};
 use crate::step::{seconds, step};
-use crate::test::Tally;
+use crate::test::TestCounts;
 use crate::{build, demo, shell, test, tidy, workspace};
 
 /// Runs all steps, even after a failure, so that one run reports everything. The last line is the tally of tests.
 pub(crate) fn run() -> Result<()> {
     let mut report = Report::default();
-    let mut tally = Tally::default();
+    let mut tally = TestCounts::default();
     report.step("fmt", || cargo(&["fmt", "--all", "--check"]));
     report.step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]));
     report.step("tidy", tidy::run);

@@ -32,8 +32,8 @@ const FUZZ: &str = "fuzz";
 const FUZZ_SECS: &str = "300";
 
 /// Runs all levels, even after a failure.
-pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
-    let mut tally = Tally::default();
+pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
+    let mut tally = TestCounts::default();
     let helm = helm::ensure();
     let fuzzes = filter.is_none();
     let programs = programs()?;
@@ -61,7 +61,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<Tally> {
     thread::scope(|scope| {
         let mut cargo = in_labs(&[FUZZ.to_owned()])?;
         cargo.args(["--", "--nocapture"]).env("KPX_FUZZ_SECS", FUZZ_SECS);
-        let slice = fuzzes.then(|| scope.spawn(|| Tally::of(cargo)));
+        let slice = fuzzes.then(|| scope.spawn(|| TestCounts::of(cargo)));
         step("test without root", || {
             let mut cargo = workspace::cargo();
             cargo.args(["test", "--no-fail-fast"]).args(filter);
@@ -112,12 +112,12 @@ fn programs() -> Result<Vec<String>> {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
 }
 
-impl Tally {
+impl TestCounts {
     /// Fails if a test failed, or if no test ran.
     pub(crate) fn check(self) -> Result<()> {
         ensure!(self.failed == 0, "tests failed");
@@ -178,7 +178,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for TestCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed", self.passed, self.failed)
     }
@@ -189,10 +189,10 @@ mod tests {
     use super::*;
 
     /// Returns the tally of a `cargo test` with the output and exit of `script`.
-    fn tally(script: &str) -> Tally {
+    fn tally(script: &str) -> TestCounts {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        let (mut tally, mut shown) = (Tally::default(), Vec::new());
+        let (mut tally, mut shown) = (TestCounts::default(), Vec::new());
         tally.add(shell, &mut shown).unwrap();
         assert_eq!(shown.iter().filter(|&&byte| byte == b'\n').count(), script.matches("echo").count());
         tally
@@ -203,9 +203,9 @@ mod tests {
         let good =
             "echo 'test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s'";
         let bad = "echo 'test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out'";
-        assert_eq!(tally(&format!("echo 'test a ... ok'; {good}; {good}")), Tally { passed: 24, failed: 0 });
-        assert_eq!(tally(&format!("{good}; {bad}; exit 101")), Tally { passed: 15, failed: 2 });
-        assert_eq!(tally("echo 'a test result: ok. 12 passed; 1 failed'"), Tally::default());
+        assert_eq!(tally(&format!("echo 'test a ... ok'; {good}; {good}")), TestCounts { passed: 24, failed: 0 });
+        assert_eq!(tally(&format!("{good}; {bad}; exit 101")), TestCounts { passed: 15, failed: 2 });
+        assert_eq!(tally("echo 'a test result: ok. 12 passed; 1 failed'"), TestCounts::default());
     }
 
     #[test]
@@ -223,14 +223,14 @@ mod tests {
 
     #[test]
     fn crash_counts_as_failure() {
-        assert_eq!(tally("exit 101"), Tally { passed: 0, failed: 1 });
+        assert_eq!(tally("exit 101"), TestCounts { passed: 0, failed: 1 });
     }
 
     #[test]
     fn empty_run_is_a_failure() {
-        assert!(Tally::default().check().is_err());
-        assert!(Tally { passed: 9, failed: 1 }.check().is_err());
-        assert!(Tally { passed: 1, failed: 0 }.check().is_ok());
-        assert_eq!(Tally { passed: 9, failed: 1 }.to_string(), "9 passed, 1 failed");
+        assert!(TestCounts::default().check().is_err());
+        assert!(TestCounts { passed: 9, failed: 1 }.check().is_err());
+        assert!(TestCounts { passed: 1, failed: 0 }.check().is_ok());
+        assert_eq!(TestCounts { passed: 9, failed: 1 }.to_string(), "9 passed, 1 failed");
     }
 }

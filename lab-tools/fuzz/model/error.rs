@@ -74,7 +74,8 @@ impl Model {
     }
 }
 
-/// Tells if an error belongs to a flow, as for packets: of a masqueraded flow only errors that a hook has noted, and those that the host itself has met.
+/// Returns true if an error belongs to a flow. The rule is that of packets: a masqueraded flow has only errors that a
+/// hook has marked or that the host itself has met.
 fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
     match leg {

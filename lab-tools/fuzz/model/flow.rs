@@ -139,8 +139,9 @@ impl Flow {
         }
     }
 
-    /// May a packet of its client that opens a flow open another one in its place? If it has ended, has been silent for
-    /// longer than its state allows, or for a minute, after which who dials from the same port has forgotten it.
+    /// Returns true if an opening packet of the same client may replace the flow. The flow must have ended, or have
+    /// been silent for longer than its state allows, or for a minute. After a minute a client that reuses the port has
+    /// forgotten the flow.
     pub(crate) fn yields(&self, now_secs: u32) -> bool {
         self.is_over(now_secs) || (self.proto != UDP && now_secs.saturating_sub(self.last_secs) > 60)
     }

@@ -96,9 +96,9 @@ impl Model {
         flow.last_secs = now_secs;
     }
 
-    /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a backend is no reply. Between
-    /// the hooks of a masqueraded flow the client has a port that on its own machine may be in use: only what a hook has
-    /// noted is the flow's there, and what the host itself answers.
+    /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a backend is no reply.
+    /// Between the hooks, the client of a masqueraded flow has a port that its own machine may use otherwise. There
+    /// only marked packets belong to the flow, and the host's own answers.
     pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {
         let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
         let flow = &self.flows[&id];

@@ -180,7 +180,7 @@ impl Model {
             At::Lo => self.inside(sent, got, family, now_secs, chosen)?,
         };
         let translated = match translated {
-            // What is none of our transports may still be an error about one of their packets.
+            // A packet of another transport may still be an error about one of our transports' packets.
             Err(Reason::Protocol) => self.error(sent, family),
             translated => translated,
         };

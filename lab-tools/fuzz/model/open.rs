@@ -54,7 +54,7 @@ impl Model {
         let (answer, service) = (&answer.0, answer.1);
         let is_ingress = matches!(sent.at, At::Ingress(_));
         let is_ours = !matches!(answer, Answer::Pass(Reason::NotOurs) | Answer::Reject(Reason::NotOurs));
-        // What came in was to be met where it came in.
+        // A packet that came in should have met the hook there.
         if !is_ingress && sent.came_in && is_ours {
             return Ok(Err(self.refused(packet, service, false, Reason::Unhooked)));
         }
@@ -209,8 +209,8 @@ impl Model {
         }
     }
 
-    /// Gives a flow the port that was chosen for it: the client's own if it may keep it and no other flow has the tuple, else
-    /// one of ours that is free.
+    /// Gives a flow the port chosen for it. The client keeps its own port if permitted and if no other flow has the
+    /// tuple; otherwise the port is a free one of ours.
     pub(super) fn take_port(&self, flow: &mut Flow, seen: IpAddr, port: u16, may_keep: bool) -> Result<()> {
         let with = |port| Flow { source: SocketAddr::new(seen, port), ..flow.clone() };
         let is_free = |flow: &Flow| flow.legs().iter().all(|(tuple, _)| !self.index.contains_key(tuple));

@@ -58,7 +58,7 @@ fn reset(segment: &[u8], ip: &Ip) -> Option<Vec<u8>> {
         return None;
     }
     let word = |at: usize| u32::from_be_bytes(segment[at..at + 4].try_into().expect("four bytes"));
-    // Who asks to open a connection hears that its SYN was received.
+    // The sender of a SYN learns that its SYN was received.
     let (seq, ack, flags) =
         if flags & 0b1_0000 != 0 { (word(8), 0, 0b100) } else { (0, word(4).wrapping_add(1), 0b1_0100) };
     let mut reset = [&segment[2..4], &segment[..2]].concat();
@@ -70,8 +70,8 @@ fn reset(segment: &[u8], ip: &Ip) -> Option<Vec<u8>> {
     Some(reset)
 }
 
-/// RFC 792 p. 4, RFC 4443 §3.1: port unreachable, with the IP header and 8 bytes more; of SCTP 20, by which the sender of
-/// an INIT knows it.
+/// RFC 792 p. 4, RFC 4443 §3.1: port unreachable, with the IP header and 8 bytes more. For SCTP 20 bytes are quoted, by
+/// which the sender of an INIT knows it.
 fn unreachable(frame: &[u8], ip: &Ip) -> Vec<u8> {
     let quoted = if ip.proto == SCTP && ip.end - ip.l4 >= 20 { 20 } else { 8 };
     let (kind, code, pseudo): (u8, u8, _) = match ip.family {

@@ -21,7 +21,7 @@ pub(crate) fn peers(
     let ports_change = ports != (src.port(), dst.port());
     let addrs = [addr_changes(ip.src, src.ip()), addr_changes(ip.dst, dst.ip())].concat();
     match (ip.part, ip.proto) {
-        // What is behind its IP header is anybody's guess.
+        // The bytes behind its IP header are unknown.
         (Part::Later { .. }, _) => {}
         // The checksum covers what is not here.
         (Part::First { .. }, SCTP) if ports_change => return Err(Reason::Rewrite),

@@ -120,7 +120,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Ip, Reason> {
         part: Part::Whole,
     };
     let mut fragments = 0;
-    // Of a fragment whose header is cut short. That counts where what it leads to is asked for.
+    // Set for a fragment whose header is cut short, which counts where the next header is read.
     let mut lacks_id = false;
     for followed in 0.. {
         match ip.proto {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use nix::sys::socket::{self, MsgFlags, SockaddrStorage, setsockopt, sockopt};
 
 use super::Mode;
-use super::traffic::{PATIENCE, Slice, Work};
+use super::traffic::{Slice, TIMEOUT, Work};
 
 /// Fits every link of a lab.
 const STREAM_BYTES: usize = 1_400;
@@ -39,7 +39,7 @@ pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
 
 fn connect(slice: &Slice<'_>) -> Result<UdpSocket> {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).context("bind a client")?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     socket.connect(slice.to).with_context(|| format!("connect to {}", slice.to))?;
     Ok(socket)
 }

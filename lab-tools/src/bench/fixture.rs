@@ -117,7 +117,7 @@ impl<'a> Fixture<'a> {
         let connections = done?.amount;
         let mut fresh = self.tracked()?;
         fresh.retain(|connection| !known.contains(connection));
-        let tracked = fresh.iter().any(|connection| connection.is_led(frontend, self.backend(path)));
+        let tracked = fresh.iter().any(|connection| connection.is_translated(frontend, self.backend(path)));
         let counts = self.counts()?;
         let news = |name: &str| sum(&counts, name) - sum(&before, name);
         match self.variant {
@@ -182,7 +182,7 @@ impl Tracked {
     }
 
     /// Tells if it is translated: this backend answers what was sent to that frontend.
-    fn is_led(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> bool {
+    fn is_translated(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> bool {
         let sent = [format!("dst={}", frontend.ip()), format!("dport={}", frontend.port())];
         sent.iter().all(|word| self.sent.contains(word)) && self.answered.contains(&format!("src={}", backend.ip()))
     }

@@ -1,5 +1,5 @@
-//! The cost of Services on the way of packets: clients and servers in network namespaces, side by side with what they would
-//! do without Services, and with kube-proxy's rules.
+//! Measures the cost of Services for packets, between clients and servers in network namespaces. Each is compared with
+//! a run without Services, and with kube-proxy's rules.
 //!
 //! Every figure is a ratio to [`Variant::Direct`] of the same round, because a machine is never as fast as a moment ago.
 

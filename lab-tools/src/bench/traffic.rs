@@ -17,7 +17,7 @@ use super::{Mode, datagrams};
 use testbed::netns::NetNs;
 
 /// No answer takes so long, unless it never comes.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 /// The part of a slice before it counts.
 const WARM_UP: u32 = 8;
 /// The number of bytes that common clients and servers write at a time.
@@ -113,7 +113,7 @@ impl Slice<'_> {
             amount += step()?;
             let time = started.elapsed();
             // A server on the same CPU may not have had its turn yet.
-            if time >= self.length && (amount > 0 || time >= PATIENCE) {
+            if time >= self.length && (amount > 0 || time >= TIMEOUT) {
                 break time;
             }
         };
@@ -124,8 +124,8 @@ impl Slice<'_> {
     fn connect(&self) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?; // That of connect as well.
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_write_timeout(Some(TIMEOUT))?; // That of connect as well.
         socket.connect(&self.to.into()).with_context(|| format!("connect to {}", self.to))?;
         Ok(socket.into())
     }
@@ -171,9 +171,8 @@ fn swallow_one(listener: TcpListener) {
     while matches!(stream.read(&mut block), Ok(1..)) {}
 }
 
-/// Client and server share the last CPU, whose time then says what the path costs. On two they would wake each other, and
-/// how fast one CPU wakes another differs by more from moment to moment than what is to be measured, above all on virtual
-/// machines.
+/// Client and server share the last CPU, whose time then says what the path costs. On two CPUs they would wake each
+/// other. The time of a wake-up varies by more than the measured difference, above all on virtual machines.
 fn pin() -> Result<()> {
     let last = usize::try_from(cpu::count()? - 1)?;
     let mut cpus = CpuSet::new();

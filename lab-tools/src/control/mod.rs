@@ -1,9 +1,9 @@
-//! The cost of a large cluster for the agent: how long it takes to be in force, how soon a change is, and what it holds and burns
-//! meanwhile.
+//! Measures the cost of a large cluster for the agent: the start, the delay of a change, and the memory and CPU time
+//! used meanwhile.
 //!
-//! kpx runs as it is shipped, in a network namespace of its own, against the tests' API server over TLS in the same one. A time
-//! begins where the server has made an answer or an event, and ends where the kernel's map holds what follows from it, read
-//! from outside. So it contains what the server needs to encrypt and send it.
+//! kpx runs as it is shipped, in a network namespace of its own, against the tests' API server over TLS in the same
+//! one. A time begins when the server has made an answer or an event. It ends when the kernel's map holds the result,
+//! as read from outside. So it contains what the server needs to encrypt and send it.
 
 mod cluster;
 mod events;

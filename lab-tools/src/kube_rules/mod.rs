@@ -40,8 +40,8 @@ pub struct ServicePort {
     pub port: u16,
     pub node_port: Option<u16>,
     pub endpoints: Vec<SocketAddrV4>,
-    /// Leads to the chains of the first such port instead of to its own. A packet that is for none of them cannot tell,
-    /// while tools take minutes to load the chains of thousands of Services, which is what kube-proxy's start is like.
+    /// Leads to the chains of the first such port instead of to its own. A packet for another Service does not notice.
+    /// Tools would take minutes to load the chains of thousands of Services, as at kube-proxy's start.
     pub stand_in: bool,
 }
 

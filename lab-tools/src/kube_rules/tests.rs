@@ -127,7 +127,7 @@ fn mode_ipvs_serves_what_its_sets_hold() {
     let expected = [
         "KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
         "KUBE-NODE-PORT-TCP 30080",
-        // Of the node's own endpoint alone.
+        // The set has only the node's own endpoint.
         "KUBE-LOOP-BACK 10.244.1.4,tcp:8080,10.244.1.4",
         "KUBE-IPVS-IPS 10.96.0.10",
     ];

@@ -47,7 +47,7 @@ impl Flood {
         let thread = host.ns.thread("flood", move || {
             let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), SockProtocol::EthAll)?;
             bind(socket.as_raw_fd(), &from).context("bind to eth0")?;
-            // What comes in stays unread.
+            // Arriving packets stay unread.
             setsockopt(&socket, sockopt::RcvBuf, &0)?;
             pour(&socket, &mut frame, &told)
         })?;

@@ -96,7 +96,7 @@ fn flow(streams: &mut [Stream], stop: &AtomicBool) -> Duration {
             }
         }
         tick = tick.wrapping_add(1);
-        // What was missed while this thread did not run is not made up for.
+        // Packets missed while this thread did not run are not sent later.
         next = (next + TICK).max(Instant::now());
         thread::sleep(next.saturating_duration_since(Instant::now()));
     }

@@ -17,7 +17,7 @@ pub(super) const CLIENT_DEVICE: &str = "c0";
 pub(super) const BACKEND_DEVICE: &str = "b0";
 
 /// The longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Turns before the clock is looked at.
 const PRELUDE: u32 = 100;
 
@@ -108,9 +108,9 @@ fn dial_stream<T>(client: SocketAddr, dialled: SocketAddr, turns: u32, look: imp
     // By a reset: the port is free for the next.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.set_tcp_nodelay(true)?;
-    socket.connect_timeout(&dialled.into(), PATIENCE).with_context(|| format!("connect to {dialled}"))?;
+    socket.connect_timeout(&dialled.into(), TIMEOUT).with_context(|| format!("connect to {dialled}"))?;
     let mut stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut byte = [0];
     timed(turns, look, || {
         stream.write_all(b"x")?;
@@ -135,7 +135,7 @@ fn dial_datagrams<T>(client: SocketAddr, dialled: SocketAddr, turns: u32, look: 
     keep_to(0)?;
     let socket = UdpSocket::bind(client).with_context(|| format!("bind {client}"))?;
     socket.connect(dialled)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     let mut byte = [0];
     timed(turns, look, || {
         socket.send(b"x")?;

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn between_begin_and_settle_two_sets_may_answer() {
+    fn two_sets_may_answer_between_begin_and_settle() {
         let history = History::default();
         let now = Instant::now;
         history.begin(["a", "b"]);
@@ -184,9 +184,9 @@ mod tests {
         history.settle();
         let second = now() + Duration::from_nanos(1);
         assert!(!may("a", second, second) && may("c", second, second));
-        // Who dialled before and was answered late, might meet either.
+        // A client that dialled before the change, and was answered late, may meet either backend.
         assert!(may("a", both, second) && may("c", first, second) && may("a", first, second));
-        // Who had the answer before the change, did not see it.
+        // A client that had its answer before the change did not see the change.
         assert!(!may("c", first, first));
     }
 

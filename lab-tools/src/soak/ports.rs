@@ -1,5 +1,5 @@
-//! Connections that the node's netfilter masquerades with ports fully at random, beside those that kpx masquerades: both
-//! draw ports on the node's address towards one server.
+//! Connections that the node's netfilter masquerades with fully random ports, beside connections that kpx masquerades.
+//! Both draw ports on the node's address towards one server.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -25,7 +25,7 @@ pub fn ports(scale: Scale) -> Result<Report> {
     let service = Service::new("ports", 24, &[SERVER], WEB_PORT).node_port(NODE_PORT);
     service.objects(&fixture.lab).iter().try_for_each(|object| fixture.cluster.put(object))?;
     let node = &fixture.lab.n1.host;
-    // As kube-proxy, flannel and Calico do for what leaves.
+    // Kube-proxy, flannel and Calico masquerade leaving packets in this way.
     let pod = fixture.lab.host(POD).addrs;
     node.ns.nft(&format!(
         "table inet masquerading {{ chain post {{ type nat hook postrouting priority 90;

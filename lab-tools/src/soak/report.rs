@@ -103,7 +103,7 @@ impl Report {
         self.in_time(slow == 0, format!("{slow} connections were slow"));
     }
 
-    /// A stream through kpx is compared with those that no kpx touches; these with those through kpx, which shows how
+    /// Compares streams through kpx with streams past kpx, and the other way round. The second comparison shows how
     /// much of a difference the machine alone makes.
     fn streams(&mut self, streams: &[StreamResults], round_trip: Duration) {
         let columns = ["STREAM", "TO", "SENT", "LOST", "TWICE", "REORDERED", "ERRORS", "LARGEST GAP", "ALONE"];

@@ -1,4 +1,4 @@
-//! Collects the values that a scrape asks of the loop.
+//! Collects the values that a scrape asks of the agent.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use proxy_common::frontend::{Service, Set};
 use super::Agent;
 use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::FamilyTables;
-use proxy_datapath::Keeper;
+use proxy_datapath::PersistenceKind;
 use proxy_metrics::{ProgramReading, Readings};
 
 impl Agent {
@@ -29,7 +29,7 @@ impl Agent {
             flows: flows.collect(),
             devices,
             problems: (self.health.problems().len() + source_problems) as u64,
-            restart_gap: self.keeper() == Keeper::Nothing,
+            restart_gap: self.persistence_kind() == PersistenceKind::Nothing,
             no_local_endpoints: BTreeMap::from([
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
                 (IpFamily::V6, no_local_endpoints(&tables.v6)),

@@ -1,4 +1,4 @@
-//! Reports the loop's state: its problems, its liveness, its durations.
+//! Reports the agent's state: its problems, its liveness, its durations.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::liveness::Liveness;
 use proxy_core::desired::Desired;
 use proxy_core::input::{Input, Trigger, Update};
 use proxy_core::ip_family::IpFamily;
-use proxy_metrics::{Latencies, Mended, Metrics, Phase, ProxySync};
+use proxy_metrics::{Latencies, Metrics, Phase, ProxySync, Repairs};
 use proxy_source::events::Events;
 use proxy_source::health::Health;
 
@@ -25,7 +25,7 @@ pub struct Reports {
     latencies: Latencies,
 }
 
-/// A pass of the loop over the changes.
+/// A pass of the agent over the changes.
 pub(super) struct Pass {
     /// Set if there is something to bring into force.
     asked: bool,
@@ -112,8 +112,8 @@ impl Reports {
         }
     }
 
-    pub(super) fn mended(&self, mended: Mended) {
-        self.metrics.own.mended(mended);
+    pub(super) fn repairs(&self, repairs: Repairs) {
+        self.metrics.own.repairs(repairs);
     }
 
     pub(super) fn swept(&self, duration: Duration, expired: u64) {

@@ -1,4 +1,4 @@
-//! Collects the loop's state for `kpx status`.
+//! Collects the agent's state for `kpx status`.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ impl Agent {
             unreachable: unreachable_status(&self.desired),
             devices: devices.collect(),
             sockets: self.node.attachments().sockets_status(),
-            kept_by: self.keeper().name().to_owned(),
+            kept_by: self.persistence_kind().name().to_owned(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
                 (Addr6::FAMILY.to_owned(), table_status(counts.v6)),

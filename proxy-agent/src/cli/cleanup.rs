@@ -3,8 +3,8 @@
 mod drain;
 mod keep;
 mod kube_proxy;
+pub(crate) mod kube_proxy_sysctls;
 mod stand_by;
-pub(crate) mod wanted;
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,10 +21,10 @@ use crate::{control, leftovers};
 use proxy_datapath::object;
 use proxy_datapath::{BPF_DIR, check_netns, lock_if_there, may_open_by_id, serves};
 use proxy_net as net;
-use proxy_net::changes::{Changes, Undone, Wanted};
+use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::{Handle, filter};
 
-use wanted::kube_proxys_sysctls;
+use kube_proxy_sysctls::kube_proxys_sysctls;
 
 /// Remove everything that kpx left on this host. Needs root.
 ///
@@ -147,8 +147,8 @@ async fn ours(args: &CleanupArgs, handle: &Handle, removed: &mut Removed) -> Res
     let changes = Changes::new(&args.run_dir);
     let wanted = if args.kube_proxy { Wanted::default() } else { kube_proxys_sysctls() };
     let mut say = |done| match done {
-        Undone::Removed(what) => removed.add(what),
-        Undone::Stays(what) => removed.note(format!("left as it is: {what}")),
+        Undo::Removed(what) => removed.add(what),
+        Undo::Left(what) => removed.note(format!("left as it is: {what}")),
     };
     leftovers::remove(handle, &changes, &args.bpf_dir, &wanted, &mut say).await?;
     match (args.kube_proxy, args.drain) {

@@ -21,13 +21,13 @@ pub(super) struct Flag {
     /// The aliases; the first may be a single letter.
     pub(super) aliases: &'static [&'static str],
     pub(super) kind: Kind,
-    pub(super) stands_for: StandsFor,
+    pub(super) effect: Effect,
     pub(super) is_obeyed: bool,
     pub(super) help: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StandsFor {
+pub(super) enum Effect {
     /// The fields of KubeProxyConfiguration that the flag sets, unless there is a `--config` file.
     KubeProxy(&'static [&'static str]),
     /// The field of KubeProxyConfiguration that the flag sets, even over a `--config` file.
@@ -37,7 +37,7 @@ pub(super) enum StandsFor {
     /// The field of KpxConfiguration that the flag sets, even over a file.
     Kpx(&'static str),
     /// An action instead of a field.
-    Deed,
+    Command,
     /// An aid for developers of kpx, which is not shown.
     Development,
     /// A field that no longer exists.
@@ -68,17 +68,17 @@ pub(super) enum Kind {
 
 /// The values from the command line, by the names of their flags.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Given(BTreeMap<&'static str, Value>);
+pub(crate) struct FlagValues(BTreeMap<&'static str, Value>);
 
 /// The flags of `kpx run`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RunArgs(pub(crate) Given);
+pub struct RunArgs(pub(crate) FlagValues);
 
 /// The flags that set a node's treatment of packets, for `kpx trace`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeArgs(pub(super) Given);
+pub struct NodeArgs(pub(super) FlagValues);
 
-impl Given {
+impl FlagValues {
     pub(crate) fn text(&self, flag: &str) -> Option<&str> {
         self.0.get(flag).and_then(Value::as_str).filter(|text| !text.is_empty())
     }
@@ -97,31 +97,27 @@ impl Given {
 
     /// Returns the flag that set a wrong field.
     pub(super) fn flag_of(&self, kind: &str, field: &str, has_file: bool) -> Option<&'static str> {
-        let counts = |flag: &Flag| !has_file || !flag.stands_for.is_overruled_by_file();
-        self.flags().find(|(flag, _)| flag.stands_for.is(kind, field) && counts(flag)).map(|(flag, _)| flag.name)
+        let counts = |flag: &Flag| !has_file || !flag.effect.is_overruled_by_file();
+        self.flags().find(|(flag, _)| flag.effect.is(kind, field) && counts(flag)).map(|(flag, _)| flag.name)
     }
 
     /// Writes the values into `kube_proxy` and `kpx`. If `has_file`, a file sets kube-proxy's fields.
     pub(super) fn apply(&self, kube_proxy: &mut Value, kpx: &mut Value, has_file: bool) {
         for (flag, value) in self.flags() {
-            match flag.stands_for {
+            match flag.effect {
                 // An empty value counts as none: kube-proxy's manifests have many of them.
                 _ if value.as_str().is_some_and(str::is_empty) => self.switch_off(flag, kube_proxy, has_file),
-                StandsFor::KubeProxy(fields) if !has_file => {
+                Effect::KubeProxy(fields) if !has_file => {
                     fields.iter().for_each(|field| tree::set(kube_proxy, field, value.clone()));
                 }
-                StandsFor::KubeProxyOver(field) => tree::set(kube_proxy, field, value.clone()),
-                StandsFor::Kpx(field) => tree::set(kpx, field, value.clone()),
-                StandsFor::KubeProxy(_)
-                | StandsFor::Port(_)
-                | StandsFor::Deed
-                | StandsFor::Development
-                | StandsFor::Nothing => {}
+                Effect::KubeProxyOver(field) => tree::set(kube_proxy, field, value.clone()),
+                Effect::Kpx(field) => tree::set(kpx, field, value.clone()),
+                Effect::KubeProxy(_) | Effect::Port(_) | Effect::Command | Effect::Development | Effect::Nothing => {}
             }
         }
         if !has_file {
             self.flags().for_each(|(flag, port)| {
-                if let StandsFor::Port(field) = flag.stands_for {
+                if let Effect::Port(field) = flag.effect {
                     set_port(kube_proxy, field, port);
                 }
             });
@@ -130,7 +126,7 @@ impl Given {
 
     /// Turns an address off; only the addresses to listen on can be off.
     fn switch_off(&self, flag: &Flag, kube_proxy: &mut Value, has_file: bool) {
-        if let StandsFor::KubeProxy([field]) = flag.stands_for
+        if let Effect::KubeProxy([field]) = flag.effect
             && matches!(*field, "healthzBindAddress" | "metricsBindAddress")
             && !has_file
         {
@@ -156,14 +152,14 @@ fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
 impl Flag {
     /// Returns the field of KpxConfiguration and its values, if there is a closed list.
     pub(super) fn choice(&self) -> Option<(&'static str, Vec<PossibleValue>)> {
-        match (self.stands_for, self.kind) {
-            (StandsFor::Kpx(field), Kind::Choice(values)) => Some((field, values())),
+        match (self.effect, self.kind) {
+            (Effect::Kpx(field), Kind::Choice(values)) => Some((field, values())),
             _ => None,
         }
     }
 }
 
-impl StandsFor {
+impl Effect {
     pub(super) fn is_overruled_by_file(self) -> bool {
         matches!(self, Self::KubeProxy(_) | Self::Port(_))
     }
@@ -183,7 +179,7 @@ impl StandsFor {
             Self::KubeProxy(fields) => (kube_proxy, fields.to_vec()),
             Self::KubeProxyOver(field) | Self::Port(field) => (kube_proxy, vec![field]),
             Self::Kpx(field) => (super::KpxConfiguration::KIND, vec![field]),
-            Self::Deed | Self::Development | Self::Nothing => ("", Vec::new()),
+            Self::Command | Self::Development | Self::Nothing => ("", Vec::new()),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::settings::{Conntrack, Mode, PodRoutes};
-use proxy_core::model::{ModelOptions, Reach};
+use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
@@ -76,11 +76,11 @@ pub(super) fn check(
     let Some(detector) = detector.filter(|_| is_valid) else {
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
-    let outside = is_host.then_some(kpx.pod_routes);
-    let reach = outside.map(|routes| Arc::new(Reach::unknown(routes == PodRoutes::Default)));
+    let pod_routing = is_host.then_some(kpx.pod_routes);
+    let host_routes = pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default)));
     let (ips, cidrs) = (node_ips.clone(), service_cidrs.clone());
     let algorithm = kpx.lb_algorithm.0;
-    let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, reach };
+    let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, host_routes };
     let node = NodeOptions {
         node_ips,
         service_cidrs,
@@ -95,7 +95,7 @@ pub(super) fn check(
         masquerade_all: common.masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
         fast_path: kpx.fast_path,
-        outside,
+        pod_routing,
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets })
 }

@@ -1,7 +1,7 @@
 //! `/flows`: the flows that pass this node, as lines of JSON.
 //!
-//! A large table has hundreds of thousands of them. The agent reads a batch when the client has taken the one before, on a
-//! thread of its own: neither its memory nor its loop depends on how many there are, or on how slow a client is.
+//! A large table has hundreds of thousands of them. The agent reads a batch on a thread of its own when the client has
+//! taken the one before. So neither its memory nor its loop depends on the number of flows, or on a slow client.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::spawn_blocking;
 
-use super::Asker;
+use super::AgentHandle;
 use crate::view::{FlowView, Names, frontend_names};
 use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, FlowReader};
@@ -54,12 +54,12 @@ impl FlowFilter {
     }
 }
 
-pub(super) async fn flows(State(asker): State<Asker>, Query(filter): Query<FlowFilter>) -> Response {
+pub(super) async fn flows(State(agent): State<AgentHandle>, Query(filter): Query<FlowFilter>) -> Response {
     let Ok(room) = ROOM.try_acquire() else {
         return (StatusCode::SERVICE_UNAVAILABLE, format!("{LISTS} lists of flows are being read already"))
             .into_response();
     };
-    match asker.flows().await {
+    match agent.flows().await {
         Ok((snapshot, flows)) => match List::open(snapshot, flows, filter, room).await {
             Ok(list) => Body::from_stream(list.lines()).into_response(),
             Err(error) => super::answer::<()>(Err(error)),

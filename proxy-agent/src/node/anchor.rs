@@ -13,15 +13,15 @@ pub(super) struct AnchorDevice {
     handle: Handle,
     device: Anchor,
     mtu: u32,
-    /// As of the last event.
+    /// The state as of the last event.
     up: bool,
 }
 
-/// What was done to the anchor. [`AnchorDevice::set`] takes it in, once the rest of the node goes by it.
-pub(super) struct Fitted {
+/// The state of the anchor after a check. [`AnchorDevice::set`] takes it in once the rest of the node has adapted.
+pub(super) struct AnchorState {
     pub(super) device: Anchor,
     /// It was there before.
-    pub(super) stood: bool,
+    pub(super) was_up: bool,
     mtu: u32,
 }
 
@@ -42,24 +42,24 @@ impl AnchorDevice {
         self.device.ifindex
     }
 
-    /// Makes the anchor as it should be, if it is not there, not up, or of another MTU than the ways out; and now and
-    /// then, for what does not show. None if nothing had to be done.
-    pub(super) async fn fit(&mut self, links: &BTreeMap<u32, Link>, listed: bool) -> Result<Option<Fitted>> {
+    /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'. Does so now and then
+    /// without a reason, because some damage does not show. None if nothing had to be done.
+    pub(super) async fn fit(&mut self, links: &BTreeMap<u32, Link>, listed: bool) -> Result<Option<AnchorState>> {
         let mtu = anchor_mtu(links);
         let up = links.contains_key(&self.ifindex()) && anchor::is_up(links);
         self.up = up;
         if mtu == self.mtu && up && !listed {
             return Ok(None);
         }
-        // What is known of devices is a moment old, and in that moment it may have come up and gone down again.
-        let stood = anchor::stands(&self.handle).await.context("look at the anchor")?;
+        // The known state of devices is a moment old. In that moment the anchor may have come up and gone down again.
+        let was_up = anchor::stands(&self.handle).await.context("look at the anchor")?;
         let device = anchor::ensure(&self.handle, mtu).await.context("fit the anchor")?;
         debug!(mtu, "anchor fitted");
-        Ok(Some(Fitted { device, stood, mtu }))
+        Ok(Some(AnchorState { device, was_up, mtu }))
     }
 
-    pub(super) fn set(&mut self, fitted: &Fitted) {
-        (self.device, self.mtu) = (fitted.device, fitted.mtu);
+    pub(super) fn set(&mut self, anchor_state: &AnchorState) {
+        (self.device, self.mtu) = (anchor_state.device, anchor_state.mtu);
     }
 
     /// Sets parameters back that somebody has changed, and says how many. Those of an anchor that is gone, or was, come

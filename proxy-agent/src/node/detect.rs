@@ -110,7 +110,7 @@ impl Detection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proxy_net::role::Behind;
+    use proxy_net::role::FarEnd;
 
     #[test]
     fn a_detector_yields_networks_and_families() {
@@ -197,7 +197,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         }
     }
 }

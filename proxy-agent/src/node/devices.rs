@@ -53,7 +53,7 @@ impl Devices {
         &self.links
     }
 
-    /// Whether the devices have been listed.
+    /// Returns true once the devices have been listed.
     pub(super) fn are_known(&self) -> bool {
         !self.links.is_empty()
     }
@@ -73,13 +73,13 @@ impl Devices {
         self.links.get(&ifindex).map(|link| self.role_of(link))
     }
 
-    /// Of a device behind which pods may be meant, see [`role::why_no_pod`].
+    /// Returns the reason why a device does not count as a pod's: see [`role::why_no_pod`].
     pub(super) fn why_no_pod(&self, ifindex: u32) -> Option<String> {
         let link = self.links.get(&ifindex).filter(|_| self.is_node)?;
         role::why_no_pod(link, &self.links)
     }
 
-    /// Outside of the cluster nobody's pods are told from other clients.
+    /// Returns the device's role. A host outside the cluster does not tell pods from other clients.
     pub(super) fn role_of(&self, link: &Link) -> Role {
         match role(link, &self.links) {
             Role::Device { pod: true } if !self.is_node => {
@@ -103,7 +103,7 @@ impl Devices {
         rows.collect()
     }
 
-    /// What all devices together make of the node, as a flag of [`device::Node`].
+    /// Returns the flags of [`device::Node`] that follow from all devices together.
     pub(super) fn flags(&self) -> u32 {
         let is_stacked = self.links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
         if is_stacked { device::Node::STACKED } else { 0 }
@@ -161,7 +161,7 @@ fn is_strict(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proxy_net::role::Behind;
+    use proxy_net::role::FarEnd;
 
     #[test]
     fn a_port_is_routed_by_its_bridge() {
@@ -188,7 +188,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         }
     }
 }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::choices;
 use proxy_core::desired::Desired;
-use proxy_core::model::{Lead, Peer, Unreachable};
+use proxy_core::model::{ClusterRoute, RemoteNode, Unreachable};
 use proxy_net::fib::RouteClass;
 use proxy_net::link::Link;
 use proxy_net::pod_route::{Hop, PodRoutes};
@@ -21,7 +21,7 @@ pub(super) struct HostMode {
     /// The routes of kpx to pods, if it may make any.
     pod_routes: Option<PodRoutes>,
     /// The nodes for which the routes were made.
-    peers: BTreeMap<String, Peer>,
+    nodes: BTreeMap<String, RemoteNode>,
     /// Set if routes may have changed since the last lookup.
     stale: bool,
     /// The Services reported to [`Health`].
@@ -31,33 +31,33 @@ pub(super) struct HostMode {
 impl HostMode {
     pub(super) fn new(handle: Handle, routing: choices::PodRoutes) -> Self {
         let pod_routes = (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
-        Self { handle, pod_routes, peers: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
+        Self { handle, pod_routes, nodes: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
     }
 
-    /// The next [`HostMode::scout`] has to ask for everything again.
+    /// The next [`HostMode::query_routes`] has to ask for everything again.
     pub(super) fn routes_changed(&mut self) {
         self.stale = true;
     }
 
     /// Looks up this host's routes for `desired`, after it has made its own. `anchor` is the anchor's interface index.
-    pub(super) async fn scout(
+    pub(super) async fn query_routes(
         &mut self,
         desired: &mut Desired,
         links: &BTreeMap<u32, Link>,
         anchor: u32,
         health: &Health,
     ) -> Result<()> {
-        let Some(outside) = desired.outside() else { return Ok(()) };
-        let all = self.stale || *outside.nodes() != self.peers;
+        let Some(cluster) = desired.host_mode() else { return Ok(()) };
+        let all = self.stale || *cluster.nodes() != self.nodes;
         // After a failure below, the next attempt starts from the beginning.
         self.stale = true;
         if all {
-            self.peers = outside.nodes().clone();
+            self.nodes = cluster.nodes().clone();
             self.make_routes(links, anchor, health).await?;
         }
         let addrs = if all { desired.addresses_to_reach() } else { desired.addresses_to_ask_for() };
         if all || !addrs.is_empty() {
-            desired.learn_leads(leads(&self.handle, &addrs, anchor).await?, all);
+            desired.update_routes(routes(&self.handle, &addrs, anchor).await?, all);
         }
         self.stale = false;
         Ok(())
@@ -65,9 +65,9 @@ impl HostMode {
 
     async fn make_routes(&self, links: &BTreeMap<u32, Link>, anchor: u32, health: &Health) -> Result<()> {
         let Some(pod_routes) = &self.pod_routes else { return Ok(()) };
-        let addrs = self.peers.values().flat_map(|peer| peer.addresses.iter().copied()).collect();
-        let leads = leads(&self.handle, &addrs, anchor).await?;
-        let refused = pod_routes.reconcile(&hops(&self.peers, &leads, links)).await?;
+        let addrs = self.nodes.values().flat_map(|node| node.addresses.iter().copied()).collect();
+        let routes = routes(&self.handle, &addrs, anchor).await?;
+        let refused = pod_routes.reconcile(&hops(&self.nodes, &routes, links)).await?;
         match refused.first() {
             None => health.end(&Problem::PodRoutes),
             Some(first) => health.begin(&Problem::PodRoutes, format!("{} refused, first {first}", refused.len())),
@@ -89,16 +89,16 @@ impl HostMode {
 }
 
 /// Asks the kernel where packets to these addresses go.
-async fn leads(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Result<BTreeMap<IpAddr, Lead>> {
+async fn routes(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Result<BTreeMap<IpAddr, ClusterRoute>> {
     let classes = fib::route_classes(handle, addrs, anchor).await?;
-    let lead = |class| match class {
-        RouteClass::Own => Lead::Own,
-        RouteClass::OnLink(device) => Lead::OnLink(device),
-        RouteClass::Routed => Lead::Routed,
-        RouteClass::Default => Lead::Default,
-        RouteClass::Nowhere(why) => Lead::Nowhere(why),
+    let route = |class| match class {
+        RouteClass::Own => ClusterRoute::Own,
+        RouteClass::OnLink(device) => ClusterRoute::OnLink(device),
+        RouteClass::Routed => ClusterRoute::Routed,
+        RouteClass::Default => ClusterRoute::Default,
+        RouteClass::Nowhere(why) => ClusterRoute::Nowhere(why),
     };
-    Ok(classes.into_iter().map(|(addr, class)| (addr, lead(class))).collect())
+    Ok(classes.into_iter().map(|(addr, class)| (addr, route(class))).collect())
 }
 
 fn why(unreachable: &[&Unreachable]) -> String {
@@ -110,17 +110,17 @@ fn why(unreachable: &[&Unreachable]) -> String {
 /// Returns the neighbours through which pods are reached. If two nodes claim the same network, the first by name
 /// counts.
 fn hops(
-    peers: &BTreeMap<String, Peer>,
-    leads: &BTreeMap<IpAddr, Lead>,
+    nodes: &BTreeMap<String, RemoteNode>,
+    routes: &BTreeMap<IpAddr, ClusterRoute>,
     links: &BTreeMap<u32, Link>,
 ) -> BTreeMap<IpNet, Hop> {
     let mut hops = BTreeMap::new();
-    for peer in peers.values() {
+    for node in nodes.values() {
         // A Node may claim any network. This host's other traffic must not go there.
         let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
-        for net in peer.pod_cidrs.iter().filter(is_narrow) {
-            let neighbour = peer.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
-                let Some(&Lead::OnLink(device)) = leads.get(ip) else { return None };
+        for net in node.pod_cidrs.iter().filter(is_narrow) {
+            let neighbour = node.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
+                let Some(&ClusterRoute::OnLink(device)) = routes.get(ip) else { return None };
                 // A tunnel has no neighbours behind it, only the packets that its other end admits.
                 links.get(&device).filter(|link| link.ethernet).map(|_| Hop { gateway: *ip, device })
             });
@@ -136,30 +136,30 @@ fn hops(
 mod tests {
     use super::*;
     use proxy_net::link::LinkKind;
-    use proxy_net::role::Behind;
+    use proxy_net::role::FarEnd;
 
     #[test]
     fn routes_lead_through_neighbours_of_the_same_family() {
-        let peers = BTreeMap::from([
-            peer("a", &["192.0.2.11", "fd00::11"], &["10.244.1.0/24", "fd00:244:1::/64"]),
-            peer("b", &["198.51.100.12"], &["10.244.2.0/24", "fd00:244:2::/64"]),
-            peer("behind-a-tunnel", &["10.9.0.1"], &["10.244.3.0/24"]),
-            peer("claims-a's", &["192.0.2.14"], &["10.244.1.0/24"]),
-            peer("everything", &["192.0.2.11", "fd00::11"], &["0.0.0.0/0", "128.0.0.0/1", "::/0"]),
-            peer("two-addresses", &["198.51.100.15", "192.0.2.15"], &["10.244.5.0/24"]),
+        let nodes = BTreeMap::from([
+            node("a", &["192.0.2.11", "fd00::11"], &["10.244.1.0/24", "fd00:244:1::/64"]),
+            node("b", &["198.51.100.12"], &["10.244.2.0/24", "fd00:244:2::/64"]),
+            node("behind-a-tunnel", &["10.9.0.1"], &["10.244.3.0/24"]),
+            node("claims-a's", &["192.0.2.14"], &["10.244.1.0/24"]),
+            node("everything", &["192.0.2.11", "fd00::11"], &["0.0.0.0/0", "128.0.0.0/1", "::/0"]),
+            node("two-addresses", &["198.51.100.15", "192.0.2.15"], &["10.244.5.0/24"]),
         ]);
-        let leads = [
-            ("192.0.2.11", Lead::OnLink(2)),
-            ("fd00::11", Lead::OnLink(2)),
-            ("198.51.100.12", Lead::Routed),
-            ("10.9.0.1", Lead::OnLink(3)),
-            ("192.0.2.14", Lead::OnLink(2)),
-            ("198.51.100.15", Lead::Default),
-            ("192.0.2.15", Lead::OnLink(2)),
+        let routes = [
+            ("192.0.2.11", ClusterRoute::OnLink(2)),
+            ("fd00::11", ClusterRoute::OnLink(2)),
+            ("198.51.100.12", ClusterRoute::Routed),
+            ("10.9.0.1", ClusterRoute::OnLink(3)),
+            ("192.0.2.14", ClusterRoute::OnLink(2)),
+            ("198.51.100.15", ClusterRoute::Default),
+            ("192.0.2.15", ClusterRoute::OnLink(2)),
         ];
-        let leads = leads.map(|(ip, lead)| (ip.parse().unwrap(), lead)).into();
+        let routes = routes.map(|(ip, route)| (ip.parse().unwrap(), route)).into();
         let links = BTreeMap::from([(2, link(2, true)), (3, link(3, false))]);
-        let hops = hops(&peers, &leads, &links);
+        let hops = hops(&nodes, &routes, &links);
         let shown: Vec<_> =
             hops.iter().map(|(net, hop)| format!("{net} via {} dev {}", hop.gateway, hop.device)).collect();
         assert_eq!(
@@ -172,10 +172,10 @@ mod tests {
         );
     }
 
-    fn peer(name: &str, addresses: &[&str], pod_cidrs: &[&str]) -> (String, Peer) {
+    fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str]) -> (String, RemoteNode) {
         let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
         let pod_cidrs = pod_cidrs.iter().map(|net| net.parse().unwrap()).collect();
-        (name.to_owned(), Peer { addresses, pod_cidrs, ready: true })
+        (name.to_owned(), RemoteNode { addresses, pod_cidrs, ready: true })
     }
 
     fn link(index: u32, ethernet: bool) -> Link {
@@ -191,7 +191,7 @@ mod tests {
             queues: false,
             up: true,
             addrs: [].into(),
-            behind: Behind::Nothing,
+            far_end: FarEnd::Nothing,
         }
     }
 }

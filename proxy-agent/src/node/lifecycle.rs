@@ -16,7 +16,7 @@ use proxy_source::health::{Health, Problem};
 pub struct Lifecycle {
     node_name: String,
     /// The time to wait. None where no Node object is needed: with manifests written by hand.
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     /// The operator's addresses, which replace the object's in their family.
     given: Vec<IpAddr>,
     /// The problems of the source.
@@ -29,15 +29,15 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    pub fn new(node_name: String, patience: Option<Duration>, given: &[IpAddr], source_health: Health) -> Self {
+    pub fn new(node_name: String, timeout: Option<Duration>, given: &[IpAddr], source_health: Health) -> Self {
         let given = given.to_vec();
-        Self { node_name, patience, given, source_health, deadline: None, serves: false, addresses: None }
+        Self { node_name, timeout, given, source_health, deadline: None, serves: false, addresses: None }
     }
 
     /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error if the agent must
     /// restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        if self.patience.is_none() {
+        if self.timeout.is_none() {
             return Ok(true);
         }
         let Some(exists) = desired.has_node() else {
@@ -74,10 +74,10 @@ impl Lifecycle {
 
     /// Notes that the node cannot serve yet. The deadline counts from the first call.
     pub fn wait(&mut self) {
-        if let Some(patience) = self.patience
+        if let Some(timeout) = self.timeout
             && !self.serves
         {
-            self.deadline.get_or_insert_with(|| Instant::now() + patience);
+            self.deadline.get_or_insert_with(|| Instant::now() + timeout);
         }
     }
 
@@ -95,8 +95,8 @@ impl Lifecycle {
         }
         let problems = health.problems();
         let problems = problems.iter().map(|(what, problem)| format!("{what}: {}", problem.why));
-        let patience = self.patience.unwrap_or_default();
-        anyhow!("gave up after {patience:?}: {}", problems.collect::<Vec<_>>().join("; "))
+        let timeout = self.timeout.unwrap_or_default();
+        anyhow!("gave up after {timeout:?}: {}", problems.collect::<Vec<_>>().join("; "))
     }
 
     /// Returns the first address of each family for which the operator gave none.
@@ -121,20 +121,23 @@ mod tests {
 
     #[test]
     fn the_agent_waits_for_a_node_that_must_not_change() {
-        let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
-        assert!(!bed.learn().unwrap());
-        assert_eq!(bed.problem(), "no Node is named here yet");
-        assert!(!bed.hears(node("here", None, &[("Hostname", "here")])).unwrap());
-        assert_eq!(bed.problem(), "here has no addresses yet");
-        assert!(bed.hears(node("here", None, &[OTHER4])).unwrap());
-        assert!(bed.hears(node("here", None, &[V4, OUTSIDE])).unwrap(), "may change as long as nothing is served");
-        assert!(bed.health.problems().is_empty());
-        assert!(bed.lifecycle.serve());
-        assert!(!bed.lifecycle.serve());
+        let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
+        assert!(!fixture.learn().unwrap());
+        assert_eq!(fixture.problem(), "no Node is named here yet");
+        assert!(!fixture.hears(node("here", None, &[("Hostname", "here")])).unwrap());
+        assert_eq!(fixture.problem(), "here has no addresses yet");
+        assert!(fixture.hears(node("here", None, &[OTHER4])).unwrap());
+        assert!(fixture.hears(node("here", None, &[V4, OUTSIDE])).unwrap(), "may change as long as nothing is served");
+        assert!(fixture.health.problems().is_empty());
+        assert!(fixture.lifecycle.serve());
+        assert!(!fixture.lifecycle.serve());
 
-        assert!(bed.hears(node("here", Some("a"), &[V4])).unwrap(), "other addresses than the primary one may change");
-        assert!(bed.hears(node("here", None, &[])).unwrap(), "it has none for a while");
-        let error = bed.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
+        assert!(
+            fixture.hears(node("here", Some("a"), &[V4])).unwrap(),
+            "other addresses than the primary one may change"
+        );
+        assert!(fixture.hears(node("here", None, &[])).unwrap(), "it has none for a while");
+        let error = fixture.hears(node("here", None, &[OTHER4])).unwrap_err().to_string();
         let want = "the addresses of the Node object here have changed from [192.0.2.1] to [192.0.2.2]";
         assert_eq!(error, want);
     }
@@ -143,63 +146,63 @@ mod tests {
     fn a_new_family_or_a_deletion_ends_the_agent() {
         let ends = [node("here", None, &[V4, V6]), Input::Node(Update::Del(ObjectName::new("", "here")))];
         for end in ends {
-            let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
-            assert!(bed.hears(node("here", None, &[V4])).unwrap());
-            bed.lifecycle.serve();
-            assert!(bed.hears(end).is_err());
+            let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
+            assert!(fixture.hears(node("here", None, &[V4])).unwrap());
+            fixture.lifecycle.serve();
+            assert!(fixture.hears(end).is_err());
         }
     }
 
     #[test]
     fn addresses_that_the_operator_gave_do_not_change() {
-        let mut bed = Bed::new(Some(Duration::from_secs(300)), &["192.0.2.9".parse().unwrap()]);
-        assert!(bed.hears(node("here", None, &[])).unwrap());
-        assert!(bed.hears(node("here", None, &[V4, V6])).unwrap());
-        bed.lifecycle.serve();
-        assert!(bed.hears(node("here", None, &[OTHER4, V6])).unwrap());
-        assert!(bed.hears(node("here", None, &[V4])).is_err(), "but those of the other family do");
+        let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &["192.0.2.9".parse().unwrap()]);
+        assert!(fixture.hears(node("here", None, &[])).unwrap());
+        assert!(fixture.hears(node("here", None, &[V4, V6])).unwrap());
+        fixture.lifecycle.serve();
+        assert!(fixture.hears(node("here", None, &[OTHER4, V6])).unwrap());
+        assert!(fixture.hears(node("here", None, &[V4])).is_err(), "but those of the other family do");
     }
 
     #[test]
     fn the_agent_serves_without_a_node_only_if_nodes_are_refused() {
-        let mut manifests = Bed::new(None, &[]);
+        let mut manifests = Fixture::new(None, &[]);
         assert!(manifests.learn().unwrap());
 
-        let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
-        assert!(bed.hears(Input::Node(Update::Refused)).unwrap());
-        assert!(bed.source_health.has(&Problem::NodeObject));
-        bed.lifecycle.serve();
+        let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
+        assert!(fixture.hears(Input::Node(Update::Refused)).unwrap());
+        assert!(fixture.source_health.has(&Problem::NodeObject));
+        fixture.lifecycle.serve();
         let Input::Node(Update::Put(allowed)) = node("here", None, &[V4]) else { panic!("no node") };
-        assert!(bed.hears(Input::Node(Update::All(vec![*allowed]))).unwrap(), "allowed later");
-        assert!(!bed.source_health.has(&Problem::NodeObject));
-        assert!(bed.hears(node("here", None, &[OTHER4])).is_err());
+        assert!(fixture.hears(Input::Node(Update::All(vec![*allowed]))).unwrap(), "allowed later");
+        assert!(!fixture.source_health.has(&Problem::NodeObject));
+        assert!(fixture.hears(node("here", None, &[OTHER4])).is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_deadline_names_the_missing_objects() {
-        let mut bed = Bed::new(Some(Duration::from_secs(300)), &[]);
-        assert!(!bed.learn().unwrap());
-        bed.lifecycle.wait();
+        let mut fixture = Fixture::new(Some(Duration::from_secs(300)), &[]);
+        assert!(!fixture.learn().unwrap());
+        fixture.lifecycle.wait();
         let began = Instant::now();
         tokio::time::advance(Duration::from_secs(100)).await;
-        bed.lifecycle.wait();
-        let error = bed.lifecycle.give_up(&bed.health).await.to_string();
+        fixture.lifecycle.wait();
+        let error = fixture.lifecycle.give_up(&fixture.health).await.to_string();
         assert_eq!(error, "gave up after 300s: Node object: no Node is named here yet");
         assert_eq!(began.elapsed().as_secs(), 300, "since the first time");
     }
 
-    struct Bed {
+    struct Fixture {
         lifecycle: Lifecycle,
         desired: Desired,
         health: Health,
         source_health: Health,
     }
 
-    impl Bed {
-        fn new(patience: Option<Duration>, given: &[IpAddr]) -> Self {
+    impl Fixture {
+        fn new(timeout: Option<Duration>, given: &[IpAddr]) -> Self {
             let (mut desired, source_health) = (Desired::new("here"), Health::default());
             listed().into_iter().for_each(|input| desired.apply(input));
-            let lifecycle = Lifecycle::new("here".to_owned(), patience, given, source_health.clone());
+            let lifecycle = Lifecycle::new("here".to_owned(), timeout, given, source_health.clone());
             Self { lifecycle, desired, health: Health::default(), source_health }
         }
 

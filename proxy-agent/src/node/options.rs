@@ -29,7 +29,7 @@ pub struct NodeOptions {
     pub cluster_ip_external: bool,
     pub fast_path: FastPath,
     /// The pod routes of host mode.
-    pub outside: Option<PodRoutes>,
+    pub pod_routing: Option<PodRoutes>,
 }
 
 /// The choice of clients to masquerade.
@@ -63,7 +63,7 @@ impl Default for NodeOptions {
             masquerade_all: false,
             cluster_ip_external: true,
             fast_path: FastPath::default(),
-            outside: None,
+            pod_routing: None,
         }
     }
 }
@@ -81,7 +81,7 @@ impl NodeOptions {
             (self.masquerade == Masquerade::Compat, Node::COMPAT),
             (self.masquerade_all, Node::MASQUERADE_ALL),
             (self.cluster_ip_external, Node::CLUSTER_IP_EXTERNAL),
-            (self.outside.is_some(), Node::HOST),
+            (self.pod_routing.is_some(), Node::HOST),
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use proxy_datapath::{Attachments, Hooks, Missing};
+use proxy_datapath::{Attachments, Hooks, MissingProgram};
 use proxy_net::role::Role;
 use proxy_net::{Handle, anchor};
 use tracing::{info, warn};
 
 use super::devices::Devices;
-use proxy_metrics::Mended;
+use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 
 /// The programs, and the devices that they are on.
@@ -19,7 +19,7 @@ pub(super) struct DevicePrograms {
     anchor: u32,
     /// lo carries a program: on a host outside only if a backend is one of its own sockets.
     pub(super) hooks_lo: bool,
-    /// What [`Health`] was told of devices that could not be attached.
+    /// The names of the problems in [`Health`] about devices without programs.
     failing: BTreeSet<Problem>,
 }
 
@@ -71,28 +71,29 @@ impl DevicePrograms {
         Ok(())
     }
 
-    /// Puts programs back that somebody has taken off. Whoever lost one serves nobody, so that the device's other one is
-    /// missing for a moment as well harms nobody.
+    /// Puts back programs that were taken off. A device without one of its programs serves no client, so its other
+    /// program may be missing for a moment too.
     pub(super) async fn verify(
         &mut self,
         handle: &Handle,
         devices: &Devices,
-        mended: &mut Mended,
+        repairs: &mut Repairs,
         health: &Health,
     ) -> Result<()> {
         let missing = self.attachments.verify(handle).await.context("look for programs that were taken off")?;
-        for Missing { ifindex, hook } in &missing {
+        for MissingProgram { ifindex, hook } in &missing {
             if let Some(attached) = self.attachments.detach(*ifindex) {
                 warn!(device = attached.name, hook = hook.name(), "the program was removed, reattaching");
             }
-            mended.programs += 1;
+            repairs.programs += 1;
         }
         if !missing.is_empty() {
             self.attach(devices, health);
             self.attachments.attach(self.anchor, anchor::NAME, Hooks::Anchor)?;
         }
-        // Last: nobody looks again for what was detached above.
-        mended.programs += self.attachments.mend_sockets().context("look for programs that were taken off sockets")?;
+        // This check comes last, because no later check finds the programs detached above.
+        repairs.programs +=
+            self.attachments.repair_sockets().context("look for programs that were taken off sockets")?;
         Ok(())
     }
 

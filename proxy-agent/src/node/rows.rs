@@ -16,22 +16,22 @@ use super::detect::Detection;
 /// The maps, and what was last written to them.
 pub(super) struct NodeRows {
     maps: NodeMaps,
-    /// What a predecessor had found out about this node: it stays in force until the first sync.
+    /// The row that a predecessor wrote about this node, which stays in force until the first sync.
     inherited: Option<device::Node>,
-    /// The Node object's, of which the programs know.
+    /// The Node object's pod networks as the programs know them.
     pod_cidrs: Vec<IpNet>,
-    /// The ranges of ClusterIPs of which the programs know, and those ClusterIPs that other proxies serve; None until they
-    /// were told.
+    /// The ranges of ClusterIPs that the programs know, and the ClusterIPs that other proxies serve. None before the
+    /// first write.
     service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
     /// The addresses in force.
     pub(super) addrs: (Addr4, Addr6),
 }
 
-/// What else than addresses the node's row is made of.
+/// The parts of the node's row beside addresses.
 pub(super) struct NodeFlags {
-    /// What an operator has said, and whether local pods can be told.
+    /// The operator's settings, and whether local pods can be detected.
     pub(super) options: u32,
-    /// What the agent has found out about the host, predecessor or not.
+    /// The properties of the host that this agent or a predecessor found.
     pub(super) host: u32,
 }
 
@@ -44,7 +44,7 @@ impl NodeRows {
         Ok(Self { maps, inherited, pod_cidrs: Vec::new(), service_nets: None, addrs })
     }
 
-    /// Whether a predecessor's row is in force.
+    /// Returns true if a predecessor's row is in force.
     pub(super) fn is_inherited(&self) -> bool {
         self.inherited.is_some()
     }
@@ -71,7 +71,7 @@ impl NodeRows {
         self.maps.set_node(device::Node::new(addr4, addr6, anchor.ifindex, anchor.mac, options | host))
     }
 
-    /// Whether the row in force says other than `flags` whether there are bridges.
+    /// Returns true if the row in force and `flags` disagree on whether there are bridges.
     pub(super) fn misses_stack(&self, flags: u32) -> Result<bool> {
         Ok(self.maps.node()?.is_some_and(|known| known.has(device::Node::STACKED) != (flags != 0)))
     }
@@ -84,7 +84,7 @@ impl NodeRows {
         self.maps.set_addrs(addrs)
     }
 
-    /// Whether the programs know these as the Node object's pod networks.
+    /// Returns true if the programs know these networks as the Node object's pod networks.
     pub(super) fn knows_pods(&self, pod_cidrs: &[IpNet]) -> bool {
         self.pod_cidrs == pod_cidrs
     }
@@ -96,13 +96,13 @@ impl NodeRows {
         Ok(())
     }
 
-    /// A Service that another proxy is to serve from now on is still ours, or nobody's: from the moment on in which its
-    /// frontends go, packets to it are to pass.
+    /// Lets packets pass to Services that another proxy serves from now on. Such a Service still has our frontends, or
+    /// none, and packets must pass from the moment in which these go.
     pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
         let Some((cidrs, known)) = self.service_nets.take_if(|(_, known)| !others.is_subset(known)) else { return };
         let all = &known | others;
-        // What fails here fails once more after the sync, and is told then.
+        // A failed write fails once more after the sync, and is reported then.
         if self.maps.set_service_nets(&cidrs, &all).is_ok() {
             self.service_nets = Some((cidrs, all));
         }

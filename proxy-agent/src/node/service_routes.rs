@@ -24,7 +24,7 @@ pub(super) struct ServiceRoutes {
 
 /// The routes and rules that the kernel should hold.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Want {
+pub(super) struct DesiredRoutes {
     /// The routes: one for each known range of ClusterIPs, and one for each ClusterIP outside of the ranges.
     routes: BTreeSet<Route>,
     /// A default route for each family that has rules.
@@ -38,13 +38,13 @@ pub(super) struct Want {
 
 /// The number of changes to routes and rules in the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Changed {
+pub(super) struct RouteChanges {
     pub(super) routes: u64,
     pub(super) rules: u64,
 }
 
 /// The properties of the cluster and of this node that decide about service routes and rules.
-pub(super) struct Surroundings<'a> {
+pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
     /// The ClusterIPs in force.
     pub(super) service_addresses: &'a BTreeSet<IpAddr>,
@@ -65,33 +65,38 @@ impl ServiceRoutes {
         Ok(Self { routes, defaults, rules: Rules::open(handle.clone()).await? })
     }
 
-    /// Makes routes and rules equal to `want`. With `verify`, reads the kernel's state first.
-    pub(super) async fn update(&mut self, want: &Want, verify: bool, health: &Health) -> Result<Changed> {
+    /// Makes routes and rules equal to `desired`. With `verify`, reads the kernel's state first.
+    pub(super) async fn update(
+        &mut self,
+        desired: &DesiredRoutes,
+        verify: bool,
+        health: &Health,
+    ) -> Result<RouteChanges> {
         let (routes, defaults, rules) = if verify {
-            let routes = self.routes.verify(&want.routes).await?;
-            (routes, self.defaults.verify(&want.defaults).await?, self.rules.verify(&want.rules).await?)
+            let routes = self.routes.verify(&desired.routes).await?;
+            (routes, self.defaults.verify(&desired.defaults).await?, self.rules.verify(&desired.rules).await?)
         } else {
-            let routes = self.routes.reconcile(&want.routes).await?;
-            (routes, self.defaults.reconcile(&want.defaults).await?, self.rules.reconcile(&want.rules).await?)
+            let routes = self.routes.reconcile(&desired.routes).await?;
+            (routes, self.defaults.reconcile(&desired.defaults).await?, self.rules.reconcile(&desired.rules).await?)
         };
-        note_routes(&Problem::Routes, &routes, want.routes.len(), health);
-        note_routes(&Problem::DefaultRoutes, &defaults, want.defaults.len(), health);
-        note_rules(&rules, want, health);
+        report_routes(&Problem::Routes, &routes, desired.routes.len(), health);
+        report_routes(&Problem::DefaultRoutes, &defaults, desired.defaults.len(), health);
+        report_rules(&rules, desired, health);
         let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
         let routes = changed(&routes) + changed(&defaults);
-        Ok(Changed { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
+        Ok(RouteChanges { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
     }
 }
 
-impl Want {
-    pub(super) fn of(around: &Surroundings<'_>) -> Self {
-        let is_possible = |addr: &IpAddr| around.has_ipv6 || addr.is_ipv4();
-        let cidrs = around.service_cidrs;
-        let outside = around.service_addresses.iter().filter(|addr| !cidrs.iter().any(|cidr| cidr.contains(*addr)));
+impl DesiredRoutes {
+    pub(super) fn of(inputs: &RouteInputs<'_>) -> Self {
+        let is_possible = |addr: &IpAddr| inputs.has_ipv6 || addr.is_ipv4();
+        let cidrs = inputs.service_cidrs;
+        let outside = inputs.service_addresses.iter().filter(|addr| !cidrs.iter().any(|cidr| cidr.contains(*addr)));
         let dsts = cidrs.iter().copied().chain(outside.map(|addr| IpNet::from(*addr)));
-        let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: around.source(&dst) });
+        let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: inputs.source(&dst) });
 
-        let foreign = around.external_frontends.iter().filter(|(addr, ..)| !around.own.contains(addr));
+        let foreign = inputs.external_frontends.iter().filter(|(addr, ..)| !inputs.own.contains(addr));
         let mut rules: BTreeSet<Rule> = foreign
             .filter(|(addr, ..)| is_possible(addr))
             .map(|&(addr, proto, port)| Rule::To(addr, proto, port))
@@ -99,13 +104,13 @@ impl Want {
         let left_out = rules.iter().nth(rule::MAX).copied().map(|first| rules.split_off(&first).len());
         let leads_to = |all: &IpNet| rules.iter().any(|rule| matches!(rule, Rule::To(addr, ..) if all.contains(addr)));
         let families = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())].into_iter().filter(leads_to);
-        let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: around.source(&dst) }).collect();
+        let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
         rules.extend(defaults.iter().any(|route| route.dst.addr().is_ipv4()).then_some(Rule::Back));
         Self { routes: routes.collect(), defaults, rules, left_out: left_out.unwrap_or(0) }
     }
 }
 
-impl Surroundings<'_> {
+impl RouteInputs<'_> {
     /// Returns the node's address, if a device has it: the kernel would refuse a route with another source.
     fn source(&self, dst: &IpNet) -> Option<IpAddr> {
         let mut addrs = self.primary.iter().filter(|addr| addr.is_ipv4() == dst.addr().is_ipv4());
@@ -113,7 +118,7 @@ impl Surroundings<'_> {
     }
 }
 
-fn note_routes(what: &Problem, report: &route::Report, wanted: usize, health: &Health) {
+fn report_routes(what: &Problem, report: &route::Report, wanted: usize, health: &Health) {
     match report.refused.first() {
         None => health.end(what),
         Some((route, why)) => {
@@ -126,15 +131,15 @@ fn note_routes(what: &Problem, report: &route::Report, wanted: usize, health: &H
     }
 }
 
-fn note_rules(report: &rule::Report, want: &Want, health: &Health) {
+fn report_rules(report: &rule::Report, desired: &DesiredRoutes, health: &Health) {
     match report.refused.first() {
         None => health.end(&Problem::Rules),
         Some((rule, why)) => {
-            let (refused, wanted) = (report.refused.len(), want.rules.len());
+            let (refused, wanted) = (report.refused.len(), desired.rules.len());
             health.begin(&Problem::Rules, format!("{refused} of {wanted} refused, first the one {rule}: {why}"));
         }
     }
-    match want.left_out {
+    match desired.left_out {
         0 => health.end(&Problem::RulesNumber),
         left_out => {
             let why = format!(
@@ -161,8 +166,8 @@ mod tests {
             ..Node::default()
         };
         let routes = ["10.96.0.0/16 192.0.2.1", "10.97.0.10/32 192.0.2.1", "fd00:10::/108 -", "fd00:11::a/128 -"];
-        assert_eq!(shown(&node.want().routes), routes);
-        assert_eq!(node.want(), Want { routes: node.want().routes, ..Want::default() });
+        assert_eq!(shown(&node.desired().routes), routes);
+        assert_eq!(node.desired(), DesiredRoutes { routes: node.desired().routes, ..DesiredRoutes::default() });
     }
 
     #[test]
@@ -170,19 +175,19 @@ mod tests {
         let frontends = |texts: &[&str]| texts.iter().map(|addr| (addr.parse().unwrap(), Proto::TCP, 80)).collect();
         let external_frontends = frontends(&["198.51.100.7", "192.0.2.9", "2001:db8::7"]);
         let node = Node { external_frontends, ..Node::default() };
-        let rules: Vec<String> = node.want().rules.iter().map(Rule::to_string).collect();
+        let rules: Vec<String> = node.desired().rules.iter().map(Rule::to_string).collect();
         assert_eq!(rules, ["to 198.51.100.7:80/tcp", "to [2001:db8::7]:80/tcp", "of the way back"]);
-        assert_eq!(shown(&node.want().defaults), ["0.0.0.0/0 192.0.2.1", "::/0 -"]);
+        assert_eq!(shown(&node.desired().defaults), ["0.0.0.0/0 192.0.2.1", "::/0 -"]);
 
         let node = Node { has_ipv6: false, ..node };
-        assert_eq!(shown(&node.want().defaults), ["0.0.0.0/0 192.0.2.1"]);
-        assert_eq!(node.want().rules.len(), 2);
+        assert_eq!(shown(&node.desired().defaults), ["0.0.0.0/0 192.0.2.1"]);
+        assert_eq!(node.desired().rules.len(), 2);
 
         let node = Node { external_frontends: frontends(&["2001:db8::7"]), ..Node::default() };
-        assert_eq!(node.want().rules.len(), 1, "IPv6 has no rp_filter");
+        assert_eq!(node.desired().rules.len(), 1, "IPv6 has no rp_filter");
 
         let node = Node { external_frontends: frontends(&["192.0.2.9"]), ..Node::default() };
-        assert_eq!(node.want(), Want::default());
+        assert_eq!(node.desired(), DesiredRoutes::default());
     }
 
     #[test]
@@ -190,9 +195,9 @@ mod tests {
         for (frontends, left_out) in [(256, 0), (300, 44)] {
             let addr = "198.51.100.7".parse().unwrap();
             let external_frontends = (1..=frontends).map(|port| (addr, Proto::UDP, port)).collect();
-            let want = Node { external_frontends, ..Node::default() }.want();
+            let desired = Node { external_frontends, ..Node::default() }.desired();
             let first = (1..=256).map(|port| Rule::To(addr, Proto::UDP, port)).chain([Rule::Back]);
-            assert_eq!((want.rules, want.left_out), (first.collect(), left_out), "always the same ones");
+            assert_eq!((desired.rules, desired.left_out), (first.collect(), left_out), "always the same ones");
         }
     }
 
@@ -220,8 +225,8 @@ mod tests {
     }
 
     impl Node {
-        fn want(&self) -> Want {
-            Want::of(&Surroundings {
+        fn desired(&self) -> DesiredRoutes {
+            DesiredRoutes::of(&RouteInputs {
                 service_cidrs: &self.service_cidrs,
                 service_addresses: &self.service_addresses,
                 external_frontends: &self.external_frontends,

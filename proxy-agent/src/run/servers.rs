@@ -7,7 +7,7 @@ use anyhow::{Context, Error, Result};
 use axum::Router;
 use tokio::task::JoinSet;
 
-use crate::control::Asker;
+use crate::control::AgentHandle;
 use crate::http_server::keep_serving;
 use crate::liveness::Liveness;
 use crate::settings::Settings;
@@ -30,15 +30,15 @@ pub(super) struct Servers {
 impl Servers {
     pub(super) fn new(
         settings: &Settings,
-        asker: &Asker,
+        agent: &AgentHandle,
         metrics: &Metrics,
         liveness: Liveness,
         [health, source_health]: [Health; 2],
         events: Events,
     ) -> Self {
         let healthz = healthz::router(liveness, metrics.clone(), [health.clone(), source_health]);
-        let page = if settings.ui { ui::router(asker.clone(), &settings.node_name) } else { Router::new() };
-        let metrics = metrics_server::router(asker.clone(), metrics.clone(), settings.configz.clone(), page);
+        let page = if settings.ui { ui::router(agent.clone(), &settings.node_name) } else { Router::new() };
+        let metrics = metrics_server::router(agent.clone(), metrics.clone(), settings.configz.clone(), page);
         let servers = [
             (Problem::HealthServer, settings.healthz_address, healthz, Events::healthz_failed as Failed),
             (Problem::MetricsServer, settings.metrics_address, metrics, Events::metrics_failed),
@@ -55,7 +55,7 @@ impl Servers {
     }
 
     /// Serves until dropped. Fails if an address is required and listening fails. The servers have threads of their
-    /// own, so that they can answer while the loop hangs.
+    /// own, so that they can answer while the agent hangs.
     pub(super) async fn run(self) -> Result<Infallible> {
         let mut tasks = JoinSet::new();
         for (what, address, router, failed) in self.servers {

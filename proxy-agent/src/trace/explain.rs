@@ -9,22 +9,22 @@ use proxy_common::flow::Flow;
 use proxy_common::frontend::{self, FrontendKey, SlotKey};
 use proxy_common::policy::{self, Decision};
 
-use super::programs::{Fate, Run};
+use super::input::{PortName, TraceInput};
+use super::programs::{Disposition, Run};
 use super::report::{
     Algorithm, Backend, Frontend, FrontendKind, Origin, Outcome, Service, Set, Source, Tally, Verdict,
 };
-use super::scene::{PortName, Scene};
 use proxy_core::tables::set_name;
 
 /// Explains the fate of one packet.
-pub(super) fn outcome<A: Addr>(scene: &Scene<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
+pub(super) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run: &Run<A>) -> Outcome {
     let (verdict, reason) = verdict(run);
     let met = run.decision.filter(|decision| decision.has(Decision::<A>::FRONTEND));
     let chosen = met.filter(|decision| decision.has(Decision::<A>::SET));
     let affinity_hit = met.is_some_and(|decision| decision.has(Decision::<A>::AFFINITY));
-    let set = chosen.and_then(|decision| set(scene, &decision));
-    let flow = match &run.fate {
-        Fate::Forward(flow) => Some(flow),
+    let set = chosen.and_then(|decision| set(input, &decision));
+    let flow = match &run.disposition {
+        Disposition::Forward(flow) => Some(flow),
         _ => None,
     };
     let explanation = match (reason, &set) {
@@ -35,8 +35,8 @@ pub(super) fn outcome<A: Addr>(scene: &Scene<A>, dialled: SockAddr<A>, run: &Run
         (None, None) => "sent to a backend",
     };
     let (frontend, service) = match met {
-        Some(decision) => (Some(frontend(&decision)), Some(service(scene, &decision.service))),
-        None if reason == Some(Reason::UnknownPort) => (address(scene, dialled.addr), service_at(scene, dialled.addr)),
+        Some(decision) => (Some(frontend(&decision)), Some(service(input, &decision.service))),
+        None if reason == Some(Reason::UnknownPort) => (address(input, dialled.addr), service_at(input, dialled.addr)),
         None => (None, None),
     };
     Outcome {
@@ -48,7 +48,7 @@ pub(super) fn outcome<A: Addr>(scene: &Scene<A>, dialled: SockAddr<A>, run: &Run
         origin: run.decision.map(|decision| origin(decision.origin)),
         backend: flow.map(|flow| backend(flow, met.as_ref())),
         set,
-        source: flow.map(|flow| source(scene, flow, met.as_ref())),
+        source: flow.map(|flow| source(input, flow, met.as_ref())),
         affinity_hit,
     }
 }
@@ -58,8 +58,8 @@ pub(super) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
     let mut counts: BTreeMap<_, u32> = BTreeMap::new();
     for run in runs {
         let (verdict, reason) = verdict(run);
-        let backend = match &run.fate {
-            Fate::Forward(flow) => Some(flow.backend),
+        let backend = match &run.disposition {
+            Disposition::Forward(flow) => Some(flow.backend),
             _ => None,
         };
         *counts.entry((verdict, reason, backend)).or_default() += 1;
@@ -76,11 +76,11 @@ pub(super) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
 }
 
 fn verdict<A: Addr>(run: &Run<A>) -> (Verdict, Option<Reason>) {
-    match run.fate {
-        Fate::Forward(_) => (Verdict::Forward, None),
-        Fate::Reject(reason) => (Verdict::Reject, Some(reason)),
-        Fate::Drop(reason) => (Verdict::Drop, Some(reason)),
-        Fate::Pass(reason) => (Verdict::Pass, Some(reason)),
+    match run.disposition {
+        Disposition::Forward(_) => (Verdict::Forward, None),
+        Disposition::Reject(reason) => (Verdict::Reject, Some(reason)),
+        Disposition::Drop(reason) => (Verdict::Drop, Some(reason)),
+        Disposition::Pass(reason) => (Verdict::Pass, Some(reason)),
     }
 }
 
@@ -97,19 +97,19 @@ fn frontend<A: Addr>(decision: &Decision<A>) -> Frontend {
 }
 
 /// Returns the ClusterIP whose ports did not match the packet.
-fn address<A: Addr>(scene: &Scene<A>, addr: A) -> Option<Frontend> {
+fn address<A: Addr>(input: &TraceInput<A>, addr: A) -> Option<Frontend> {
     let key = FrontendKey::address(addr);
-    scene.tables.frontends.contains_key(&key).then(|| Frontend { at: format!("{key:?}"), kind: FrontendKind::Address })
+    input.tables.frontends.contains_key(&key).then(|| Frontend { at: format!("{key:?}"), kind: FrontendKind::Address })
 }
 
-fn service<A: Addr>(scene: &Scene<A>, key: &FrontendKey<A>) -> Service {
-    let name = scene.names.get(key);
+fn service<A: Addr>(input: &TraceInput<A>, key: &FrontendKey<A>) -> Service {
+    let name = input.names.get(key);
     Service { port_name: name.map(|name| name.port.clone()), ..named(format!("{key:?}"), name) }
 }
 
 /// Returns the Service that has this ClusterIP.
-fn service_at<A: Addr>(scene: &Scene<A>, addr: A) -> Option<Service> {
-    let (key, name) = scene.names.iter().find(|(key, _)| key.addr == addr)?;
+fn service_at<A: Addr>(input: &TraceInput<A>, addr: A) -> Option<Service> {
+    let (key, name) = input.names.iter().find(|(key, _)| key.addr == addr)?;
     Some(named(format!("{:?}", FrontendKey::address(key.addr)), Some(name)))
 }
 
@@ -127,10 +127,10 @@ fn origin(origin: policy::Origin) -> Origin {
     }
 }
 
-fn set<A: Addr>(scene: &Scene<A>, decision: &Decision<A>) -> Option<Set> {
-    let service = scene.tables.services.get(&decision.service)?;
+fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
+    let service = input.tables.services.get(&decision.service)?;
     let slots = (0..service.count(decision.set)).map(|index| SlotKey::new(decision.service, decision.set, index));
-    let backends = slots.filter_map(|slot| scene.tables.slots.get(&slot)).map(|backend| Backend {
+    let backends = slots.filter_map(|slot| input.tables.slots.get(&slot)).map(|backend| Backend {
         at: format!("{:?}", SockAddr::new(backend.addr, backend.port)),
         local: backend.is_local(),
     });
@@ -153,7 +153,7 @@ fn backend<A: Addr>(flow: &Flow<A>, met: Option<&Decision<A>>) -> Backend {
     Backend { at: format!("{:?}", flow.backend), local }
 }
 
-fn source<A: Addr>(scene: &Scene<A>, flow: &Flow<A>, met: Option<&Decision<A>>) -> Source {
+fn source<A: Addr>(input: &TraceInput<A>, flow: &Flow<A>, met: Option<&Decision<A>>) -> Source {
     let masqueraded = flow.is_snat();
     let cluster_ip = met.is_some_and(|decision| decision.kind == frontend::FrontendKind::CLUSTER_IP);
     let explanation = if flow.source == flow.client {
@@ -166,9 +166,9 @@ fn source<A: Addr>(scene: &Scene<A>, flow: &Flow<A>, met: Option<&Decision<A>>) 
         "the client is its own backend, and would answer itself without passing the service"
     } else if flow.has(Flow::<A>::HOST) {
         "the host's own address on the way to this backend"
-    } else if cluster_ip && scene.node.has(Node::MASQUERADE_ALL) {
+    } else if cluster_ip && input.node.has(Node::MASQUERADE_ALL) {
         "every client of a ClusterIP is masqueraded (--masquerade-all)"
-    } else if scene.node.has(Node::COMPAT) {
+    } else if input.node.has(Node::COMPAT) {
         "masqueraded where kube-proxy does it (--masquerade compat)"
     } else {
         "replies from that backend must come back through this node"

@@ -16,8 +16,8 @@ use proxy_common::device::pod_net;
 use proxy_common::frontend::{FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange};
 use proxy_common::names;
 
+use super::input::{Entry, Family, Net, TraceInput, port_names};
 use super::programs::LO;
-use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
 use crate::status::Status;
@@ -29,7 +29,7 @@ use proxy_net::role::TELL_PODS;
 use proxy_net::{self as net, anchor};
 
 /// The packet's origin from the command line.
-pub(super) struct Origin<'a> {
+pub(super) struct PacketArgs<'a> {
     /// The client's address; None for a packet of the host, from any of its addresses.
     pub(super) from: Option<SocketAddr>,
     pub(super) host: bool,
@@ -45,7 +45,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) async fn ask(run_dir: &Path) -> Result<Self> {
+    pub(super) async fn query(run_dir: &Path) -> Result<Self> {
         let client = Client::new(run_dir);
         let status = client.status().await?;
         check_namespace(&status, run_dir)?;
@@ -67,9 +67,13 @@ impl Live {
     }
 
     /// Returns the rows of the maps with the packet's entry, and the packet's source.
-    pub(super) async fn scene<A: Family>(&self, origin: &Origin<'_>, to: &Target) -> Result<(Scene<A>, SocketAddr)> {
+    pub(super) async fn input<A: Family>(
+        &self,
+        packet_args: &PacketArgs<'_>,
+        to: &Target,
+    ) -> Result<(TraceInput<A>, SocketAddr)> {
         let maps = A::MAPS;
-        let from = match origin.from {
+        let from = match packet_args.from {
             Some(from) => from,
             None => SocketAddr::new(source_to(to.addr.ip()).await?, CLIENT_PORT),
         };
@@ -77,7 +81,7 @@ impl Live {
         affinity.retain(|key, _| key.client.ip() == from.ip());
         let nowhere = Entry { program: names::INGRESS, device: String::new(), ifindex: 0 };
         let tables = self.tables()?;
-        let mut scene = Scene {
+        let mut input = TraceInput {
             node_name: self.status.node_name.clone(),
             names: port_names(&self.names, &tables),
             tables,
@@ -91,28 +95,28 @@ impl Live {
             connections: self.rows(maps.connections)?,
             entry: nowhere,
             notes: Vec::new(),
-            note_on_strangers: None,
+            external_client_note: None,
         };
         if !self.status.healthy {
-            scene.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
+            input.notes.push("the agent is not healthy (see kpx status): its tables may be out of date".to_owned());
         }
-        scene.entry = entry(&scene, from.ip(), origin, to).await?;
-        scene.notes.extend(self.of_sockets(&scene, to));
-        let device = self.status.devices.iter().find(|device| device.ifindex == scene.entry.ifindex);
-        scene.note_on_strangers = device
+        input.entry = entry(&input, from.ip(), packet_args, to).await?;
+        input.notes.extend(self.of_sockets(&input, to));
+        let device = self.status.devices.iter().find(|device| device.ifindex == input.entry.ifindex);
+        input.external_client_note = device
             .and_then(|device| device.no_pod.as_ref())
             .map(|why| format!("{why}; if it leads to a pod, give it host routes alone, or set {TELL_PODS}"));
-        Ok((scene, from))
+        Ok((input, from))
     }
 
     /// Returns a note for clients whose sockets are translated before they send a packet.
-    fn of_sockets<A: Family>(&self, scene: &Scene<A>, to: &Target) -> Option<String> {
+    fn of_sockets<A: Family>(&self, input: &TraceInput<A>, to: &Target) -> Option<String> {
         let sockets = self.status.sockets.as_ref()?;
-        let is_led = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
-        let is_host = scene.entry.program != names::INGRESS;
-        let is_pod = scene.devices.get(&scene.entry.ifindex).is_some_and(|device| device.is_pod());
+        let is_translated = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
+        let is_host = input.entry.program != names::INGRESS;
+        let is_pod = input.devices.get(&input.entry.ifindex).is_some_and(|device| device.is_pod());
         let client = match (is_host, sockets.scope.as_str()) {
-            _ if !is_led => return None,
+            _ if !is_translated => return None,
             (true, _) => "the node",
             (false, "all") if is_pod => "this pod",
             _ => return None,
@@ -211,40 +215,45 @@ async fn source_to(target: IpAddr) -> Result<IpAddr> {
     source.with_context(|| format!("the host has no address to reach {target} from: pass --from"))
 }
 
-async fn entry<A: Family>(scene: &Scene<A>, from: IpAddr, origin: &Origin<'_>, to: &Target) -> Result<Entry> {
-    if let Some(device) = origin.in_device {
+async fn entry<A: Family>(
+    input: &TraceInput<A>,
+    from: IpAddr,
+    packet_args: &PacketArgs<'_>,
+    to: &Target,
+) -> Result<Entry> {
+    if let Some(device) = packet_args.in_device {
         let ifindex = if_nametoindex(device).with_context(|| format!("look for device {device}"))?;
-        return at_device(scene, device.to_owned(), ifindex);
+        return at_device(input, device.to_owned(), ifindex);
     }
     let is_own =
-        |addr: IpAddr| addr.is_loopback() || A::from_ip(addr).is_some_and(|addr| scene.addrs.contains_key(&addr));
-    if !origin.host && !is_own(from) {
-        let ifindex = device_of(scene, from).await?;
+        |addr: IpAddr| addr.is_loopback() || A::from_ip(addr).is_some_and(|addr| input.addrs.contains_key(&addr));
+    if !packet_args.host && !is_own(from) {
+        let ifindex = device_of(input, from).await?;
         let device = if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
-        return at_device(scene, device.to_string_lossy().into_owned(), ifindex);
+        return at_device(input, device.to_string_lossy().into_owned(), ifindex);
     }
     // Packets to the host's own addresses, such as all of 127.0.0.0/8, never reach a route of ours.
     let to = to.addr.ip();
-    if is_own(to) || next_hop(to).await.is_ok_and(|way| way.device == LO) {
+    if is_own(to) || next_hop(to).await.is_ok_and(|hop| hop.device == LO) {
         return Ok(Entry { program: names::LO, device: "lo".to_owned(), ifindex: LO });
     }
-    let ifindex = scene.node.anchor_ifindex;
+    let ifindex = input.node.anchor_ifindex;
     Ok(Entry { program: names::ANCHOR, device: anchor::NAME.to_owned(), ifindex })
 }
 
-fn at_device<A: Family>(scene: &Scene<A>, device: String, ifindex: u32) -> Result<Entry> {
-    ensure!(scene.devices.contains_key(&ifindex), "kpx has no ingress program on {device}");
+fn at_device<A: Family>(input: &TraceInput<A>, device: String, ifindex: u32) -> Result<Entry> {
+    ensure!(input.devices.contains_key(&ifindex), "kpx has no ingress program on {device}");
     Ok(Entry { program: names::INGRESS, device, ifindex })
 }
 
 /// Returns the device through which packets of `client` arrive: the device of the route to the client. On a bridge it
 /// is the port behind which the bridge has seen the client.
-async fn device_of<A: Family>(scene: &Scene<A>, client: IpAddr) -> Result<u32> {
-    let way = next_hop(client).await.with_context(|| format!("find the device of {client}; --in-device names it"))?;
-    if let Some(port) = way.port {
+async fn device_of<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Result<u32> {
+    let hop = next_hop(client).await.with_context(|| format!("find the device of {client}; --in-device names it"))?;
+    if let Some(port) = hop.port {
         return Ok(port);
     }
-    let pods = way.ports.iter().any(|port| scene.devices.get(port).is_some_and(|device| device.is_pod()));
+    let pods = hop.ports.iter().any(|port| input.devices.get(port).is_some_and(|device| device.is_pod()));
     ensure!(!pods, "{client} may be a pod on a bridge, but its port is unknown: pass --in-device");
-    Ok(way.device)
+    Ok(hop.device)
 }

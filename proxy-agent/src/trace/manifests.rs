@@ -12,9 +12,9 @@ use proxy_common::frontend::service_net;
 use proxy_common::names;
 use tokio::sync::mpsc;
 
-use super::ground::{self, Ground};
+use super::input::{Entry, Family, Net, TraceInput, port_names};
+use super::namespace::{self, NodeDevices};
 use super::programs::LO;
-use super::scene::{Entry, Family, Net, Scene, port_names};
 use super::target::{CLIENT_PORT, Target};
 use crate::config::NodeArgs;
 use crate::node::NodeOptions;
@@ -80,15 +80,15 @@ impl Folder {
 
     /// Makes the node's devices in this thread's namespace, and returns the programs' rows for them. Without `from`, a
     /// packet of the host has the node's own address.
-    pub(super) async fn scene<A: Family>(
+    pub(super) async fn input<A: Family>(
         self,
         from: Option<SocketAddr>,
         host: bool,
         to: &Target,
-    ) -> Result<(Scene<A>, SocketAddr)> {
+    ) -> Result<(TraceInput<A>, SocketAddr)> {
         let (driver, handle) = net::connect()?;
-        let ground = tokio::select! {
-            ground = ground::make(&handle, &self.node_addrs, &self.pod_nets) => ground?,
+        let node_devices = tokio::select! {
+            node_devices = namespace::make(&handle, &self.node_addrs, &self.pod_nets) => node_devices?,
             () = driver => bail!("the netlink socket has failed"),
         };
         let own = || self.desired.node().primary.iter().copied().find(|addr| A::from_ip(*addr).is_some());
@@ -103,23 +103,23 @@ impl Folder {
         let tables = A::tables(self.desired.tables());
         let snapshot = self.desired.snapshot();
         let conflicts = A::conflicts(&snapshot).values().flatten().map(ToString::to_string);
-        let scene = Scene {
+        let input = TraceInput {
             node_name: self.desired.store().node_name().to_owned(),
             tables: tables.clone(),
-            node: self.node(&ground, &detection),
-            devices: self.devices(&ground),
-            addrs: self.addrs(&ground),
+            node: self.node(&node_devices, &detection),
+            devices: self.devices(&node_devices),
+            addrs: self.addrs(&node_devices),
             pods: nets(&detection.nets()),
             service_nets: self.service_nets(),
             generation: 0,
             affinity: BTreeMap::new(),
             connections: BTreeMap::new(),
             names: port_names(&Names::new(frontend_names(&snapshot)), tables),
-            entry: self.entry(from.ip(), host, to, &ground),
+            entry: self.entry(from.ip(), host, to, &node_devices),
             notes: self.notes.iter().cloned().chain(conflicts).collect(),
-            note_on_strangers: None,
+            external_client_note: None,
         };
-        Ok((scene, from))
+        Ok((input, from))
     }
 
     fn service_nets<A: Family>(&self) -> Vec<(Net<A>, u32)> {
@@ -132,25 +132,25 @@ impl Folder {
         ranges.chain(nets(&others).into_iter().map(|net| (net, service_net::OF_OTHER_PROXY))).collect()
     }
 
-    fn node(&self, ground: &Ground, detection: &Detection) -> Node {
-        let Anchor { ifindex, mac } = ground.anchor;
+    fn node(&self, node_devices: &NodeDevices, detection: &Detection) -> Node {
+        let Anchor { ifindex, mac } = node_devices.anchor;
         Node::new(self.primary(), self.primary(), ifindex, mac, self.options.flags() | detection.flags())
     }
 
     /// Returns the devices. If the detector goes by devices, the pods' device counts as detected.
-    fn devices(&self, ground: &Ground) -> BTreeMap<u32, Device> {
+    fn devices(&self, node_devices: &NodeDevices) -> BTreeMap<u32, Device> {
         let by_device = matches!(self.options.detector, Detector::Bridge(_) | Detector::Prefix(_));
         let pods = Device::POD | if by_device { Device::DETECTED } else { 0 };
         BTreeMap::from([
-            (ground.uplink, Device::new(0, self.primary(), self.primary())),
-            (ground.pods, Device::new(pods, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED)),
+            (node_devices.uplink, Device::new(0, self.primary(), self.primary())),
+            (node_devices.pods, Device::new(pods, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED)),
         ])
     }
 
-    fn addrs<A: Addr>(&self, ground: &Ground) -> BTreeMap<A, OwnAddr> {
+    fn addrs<A: Addr>(&self, node_devices: &NodeDevices) -> BTreeMap<A, OwnAddr> {
         let addrs = self.node_addrs.iter().filter_map(|addr| {
             let serves = self.options.node_ports.accepts(*addr, &self.desired.node().primary);
-            Some((A::from_ip(*addr)?, OwnAddr::new(ground.uplink, if serves { OwnAddr::NODE_PORTS } else { 0 })))
+            Some((A::from_ip(*addr)?, OwnAddr::new(node_devices.uplink, if serves { OwnAddr::NODE_PORTS } else { 0 })))
         });
         addrs.collect()
     }
@@ -159,19 +159,19 @@ impl Folder {
         self.desired.node().primary.iter().find_map(|addr| A::from_ip(*addr)).unwrap_or(A::UNSPECIFIED)
     }
 
-    fn entry(&self, from: IpAddr, host: bool, to: &Target, ground: &Ground) -> Entry {
+    fn entry(&self, from: IpAddr, host: bool, to: &Target, node_devices: &NodeDevices) -> Entry {
         let entry = |program, device: &str, ifindex| Entry { program, device: device.to_owned(), ifindex };
         let is_own = |addr: IpAddr| addr.is_loopback() || self.node_addrs.contains(&addr);
         if host || is_own(from) {
             if is_own(to.addr.ip()) {
                 entry(names::LO, "lo", LO)
             } else {
-                entry(names::ANCHOR, anchor::NAME, ground.anchor.ifindex)
+                entry(names::ANCHOR, anchor::NAME, node_devices.anchor.ifindex)
             }
         } else if self.pod_nets.iter().any(|net| net.contains(&from)) {
-            entry(names::INGRESS, ground::PODS, ground.pods)
+            entry(names::INGRESS, namespace::PODS, node_devices.pods)
         } else {
-            entry(names::INGRESS, ground::UPLINK, ground.uplink)
+            entry(names::INGRESS, namespace::UPLINK, node_devices.uplink)
         }
     }
 }

@@ -16,8 +16,8 @@ use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 use proxy_common::names::{self, FamilyMaps};
 use proxy_common::policy::{Decision, Origin};
 
+use super::input::{Entry, Family, Net, TraceInput};
 use super::packet;
-use super::scene::{Entry, Family, Net, Scene};
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::verifier;
 
@@ -32,7 +32,7 @@ pub(super) struct Programs<A: Addr> {
 
 /// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate<A: Addr> {
+pub(super) enum Disposition<A: Addr> {
     /// The packet was sent to a backend, as this flow says.
     Forward(Flow<A>),
     Pass(Reason),
@@ -44,14 +44,14 @@ pub(super) enum Fate<A: Addr> {
 /// The result of running one packet through the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run<A: Addr> {
-    pub(super) fate: Fate<A>,
+    pub(super) disposition: Disposition<A>,
     /// The programs' decision, if the packet met a frontend.
     pub(super) decision: Option<Decision<A>>,
 }
 
 impl<A: Family> Programs<A> {
     /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
-    pub(super) fn load(object: &[u8], scene: &Scene<A>, packets: u32) -> Result<Self> {
+    pub(super) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
         let mut loader = verifier::loader();
         // These maps remember state; the others cost nothing while they are empty. A flow has up to four entries.
         for maps in [names::IPV4, names::IPV6] {
@@ -61,7 +61,7 @@ impl<A: Family> Programs<A> {
             }
         }
         // The agent's maps may be larger than the sizes in the object.
-        let (maps, tables) = (A::MAPS, &scene.tables);
+        let (maps, tables) = (A::MAPS, &input.tables);
         let rows = [
             (maps.frontends, tables.frontends.len()),
             (maps.services, tables.services.len()),
@@ -74,7 +74,7 @@ impl<A: Family> Programs<A> {
             loader.map_max_entries(name, u32::try_from(rows)?.max(MEMORY_MIN));
         }
         let mut ebpf = loader.load(object).context("load a copy of the kernel programs")?;
-        let name = scene.entry.program;
+        let name = input.entry.program;
         let program: &mut SchedClassifier =
             ebpf.program_mut(name).with_context(|| format!("no program {name} in the BPF object"))?.try_into()?;
         verifier::load(|| program.load()).with_context(|| format!("load a copy of {name}"))?;
@@ -89,8 +89,8 @@ impl<A: Family> Programs<A> {
             backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
         };
         let counters = vec![0; Counter::COUNT as usize];
-        let mut programs = Self { ebpf, entry: scene.entry.clone(), counters, no_decision };
-        programs.fill(scene)?;
+        let mut programs = Self { ebpf, entry: input.entry.clone(), counters, no_decision };
+        programs.fill(input)?;
         Ok(programs)
     }
 
@@ -100,20 +100,20 @@ impl<A: Family> Programs<A> {
         let action = self.test_run(&packet::opener(from, to, proto)?)?;
         let counted = self.counted()?;
         let reason = Reason::ALL.into_iter().find(|reason| counted(Counter::from(*reason)));
-        let fate = match reason {
-            None if counted(Event::Forwarded.into()) => Fate::Forward(self.take_flow(from, to, proto)?),
+        let disposition = match reason {
+            None if counted(Event::Forwarded.into()) => Disposition::Forward(self.take_flow(from, to, proto)?),
             // No route of ours leads to such an address, so the host's packets to it never reach this hook.
-            Some(Reason::NotOurs) => Fate::Pass(Reason::NotOurs),
+            Some(Reason::NotOurs) => Disposition::Pass(Reason::NotOurs),
             // A rejection may stay unanswered: the crafted frame is not for any device's address, and many packets
             // exceed the answers of one second.
             Some(reason) if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) => {
-                Fate::Reject(reason)
+                Disposition::Reject(reason)
             }
-            Some(reason) if action == ACTION_DROP => Fate::Drop(reason),
-            Some(reason) => Fate::Pass(reason),
+            Some(reason) if action == ACTION_DROP => Disposition::Drop(reason),
+            Some(reason) => Disposition::Pass(reason),
             None => bail!("{} answered {action} and counted nothing", self.entry.program),
         };
-        Ok(Run { fate, decision: self.decision()? })
+        Ok(Run { disposition, decision: self.decision()? })
     }
 
     /// Returns the kernel's hash of the program's instructions, as `kpx status` shows it.
@@ -134,25 +134,25 @@ impl<A: Family> Programs<A> {
         Ok(self.ebpf.program(self.entry.program).context("the program was loaded")?.try_into()?)
     }
 
-    fn fill(&mut self, scene: &Scene<A>) -> Result<()> {
+    fn fill(&mut self, input: &TraceInput<A>) -> Result<()> {
         let FamilyMaps { frontends, services, slots, endpoints, maglev, addrs, affinity, connections, .. } = A::MAPS;
-        self.put_all(frontends, &scene.tables.frontends)?;
-        self.put_all(services, &scene.tables.services)?;
-        self.put_all(slots, &scene.tables.slots)?;
-        self.put_all(endpoints, &scene.tables.endpoints)?;
-        self.put_all(maglev, &scene.tables.maglev.iter().map(|(set, table)| (*set, **table)).collect())?;
-        self.put_all(addrs, &scene.addrs)?;
-        self.put_all(names::DEVICES, &scene.devices)?;
-        self.put_all(affinity, &scene.affinity)?;
-        self.put_all(connections, &scene.connections)?;
-        let ranges = scene.tables.source_ranges.iter().map(|key| (Key::new(key.bits, key.range), 1));
+        self.put_all(frontends, &input.tables.frontends)?;
+        self.put_all(services, &input.tables.services)?;
+        self.put_all(slots, &input.tables.slots)?;
+        self.put_all(endpoints, &input.tables.endpoints)?;
+        self.put_all(maglev, &input.tables.maglev.iter().map(|(set, table)| (*set, **table)).collect())?;
+        self.put_all(addrs, &input.addrs)?;
+        self.put_all(names::DEVICES, &input.devices)?;
+        self.put_all(affinity, &input.affinity)?;
+        self.put_all(connections, &input.connections)?;
+        let ranges = input.tables.source_ranges.iter().map(|key| (Key::new(key.bits, key.range), 1));
         self.put_nets(A::MAPS.source_ranges, ranges)?;
         let key = |(bits, addr): &Net<A>| Key::new(*bits, *addr);
-        self.put_nets(A::MAPS.pods, scene.pods.iter().map(|net| (key(net), 1)))?;
-        let service_nets = scene.service_nets.iter().map(|(net, value)| (key(net), *value));
+        self.put_nets(A::MAPS.pods, input.pods.iter().map(|net| (key(net), 1)))?;
+        let service_nets = input.service_nets.iter().map(|(net, value)| (key(net), *value));
         self.put_nets(A::MAPS.service_cidrs, service_nets)?;
-        self.set(names::NODE, scene.node)?;
-        self.set(names::GENERATION, scene.generation)
+        self.set(names::NODE, input.node)?;
+        self.set(names::GENERATION, input.generation)
     }
 
     fn put_all<K: Pod, V: Pod>(&mut self, name: &str, rows: &BTreeMap<K, V>) -> Result<()> {

@@ -18,12 +18,12 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 async fn ask(method: Method, path: &str, headers: &[(&str, &str)]) -> Response {
-    let (asker, _) = Asker::new();
+    let (agent, _) = AgentHandle::new();
     let mut request = Request::builder().method(method).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    router(asker, "n1").oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    router(agent, "n1").oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
 async fn get(path: &str) -> Response {

@@ -30,7 +30,7 @@ pub fn frontend_names(snapshot: &Snapshot) -> Vec<NameView> {
     names.collect()
 }
 
-/// The state of the loop, and the flows that were counted after it.
+/// The state of the agent, and the flows that were counted after it.
 struct Views<'a> {
     snapshot: &'a Snapshot,
     counts: &'a Counts,
@@ -126,16 +126,16 @@ impl<A: Addr> FamilyView<'_, A> {
     fn add_to(&self, ports: &mut [PortView], addresses: &mut Addresses, node: &NodeModel) {
         let slices = self.service.slices.iter().filter(|slice| !slice.is_headless);
         let slices: Vec<_> = slices.filter_map(|slice| Slice::<A>::new(slice, node, &mut Vec::new())).collect();
-        for (key, offer) in self.model.frontends.iter() {
-            addresses.add(offer.frontend.kind, key.addr.ip());
+        for (key, claimed) in self.model.frontends.iter() {
+            addresses.add(claimed.frontend.kind, key.addr.ip());
         }
         for (key, port) in self.model.ports.iter() {
             // The first listing of a port counts.
             let is_of_key = |view: &&mut PortView| view.port == key.port.get() && view.protocol == protocol(key.proto);
             let Some(view) = ports.iter_mut().find(is_of_key) else { continue };
-            let offers = self.model.frontends.iter().filter(|(_, offer)| offer.frontend.service == *key);
+            let claimed_frontends = self.model.frontends.iter().filter(|(_, claimed)| claimed.frontend.service == *key);
             let mut frontends: Vec<_> =
-                offers.filter_map(|(key, offer)| self.frontend(key, offer.frontend.kind)).collect();
+                claimed_frontends.filter_map(|(key, claimed)| self.frontend(key, claimed.frontend.kind)).collect();
             frontends.sort_by_key(|(kind, _)| *kind);
             for (_, frontend) in frontends {
                 // A node port is the same in both families.
@@ -211,11 +211,11 @@ fn names<A: Addr>(
 ) -> impl Iterator<Item = NameView> {
     let ObjectName { namespace, name } = &model.claim.service;
     let ports = || service.object.ports.iter().map(port_view);
-    let offers = model.frontends.iter().filter(|(key, offer)| {
-        offer.frontend.kind != FrontendKind::ADDRESS && conflict(conflicts, key, &model.claim.service).is_none()
+    let claimed_frontends = model.frontends.iter().filter(|(key, claimed)| {
+        claimed.frontend.kind != FrontendKind::ADDRESS && conflict(conflicts, key, &model.claim.service).is_none()
     });
-    let named = offers.map(move |(key, offer)| {
-        let port = offer.frontend.service;
+    let named = claimed_frontends.map(move |(key, claimed)| {
+        let port = claimed.frontend.service;
         let mut named = ports().filter(|view| view.port == port.port.get() && view.protocol == protocol(port.proto));
         NameView {
             address: key.addr.ip(),

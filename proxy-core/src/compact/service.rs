@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
-use super::{Kept, Shared, shared, texts};
+use super::{Compact, Shared, shared, texts};
 use crate::input::ObjectName;
 
 /// The label (with any value) that leaves a Service to another proxy.
@@ -109,10 +109,10 @@ impl From<core::LoadBalancerIngress> for Ingress {
     }
 }
 
-impl Kept for Service {
+impl Compact for Service {
     type Object = core::Service;
 
-    fn keep(object: core::Service) -> Self {
+    fn compact(object: core::Service) -> Self {
         object.into()
     }
 

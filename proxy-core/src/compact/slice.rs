@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1 as discovery;
 
 use super::service::has_label;
-use super::{Kept, Shared, shared};
+use super::{Compact, Shared, shared};
 use crate::input::ObjectName;
 
 /// The label by which an EndpointSlice names its Service (well-known label of discovery.k8s.io).
@@ -136,10 +136,10 @@ impl From<String> for Address {
     }
 }
 
-impl Kept for EndpointSlice {
+impl Compact for EndpointSlice {
     type Object = discovery::EndpointSlice;
 
-    fn keep(object: discovery::EndpointSlice) -> Self {
+    fn compact(object: discovery::EndpointSlice) -> Self {
         object.into()
     }
 

@@ -98,7 +98,7 @@ impl<A: Addr> Family<A> {
 
     /// Returns the model whose rows are in force.
     fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
-        self.claimants(key).find(|model| self.obstacle(key, model).is_none())
+        self.claimants(key).find(|model| self.refusal(key, model).is_none())
     }
 
     /// Returns the models that claim the frontend, the oldest first.
@@ -108,7 +108,7 @@ impl<A: Addr> Family<A> {
     }
 
     /// Returns the reason why a model may not have a frontend that it offers, regardless of other claims.
-    fn obstacle(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
+    fn refusal(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
         let frontend = model.frontends.get(key)?.frontend;
         if !frontend.kind.is_external() {
             return None;
@@ -126,17 +126,17 @@ impl<A: Addr> Family<A> {
         let holder = self.holder(key).map(|holder| &holder.claim);
         let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
         let conflict = |model: &FamilyModel<A>| {
-            let offer = model.frontends.get(key).filter(|offer| offer.frontend.kind != FrontendKind::ADDRESS)?;
+            let claimed = model.frontends.get(key).filter(|claimed| claimed.frontend.kind != FrontendKind::ADDRESS)?;
             let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
-            let why = self.obstacle(key, model).or_else(held)?;
+            let why = self.refusal(key, model).or_else(held)?;
             let object = ObjectRef { kind: "Service", name: model.claim.service.clone() };
-            Some(Skipped { object, field: offer.field.to_string(), why, cause: Cause::Conflict })
+            Some(Skipped { object, field: claimed.field.to_string(), why, cause: Cause::Conflict })
         };
         lost.filter_map(conflict).collect()
     }
 
     /// Returns the Service that holds a frontend, and its field with the address.
-    pub(super) fn said_by(&self, key: &FrontendKey<A>) -> Option<(&ObjectName, &str)> {
+    pub(super) fn claimant(&self, key: &FrontendKey<A>) -> Option<(&ObjectName, &str)> {
         let model = self.holder(key)?;
         Some((&model.claim.service, &model.frontends.get(key)?.field))
     }

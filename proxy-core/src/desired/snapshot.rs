@@ -29,7 +29,7 @@ pub struct ServiceSnapshot {
 }
 
 impl Desired {
-    /// All that is served, for those who want to look at it without holding up the loop.
+    /// All that is served, for those who want to look at it without holding up the agent.
     pub fn snapshot(&self) -> Snapshot {
         let services = self.store.services().filter_map(|(name, object)| {
             let (v4, v6) = (self.v4.model(name).cloned(), self.v6.model(name).cloned());

@@ -7,13 +7,13 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::Backend;
 
 use super::NodeModel;
-use super::outside::Way;
+use super::host_mode::Reachability;
 use super::read::{Reader, Skipped, addr_of, port_number, protocol};
 use crate::compact::{self, EndpointSlice, Shared};
 
-mod detour;
+mod fallback;
 
-pub(super) use detour::Detour;
+pub(super) use fallback::NodePortFallback;
 
 /// The readable part of one EndpointSlice.
 pub struct Slice<'a, A: Addr> {
@@ -40,7 +40,7 @@ pub struct Endpoint<'a, A: Addr> {
     pub local: bool,
     for_node: Hint,
     for_zone: Hint,
-    way: Way<A>,
+    reachability: Reachability<A>,
 }
 
 /// The hint of an endpoint, about nodes or about zones.
@@ -56,7 +56,7 @@ pub struct Joined<'a, A: Addr>(BTreeMap<SockAddr<A>, &'a Endpoint<'a, A>>);
 
 /// The sets that a service port's frontends choose from.
 #[derive(Clone, Copy)]
-pub(super) struct Uses {
+pub(super) struct UsedSets {
     pub(super) cluster: bool,
     pub(super) local: bool,
 }
@@ -114,7 +114,10 @@ impl<'a, A: Addr> Endpoint<'a, A> {
             local: !node.name.is_empty() && endpoint.node_name.as_deref() == Some(&*node.name),
             for_node: Hint::of(nodes, Some(&node.name)),
             for_zone: Hint::of(zones, node.zone.as_deref()),
-            way: node.outside.as_ref().map_or(Way::Direct, |outside| outside.way(addr, endpoint)),
+            reachability: node
+                .host_mode
+                .as_ref()
+                .map_or(Reachability::Direct, |host_mode| host_mode.reachability(addr, endpoint)),
         })
     }
 
@@ -163,10 +166,10 @@ pub fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -
 
 impl<A: Addr> Joined<'_, A> {
     /// Selects the sets. Each set falls back to terminating endpoints on its own.
-    pub(super) fn select(&self, uses: Uses) -> Sets<A> {
-        let cluster = if uses.cluster { self.usable(self.topology()) } else { Vec::new() };
-        let local = if uses.local { self.usable(|endpoint| endpoint.local) } else { Vec::new() };
-        let has_endpoints = !cluster.is_empty() || uses.local && self.serving().next().is_some();
+    pub(super) fn select(&self, used_sets: UsedSets) -> Sets<A> {
+        let cluster = if used_sets.cluster { self.usable(self.topology()) } else { Vec::new() };
+        let local = if used_sets.local { self.usable(|endpoint| endpoint.local) } else { Vec::new() };
+        let has_endpoints = !cluster.is_empty() || used_sets.local && self.serving().next().is_some();
         Sets { cluster, local, has_endpoints }
     }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use proxy_common::frontend::Algorithm;
 
 use super::guard::Guard;
-use super::outside::{Outside, Reach};
+use super::host_mode::{HostMode, HostRoutes};
 use super::read::{cidr, ip};
 use crate::store::Store;
 
@@ -29,7 +29,7 @@ pub struct ModelOptions {
     /// The ranges of ClusterIPs; if empty, the cluster's ServiceCIDRs count.
     pub service_cidrs: Vec<IpNet>,
     /// The routes of a host in host mode. A node reaches every backend.
-    pub reach: Option<Arc<Reach>>,
+    pub host_routes: Option<Arc<HostRoutes>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct NodeModel {
     pub algorithm: Algorithm,
     pub guard: Guard,
     /// The view of the cluster in host mode.
-    pub outside: Option<Outside>,
+    pub host_mode: Option<HostMode>,
 }
 
 impl NodeModel {
@@ -57,7 +57,7 @@ impl NodeModel {
             primary: [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)].into_iter().flatten().copied().collect(),
             algorithm: options.algorithm,
             guard: Guard::of(store, options),
-            outside: options.reach.clone().map(|reach| Outside::of(store, reach)),
+            host_mode: options.host_routes.clone().map(|host_routes| HostMode::of(store, host_routes)),
         }
     }
 }

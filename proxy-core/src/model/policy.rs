@@ -3,9 +3,9 @@
 use proxy_common::addr::{Port, Proto};
 use proxy_common::frontend::{Algorithm, Service};
 
-use super::endpoints::Uses;
+use super::endpoints::UsedSets;
 use super::node::NodeModel;
-use super::port::Terms;
+use super::port::PortPolicy;
 use super::read::{Reader, port_number};
 use crate::compact::{self, ALGORITHM};
 
@@ -44,14 +44,14 @@ impl Policy {
 
     /// Returns the terms of a port. `external` is set if the port has a frontend beside the ClusterIP. `guarded` is set
     /// if the Service's load balancer addresses have source ranges.
-    pub(super) fn terms(&self, proto: Proto, external: bool, guarded: bool) -> Terms {
+    pub(super) fn port_policy(&self, proto: Proto, external: bool, guarded: bool) -> PortPolicy {
         let flag = |set, flag| if set { flag } else { 0 };
         let flags = flag(self.internal_local, Service::INTERNAL_LOCAL)
             | flag(self.external_local, Service::EXTERNAL_LOCAL)
             | flag(guarded, Service::SOURCE_RANGES);
-        Terms {
+        PortPolicy {
             service: Service::new(0, 0, flags).with_algorithm(self.algorithm).with_affinity(self.affinity_secs),
-            uses: Uses {
+            used_sets: UsedSets {
                 // The external policy needs this set too, for clients inside the cluster.
                 cluster: !self.internal_local || external,
                 local: self.internal_local || self.external_local && external,

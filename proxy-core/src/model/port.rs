@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev, Service, Set};
 
-use super::endpoints::{Joined, Uses};
+use super::endpoints::{Joined, UsedSets};
 use super::maglev;
 use super::read::Reader;
 
@@ -24,10 +24,10 @@ pub struct ServicePort<A: Addr> {
 
 /// The terms that a Service sets for one of its ports.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct PortPolicy {
     /// The service without its backends.
     pub(super) service: Service,
-    pub(super) uses: Uses,
+    pub(super) used_sets: UsedSets,
     /// Set if the endpoints are looked up again after a flow has begun.
     pub(super) remembers: bool,
 }
@@ -36,9 +36,14 @@ pub(super) struct Terms {
 pub(super) const SLOTS_MAX: usize = u16::MAX as usize;
 
 impl<A: Addr> ServicePort<A> {
-    pub(super) fn new(reader: &mut Reader<'_>, index: usize, terms: Terms, endpoints: &Joined<'_, A>) -> Self {
-        let Terms { service, uses, remembers } = terms;
-        let mut sets = endpoints.select(uses);
+    pub(super) fn new(
+        reader: &mut Reader<'_>,
+        index: usize,
+        port_policy: PortPolicy,
+        endpoints: &Joined<'_, A>,
+    ) -> Self {
+        let PortPolicy { service, used_sets, remembers } = port_policy;
+        let mut sets = endpoints.select(used_sets);
         let most = if service.algorithm == Algorithm::MAGLEV { MAGLEV_PLACES } else { SLOTS_MAX };
         for (name, set) in [("cluster", &mut sets.cluster), ("local", &mut sets.local)] {
             if set.len() > most {

@@ -9,8 +9,8 @@ pub(crate) mod dumps;
 mod endpoints;
 mod external;
 mod guard;
+mod host_mode;
 mod objects;
-mod outside;
 mod selection;
 
 /// Returns the tables of a node called `here` for these objects, followed by the skipped fields.

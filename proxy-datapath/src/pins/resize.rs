@@ -21,7 +21,7 @@ use proxy_common::names;
 use proxy_common::service_counts::ServiceCounts;
 use tracing::{info, warn};
 
-use super::{Place, remove_pin};
+use super::{PinPath, remove_pin};
 use crate::maps::FamilyNames;
 use crate::sizes::is_full;
 
@@ -29,22 +29,22 @@ use crate::sizes::is_full;
 const NO_EXIST: u64 = 1;
 
 /// The maps of a load that take over entries from others.
-pub(crate) struct Resize(Vec<Place>);
+pub(crate) struct Resize(Vec<PinPath>);
 
 impl Resize {
-    pub(crate) fn new(places: Vec<Place>) -> Self {
-        Self(places.into_iter().filter(|place| !place.sources.is_empty() || place.target != place.path).collect())
+    pub(crate) fn new(pins: Vec<PinPath>) -> Self {
+        Self(pins.into_iter().filter(|pin| !pin.sources.is_empty() || pin.target != pin.path).collect())
     }
 
     /// Copies the entries. Call this when the new maps exist, and again when all programs use them.
     pub(crate) fn copy(&self) -> Result<()> {
-        for place in &self.0 {
-            for source in &place.sources {
-                let left_out = copy(&place.name, &Pair { from: source, to: &place.target });
+        for pin in &self.0 {
+            for source in &pin.sources {
+                let left_out = copy(&pin.name, &Pair { from: source, to: &pin.target });
                 let left_out = left_out.with_context(|| format!("copy {}", source.display()))?;
-                info!(map = place.name, from = %source.display(), left_out, "resized");
+                info!(map = pin.name, from = %source.display(), left_out, "resized");
                 if left_out > 0 {
-                    warn!(map = place.name, left_out, "the new map has no room for all entries of the old");
+                    warn!(map = pin.name, left_out, "the new map has no room for all entries of the old");
                 }
             }
         }
@@ -53,12 +53,12 @@ impl Resize {
 
     /// Drops the old maps.
     pub(crate) fn finish(self) -> Result<()> {
-        for place in self.0 {
-            if place.target != place.path {
-                let renamed = fs::rename(&place.target, &place.path);
-                renamed.with_context(|| format!("rename {}", place.target.display()))?;
+        for pin in self.0 {
+            if pin.target != pin.path {
+                let renamed = fs::rename(&pin.target, &pin.path);
+                renamed.with_context(|| format!("rename {}", pin.target.display()))?;
             }
-            for source in place.sources.iter().filter(|source| **source != place.path) {
+            for source in pin.sources.iter().filter(|source| **source != pin.path) {
                 remove_pin(source)?;
             }
         }

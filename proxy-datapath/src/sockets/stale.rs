@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const BATCH: usize = 1_024;
 
 /// A socket, by its cookie, and its backend.
-type Peer = (u64, SocketAddr);
+type SocketPeer = (u64, SocketAddr);
 
 /// The walks that look for such sockets whenever endpoints are removed.
 pub struct StaleSockets {
@@ -75,7 +75,7 @@ impl StaleSockets {
         }
     }
 
-    fn find(&mut self) -> Result<BTreeSet<Peer>> {
+    fn find(&mut self) -> Result<BTreeSet<SocketPeer>> {
         let mut found = self.v4.find()?;
         found.extend(self.v6.find()?);
         Ok(found)
@@ -97,7 +97,7 @@ impl<A: FamilyNames> Family<A> {
 
     /// Returns the sockets that were translated to backends that serve no longer. Such a socket may be closed by now,
     /// or connected elsewhere.
-    fn find(&mut self) -> Result<BTreeSet<Peer>> {
+    fn find(&mut self) -> Result<BTreeSet<SocketPeer>> {
         let Self { sockets, endpoints } = self;
         let mut found = BTreeSet::new();
         // Many sockets have one backend, and rows outlive their sockets.
@@ -124,7 +124,7 @@ impl<A: FamilyNames> Family<A> {
 }
 
 /// Aborts the sockets of this network namespace that are connected to those backends. Returns their number.
-async fn abort(stale: &BTreeSet<Peer>) -> Result<usize> {
+async fn abort(stale: &BTreeSet<SocketPeer>) -> Result<usize> {
     if stale.is_empty() {
         return Ok(0);
     }

@@ -17,8 +17,8 @@ use tower::{BoxError, ServiceBuilder, service_fn};
 use tracing::info;
 
 use super::Options;
+use super::api_server_addrs::ApiServerAddrs;
 use super::outage::Outage;
-use super::place::Place;
 use crate::requests::Requests;
 
 /// The time for name resolution, TCP and TLS. When all nodes come back at once, the server may take long for TLS.
@@ -69,7 +69,7 @@ impl Options {
     }
 
     /// Makes the clients, and the server's addresses.
-    pub(super) async fn clients(&self, outage: &Outage) -> Result<(Clients, Place)> {
+    pub(super) async fn clients(&self, outage: &Outage) -> Result<(Clients, ApiServerAddrs)> {
         let mut config = self.directed().await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
@@ -79,14 +79,14 @@ impl Options {
         config.default_retry = false;
         let server = config.cluster_url.clone();
         info!(%server, "API server");
-        let place = Place::of([Some(&server), config.proxy_url.as_ref()].into_iter().flatten());
+        let api_server_addrs = ApiServerAddrs::of([Some(&server), config.proxy_url.as_ref()].into_iter().flatten());
         let client = connected(config).with_context(|| self.client_for(&server))?;
         let paced = counted(client, &server, outage.clone());
         let limited = match self.rate {
             Some(rate) => limited(&paced, rate.bucket()),
             None => paced.clone(),
         };
-        Ok((Clients { limited, paced }, place))
+        Ok((Clients { limited, paced }, api_server_addrs))
     }
 
     async fn config(&self) -> Result<Config> {

@@ -38,7 +38,7 @@ const RETRY_AFTER: u64 = 30;
 #[derive(Clone, Debug)]
 pub(super) struct Outage {
     suspected: Arc<Notify>,
-    over: watch::Sender<()>,
+    end: watch::Sender<()>,
     /// The time before which the server wants no requests.
     quiet: watch::Sender<Instant>,
 }
@@ -51,19 +51,19 @@ enum Answer {
 
 impl Outage {
     pub(super) fn new() -> Self {
-        Self { suspected: Arc::default(), over: watch::Sender::new(()), quiet: watch::Sender::new(Instant::now()) }
+        Self { suspected: Arc::default(), end: watch::Sender::new(()), quiet: watch::Sender::new(Instant::now()) }
     }
 
     /// Waits for `pause`. If the failure `may_be` an outage, the wait ends with the outage, and the result is true. The
     /// wait always lasts as long as the server asks for.
     pub(super) async fn wait(&self, pause: Duration, may_be: bool) -> bool {
-        let mut over = self.over.subscribe();
+        let mut end = self.end.subscribe();
         if may_be {
             self.suspected.notify_one();
         }
         let is_over = tokio::select! {
             () = sleep(pause) => false,
-            Ok(()) = over.changed(), if may_be => {
+            Ok(()) = end.changed(), if may_be => {
                 sleep(SPREAD.mul_f32(rand::random())).await;
                 true
             }
@@ -79,7 +79,7 @@ impl Outage {
             let since = Instant::now();
             if self.is_over(client).await {
                 info!(seconds = since.elapsed().as_secs_f32(), "the API server answers again");
-                self.over.send_replace(());
+                self.end.send_replace(());
             }
         }
     }

@@ -15,25 +15,25 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-use self::event::{Event, Lenient};
-use self::failure::{End, Over, explain, is_lost};
+use self::backoff::Backoff;
+use self::event::{Event, ParsedObject};
+use self::failure::{StreamEnd, WatchEnd, explain, is_lost};
 use self::list::{Listed, Lister};
-use self::pace::Pace;
 use self::selection::{PAGE, Selection, request};
-use self::trouble::Trouble;
+use self::watch_health::WatchHealth;
 use super::client::Clients;
 use super::outage::Outage;
 use crate::health::Health;
 use crate::watches::Watches;
-use proxy_core::compact::Kept;
+use proxy_core::compact::Compact;
 use proxy_core::input::{Input, ObjectName, Update};
 
+mod backoff;
 mod event;
 pub(super) mod failure;
 mod list;
-mod pace;
 mod selection;
-mod trouble;
+mod watch_health;
 
 /// A watch on one kind of object, with its input variant and its position.
 pub(super) struct Watch<K> {
@@ -41,7 +41,7 @@ pub(super) struct Watch<K> {
     selection: Selection,
     lister: Lister,
     dispensable: bool,
-    pace: Pace,
+    backoff: Backoff,
     /// The version up to which everything was sent. None: a new list is needed.
     position: Option<String>,
     /// Set if the server says that it no longer knows the position.
@@ -54,7 +54,7 @@ pub(super) struct Watch<K> {
 
 /// The reason why a run ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum WatchExit {
     ReceiverGone,
     /// The credentials are refused, and old enough to be read again.
     Unauthorized,
@@ -75,7 +75,7 @@ impl<K> Watch<K> {
             selection: Selection::default(),
             lister: Lister::default(),
             dispensable: false,
-            pace: Pace::default(),
+            backoff: Backoff::default(),
             position: None,
             expired: false,
             delivered: false,
@@ -104,7 +104,7 @@ impl<K> Watch<K> {
 
 impl<K> Watch<K>
 where
-    K: Kept + Clone + Send + 'static,
+    K: Compact + Clone + Send + 'static,
 {
     /// Runs until the end. The future may be cancelled and go on with another client: nothing is lost.
     pub(super) async fn run(
@@ -113,46 +113,46 @@ where
         inputs: &mpsc::Sender<Input>,
         health: &Health,
         outage: &Outage,
-    ) -> Ended {
+    ) -> WatchExit {
         let began = Instant::now();
         self.lister = Lister::default();
-        let mut trouble = Trouble::new(K::Object::kind(&()).into_owned(), health);
+        let mut watch_health = WatchHealth::new(K::Object::kind(&()).into_owned(), health);
         loop {
             let mut is_of_list = false;
-            let over = match self.position.clone() {
-                Some(position) if !(self.expired && self.pace.may_list()) => {
-                    self.follow(&clients.paced, inputs, outage, &position, &mut trouble).await
+            let end = match self.position.clone() {
+                Some(position) if !(self.expired && self.backoff.may_list()) => {
+                    self.follow(&clients.paced, inputs, outage, &position, &mut watch_health).await
                 }
-                None if !self.pace.may_list() => Over::Lost("waiting for the next list".to_owned()),
-                _ => match self.list(&clients.limited, inputs, &mut trouble).await {
+                None if !self.backoff.may_list() => WatchEnd::Lost("waiting for the next list".to_owned()),
+                _ => match self.list(&clients.limited, inputs, &mut watch_health).await {
                     Ok(()) => continue,
-                    Err(over) => {
+                    Err(end) => {
                         is_of_list = true;
-                        over
+                        end
                     }
                 },
             };
-            let unserved = self.dispensable && over.code() == Some(404);
-            let pause = match &over {
-                Over::ReceiverGone => return Ended::ReceiverGone,
-                Over::Failed(_) | Over::Late if unserved => UNSERVED_RETRY,
-                Over::Failed(_) | Over::Late => self.pause_after(&over),
-                Over::Lost(_) if is_of_list => self.pace.after_failure(),
-                Over::Ended(_) | Over::Lost(_) => self.pause_after(&over),
+            let unserved = self.dispensable && end.code() == Some(404);
+            let pause = match &end {
+                WatchEnd::ReceiverGone => return WatchExit::ReceiverGone,
+                WatchEnd::Failed(_) | WatchEnd::Late if unserved => UNSERVED_RETRY,
+                WatchEnd::Failed(_) | WatchEnd::Late => self.pause_after(&end),
+                WatchEnd::Lost(_) if is_of_list => self.backoff.after_failure(),
+                WatchEnd::Closed(_) | WatchEnd::Lost(_) => self.pause_after(&end),
             };
-            trouble.met(&over, unserved, self.pace.ends());
+            watch_health.ended(&end, unserved, self.backoff.ends());
             if self.dispensable
-                && matches!(over.code(), Some(403 | 404))
+                && matches!(end.code(), Some(403 | 404))
                 && !std::mem::replace(&mut self.delivered, true)
                 && inputs.send((self.input)(Update::Refused)).await.is_err()
             {
-                return Ended::ReceiverGone;
+                return WatchExit::ReceiverGone;
             }
-            if outage.wait(pause, over.is_outage()).await {
-                self.pace.back();
+            if outage.wait(pause, end.is_outage()).await {
+                self.backoff.back();
             }
-            if over.code() == Some(401) && began.elapsed() > CREDENTIALS_AGE {
-                return Ended::Unauthorized;
+            if end.code() == Some(401) && began.elapsed() > CREDENTIALS_AGE {
+                return WatchExit::Unauthorized;
             }
         }
     }
@@ -162,19 +162,19 @@ where
         &mut self,
         client: &Client,
         inputs: &mpsc::Sender<Input>,
-        trouble: &mut Trouble<'_>,
-    ) -> Result<(), Over> {
+        watch_health: &mut WatchHealth<'_>,
+    ) -> Result<(), WatchEnd> {
         let Listed { objects, unreadable, version } = self.lister.list(client, &self.selection).await?;
         let objects = objects.into_values().collect();
         let update = match unreadable.is_empty() {
             true => Update::All(objects),
             false => Update::AllBut(objects, unreadable.keys().cloned().collect::<BTreeSet<_>>()),
         };
-        inputs.send((self.input)(update)).await.map_err(|_| Over::ReceiverGone)?;
-        self.pace.listed();
+        inputs.send((self.input)(update)).await.map_err(|_| WatchEnd::ReceiverGone)?;
+        self.backoff.listed();
         (self.position, self.expired, self.delivered, self.unreadable) = (Some(version), false, true, unreadable);
-        trouble.listed(self.pace.ends());
-        trouble.unreadable(&self.unreadable);
+        watch_health.listed(self.backoff.ends());
+        watch_health.unreadable(&self.unreadable);
         Ok(())
     }
 
@@ -185,46 +185,46 @@ where
         inputs: &mpsc::Sender<Input>,
         outage: &Outage,
         position: &str,
-        trouble: &mut Trouble<'_>,
-    ) -> Over {
+        watch_health: &mut WatchHealth<'_>,
+    ) -> WatchEnd {
         let began = Instant::now();
         let request = match request::<K>().watch(&self.selection.watch, position) {
             Ok(request) => request,
-            Err(error) => return Over::Failed(kube::Error::BuildRequest(error)),
+            Err(error) => return WatchEnd::Failed(kube::Error::BuildRequest(error)),
         };
         let mut lines = match client.request_stream(request).await {
             Ok(stream) => pin!(stream.lines()),
-            Err(error) => return self.note(Over::from(error)),
+            Err(error) => return self.record(WatchEnd::from(error)),
         };
         let _open = Watches::of_process().open(&K::Object::kind(&()));
         let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
-        let mut look_at = pin!(outage.wait(trouble.before_look(), false));
-        let mut look = None;
+        let mut probe_at = pin!(outage.wait(watch_health.probe_delay(), false));
+        let mut probe = None;
         loop {
             let line = tokio::select! {
                 line = lines.try_next() => line,
                 () = &mut settled, if !holds => {
                     (holds, self.expired) = (true, false);
-                    self.pace.settled();
-                    trouble.over();
+                    self.backoff.settled();
+                    watch_health.clear();
                     continue;
                 }
-                _ = &mut look_at, if trouble.is_in_doubt() && look.is_none() => {
-                    look = Some(self.look(client));
+                _ = &mut probe_at, if watch_health.needs_probe() && probe.is_none() => {
+                    probe = Some(self.probe_version(client));
                     continue;
                 }
-                Some(found) = OptionFuture::from(look.as_mut()) => {
-                    look = None;
+                Some(found) = OptionFuture::from(probe.as_mut()) => {
+                    probe = None;
                     match found {
-                        Ok(None) => trouble.is_back(),
+                        Ok(None) => watch_health.history_is_known(),
                         Ok(Some(why)) => {
-                            let over = self.lose(why);
-                            return self.note(over);
+                            let end = self.lose(why);
+                            return self.record(end);
                         }
-                        Err(over) => {
-                            trouble.untold(&over);
-                            look_at.set(outage.wait(self.pause_after(&over), over.is_outage()));
+                        Err(end) => {
+                            watch_health.probe_failed(&end);
+                            probe_at.set(outage.wait(self.pause_after(&end), end.is_outage()));
                         }
                     }
                     continue;
@@ -232,55 +232,60 @@ where
             };
             let taken = match line {
                 Ok(Some(line)) => match Event::read(&line) {
-                    Ok(Some(event)) => self.take(event, inputs, trouble).await,
-                    Ok(None) => Err(Over::Ended(End::Broken("an event was cut off".to_owned()))),
+                    Ok(Some(event)) => self.take(event, inputs, watch_health).await,
+                    Ok(None) => Err(WatchEnd::Closed(StreamEnd::Broken("an event was cut off".to_owned()))),
                     Err(error) => Err(self.lose(format!("unreadable event: {error}"))),
                 },
-                Ok(None) if began.elapsed() < self.life() => Err(Over::Ended(End::Early)),
-                Ok(None) => Err(Over::Ended(End::InTime)),
-                Err(error) => Err(Over::Ended(End::Broken(error.to_string()))),
+                Ok(None) if began.elapsed() < self.life() => Err(WatchEnd::Closed(StreamEnd::Early)),
+                Ok(None) => Err(WatchEnd::Closed(StreamEnd::InTime)),
+                Err(error) => Err(WatchEnd::Closed(StreamEnd::Broken(error.to_string()))),
             };
-            if let Err(over) = taken {
-                return self.note(over);
+            if let Err(end) = taken {
+                return self.record(end);
             }
         }
     }
 
     /// Returns the wait before the next attempt.
-    fn pause_after(&mut self, over: &Over) -> Duration {
+    fn pause_after(&mut self, end: &WatchEnd) -> Duration {
         // Where servers stand in for each other, the next one may have just started.
-        if over.is_outage() || matches!(over, Over::Ended(End::Early | End::Broken(_))) {
-            self.pace.away();
+        if end.is_outage() || matches!(end, WatchEnd::Closed(StreamEnd::Early | StreamEnd::Broken(_))) {
+            self.backoff.away();
         }
-        match over {
-            Over::Ended(_) | Over::Lost(_) => self.pace.after_end(),
-            _ if over.is_denial() => self.pace.after_denial(),
-            _ => self.pace.after_failure(),
+        match end {
+            WatchEnd::Closed(_) | WatchEnd::Lost(_) => self.backoff.after_end(),
+            _ if end.is_denial() => self.backoff.after_denial(),
+            _ => self.backoff.after_failure(),
         }
     }
 
     /// Notes a lost position for the next attempt.
-    fn note(&mut self, over: Over) -> Over {
-        self.expired |= matches!(over, Over::Lost(_));
-        over
+    fn record(&mut self, end: WatchEnd) -> WatchEnd {
+        self.expired |= matches!(end, WatchEnd::Lost(_));
+        end
     }
 
     /// Forgets the position. Only a new list can tell what is missing.
-    fn lose(&mut self, why: String) -> Over {
+    fn lose(&mut self, why: String) -> WatchEnd {
         self.position = None;
-        Over::Lost(why)
+        WatchEnd::Lost(why)
     }
 
-    async fn take(&mut self, event: Event<K>, inputs: &mpsc::Sender<Input>, trouble: &Trouble<'_>) -> Result<(), Over> {
+    async fn take(
+        &mut self,
+        event: Event<K>,
+        inputs: &mpsc::Sender<Input>,
+        watch_health: &WatchHealth<'_>,
+    ) -> Result<(), WatchEnd> {
         let (object, gone) = match event {
             Event::Put(object) => (object, false),
             Event::Gone(object) => (object, true),
             Event::Bookmark(version) | Event::Listed(version) => return self.advance(version),
             // The server may know the version again later: asking again is cheap.
-            Event::Error(status) if is_lost(&status) => return Err(Over::Lost(explain(&kube::Error::Api(status)))),
+            Event::Error(status) if is_lost(&status) => return Err(WatchEnd::Lost(explain(&kube::Error::Api(status)))),
             Event::Error(status) => return Err(self.lose(explain(&kube::Error::Api(status)))),
         };
-        let Lenient { name, version, object } = object;
+        let ParsedObject { name, version, object } = object;
         self.check_order(&version)?;
         let update = match object {
             _ if gone => Some(Update::Del(name.clone())),
@@ -292,18 +297,18 @@ where
         };
         let is_news = match update {
             Some(update) => {
-                inputs.send((self.input)(update)).await.map_err(|_| Over::ReceiverGone)?;
+                inputs.send((self.input)(update)).await.map_err(|_| WatchEnd::ReceiverGone)?;
                 self.unreadable.remove(&name).is_some()
             }
             None => true,
         };
         if is_news {
-            trouble.unreadable(&self.unreadable);
+            watch_health.unreadable(&self.unreadable);
         }
         self.advance(version)
     }
 
-    fn advance(&mut self, version: String) -> Result<(), Over> {
+    fn advance(&mut self, version: String) -> Result<(), WatchEnd> {
         self.check_order(&version)?;
         self.position = Some(version);
         Ok(())
@@ -311,7 +316,7 @@ where
 
     /// Checks that versions of a kind grow (KEP-5504). Otherwise events are missing, or the server's data are older
     /// than ours.
-    fn check_order(&mut self, version: &str) -> Result<(), Over> {
+    fn check_order(&mut self, version: &str) -> Result<(), WatchEnd> {
         match self.position.as_deref().and_then(|position| disorder(version, position)) {
             Some(why) => Err(self.lose(why)),
             None => Ok(()),
@@ -322,16 +327,16 @@ where
     /// server then grants a watch from a version that is yet to come, and is silent until that version. So this request
     /// asks for the version beside the watch, without waiting for the watch. Returns the contradiction, if there is
     /// one.
-    fn look(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, Over>> {
-        let request = request::<K>().list_metadata(&self.selection.look).map_err(kube::Error::BuildRequest);
+    fn probe_version(&self, client: &Client) -> BoxFuture<'static, Result<Option<String>, WatchEnd>> {
+        let request = request::<K>().list_metadata(&self.selection.probe).map_err(kube::Error::BuildRequest);
         let (client, position) = (client.clone(), self.position.clone().unwrap_or_default());
-        let look = async move {
+        let probe = async move {
             let list: ObjectList<PartialObjectMeta<K::Object>> = timeout(PAGE, client.request(request?)).await??;
             let now = list.metadata.resource_version.unwrap_or_default();
             debug!(kind = %K::Object::kind(&()), position, now, "probed the server's version");
             Ok(disorder(&now, &position))
         };
-        look.boxed()
+        probe.boxed()
     }
 
     /// Returns the shortest life of a watch that is not interrupted. The margin allows for different clocks.

@@ -12,22 +12,22 @@ use crate::document::{Document, documents};
 /// The objects of a file.
 #[derive(Debug, Default)]
 pub(super) struct File {
-    pub(super) objects: Vec<Placed>,
+    pub(super) objects: Vec<LocatedObject>,
     /// The objects that the file gave before, and may still be meant to give: it now has documents that cannot be read.
-    pub(super) kept: Vec<Placed>,
+    pub(super) kept: Vec<LocatedObject>,
     /// The problems with their lines; without a line if the whole file is bad.
     pub(super) problems: Vec<(Option<u64>, String)>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Placed {
+pub(super) struct LocatedObject {
     pub(super) line: u64,
     pub(super) key: Key,
     pub(super) object: Arc<Object>,
 }
 
 /// A document, or an item of a List, that is not accepted.
-struct Bad {
+struct Fault {
     line: Option<u64>,
     /// The object's key. `None`: it may be any object.
     key: Option<Key>,
@@ -43,7 +43,7 @@ impl File {
             match document {
                 Ok(document) => read(name, &subject, &document, &mut objects, &mut bad),
                 Err(error) => {
-                    bad.push(Bad { line: Some(error.line), key: None, why: format!("{subject}: {}", error.why) })
+                    bad.push(Fault { line: Some(error.line), key: None, why: format!("{subject}: {}", error.why) })
                 }
             }
         }
@@ -52,26 +52,26 @@ impl File {
 
     /// Returns the state of a file that exists but cannot be read.
     pub(super) fn unreadable(why: String, before: &Self) -> Self {
-        Self::new(Vec::new(), vec![Bad { line: None, key: None, why }], before)
+        Self::new(Vec::new(), vec![Fault { line: None, key: None, why }], before)
     }
 
-    fn new(objects: Vec<Placed>, bad: Vec<Bad>, before: &Self) -> Self {
+    fn new(objects: Vec<LocatedObject>, bad: Vec<Fault>, before: &Self) -> Self {
         let given: BTreeSet<_> = objects.iter().map(|placed| &placed.key).collect();
         let hidden = |key: &Key| bad.iter().any(|bad| bad.key.as_ref().is_none_or(|bad| bad == key));
-        let lost = |placed: &&Placed| !given.contains(&placed.key) && hidden(&placed.key);
+        let lost = |placed: &&LocatedObject| !given.contains(&placed.key) && hidden(&placed.key);
         let kept = before.objects.iter().chain(&before.kept).filter(lost).cloned().collect();
         Self { kept, problems: bad.into_iter().map(|bad| (bad.line, bad.why)).collect(), objects }
     }
 }
 
-fn read(file: &str, subject: &str, document: &Document, objects: &mut Vec<Placed>, bad: &mut Vec<Bad>) {
+fn read(file: &str, subject: &str, document: &Document, objects: &mut Vec<LocatedObject>, bad: &mut Vec<Fault>) {
     let items = match document.value() {
         Value::Null => return,
         value => object::items(value),
     };
     let mut refuse = |place: &str, subject: String, key: Option<Key>, Refused { field, why }: Refused| {
         let line = Some(document.line(&format!("{place}.{field}")));
-        bad.push(Bad { line, key, why: format!("{subject}: {why}") });
+        bad.push(Fault { line, key, why: format!("{subject}: {why}") });
     };
     let items = match items {
         Ok(items) => items,
@@ -85,7 +85,7 @@ fn read(file: &str, subject: &str, document: &Document, objects: &mut Vec<Placed
         };
         match object::kind(&value) {
             Ok(Some(kind)) => match object::decode(kind, &value) {
-                Ok((key, object)) => objects.push(Placed { line, key, object: Arc::new(object) }),
+                Ok((key, object)) => objects.push(LocatedObject { line, key, object: Arc::new(object) }),
                 Err(error) => {
                     let key = object::key(kind, &value);
                     refuse(&place, key.as_ref().map_or_else(subject, Key::to_string), key, error);

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::timeout;
 
 use super::*;
-use proxy_core::compact::{Address, Kept, Service};
+use proxy_core::compact::{Address, Compact, Service};
 
 mod refused;
 
@@ -313,7 +313,7 @@ fn show_input(input: &Input) -> String {
     fn all<K>(what: &str, all: &[K], show: impl Fn(&K) -> String) -> String {
         std::iter::once(what.to_owned()).chain(all.iter().map(show)).collect::<Vec<_>>().join(" ")
     }
-    fn name<K: Kept>(object: &K) -> String {
+    fn name<K: Compact>(object: &K) -> String {
         object.name().name.to_string()
     }
     match input {

@@ -182,7 +182,7 @@ impl Service {
     fn slice(&self, lab: &Lab, family: Family) -> Value {
         let endpoints: Vec<Value> =
             self.backends.iter().map(|name| self.endpoint(lab, lab.host(name), family)).collect();
-        // As the control plane does it, they have the service's labels too.
+        // The control plane copies the service's labels too.
         let mut labels = self.labels.clone();
         labels["kubernetes.io/service-name"] = self.name.into();
         json!({

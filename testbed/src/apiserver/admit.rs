@@ -135,7 +135,7 @@ fn complete_slice(slice: &mut Value) {
             }
         }
     }
-    // As kube-apiserver shows empty lists of a slice, for readers to cope with.
+    // Kube-apiserver writes a slice's empty lists as null, so readers must cope.
     for list in ["endpoints", "ports"] {
         if slice[list].as_array().is_none_or(Vec::is_empty) {
             slice[list] = Value::Null;

@@ -18,7 +18,7 @@ pub(crate) fn validate(kind: &Kind, new: &Value, old: Option<&Value>) -> Outcome
     let refuse = |path: &str, cause: Cause, message: &str| {
         Err(Failure::invalid(kind.kind, kind.group, text(new, "/metadata/name"), path, cause, message))
     };
-    // What is bound to no namespace is told of in the default one.
+    // Events about cluster-wide objects go to the default namespace.
     let regarding = text(new, "/regarding/namespace");
     let home = if regarding.is_empty() { "default" } else { regarding };
     if text(new, "/metadata/namespace") != home {

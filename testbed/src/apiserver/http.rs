@@ -166,7 +166,7 @@ fn trickle(body: Bytes, time: Duration) -> Answer {
 }
 
 async fn answer_watch(shared: &Arc<Shared>, route: &Route, query: &Query, view: View) -> Outcome<Answer> {
-    // What is to come in pieces comes in pages.
+    // A list that trickles comes in pages.
     let streaming_lists = shared.read(|state| state.faults.streaming_lists && state.faults.list_trickle.is_none());
     let options = ListOptions::parse(route.kind, query, true, streaming_lists)?;
     if options.send_initial_events == Some(true) {

@@ -55,7 +55,7 @@ pub(crate) fn list(store: &Store, kind: &Kind, namespace: &str, options: &ListOp
     Ok(view.list(kind, page.into_iter().map(|(_, object)| &**object), metadata))
 }
 
-/// Returns the token that tells where the next page starts, and of which version.
+/// Returns the token with the start of the next page, and its version.
 fn token(version: u64, last: &Key) -> String {
     BASE64.encode(json!([version, last.namespace, last.name]).to_string())
 }

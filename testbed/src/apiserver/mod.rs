@@ -1,9 +1,9 @@
 //! A small Kubernetes API server inside the test, with faults to switch on.
 //!
-//! It speaks the API as kube-apiserver does, as far as kube-rs, client-go and kubectl use it for Services,
-//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs and Events: TLS, tokens and client certificates, discovery, lists by
-//! page, watches with bookmarks and streaming lists, resource versions, patches, tables.
-//! There are no controllers, no server-side apply and no managed fields.
+//! It speaks kube-apiserver's API as far as kube-rs, client-go and kubectl use it. The kinds are Services,
+//! EndpointSlices, Nodes, Namespaces, ServiceCIDRs and Events. The features are TLS, tokens and client certificates,
+//! discovery, pages, bookmarks, streaming lists, resource versions, patches, tables. There are no controllers, no
+//! server-side apply and no managed fields.
 
 mod admit;
 mod discovery;

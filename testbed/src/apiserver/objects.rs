@@ -160,8 +160,8 @@ impl Objects {
         Ok((old, true))
     }
 
-    /// Stores an object of a test's own making, old or new, with its status, in a namespace that need not exist:
-    /// it is completed, but not judged.
+    /// Stores a test's object, old or new, with its status. The object is completed but not validated, and its
+    /// namespace need not exist.
     pub(crate) fn put(&mut self, kind: &'static Kind, object: &Value) -> Outcome<Arc<Value>> {
         let given = text(object, "/metadata/namespace");
         let namespace = if !kind.namespaced {

@@ -25,8 +25,8 @@ pub(crate) fn patched(kind: &Kind, object: &Value, media_type: &str, patch: &Val
     Ok(object)
 }
 
-/// A strategic merge: like a merge patch, but some lists are merged by a key of their items, and names that start
-/// with `$` are directives. The path is that of `object`, in the form of [`Kind::merge_keys`].
+/// A strategic merge works like a merge patch with two differences. Some lists are merged by a key of their items, and
+/// names that start with `$` are directives. The path is that of `object`, in the form of [`Kind::merge_keys`].
 fn merge(kind: &Kind, object: &mut Value, patch: &Value, path: &str) {
     let Value::Object(patch) = patch else {
         *object = patch.clone();

@@ -23,7 +23,7 @@ pub const KUBECONFIG: &str = "KPX_TEST_KUBECONFIG";
 /// A folder with kube-apiserver and etcd, by the convention of envtest.
 pub const ASSETS: &str = "KUBEBUILDER_ASSETS";
 /// How long a scenario waits for anything.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server, and a namespace of the scenario's own on it.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Place {
         let mut stdin = child.stdin.take().context("standard input of kubectl")?;
         tokio::io::AsyncWriteExt::write_all(&mut stdin, input.as_bytes()).await.context("write to kubectl")?;
         drop(stdin);
-        let output = timeout(PATIENCE, child.wait_with_output()).await;
+        let output = timeout(TIMEOUT, child.wait_with_output()).await;
         let output = output.with_context(|| format!("kubectl {arguments:?} does not end"))?.context("run kubectl")?;
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() || !err.is_empty() {

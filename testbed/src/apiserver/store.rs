@@ -48,8 +48,8 @@ pub(crate) struct Store {
     version: u64,
     /// The last version whose change is no longer known.
     forgotten: u64,
-    /// Nothing may start from before this version, even where its changes are still known: watches that run
-    /// when the history is compacted still get what they have not seen.
+    /// No watch may start from before this version, even where its changes are still known. Watches that run while the
+    /// history is compacted still get their missing changes.
     compacted: u64,
 }
 

@@ -166,7 +166,7 @@ impl Watch {
                 continue;
             }
             let selected = |object: &Option<Arc<Value>>| object.clone().filter(|o| self.options.selector.matches(o));
-            // What stops matching is gone to this watch, in its last matching form.
+            // An object that stops matching is deleted for this watch, in its last matching form.
             match (selected(&change.old), selected(&change.new)) {
                 (None, Some(new)) => self.push("ADDED", &new),
                 (Some(_), Some(new)) => self.push("MODIFIED", &new),
@@ -207,7 +207,7 @@ impl Watch {
         if let Some(annotations) = annotations {
             metadata["annotations"] = annotations;
         }
-        // As kube-apiserver writes an object that has nothing but a version.
+        // Kube-apiserver writes an object with nothing but a version in this form.
         let object = match (self.view, self.kind.kind) {
             (View::Table(_), _) => json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
                 "columnDefinitions": [], "rows": []}),

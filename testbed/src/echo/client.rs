@@ -140,9 +140,10 @@ impl Dial {
         Self { deadline, ..self }
     }
 
-    /// Converses, and once more if nothing came back where pods take less than the links: there the first datagram in IPv6
-    /// fragments is lost, and an ICMP error teaches its sender the path's MTU. Of IPv4 one in some thousands is lost there on a
-    /// busy machine, as any datagram may be: a piece that overtakes the first one of its packet is not translated.
+    /// Converses, and retries once without an answer where pods have a smaller MTU than the links. There the first
+    /// datagram in IPv6 fragments is lost, and an ICMP error teaches its sender the path's MTU. On a busy machine one
+    /// IPv4 datagram in some thousands is lost there: a fragment that overtakes its packet's first one is not
+    /// translated.
     pub fn learning<T>(self, layout: Layout, converse: impl Fn(Self) -> Result<T, Fault>) -> Result<T, Fault> {
         if self.fragments && self.protocol == Protocol::Udp && layout.mtu() < LINK_MTU {
             match converse(self.deadline(LESSON)) {
@@ -204,9 +205,9 @@ pub(super) fn udp_socket(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A client that names its port may use it for several destinations. Where the kernel is to choose it must not be
-/// allowed: it would now and then give one port to two sockets with the same destination, each hearing the other's
-/// answers.
+/// A client that names its port may use it for several destinations. Where the kernel chooses the port, sharing is not
+/// allowed. The kernel would sometimes give one port to two sockets with the same destination, and each would get the
+/// other's answers.
 fn share_port(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
     socket.set_reuse_address(addr.ip().is_unspecified() && addr.port() != 0)
 }

@@ -36,7 +36,7 @@ pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
 fn fabric(id: &str) -> Result<Host> {
     let ns = NetNs::create(ns_name(id, "fabric"))?;
     forward(&ns)?;
-    // What a node sends back, because it does not serve it, is no reason to advise that node.
+    // A node that does not serve a packet sends it back, which must not cause a redirect.
     ns.sysctl("ipv4/conf/default/send_redirects", "0")?;
     ns.sysctl("ipv4/conf/all/send_redirects", "0")?;
     ns.ip(&format!(

@@ -39,8 +39,8 @@ use crate::netns::NetNs;
 pub enum Layout {
     /// One address-less veth and one host route per pod, as Calico and the AWS CNI do.
     Routed,
-    /// One host route per pod, and the gateway's address on every node's end of a veth, as the plugin `ptp` does: kindnet's,
-    /// and containerd's by default.
+    /// One host route per pod, and the gateway's address on every node's end of a veth. The plugin `ptp` does so, which
+    /// is kindnet's, and containerd's by default.
     Ptp,
     /// All pods on one bridge that has the gateway's address, as flannel and docker do, and routes between the nodes.
     Bridge,

@@ -71,7 +71,7 @@ impl Lab {
     pub fn set_narrow(&self, on: bool) -> Result<()> {
         self.fabric.ns.ip(&format!("link set out0 mtu {}", if on { 1400 } else { 1500 }))?;
         for host in self.hosts() {
-            // What they learned of paths before.
+            // The hosts forget what they learned of paths.
             host.ns.sysctl("ipv4/route/flush", "1")?;
             host.ns.exec(Command::new("ip").args(["-6", "route", "flush", "cache"]))?;
         }
@@ -80,8 +80,8 @@ impl Lab {
 
     /// Lets every veth end of the lab hand unfinished checksums on, as veths do, or complete them first.
     ///
-    /// Not those of kpx: of a UDP burst that starts at a device without offload, the kernel itself cannot tell that its
-    /// checksum is yet to be completed, and each rewrite of an address (netfilter's too) breaks it.
+    /// The ends of kpx's own pair are left out. If a UDP burst starts at a device without offload, the kernel cannot
+    /// tell that its checksum is unfinished. Each rewrite of an address breaks it, netfilter's too.
     pub fn set_offload(&self, on: bool) -> Result<()> {
         let state = if on { "on" } else { "off" };
         for host in self.hosts() {
@@ -100,8 +100,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Lets the nodes' own links hand unfinished checksums on while pods do, or complete them: as network cards that
-    /// know TCP and UDP but not SCTP, or nothing of all that.
+    /// Lets the nodes' own links hand unfinished checksums on while pods do, or complete them. Some network cards know
+    /// TCP and UDP but not SCTP, and some know none of them.
     pub fn set_uplink_offload(&self, on: bool) -> Result<()> {
         for node in self.nodes() {
             for device in ["eth0", "eth1"] {
@@ -112,8 +112,8 @@ impl Lab {
         Ok(())
     }
 
-    /// A firewall as docker and careful administrators set up on nodes: new flows only from and to pods and nodes,
-    /// and nothing that connection tracking finds invalid.
+    /// A firewall as docker and careful administrators set up on nodes. It admits new flows only from and to pods and
+    /// nodes, and drops packets that connection tracking finds invalid.
     pub fn set_firewall(&self, on: bool) -> Result<()> {
         let [pods4, pods6] = Family::ALL.map(|family| CLUSTER_PODS.cidr(family));
         let [nodes4, nodes6] = Family::ALL.map(|family| NODES.cidr(family));

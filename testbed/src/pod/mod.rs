@@ -1,5 +1,5 @@
-//! Plays kubelet and container runtime for one pod of a DaemonSet: what its spec says of files, environment, capabilities
-//! and network becomes a process on a node of the lab.
+//! Plays kubelet and container runtime for one pod of a DaemonSet. The spec's files, environment, capabilities and
+//! network become a process on a node of the lab.
 
 mod seccomp;
 

@@ -30,7 +30,7 @@ pub(super) fn apply_default_profile(capabilities: &CapsHashSet) -> Result<()> {
     allowed.push(json!({ "syscall": "clone", "args": [{ "index": 0, "type": "qword", "op": masked, "val": 0 }] }));
     allowed
         .push(json!({ "syscall": "socket", "args": [{ "index": 0, "type": "dword", "op": "ne", "val": AF_VSOCK }] }));
-    // Of several filters the one that says no is heard: this call is said not to exist, so that libraries do without.
+    // The strictest of several filters wins. This call fails as unknown, so that libraries fall back.
     allowed.push(json!({ "syscall": "clone3" }));
     let unknown = json!([{ "syscall": "clone3" }]);
     filter("allow", json!({ "errno": ENOSYS }), &unknown)?;

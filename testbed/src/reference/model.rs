@@ -303,7 +303,7 @@ fn source_seen(
 ) -> IpAddr {
     let chosen = packet.src.ip();
     let primary = place::primary(packet.family());
-    // What goes up to the node itself leaves through no device.
+    // A packet to the node itself leaves through no device.
     if place::is_own(backend.at.ip()) {
         return chosen;
     }
@@ -326,8 +326,9 @@ fn source_seen(
     if !place::is_own(chosen) {
         return if masqueraded { on_device.unwrap_or(chosen) } else { chosen };
     }
-    // The route to the frontend chose an address of the node without knowing the backend. One that is the frontend's
-    // own is no good to others, and beyond a device that has its own only that one is sure to be answered through it.
+    // The route to the frontend chose an address of the node without knowing the backend. A frontend's own address does
+    // not serve other frontends. Beyond a device with an address of its own, only replies to that address are sure to
+    // come back through the device.
     let chosen = if chosen == packet.dst.ip() { primary } else { chosen };
     if masqueraded || !backend.local { on_device.unwrap_or(chosen) } else { chosen }
 }

@@ -36,8 +36,8 @@ enum Hints {
     Mixed,
 }
 
-/// Up to three for each family, in which the same endpoint may stand more than once: always with the same facts, but for
-/// a record that it is terminating beside one that it is not.
+/// Makes up to three slices for each family, in which the same endpoint may stand more than once. Its records agree,
+/// except that one may be terminating beside one that is not.
 pub fn of(dice: &mut Dice, service: &Service) -> Vec<EndpointSlice> {
     let hints = one(dice, &[Hints::None, Hints::None, Hints::Zones, Hints::NodesAndZones, Hints::Mixed]);
     let is_quiet = dice.random_bool(0.2);

@@ -204,7 +204,7 @@ fn icmp(names: &Names, kind: &str, src: SocketAddr, dst: SocketAddr, rest: &[&st
     let mut message = [&start[..], &[0, 0, 0, 0, a, b]].concat();
     message.extend(match rest {
         ["about", "cut", proto, quoted @ ..] => {
-            // What flags there are will be cut off.
+            // The flags will be cut off.
             let flags: &[&str] = match *proto {
                 "tcp" => &["A"],
                 "sctp" => &["DATA"],

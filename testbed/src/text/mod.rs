@@ -11,10 +11,10 @@
 //! - `unreachable tcp …`: short for a port unreachable that quotes such a packet, cut, from its destination to its source.
 //! - `icmp echo client > web`
 //!
-//! In brackets before it stands what the IP header has beside a transport: `[options]` or `[options=16]`, bytes of IPv4
-//! options or of an IPv6 destination header; `first=ID` and `later=ID`, a fragment; in IPv6 `hop`, `routing`, `auth`, `esp`,
-//! `none`, `visits` (a routing header that is not done with), `atomic` (a fragment header on a whole packet). A later fragment
-//! has no ports: `[later=7] udp client > web +64`.
+//! Brackets before it hold the parts of the IP header beside a transport. `[options]` or `[options=16]` stands for
+//! bytes of IPv4 options or of an IPv6 destination header. `first=ID` and `later=ID` stand for a fragment. IPv6 also
+//! has `hop`, `routing`, `auth`, `esp`, `none` and `visits` (a routing header that is not done with). `atomic` stands
+//! for a fragment header on a whole packet. A later fragment has no ports: `[later=7] udp client > web +64`.
 
 mod build;
 pub use build::DST_MAC;

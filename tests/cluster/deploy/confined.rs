@@ -1,5 +1,5 @@
-//! kpx with nothing but what it needs: three capabilities, no way to gain any, a root file system that it cannot write, and
-//! the system calls that a container runtime leaves to a pod.
+//! kpx with the least privileges: three capabilities, no way to gain more, a read-only root file system, and a
+//! container runtime's default system calls.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;

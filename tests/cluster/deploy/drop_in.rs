@@ -20,7 +20,7 @@ fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
 
 /// Checks a role as on clusters before 1.33, where kube-proxy's knows no ServiceCIDRs.
 #[test]
-fn a_role_that_knows_no_service_cidrs_is_enough() -> Result<()> {
+fn a_role_without_service_cidrs_suffices() -> Result<()> {
     let cluster = Cluster::start()?;
     for verb in ["get", "list", "watch"] {
         cluster.api.fail(verb, "servicecidrs", 403);

@@ -35,7 +35,7 @@ fn the_chart_makes_what_kustomize_makes() -> Result<()> {
 }
 
 #[test]
-fn the_chart_says_what_it_misses() {
+fn the_chart_names_missing_values() {
     let refused = |args: &[&str]| {
         let args: Vec<_> = args.iter().map(Into::into).collect();
         format!("{:#}", helm_output(&args).expect_err("the chart takes it"))

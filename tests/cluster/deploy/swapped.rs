@@ -1,5 +1,5 @@
-//! kpx in kubeadm's DaemonSet for kube-proxy, whose container has no BPF file system of the node's: what stays on the node
-//! when it ends, and who finds it.
+//! kpx in kubeadm's DaemonSet for kube-proxy, whose container lacks the node's BPF file system. The tests check what
+//! stays on the node after its end, and which kpx finds it.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -74,7 +74,7 @@ fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> 
 
 /// Checks that socket programs end with the container, and that packets of new sockets are translated.
 #[test]
-fn sockets_are_led_anew_by_each_container() -> Result<()> {
+fn each_container_translates_sockets_again() -> Result<()> {
     let fixture = Fixture::start()?;
     let kpx = fixture.kpx(&["--socket-lb=host"])?;
     fixture.is_kept_by(&kpx, "filters")?;

@@ -39,7 +39,7 @@ fn pod_cidrs_that_do_not_come_are_given_up() -> Result<()> {
 }
 
 #[test]
-fn the_end_of_the_node_is_the_end_of_kpx() -> Result<()> {
+fn a_deleted_node_ends_kpx() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("")?;
     fixture.api.delete("Node", "", "n1")?;
@@ -50,7 +50,7 @@ fn the_end_of_the_node_is_the_end_of_kpx() -> Result<()> {
 }
 
 #[test]
-fn new_addresses_are_the_end_of_kpx_unless_they_do_not_matter() -> Result<()> {
+fn new_addresses_end_kpx_unless_they_do_not_matter() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("")?;
     fixture.put(&node(&["192.0.2.99", "fd00::1"]))?;
@@ -58,7 +58,7 @@ fn new_addresses_are_the_end_of_kpx_unless_they_do_not_matter() -> Result<()> {
 
     let kpx = fixture.start_healthy("--node-ip 192.0.2.1,fd00::1")?;
     fixture.put(&node(&["192.0.2.1", "fd00::99"]))?;
-    // What comes after it tells that it was seen.
+    // A later change shows that the earlier one was seen.
     let mut labelled = node(&["192.0.2.2", "fd00::2"]);
     labelled["metadata"]["labels"] = json!({ "a": "b" });
     fixture.put(&labelled)?;

@@ -10,7 +10,7 @@ use proxy_source::events::Events;
 use testbed::netns::NetNs;
 
 #[test]
-fn settings_are_written_where_they_may_be_and_told_where_not() -> Result<()> {
+fn settings_are_written_where_permitted_and_reported_elsewhere() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-sysctls", std::process::id()))?;
     let read = |key: &str| {
         let value = node.read(&format!("/proc/sys/net/netfilter/nf_conntrack_{key}"));

@@ -10,7 +10,7 @@ use testbed::netns::NetNs;
 use crate::events::fixture::{DEADLINE, Fixture, fails, service, slice, wait_problem};
 
 #[test]
-fn a_start_is_told_of_the_node() -> Result<()> {
+fn an_event_of_the_node_reports_the_start() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("")?;
     let event = fixture.told("Starting", |_| true)?;
@@ -33,7 +33,7 @@ fn a_start_is_told_of_the_node() -> Result<()> {
 }
 
 #[test]
-fn a_health_check_port_that_is_taken_is_told_of_its_service() -> Result<()> {
+fn an_event_of_the_service_reports_a_taken_health_check_port() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let _taken = fixture.node.run(|| TcpListener::bind(("0.0.0.0", 32100)))?;
     let mut web = service("web", 10);
@@ -54,7 +54,7 @@ fn a_health_check_port_that_is_taken_is_told_of_its_service() -> Result<()> {
 }
 
 #[test]
-fn servers_that_must_be_had_and_cannot_are_told_of_the_node() -> Result<()> {
+fn an_event_of_the_node_reports_a_required_server_that_fails() -> Result<()> {
     let cases = [(10256, "FailedToStartProxierHealthcheck"), (10249, "FailedToStartMetricServer")];
     for (port, reason) in cases {
         let fixture = Fixture::with_node()?;
@@ -96,7 +96,7 @@ fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
 }
 
 #[test]
-fn the_same_again_is_counted() -> Result<()> {
+fn a_repeated_event_is_counted() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("")?;
     let broken = |ip: &str| {
@@ -147,7 +147,7 @@ fn a_server_that_takes_no_events_costs_a_line_of_the_log() -> Result<()> {
 
 /// Detection is not sure of a device with a network of its own: its clients are served, and the operator hears of it.
 #[test]
-fn a_pod_that_counts_as_outside_is_served_and_told_of_once() -> Result<()> {
+fn an_undetected_pod_is_served_and_reported_once() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let mut object = crate::events::fixture::node(&["192.0.2.1", "fd00::1"]);
     object["spec"] = json!({ "podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"] });

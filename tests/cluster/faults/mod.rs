@@ -1,5 +1,5 @@
-//! A node while its API server fails in every known way: the last state stays in force, the reason
-//! is told, the server is not asked without end, and when it is well again so is the node.
+//! A node while its API server fails in every known way. The last state stays in force, the reason is reported, and
+//! requests stay limited. The node recovers with the server.
 //!
 //! Each group of faults has a lab and a kpx of its own, and they run side by side: most of it is waiting.
 

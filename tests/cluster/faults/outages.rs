@@ -63,8 +63,8 @@ fn is_restored(run: &Run) -> Result<()> {
     // After an outage, looks at the server's history are spread over a second.
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
     // Each watch learns by a look of its own that versions went back, and hears of no change before that.
-    let anew = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
-    wait_until(DEADLINE, "Services and EndpointSlices are listed again", anew)?;
+    let relisted = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
+    wait_until(DEADLINE, "Services and EndpointSlices are listed again", relisted)?;
     run.change()?;
     run.recovers("a change after that", RECOVERY)?;
     run.is_well()

@@ -26,7 +26,7 @@ fn an_address_that_is_taken_is_a_problem_until_it_is_free() -> Result<()> {
 }
 
 #[test]
-fn an_address_that_must_be_had_and_is_taken_ends_kpx() -> Result<()> {
+fn a_required_address_that_is_taken_ends_kpx() -> Result<()> {
     let cluster = Fixture::start("hard")?;
     for (at, what) in [("0.0.0.0:10256", "health server"), (METRICS, "metrics server")] {
         let taken = cluster.ns.run(|| TcpListener::bind(at))?;
@@ -45,7 +45,7 @@ fn an_address_that_must_be_had_and_is_taken_ends_kpx() -> Result<()> {
 }
 
 #[test]
-fn an_address_of_its_own_is_not_all_of_them() -> Result<()> {
+fn servers_listen_only_at_the_configured_address() -> Result<()> {
     let cluster = Fixture::start("own")?;
     let kpx = cluster.healthy_kpx("--healthz-bind-address [::1]:10256 --metrics-bind-address [::]:10249")?;
     ensure!(cluster.get("[::1]:10256", "/livez")?.code == 200 && cluster.get(HEALTH, "/livez").is_err());

@@ -137,7 +137,7 @@ fn form(metric: &Metric) -> String {
 fn changes_are_counted_and_their_latency_measured() -> Result<()> {
     let cluster = Fixture::start("changes")?;
     let ago = |duration: Duration| (Timestamp::now() - duration).to_string();
-    // What came to pass before kpx started waited for kpx.
+    // A change from before kpx's start waited for kpx.
     cluster.api.apply(&slice("old", 1, &ago(Duration::from_secs(60))))?;
     let kpx = cluster.healthy_kpx("")?;
     let latencies = |metrics: &Exposition| total(metrics, LATENCY, &[("ip_family", "IPv4")]);

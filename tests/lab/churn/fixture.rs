@@ -139,7 +139,7 @@ pub(crate) fn tc(ns: &NetNs, arguments: &str) -> Result<String> {
 }
 
 /// How often kpx says that it mended something of that sort.
-pub(crate) fn mended(agent: &Agent<'_>, what: &str) -> Result<f64> {
+pub(crate) fn repairs(agent: &Agent<'_>, what: &str) -> Result<f64> {
     let mut socket = UnixStream::connect(agent.run_dir().join("kpx.sock")).context("connect to kpx")?;
     socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: kpx\r\nconnection: close\r\n\r\n")?;
     let mut answer = String::new();

@@ -7,5 +7,5 @@ mod migration;
 mod names;
 mod neighbours;
 mod pods;
+mod repairs;
 mod stacked;
-mod undone;

@@ -20,7 +20,7 @@ fn device_names_may_move_between_devices() -> Result<()> {
     fixture.node().ip("link set p1a name swap\nlink set p1c name p1a\nlink set swap name p1c")?;
     fixture.all_served(&["p1a", "p1c", "n1"]).context("all are served under their own names again")?;
 
-    // As CNI plugins do it: made under one name, called otherwise at once, while the next one takes the first name.
+    // CNI plugins make a device under one name and rename it at once, while the next one takes the first name.
     let pods = NetNs::create(format!("{}-names", fixture.node().name()))?;
     let lines: Vec<String> = (0..40)
         .map(|n| {

@@ -10,7 +10,7 @@ use testbed::agent::wait_until;
 use testbed::lab::Family;
 use testbed::test_run::object;
 
-use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
+use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
 
 const HOOKS: [(TcAttachType, &str, &str); 2] =
@@ -38,7 +38,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     kept.exchange(b"with others around")?;
 
     links::detach_all(kpx.pid(), ifindex(node, "p1a")?, "gress")?;
-    wait_until(PROMPT, "ours are back", || Ok(mended(&kpx, "program")? > 0.0 && is_hooked(node, "tcx", "p1a")?))?;
+    wait_until(PROMPT, "ours are back", || Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "tcx", "p1a")?))?;
     for (direction, _, ours) in HOOKS {
         ensure!(tcx(node, "p1a", direction)? == [EMPTY, EMPTY, ours], "others' programs stay");
     }
@@ -79,7 +79,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     for (_, hook, _) in HOOKS {
         tc(node, &format!("filter del dev p1a {hook} prio {}", proxy_net::filter::PRIORITY))?;
     }
-    wait_until(PROMPT, "ours are back", || Ok(mended(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?))?;
+    wait_until(PROMPT, "ours are back", || Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?))?;
     for (_, hook, _) in HOOKS {
         let filters = tc(node, &format!("filter show dev p1a {hook}"))?;
         ensure!(filters.contains("pref 1 ") && filters.contains("pref 60000 "), "others' filters are gone: {filters}");

@@ -51,7 +51,7 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
 }
 
 #[test]
-fn conntrack_sees_long_streams_end() -> Result<()> {
+fn conntrack_sees_the_end_of_long_streams() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.lab.set_firewall(true)?;
     let agent = fixture.start("on")?;

@@ -47,7 +47,7 @@ fn routes_come_and_go() -> Result<()> {
     route(c, "add", n2)?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
     wait_until(DEADLINE, "all is well", || Ok(unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true))?;
-    // What forbids is no way, however narrow.
+    // A route that forbids is no route to a pod, however specific.
     route(c, "del", n1)?;
     let forbid = |verb: &str| c.ns.ip(&Family::ALL.map(|f| format!("route {verb} {}", n1.pod_net.cidr(f))).join("\n"));
     forbid("add unreachable")?;
@@ -117,7 +117,7 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
     let external = |family| (foreign.ip(family), 80).into();
     fixture.served_over(&Protocol::COMMON, c, external, &["p2a"], Some(c.addrs))?;
     fixture.served(c, |family| here.frontend(family), &["xl"])?;
-    // What listens at the host's own addresses stays reachable, from itself and from others.
+    // Listeners at the host's own addresses stay reachable, from itself and from others.
     fixture.served(c, |family| (own.ip(family), 80).into(), &["own"])?;
     let own_from_n1 = |f: Family| format!("route add {} via {}", own.ip(f), c.addrs.ip(f));
     fixture.lab.n1.host.ns.ip(&Family::ALL.map(own_from_n1).join("\n"))?;

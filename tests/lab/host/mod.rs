@@ -88,7 +88,7 @@ fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
     wait_until(DEADLINE, "ours comes back", || Ok(pod_routes(c)? == routes_of(&[n1, n2])))?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
 
-    // What a killed kpx left serves on with the next, and goes with it.
+    // Programs of a killed kpx serve on with the next one, and go with it.
     drop(kpx);
     ensure!(pod_routes(c)? == routes_of(&[n1, n2]), "{:?}", pod_routes(c)?);
     fixture.cluster.delete(&node)?;
@@ -118,7 +118,7 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     let kpx = fixture.outside(c, &[])?;
 
     fixture.served(c, |family| cluster.frontend(family), &["p1b", "p2a"])?;
-    // What passes on is the node with the endpoint: the client's address tells.
+    // The node with the endpoint forwards: the client's address shows it.
     fixture.served_seeing(c, |family| local.frontend(family), &["p2a"], Some(c.addrs))?;
     // Nodes are no pods: the default route leads to them.
     fixture.served_seeing(c, |family| host.frontend(family), &["n1", "n2"], Some(c.addrs))?;

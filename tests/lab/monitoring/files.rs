@@ -70,7 +70,7 @@ fn alerts_say_what_is_wrong_and_what_to_do() -> Result<()> {
         ensure!(SEVERITIES.contains(&alert["labels"]["severity"].as_str().unwrap_or_default()), "{name}: severity");
         ensure!(!annotation("summary").is_empty() && !annotation("description").is_empty(), "{name} is not explained");
         ensure!(annotation("runbook") == format!("docs/alerts.md#{}", name.to_lowercase()), "{name}: runbook");
-        // What is counted over an hour has waited already.
+        // A count over an hour has waited already.
         ensure!(
             alert["for"].is_string() || alert["expr"].as_str().is_some_and(|expr| expr.contains("[1h]")),
             "{name}: for"

@@ -87,7 +87,7 @@ fn walk(expr: &Expr, labels: &BTreeSet<String>, found: &mut Vec<Selector>) -> Re
                 labels.extend(on.labels.iter().cloned());
             }
             walk(lhs, &labels, found)?;
-            // What is compared or joined need not have all labels of the left side.
+            // The right side of a comparison or join need not have all labels of the left side.
             let right = if on.is_some() { on_labels(on) } else { labels };
             walk(rhs, &right, found)?;
         }

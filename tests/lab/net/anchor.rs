@@ -15,7 +15,7 @@ fn the_anchor_is_made_once_and_removed_without_trace() {
             let rp_filter = sysctl("ipv4/conf/default/rp_filter")?;
             let first = anchor::ensure(&handle()?, 1450).await?;
             check_anchor(&first, 1450).await?;
-            // As after a restart of the agent.
+            // The second call stands for a restarted agent.
             let second = anchor::ensure(&handle()?, 1400).await?;
             ensure!(second == first, "{second:?} after {first:?}");
             check_anchor(&second, 1400).await?;

@@ -132,7 +132,7 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
         ensure!(health.problems().is_empty(), "{:?}", health.problems());
         ensure!(ask("192.0.2.1:30100", "GET /").await?.2.contains("\"name\": \"web\""));
 
-        // What cannot be had and is no longer asked for is no problem any more.
+        // A taken port that is no longer wanted is no problem any more.
         let _taken = TcpListener::bind("192.0.2.1:30400").await?;
         checks.set(&wanted(&[("web", 30400, 1)])).await;
         ensure!(health.problems().len() == 1);

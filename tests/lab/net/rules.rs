@@ -80,7 +80,7 @@ fn remains_of_another_version_are_cleared() {
 }
 
 #[test]
-fn only_the_hosts_own_packets_to_a_frontend_take_the_way() {
+fn only_the_hosts_own_packets_to_a_frontend_take_the_route() {
     in_netns(async {
         node().await?;
         std::fs::write("/proc/sys/net/ipv4/conf/all/forwarding", "1")?;

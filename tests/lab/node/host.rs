@@ -11,7 +11,7 @@ use testbed::netns::NetNs;
 use crate::node::maps::DEADLINE;
 
 #[test]
-fn the_hosts_way_follows_objects_and_addresses() -> Result<()> {
+fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
     let node = NetNs::machine("way")?;
     node.ip("rule add pref 75 to 203.0.113.9 lookup 99\nrule add pref 100 from 192.0.2.99 lookup 99")?;
     let before = state(&node)?;

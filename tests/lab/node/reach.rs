@@ -17,7 +17,7 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         for device in ["all", "default", "eth0", "lo"] {
             node.sysctl(&format!("ipv4/conf/{device}/rp_filter"), rp_filter)?;
         }
-        // What no route leads to, rp_filter finds nowhere but behind our rules.
+        // Without a default route, rp_filter finds an address only behind our rules.
         node.ip("route del default via 192.0.2.254\nroute del default via fd00::fe")?;
         let pod = pod(&node)?;
         let kpx = Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;

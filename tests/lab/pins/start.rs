@@ -59,7 +59,7 @@ fn two_agents_are_kept_apart() -> Result<()> {
 
 /// A crash may fall anywhere.
 #[test]
-fn half_a_start_is_made_whole() -> Result<()> {
+fn kpx_completes_an_interrupted_start() -> Result<()> {
     let fixture = Fixture::start()?;
     drop(fixture.kpx(&[])?);
     let (dir, maps, links) = (fixture.dir(), map_ids(&fixture.dir())?, link_ids(&fixture.dir())?);
@@ -98,7 +98,7 @@ fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<S
 #[test]
 fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
     let (fixture, cgroup) = (Fixture::start()?, Cgroup::enter()?);
-    // What is pinned for sockets is pinned where it is asked for.
+    // Socket programs are pinned in the requested folder.
     drop(fixture.kpx(&[
         "--socket-lb",
         "host",

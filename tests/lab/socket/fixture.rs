@@ -39,7 +39,7 @@ pub(crate) struct Reached {
     pub(crate) backend: String,
     /// Its packets were the backend's from the start: the backend knows the client by the address and port that the
     /// client's socket has. (The packet path always takes another port for the host's flows.)
-    pub(crate) is_led: bool,
+    pub(crate) is_translated: bool,
     pub(crate) connection: Connection,
 }
 
@@ -65,13 +65,17 @@ impl Fixture {
         let [local, peer] = connection.ends()?;
         ensure!(peer == to, "{client} has dialled {to} by {protocol}, and its peer is {peer}");
         let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-        Ok(Reached { backend: answer.backend, is_led: answer.source == local, connection })
+        Ok(Reached { backend: answer.backend, is_translated: answer.source == local, connection })
     }
 
     /// The same, led or not as `want` says.
     pub(crate) fn reaches(&self, client: &str, protocol: Protocol, to: SocketAddr, want: bool) -> Result<Reached> {
         let reached = self.reach(client, protocol, to)?;
-        ensure!(reached.is_led == want, "{client} to {to} by {protocol}: led: {}, not {want}", reached.is_led);
+        ensure!(
+            reached.is_translated == want,
+            "{client} to {to} by {protocol}: led: {}, not {want}",
+            reached.is_translated
+        );
         Ok(reached)
     }
 

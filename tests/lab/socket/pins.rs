@@ -12,7 +12,7 @@ use crate::socket::fixture::{DEADLINE, Fixture, NODE, web};
 const ALL: [&str; 8] = ["connect4", "connect6", "getpeer4", "getpeer6", "recvmsg4", "recvmsg6", "sendmsg4", "sendmsg6"];
 
 #[test]
-fn sockets_are_served_without_an_agent_and_by_the_next_until_it_is_told_otherwise() -> Result<()> {
+fn sockets_are_served_without_an_agent_and_by_the_next_until_reconfigured() -> Result<()> {
     let fixture = Fixture::start()?;
     let dial = |want| fixture.reaches(NODE, Protocol::Tcp, web().frontend(Family::V4), want);
     let agent = fixture.agent("host", &["--socket-lb-udp"])?;

@@ -15,7 +15,7 @@ use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, count, web};
 const TCP: Protocol = Protocol::Tcp;
 
 #[test]
-fn the_hosts_connections_are_led_to_backends() -> Result<()> {
+fn the_hosts_connections_are_translated_to_backends() -> Result<()> {
     let fixture = Fixture::start()?;
     let sticky = Service::new("sticky", 11, &["p1b", "p2a", "p2b"], PORT).affinity(60);
     let empty = Service::new("empty", 12, &[], PORT);
@@ -51,7 +51,7 @@ fn the_hosts_connections_are_led_to_backends() -> Result<()> {
     fixture.reaches(NODE, TCP, SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()), true).context("mapped")?;
     fixture.reaches(NODE, TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into(), true).context("a node port at 127.0.0.1")?;
 
-    // What is not for sockets is done by packets, as without any of this.
+    // The packet path serves what the socket programs leave out.
     fixture.reaches(NODE, TCP, counting.frontend(Family::V4), false).context("flows that are counted")?;
     let unheard = |to: SocketAddr| match Dial::new(TCP, to)
         .deadline(crate::socket::fixture::SILENCE)
@@ -97,20 +97,20 @@ fn source_ranges_are_for_packets() -> Result<()> {
         fixture.reaches(NODE, protocol, fenced.frontend(family), true).context("a ClusterIP has no ranges")?;
     }
 
-    // What a trace says of such packets, that sockets do not send.
+    // A trace notes that sockets do not send such packets.
     let pod = fixture.lab.host("p1a").addrs.v4.to_string();
-    for (from, proto, is_led) in
+    for (from, proto, is_translated) in
         [(["--host"].as_slice(), "tcp", true), (&["--host"], "sctp", false), (&["--from", &pod], "tcp", false)]
     {
         let notes = fixture.notes(&agent, from, proto)?;
         let is_noted = notes.iter().any(|note| note.contains("--socket-lb host: sockets of the node"));
-        ensure!(is_noted == is_led, "{from:?} by {proto}: {notes:?}");
+        ensure!(is_noted == is_translated, "{from:?} by {proto}: {notes:?}");
     }
     Ok(())
 }
 
 #[test]
-fn packets_are_led_without_socket_lb() -> Result<()> {
+fn packets_are_translated_without_socket_lb() -> Result<()> {
     let fixture = Fixture::start()?;
     let agent = fixture.kpx(&[])?;
     for family in Family::ALL {
@@ -127,7 +127,7 @@ fn packets_are_led_without_socket_lb() -> Result<()> {
 }
 
 #[test]
-fn pods_are_led_where_all_are() -> Result<()> {
+fn pods_are_translated_where_all_sockets_are() -> Result<()> {
     let fixture = Fixture::start()?;
     let itself = Service::new("itself", 17, &["p1a"], PORT);
     fixture.put(&itself)?;

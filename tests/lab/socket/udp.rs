@@ -14,7 +14,7 @@ use crate::socket::fixture::{DEADLINE, Fixture, NODE, PORT, count, web};
 const UDP: Protocol = Protocol::Udp;
 
 #[test]
-fn datagrams_are_led_to_backends_that_serve() -> Result<()> {
+fn datagrams_are_translated_to_serving_backends() -> Result<()> {
     let fixture = Fixture::start()?;
     let empty = Service::new("empty", 12, &[], PORT);
     fixture.put(&empty)?;

@@ -130,7 +130,7 @@ fn trace_refuses_what_it_cannot_follow() -> Result<()> {
 }
 
 #[test]
-fn a_node_without_its_object_is_told() -> Result<()> {
+fn trace_notes_a_missing_node_object() -> Result<()> {
     let folder = Folder::create()?;
     let trace: Trace = json(&folder, Family::V4, "p2a", "web:80", &[])?;
     assert_eq!(trace.notes, Vec::<String>::new());

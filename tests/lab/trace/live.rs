@@ -214,7 +214,7 @@ fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Resu
     let real = dial.exchange(&client.ns, b"which way?");
     let flows = flows(agent)?;
     let trace = trace(lab, agent.run_dir(), &from.to_string(), frontend, &["--count", "100"])?;
-    // Those that are over may have been swept.
+    // Ended flows may have been swept.
     ensure!(self::flows(agent)?.is_subset(&flows), "tracing left flows");
     match (trace.outcome.verdict, real) {
         (Verdict::Forward, Ok(answer)) => {

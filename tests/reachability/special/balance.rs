@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::{SERVICE_PORT, Service};
 use testbed::echo::{Connection, Dial};
 
-use crate::fixture::{Fixture, afresh, each, fresh_ports};
+use crate::fixture::{Fixture, each, fresh_ports, from_unused_port};
 use crate::services::{PORT, vip};
 
 const ALGORITHM: &str = "kpx.dev/lb-algorithm";
@@ -61,7 +61,7 @@ pub(super) fn least_connections(fixture: &Fixture) -> Result<()> {
     let service = Service::new("least", NTH + 2, &["p1b"], PORT).annotation(ALGORITHM, "least-connections");
     fixture.start(&service)?;
     let open = |protocol, family| -> Result<(Connection, String)> {
-        let dial = afresh(Dial::new(protocol, service.frontend(family)));
+        let dial = from_unused_port(Dial::new(protocol, service.frontend(family)));
         let mut connection = dial.connect(&fixture.lab.host("p1a").ns)?;
         let backend = connection.exchange(b"!")?.backend;
         Ok((connection, backend))

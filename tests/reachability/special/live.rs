@@ -7,7 +7,7 @@ use testbed::agent::{SERVICE_PORT, Service};
 use testbed::echo::{Connection, Dial, Protocol, pattern};
 use testbed::lab::Family;
 
-use crate::fixture::{Fixture, afresh, combinations};
+use crate::fixture::{Fixture, combinations, from_unused_port};
 use crate::services::{PORT, vip};
 
 const NTH: u8 = 64;
@@ -17,7 +17,7 @@ pub(super) fn datagrams_move(fixture: &Fixture) -> Result<()> {
     let service = Service::new("moving", NTH, &["p1b"], PORT).load_balancer(vip(NTH), "VIP").without_node_ports();
     fixture.start(&service)?;
     let open = |(client, to, family): (&'static str, SocketAddr, Family)| {
-        let connection = afresh(Dial::new(Protocol::Udp, to)).connect(&fixture.lab.host(client).ns)?;
+        let connection = from_unused_port(Dial::new(Protocol::Udp, to)).connect(&fixture.lab.host(client).ns)?;
         anyhow::Ok((client, family, connection))
     };
     let mut flows =
@@ -76,8 +76,8 @@ fn outlive(fixture: &Fixture, service: Service, change: impl FnOnce(&Service) ->
     fixture.end(&service)
 }
 
-/// Returns the clients of a service, with its addresses: a pod and the node by its ClusterIP, both and a client outside by its
-/// load balancer.
+/// Returns the clients of a service, with its addresses. A pod and the node dial its ClusterIP; both and a client
+/// outside dial its load balancer.
 fn clients(service: &Service, family: Family) -> impl Iterator<Item = (&'static str, SocketAddr, Family)> {
     let (internal, external) = (service.frontend(family), (vip(service.nth).ip(family), SERVICE_PORT).into());
     let clients = [("p1a", internal), ("n1", internal), ("p1a", external), ("n1", external), ("x", external)];

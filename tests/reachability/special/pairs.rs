@@ -8,7 +8,7 @@ use testbed::echo::{Answer, Connection, Dial, Protocol, pattern};
 use testbed::lab::{Family, Lab};
 
 use crate::case::{Expect, To, same};
-use crate::fixture::{Fixture, afresh, fresh_ports};
+use crate::fixture::{Fixture, fresh_ports, from_unused_port};
 use crate::services::{PORT, frontend, index, node_port};
 
 pub(super) fn local_neighbour_unknown(Fixture { lab, .. }: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
@@ -27,7 +27,7 @@ pub(super) fn remote_neighbour_unknown(
 fn dial_without_neighbours(lab: &Lab, service: &str, protocol: Protocol, family: Family) -> Result<()> {
     let ns = &lab.n1.host.ns;
     ns.ip("neigh flush all")?;
-    let dial = afresh(Dial::new(protocol, frontend(service, family))).deadline(Duration::from_millis(900));
+    let dial = from_unused_port(Dial::new(protocol, frontend(service, family))).deadline(Duration::from_millis(900));
     let answer = dial.exchange(ns, b"!")?;
     ensure!(answer.backend == service, "{} answers", answer.backend);
     Ok(())
@@ -73,8 +73,8 @@ pub(super) fn masqueraded_to_node_port(fixture: &Fixture, protocol: Protocol, fa
     Ok(())
 }
 
-/// Two conversations of one source port with one backend, open at the same time: each keeps its own bytes and its own
-/// source as the backend sees it, and the second survives the end of the first.
+/// Two simultaneous conversations of one source port with one backend. Each keeps its own bytes and its own source as
+/// the backend sees it. The second survives the end of the first.
 fn stay_apart(lab: &Lab, protocol: Protocol, [first, second]: [(&str, SocketAddr); 2]) -> Result<()> {
     let source_port = fresh_ports(1); // Never twice: a closed connection keeps its port.
     let open = |(client, to)| -> Result<(Connection, Answer)> {

@@ -55,7 +55,8 @@ const NO_ROW: &[(&str, &str)] = &[
 /// The pure modules: values in, values out.
 const PURE: &[&str] = &["proxy-common/src", "proxy-core/src"];
 
-/// What pure modules do not mention and cargo does not keep from them: clocks, threads, sockets, files.
+/// The names that pure modules must not mention, and that cargo does not keep from them: clocks, threads, sockets,
+/// files.
 const IMPURE: &[&str] = &[
     "aya",
     "std::env",

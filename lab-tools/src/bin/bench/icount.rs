@@ -1,7 +1,8 @@
 //! The section `icount`: what Services cost in instructions, with IPVS among the rivals.
 //!
-//! Runs in a virtual machine whose clock counts instructions, one a nanosecond, and has nothing else to do: so one variant
-//! after the other, each in a lab of its own. `cargo xtask bench icount` boots it, and keeps what this prints.
+//! Runs in a virtual machine whose clock counts instructions, one a nanosecond. The machine has nothing else to do, so
+//! the variants run one after the other, each in a lab of its own. `cargo xtask bench icount` boots it, and keeps what
+//! this prints.
 
 use std::time::Duration;
 

@@ -2,8 +2,9 @@
 //!
 //! Before that the hooks against the least that they could do, in real traffic and without: see `lab_tools::programs`.
 //!
-//! Medians of interleaved rounds, in nanoseconds. Caches are warm, nothing else happens, and taking the time costs as much
-//! as the least program: what counts is the last column, and it compares programs with each other, not with a network.
+//! Medians of interleaved rounds, in nanoseconds. Caches are warm, nothing else happens, and taking the time costs as
+//! much as the least program. Only the last column counts, which compares programs with each other instead of with a
+//! network.
 
 use std::net::IpAddr;
 use std::path::Path;

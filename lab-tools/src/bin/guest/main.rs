@@ -1,5 +1,5 @@
-//! The first process of a virtual machine: runs the tests that `cargo xtask vmtest` has put beside it, tells the
-//! console how they ended, and switches the machine off.
+//! The first process of a virtual machine. It runs the tests that `cargo xtask vmtest` has put beside it, prints their
+//! results to the console, and switches the machine off.
 //!
 //! Lines of its own begin with `kpx-guest: `; the tests' own output goes to the console as it is.
 
@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use nix::sys::reboot::{RebootMode, reboot};
 
-/// One a line: its name, what a kernel must have that it says anything of (modules and [`TCX`], with commas between, or `-`),
-/// a program, and what that is called with.
+/// Each line has a name, the kernel's required features, a program, and its arguments. The features are modules and
+/// [`TCX`], with commas between, or `-`.
 const SUITES: &str = "/etc/suites";
 const TCX: &str = "tcx";
 const TCX_SINCE: (u32, u32) = (6, 6);

@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint}
 use serde_json::{Map, Value};
 
 use super::table::{FLAGS, OF_A_NODE};
-use super::{Flag, Given, Kind, NodeArgs, RunArgs, StandsFor};
+use super::{Effect, Flag, FlagValues, Kind, NodeArgs, RunArgs};
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
@@ -56,13 +56,13 @@ fn node_flags() -> impl Iterator<Item = &'static Flag> {
     FLAGS.iter().filter(|flag| OF_A_NODE.contains(&flag.name))
 }
 
-fn given(matches: &ArgMatches, flags: impl Iterator<Item = &'static Flag>) -> Given {
+fn given(matches: &ArgMatches, flags: impl Iterator<Item = &'static Flag>) -> FlagValues {
     let one = |flag: &'static Flag| {
         let mut values = matches.get_many::<Value>(flag.name)?.cloned();
         let first = values.next()?;
         Some((flag.name, values.fold(first, tree::join)))
     };
-    Given(flags.filter_map(one).collect())
+    FlagValues(flags.filter_map(one).collect())
 }
 
 impl Flag {
@@ -84,13 +84,13 @@ impl Flag {
             Kind::List | Kind::Gates => arg.action(ArgAction::Append),
             _ => arg.action(ArgAction::Set).overrides_with(self.name),
         };
-        let heading = match self.stands_for {
+        let heading = match self.effect {
             _ if !self.is_obeyed => "Taken from kube-proxy and ignored",
-            StandsFor::Kpx(_) => "Of kpx alone",
-            StandsFor::Deed => "Deeds and files",
+            Effect::Kpx(_) => "Of kpx alone",
+            Effect::Command => "Deeds and files",
             _ => "As of kube-proxy",
         };
-        arg.help_heading(heading).hide_short_help(!self.is_obeyed).hide(self.stands_for == StandsFor::Development)
+        arg.help_heading(heading).hide_short_help(!self.is_obeyed).hide(self.effect == Effect::Development)
     }
 }
 

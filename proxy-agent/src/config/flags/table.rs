@@ -1,14 +1,14 @@
 //! All flags. `docs/configuration.md` is written from here.
 
-use super::{Flag, Kind, StandsFor};
+use super::{Effect, Flag, Kind};
 use crate::config::choice::{LbAlgorithm, values};
 use crate::node::{FastPath, Masquerade};
 use crate::settings::{Mode, PodRoutes, SocketLb};
+use Effect::{Command, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
 use Kind::{Choice, Dir, Duration, File, Gates, Integer, List, Number, OneOf, Switch, Text, Version};
-use StandsFor::{Deed, Development, Kpx, KubeProxy, KubeProxyOver, Nothing, Port};
 use proxy_datapath::Mechanism;
 
-/// Those that `kpx trace` takes as well.
+/// The flags that `kpx trace` takes as well.
 pub(super) const OF_A_NODE: [&str; 10] = [
     "nodeport-addresses",
     "masquerade-all",
@@ -26,12 +26,12 @@ const LOCAL_MODES: &[&str] = &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "In
 
 #[rustfmt::skip]
 pub(in crate::config) const FLAGS: &[Flag] = &[
-    flag("config", File, Deed, "Read the configuration from this file: YAML or JSON, a KubeProxyConfiguration and optionally a KpxConfiguration. Most flags of kube-proxy are ignored then"),
-    flag("kpx-config", File, Deed, "Read the KpxConfiguration from this file"),
-    flag("write-config-to", File, Deed, "Write the configuration in force, with all defaults, to this file, and end"),
-    flag("cleanup", Switch, Deed, "Remove from this node everything that a kpx or a kube-proxy left, and end"),
-    flag("init-only", Switch, Deed, "Do the steps that need privileges, and end"),
-    flag("version", Version, Deed, "Print the version, and end"),
+    flag("config", File, Command, "Read the configuration from this file: YAML or JSON, a KubeProxyConfiguration and optionally a KpxConfiguration. Most flags of kube-proxy are ignored then"),
+    flag("kpx-config", File, Command, "Read the KpxConfiguration from this file"),
+    flag("write-config-to", File, Command, "Write the configuration in force, with all defaults, to this file, and end"),
+    flag("cleanup", Switch, Command, "Remove from this node everything that a kpx or a kube-proxy left, and end"),
+    flag("init-only", Switch, Command, "Do the steps that need privileges, and end"),
+    flag("version", Version, Command, "Print the version, and end"),
 
     flag("kubeconfig", File, KubeProxy(&["clientConnection.kubeconfig"]), "Kubeconfig to use; without it the pod's service account, else $KUBECONFIG or ~/.kube/config"),
     flag("kube-api-qps", Number, KubeProxy(&["clientConnection.qps"]), "Lists and writes per second for which kpx asks the API server; below 0 there is no limit"),
@@ -127,13 +127,13 @@ const IPVS: &str = "kpx does not use IPVS";
 const LOG: &str = "kpx does not buffer its log";
 const WINDOWS: &str = "kpx does not run on Windows";
 
-const fn flag(name: &'static str, kind: Kind, stands_for: StandsFor, help: &'static str) -> Flag {
-    Flag { name, aliases: &[], kind, stands_for, is_obeyed: true, help }
+const fn flag(name: &'static str, kind: Kind, effect: Effect, help: &'static str) -> Flag {
+    Flag { name, aliases: &[], kind, effect, is_obeyed: true, help }
 }
 
 /// `help` says why.
-const fn ignored(name: &'static str, kind: Kind, stands_for: StandsFor, help: &'static str) -> Flag {
-    Flag { is_obeyed: false, ..flag(name, kind, stands_for, help) }
+const fn ignored(name: &'static str, kind: Kind, effect: Effect, help: &'static str) -> Flag {
+    Flag { is_obeyed: false, ..flag(name, kind, effect, help) }
 }
 
 /// Fields without a flag, and why kpx does nothing with them.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Run, load};
 use crate::config::flags::table::{FIELDS_WITHOUT_FLAG, FLAGS};
-use crate::config::flags::{Flag, StandsFor};
+use crate::config::flags::{Effect, Flag};
 use crate::config::{KpxConfiguration, KubeProxyConfiguration, tree};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
@@ -42,7 +42,7 @@ fn every_field_is_in_the_table() {
     let kube_proxy = fields(KubeProxyConfiguration::KIND, &defaults.kube_proxy);
     let all: BTreeSet<_> = kube_proxy.into_iter().chain(fields(KpxConfiguration::KIND, &defaults.kpx)).collect();
     let by_flag = FLAGS.iter().flat_map(|flag| {
-        let (kind, fields) = flag.stands_for.fields();
+        let (kind, fields) = flag.effect.fields();
         fields.into_iter().map(move |field| (kind, field.to_owned()))
     });
     let others = FIELDS_WITHOUT_FLAG.iter().map(|(field, _)| (KubeProxyConfiguration::KIND, (*field).to_owned()));
@@ -76,7 +76,7 @@ impl Defaults {
 
 fn table() -> String {
     let defaults = Defaults::new();
-    let shown = FLAGS.iter().filter(|flag| flag.stands_for != StandsFor::Development);
+    let shown = FLAGS.iter().filter(|flag| flag.effect != Effect::Development);
     let flags = shown.map(|flag| row(flag, &defaults));
     let others = FIELDS_WITHOUT_FLAG.iter().map(|(field, why)| {
         let default = defaults.of(KubeProxyConfiguration::KIND, field);
@@ -86,17 +86,17 @@ fn table() -> String {
 }
 
 fn row(flag: &Flag, defaults: &Defaults) -> String {
-    let (kind, fields) = flag.stands_for.fields();
-    let default = match flag.stands_for {
-        StandsFor::Port(_) | StandsFor::Deed | StandsFor::Development | StandsFor::Nothing => String::new(),
+    let (kind, fields) = flag.effect.fields();
+    let default = match flag.effect {
+        Effect::Port(_) | Effect::Command | Effect::Development | Effect::Nothing => String::new(),
         _ => defaults.of(kind, fields[0]),
     };
     let owner = if kind == KpxConfiguration::KIND { "kpx: " } else { "" };
     let fields: Vec<_> = fields.iter().map(|field| format!("{owner}`{field}`")).collect();
-    let with_config = match flag.stands_for {
-        StandsFor::KubeProxy(_) | StandsFor::Port(_) => "the file counts",
-        StandsFor::KubeProxyOver(_) | StandsFor::Kpx(_) => "the flag goes before",
-        StandsFor::Deed | StandsFor::Development | StandsFor::Nothing => "",
+    let with_config = match flag.effect {
+        Effect::KubeProxy(_) | Effect::Port(_) => "the file counts",
+        Effect::KubeProxyOver(_) | Effect::Kpx(_) => "the flag goes before",
+        Effect::Command | Effect::Development | Effect::Nothing => "",
     };
     let aliases = flag.aliases.iter().map(|alias| match alias.len() {
         1 => format!(", `-{alias}`"),

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::config::flags::Given;
-use crate::config::read::Said;
+use crate::config::file_config::FileConfig;
+use crate::config::flags::FlagValues;
 use crate::config::{Configuration, KubeProxyConfiguration};
 
 fn duration() -> impl Strategy<Value = Value> {
@@ -54,10 +54,10 @@ prop_compose! {
 }
 
 fn resolve(text: &str) -> Configuration {
-    let mut said = Said::default();
-    said.read("config".as_ref(), text).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
-    assert!(said.doubtful.is_empty(), "{:?}", said.doubtful);
-    Configuration::resolve(&Given::default(), said, true).unwrap_or_else(|error| panic!("{error:#}\n{text}"))
+    let mut from_files = FileConfig::default();
+    from_files.read("config".as_ref(), text).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
+    assert!(from_files.doubtful.is_empty(), "{:?}", from_files.doubtful);
+    Configuration::resolve(&FlagValues::default(), from_files, true).unwrap_or_else(|error| panic!("{error:#}\n{text}"))
 }
 
 proptest! {

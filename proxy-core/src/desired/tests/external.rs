@@ -45,7 +45,7 @@ fn the_first_by_name_wins_among_services_of_one_age() {
         let mut desired = desired(services.map(Input::from));
         desired.sync();
         let holder = |desired: &Desired| {
-            let said = desired.said_by("192.0.2.1".parse().unwrap(), Proto::TCP, 80);
+            let said = desired.claimant("192.0.2.1".parse().unwrap(), Proto::TCP, 80);
             said.map(|(service, field)| format!("{service} {field}"))
         };
         let first = holder(&desired);

@@ -7,7 +7,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use proxy_core::compact::Kept;
+use proxy_core::compact::Compact;
 use proxy_core::input::ObjectName;
 
 /// The annotation of the bookmark at the end of a streaming list.
@@ -16,8 +16,8 @@ const LISTED: &str = "k8s.io/initial-events-end";
 /// A line of a watch.
 #[derive(Debug)]
 pub(super) enum Event<K> {
-    Put(Lenient<K>),
-    Gone(Lenient<K>),
+    Put(ParsedObject<K>),
+    Gone(ParsedObject<K>),
     /// A version up to which everything was sent.
     Bookmark(String),
     /// A version at which all initial objects have been sent.
@@ -32,7 +32,7 @@ struct Line<'a> {
     object: &'a RawValue,
 }
 
-impl<K: Kept> Event<K> {
+impl<K: Compact> Event<K> {
     /// Reads a line. Returns None for a line that was cut off, as at the end of a broken connection.
     pub(super) fn read(line: &str) -> serde_json::Result<Option<Self>> {
         let Line { r#type, object } = match serde_json::from_str(line) {
@@ -42,8 +42,8 @@ impl<K: Kept> Event<K> {
         };
         let object = object.get();
         Ok(Some(match r#type {
-            "ADDED" | "MODIFIED" => Self::Put(Lenient::read(object)?),
-            "DELETED" => Self::Gone(Lenient::read(object)?),
+            "ADDED" | "MODIFIED" => Self::Put(ParsedObject::read(object)?),
+            "DELETED" => Self::Gone(ParsedObject::read(object)?),
             "BOOKMARK" => {
                 let mark: PartialObjectMeta = serde_json::from_str(object)?;
                 let version = mark.metadata.resource_version.unwrap_or_default();
@@ -58,20 +58,20 @@ impl<K: Kept> Event<K> {
 
 /// The kept form of an object, or the name and version of an unreadable one.
 #[derive(Clone, Debug)]
-pub(super) struct Lenient<K> {
+pub(super) struct ParsedObject<K> {
     pub(super) name: ObjectName,
     pub(super) version: String,
     /// The object, or the reason why it cannot be read.
     pub(super) object: Result<K, String>,
 }
 
-impl<K: Kept> Lenient<K> {
+impl<K: Compact> ParsedObject<K> {
     fn read(text: &str) -> serde_json::Result<Self> {
         Ok(match serde_json::from_str::<K::Object>(text) {
             Ok(object) => Self {
                 name: ObjectName::from(object.meta()),
                 version: object.meta().resource_version.clone().unwrap_or_default(),
-                object: Ok(K::keep(object)),
+                object: Ok(K::compact(object)),
             },
             Err(error) => {
                 let object: PartialObjectMeta = serde_json::from_str(text)?;
@@ -83,7 +83,7 @@ impl<K: Kept> Lenient<K> {
 }
 
 /// Deserializes from a slice of JSON text only. Readable objects are not copied.
-impl<'de, K: Kept> Deserialize<'de> for Lenient<K> {
+impl<'de, K: Compact> Deserialize<'de> for ParsedObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::read(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
     }
@@ -100,7 +100,7 @@ mod tests {
     fn a_bad_object_costs_only_itself() {
         let text = r#"{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "good"}},
             {"metadata": {"namespace": "default", "name": "bad"}, "spec": {"ports": "eighty"}}]}"#;
-        let list: ObjectList<Lenient<Service>> = serde_json::from_str(text).unwrap();
+        let list: ObjectList<ParsedObject<Service>> = serde_json::from_str(text).unwrap();
         assert!(list.items[0].object.is_ok());
         assert_eq!(list.items[1].name, ObjectName::new("default", "bad"));
         let why = list.items[1].object.as_ref().unwrap_err();
@@ -108,7 +108,7 @@ mod tests {
 
         let line = r#"{"object": {"metadata": {"name": "bad"}, "spec": 8}, "type": "ADDED"}"#;
         let event: Option<Event<Service>> = Event::read(line).unwrap();
-        assert!(matches!(event, Some(Event::Put(Lenient { object: Err(_), .. }))));
+        assert!(matches!(event, Some(Event::Put(ParsedObject { object: Err(_), .. }))));
         assert!(Event::<Service>::read(&line[..40]).unwrap().is_none(), "cut off");
         assert!(Event::<Service>::read("nonsense").is_err());
     }

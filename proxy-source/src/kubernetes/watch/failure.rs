@@ -8,10 +8,10 @@ use tokio::time::error::Elapsed;
 
 /// The reason why a list or a watch is over.
 #[derive(Debug)]
-pub(super) enum Over {
+pub(super) enum WatchEnd {
     ReceiverGone,
     /// The end of a watch that had begun: connections break and servers end watches in the best of clusters.
-    Ended(End),
+    Closed(StreamEnd),
     /// A gap that only a new list can fill. The server no longer knows our version (410), or its events contradict each
     /// other.
     Lost(String),
@@ -22,7 +22,7 @@ pub(super) enum Over {
 }
 
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum StreamEnd {
     /// The end at the requested time.
     InTime,
     /// An earlier end by the server, which goes away or has lost its own watch of the data.
@@ -30,7 +30,7 @@ pub(super) enum End {
     Broken(String),
 }
 
-impl From<kube::Error> for Over {
+impl From<kube::Error> for WatchEnd {
     fn from(error: kube::Error) -> Self {
         match status(&error) {
             Some(status) if is_lost(status) => Self::Lost(explain(&error)),
@@ -39,13 +39,13 @@ impl From<kube::Error> for Over {
     }
 }
 
-impl From<Elapsed> for Over {
+impl From<Elapsed> for WatchEnd {
     fn from(_: Elapsed) -> Self {
         Self::Late
     }
 }
 
-impl Over {
+impl WatchEnd {
     /// Returns the HTTP status, if the server has sent one.
     pub(super) fn code(&self) -> Option<u16> {
         match self {
@@ -73,7 +73,7 @@ impl Over {
         match self {
             Self::Failed(error) => Some(explain(error)),
             Self::Late => Some("the list did not come to an end in time".to_owned()),
-            Self::ReceiverGone | Self::Ended(_) | Self::Lost(_) => None,
+            Self::ReceiverGone | Self::Closed(_) | Self::Lost(_) => None,
         }
     }
 }

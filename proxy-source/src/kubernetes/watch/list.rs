@@ -13,10 +13,10 @@ use kube::{Client, Resource as _};
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::event::{Event, Lenient};
-use super::failure::Over;
+use super::event::{Event, ParsedObject};
+use super::failure::WatchEnd;
 use super::selection::{PAGE, Selection, request};
-use proxy_core::compact::Kept;
+use proxy_core::compact::Compact;
 use proxy_core::input::ObjectName;
 
 /// The number of streams in a row that may break before pages are asked for: the network may never let a stream reach
@@ -49,11 +49,11 @@ impl Default for Lister {
 
 impl Lister {
     /// A complete list, or none.
-    pub(super) async fn list<K: Kept + Clone>(
+    pub(super) async fn list<K: Compact + Clone>(
         &mut self,
         client: &Client,
         selection: &Selection,
-    ) -> Result<Listed<K>, Over> {
+    ) -> Result<Listed<K>, WatchEnd> {
         let streamed = if self.streams > 0 { self.streamed(client, selection).await? } else { None };
         self.streams = if streamed.is_some() { STREAMS } else { 0 };
         match streamed {
@@ -63,7 +63,11 @@ impl Lister {
     }
 
     /// Lists by stream. Returns None if the server does not seem to stream lists.
-    async fn streamed<K: Kept>(&mut self, client: &Client, selection: &Selection) -> Result<Option<Listed<K>>, Over> {
+    async fn streamed<K: Compact>(
+        &mut self,
+        client: &Client,
+        selection: &Selection,
+    ) -> Result<Option<Listed<K>>, WatchEnd> {
         let listed = timeout(STREAM, self.stream(client, selection)).await.unwrap_or(Ok(None));
         if let Ok(None) = listed {
             debug!(kind = %K::Object::kind(&()), "the server does not stream lists");
@@ -71,17 +75,21 @@ impl Lister {
         listed
     }
 
-    async fn stream<K: Kept>(&mut self, client: &Client, selection: &Selection) -> Result<Option<Listed<K>>, Over> {
+    async fn stream<K: Compact>(
+        &mut self,
+        client: &Client,
+        selection: &Selection,
+    ) -> Result<Option<Listed<K>>, WatchEnd> {
         let params = WatchParams { send_initial_events: true, ..selection.watch.clone() };
         let request = request::<K>().watch(&params, "").map_err(kube::Error::BuildRequest)?;
-        let answer = client.request_stream(request).await.map_err(Over::from);
+        let answer = client.request_stream(request).await.map_err(WatchEnd::from);
         // The count is restored if the stream reaches its end. An outage does not count against streams. A server that
         // refuses a stream may serve pages.
-        self.streams -= u8::from(!matches!(&answer, Err(over) if over.is_outage()));
+        self.streams -= u8::from(!matches!(&answer, Err(end) if end.is_outage()));
         let mut lines = match answer {
             Ok(stream) => pin!(stream.lines()),
-            Err(over) if matches!(over.code(), Some(400 | 422)) => return Ok(None),
-            Err(over) => return Err(over),
+            Err(end) if matches!(end.code(), Some(400 | 422)) => return Ok(None),
+            Err(end) => return Err(end),
         };
         let mut listed = Listed::default();
         loop {
@@ -99,15 +107,15 @@ impl Lister {
     }
 }
 
-async fn paged<K: Kept + Clone>(client: &Client, selection: &Selection) -> Result<Listed<K>, Over> {
+async fn paged<K: Compact + Clone>(client: &Client, selection: &Selection) -> Result<Listed<K>, WatchEnd> {
     let (mut listed, mut page) = (Listed::default(), selection.list.clone());
     loop {
         let request = request::<K>().list(&page).map_err(kube::Error::BuildRequest)?;
-        let answer = timeout(PAGE, client.request::<ObjectList<Lenient<K>>>(request)).await?;
-        let list = match answer.map_err(Over::from) {
+        let answer = timeout(PAGE, client.request::<ObjectList<ParsedObject<K>>>(request)).await?;
+        let list = match answer.map_err(WatchEnd::from) {
             // Pages that take longer than the server remembers would never end, so the list is read in one piece,
             // as in client-go.
-            Err(Over::Lost(why)) if page.continue_token.is_some() => {
+            Err(WatchEnd::Lost(why)) if page.continue_token.is_some() => {
                 debug!(kind = %K::Object::kind(&()), why, "listed again in one piece");
                 listed = Listed::default();
                 page = ListParams { limit: None, ..selection.list.clone() };
@@ -126,7 +134,7 @@ async fn paged<K: Kept + Clone>(client: &Client, selection: &Selection) -> Resul
 
 impl<K> Listed<K> {
     /// Adds an object. A readable version stays, even if a later one is unreadable.
-    fn put(&mut self, Lenient { name, object, .. }: Lenient<K>) {
+    fn put(&mut self, ParsedObject { name, object, .. }: ParsedObject<K>) {
         match object {
             Ok(object) => {
                 self.unreadable.remove(&name);

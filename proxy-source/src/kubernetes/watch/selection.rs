@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::Resource as _;
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
-use proxy_core::compact::Kept;
+use proxy_core::compact::Compact;
 
 const PAGE_SIZE: u32 = 1000;
 /// For one page of a list. API servers give themselves 60 seconds.
@@ -16,7 +16,7 @@ pub(super) struct Selection {
     pub(super) list: ListParams,
     pub(super) watch: WatchParams,
     /// For as little as tells the server's version. Of selectors only a name: for others servers go through all objects.
-    pub(super) look: ListParams,
+    pub(super) probe: ListParams,
 }
 
 impl Default for Selection {
@@ -26,7 +26,7 @@ impl Default for Selection {
             list: ListParams::default().limit(PAGE_SIZE),
             // The server ends watches at different times, so that not all nodes come back at once.
             watch: WatchParams::default().timeout(rand::random_range(230..=290)),
-            look: ListParams::default().limit(1),
+            probe: ListParams::default().limit(1),
         }
     }
 }
@@ -43,12 +43,12 @@ impl Selection {
     /// The one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
         let selector = format!("metadata.name={name}");
-        let look = self.look.clone().fields(&selector);
-        Self { look, ..self.fields(&selector) }
+        let probe = self.probe.clone().fields(&selector);
+        Self { probe, ..self.fields(&selector) }
     }
 }
 
 /// A request for objects of a kind.
-pub(super) fn request<K: Kept>() -> Request {
+pub(super) fn request<K: Compact>() -> Request {
     Request::new(K::Object::url_path(&(), None))
 }

@@ -320,7 +320,7 @@ async fn a_server_that_ends_every_watch_at_once_is_not_flooded() {
     let mut running = server.run(Watch::new(Input::Service), &health);
     assert_eq!(running.next().await, "all");
     assert!(timeout(Duration::from_secs(10), running.inputs.recv()).await.is_err());
-    let asked = server.asked().len() - server.looks().len();
+    let asked = server.asked().len() - server.probes().len();
     assert!((20..=34).contains(&asked), "{asked} requests in 10 s");
     assert!(
         health.problems()[&Problem::Watch("Service".into())].why.starts_with("no watch lasts"),
@@ -335,7 +335,7 @@ async fn refused_credentials_are_read_again_after_a_while() {
     let health = Health::default();
     let began = Instant::now();
     let ended = server.run(Watch::new(Input::Service), &health).ended.await.unwrap();
-    assert_eq!(ended, Ended::Unauthorized);
+    assert_eq!(ended, WatchExit::Unauthorized);
     assert!(began.elapsed() > CREDENTIALS_AGE);
     assert_eq!(health.problems()[&Problem::Watch("Service".into())].why, "401 Failed: no such luck");
 }

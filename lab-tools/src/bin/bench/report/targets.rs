@@ -55,7 +55,7 @@ const TARGETS: [Target; 11] = [
 /// A row for each target and number of Services, then how figures change with that number.
 pub(super) fn table(cells: &Cells) -> String {
     let header = ["", "Services", "must reach", "found", ""].map(str::to_owned);
-    // Of pods on a node, the same must be reached whether the node masquerades or not.
+    // Pods on a node must reach the same targets whether the node masquerades or not.
     let routable =
         TARGETS.iter().filter(|target| target.path == Local).map(|target| Target { path: Routable, ..*target });
     let targets: Vec<_> = TARGETS.into_iter().chain(routable).collect();

@@ -24,8 +24,8 @@ async fn a_server_with_restored_data_is_listed_again() {
     let mut running = server.run(Watch::new(Input::Service).labels("!unwanted"), &Health::default());
     assert_eq!(running.next().await, "all a b");
     assert_eq!(running.next().await, "all a");
-    let looks = server.looks();
-    assert!(!looks[0].contains("Selector"), "{looks:?}");
+    let probes = server.probes();
+    assert!(!probes[0].contains("Selector"), "{probes:?}");
 }
 
 /// The next server to answer may have been restored meanwhile, though no request has failed.
@@ -65,7 +65,7 @@ async fn a_watch_that_ended_in_time_leads_to_no_probe() {
     assert_eq!(running.next().await, "all");
     assert_eq!(running.next().await, "put a");
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(server.looks().len(), 0, "{:?}", server.asked());
+    assert_eq!(server.probes().len(), 0, "{:?}", server.asked());
 }
 
 /// The probe is tried again beside the watch, whose events count meanwhile.
@@ -97,7 +97,7 @@ async fn a_refused_version_probe_costs_no_watch() {
     let refused = Instant::now();
     assert_eq!(running.next().await, "all a");
     assert!(refused.elapsed() > Duration::from_secs(4), "five more looks in {:?}", refused.elapsed());
-    assert_eq!(server.looks().len(), 6, "{:?}", server.asked());
+    assert_eq!(server.probes().len(), 6, "{:?}", server.asked());
     timeout(Duration::from_secs(1), problems.wait_for(|problems| problems.is_empty())).await.unwrap().unwrap();
 }
 
@@ -121,7 +121,7 @@ async fn a_kind_that_is_served_again_is_probed_by_its_name() {
     }
     let asked = server.asked();
     assert!(asked.iter().all(|asked| asked.contains("fieldSelector=metadata.name%3Dn1")), "{asked:?}");
-    assert_eq!(server.looks().len(), 1, "{asked:?}");
+    assert_eq!(server.probes().len(), 1, "{asked:?}");
 }
 
 /// Each probe is a list, though of one object.
@@ -133,6 +133,6 @@ async fn watches_that_keep_breaking_lead_to_few_probes() {
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
     assert_eq!(running.next().await, "all");
     assert!(timeout(Duration::from_secs(600), running.inputs.recv()).await.is_err());
-    let (looks, asked) = (server.looks().len(), server.asked().len());
-    assert!((5..=75).contains(&looks) && asked > 500, "{looks} looks among {asked} requests in 10 minutes");
+    let (probes, asked) = (server.probes().len(), server.asked().len());
+    assert!((5..=75).contains(&probes) && asked > 500, "{probes} looks among {asked} requests in 10 minutes");
 }

@@ -32,7 +32,7 @@ pub(super) fn failure(code: u16) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Failed", "message": "no such luck", "code": code})
 }
 
-pub(super) fn show<K: Kept>(update: &Update<K>) -> String {
+pub(super) fn show<K: Compact>(update: &Update<K>) -> String {
     let name = |object: &K| object.name().name.to_string();
     let names = |all: &[K]| std::iter::once("all".to_owned()).chain(all.iter().map(name)).collect::<Vec<_>>().join(" ");
     match update {
@@ -79,7 +79,7 @@ pub(super) enum Answer {
 
 pub(super) struct RunningWatch {
     pub(super) inputs: mpsc::Receiver<Input>,
-    pub(super) ended: tokio::task::JoinHandle<Ended>,
+    pub(super) ended: tokio::task::JoinHandle<WatchExit>,
 }
 
 impl Server {
@@ -116,13 +116,13 @@ impl Server {
     }
 
     /// Returns the version probes among the requests.
-    pub(super) fn looks(&self) -> Vec<String> {
+    pub(super) fn probes(&self) -> Vec<String> {
         self.asked().into_iter().filter(|uri| is_look(uri)).collect()
     }
 
     pub(super) fn run<K>(&self, mut watch: Watch<K>, health: &Health) -> RunningWatch
     where
-        K: Kept + Clone + Send + Sync + 'static,
+        K: Compact + Clone + Send + Sync + 'static,
     {
         let (sender, inputs) = mpsc::channel(1);
         let (clients, health) = (Clients { limited: self.client(), paced: self.client() }, health.clone());

@@ -15,7 +15,7 @@ use proxy_source::health::{Health, Problem};
 const QUIET: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
-pub(super) struct Strays {
+pub(super) struct UndetectedPods {
     /// The number of connections counted at the last check.
     seen: u64,
     last: Option<Instant>,
@@ -23,9 +23,9 @@ pub(super) struct Strays {
     told: bool,
 }
 
-impl Strays {
+impl UndetectedPods {
     /// Checks whether the programs have counted more of these connections.
-    pub(super) fn look(&mut self, counters: &Counters, health: &Health, events: &Events) -> Result<()> {
+    pub(super) fn check(&mut self, counters: &Counters, health: &Health, events: &Events) -> Result<()> {
         let now = counters.event(Event::PodOutside)?;
         if now == self.seen {
             if self.last.is_some_and(|last| last.elapsed() >= QUIET) {
@@ -40,7 +40,7 @@ impl Strays {
                    --cluster-cidr or --detect-local-mode tells pods apart";
         health.begin(&Problem::PodsOutside, why);
         if !std::mem::replace(&mut self.told, true) {
-            events.pods_outside(why);
+            events.undetected_pods(why);
         }
         Ok(())
     }

@@ -8,33 +8,35 @@ use proxy_common::addr::Addr;
 use super::Desired;
 use super::family::Family;
 use crate::input::ObjectName;
-use crate::model::{Lead, Outside, Unreachable, endpoint_addresses};
+use crate::model::{ClusterRoute, HostMode, Unreachable, endpoint_addresses};
 
 impl Desired {
     /// Returns the view of the cluster in host mode.
-    pub fn outside(&self) -> Option<&Outside> {
-        self.node.outside.as_ref()
+    pub fn host_mode(&self) -> Option<&HostMode> {
+        self.node.host_mode.as_ref()
     }
 
     /// Returns all addresses whose routes the state depends on.
     pub fn addresses_to_reach(&self) -> BTreeSet<IpAddr> {
-        let nodes = self.outside().into_iter().flat_map(Outside::node_addresses);
+        let nodes = self.host_mode().into_iter().flat_map(HostMode::node_addresses);
         self.store.slices().flat_map(endpoint_addresses).chain(nodes).collect()
     }
 
     /// Returns the addresses among them without a known route.
     pub fn addresses_to_ask_for(&self) -> BTreeSet<IpAddr> {
-        let Some(outside) = self.outside() else { return BTreeSet::new() };
+        let Some(host_mode) = self.host_mode() else { return BTreeSet::new() };
         let slices = self.dirty.iter().flat_map(|name| self.store.slices_of(name));
-        let addresses = slices.flat_map(|slice| endpoint_addresses(slice)).chain(outside.node_addresses());
-        addresses.filter(|ip| outside.lead(ip).is_none()).collect()
+        let addresses = slices.flat_map(|slice| endpoint_addresses(slice)).chain(host_mode.node_addresses());
+        addresses.filter(|ip| host_mode.route(ip).is_none()).collect()
     }
 
     /// Takes in the routes' classes. The new ones extend the known ones, or replace them if `all` is set.
-    pub fn learn_leads(&mut self, leads: BTreeMap<IpAddr, Lead>, all: bool) {
-        let (Some(reach), Some(outside)) = (&mut self.options.reach, &mut self.node.outside) else { return };
-        let changed = outside.learn(reach, leads, all);
-        if outside.node_addresses().any(|ip| changed.contains(&ip)) {
+    pub fn update_routes(&mut self, routes: BTreeMap<IpAddr, ClusterRoute>, all: bool) {
+        let (Some(host_routes), Some(host_mode)) = (&mut self.options.host_routes, &mut self.node.host_mode) else {
+            return;
+        };
+        let changed = host_mode.update(host_routes, routes, all);
+        if host_mode.node_addresses().any(|ip| changed.contains(&ip)) {
             self.dirty.extend(self.store.services().map(|(name, _)| name.clone()));
         } else if !changed.is_empty() {
             let touched = |name: &ObjectName| {
@@ -46,8 +48,8 @@ impl Desired {
 
     /// Returns true if a backend is a socket of this host.
     pub fn has_own_backend(&self) -> bool {
-        let leads = self.options.reach.iter().flat_map(|reach| reach.leads.values());
-        leads.into_iter().any(|lead| *lead == Lead::Own)
+        let routes = self.options.host_routes.iter().flat_map(|host_routes| host_routes.routes.values());
+        routes.into_iter().any(|route| *route == ClusterRoute::Own)
     }
 
     /// Returns the backends left out since the last sync because this host does not reach them, by Service.

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// The limits on how often passes come, and the pass that waits.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct PassSchedule {
     /// The longest time until failed work is tried again.
     pub(super) sync_period: Duration,
     /// The shortest time between the beginnings of two passes.
@@ -15,13 +15,13 @@ pub struct Pace {
     is_waiting: bool,
 }
 
-impl Pace {
+impl PassSchedule {
     pub fn new(sync_period: Duration, min_period: Duration) -> Self {
         Self { sync_period, min_period, last: None, is_waiting: false }
     }
 
     /// Notes a change. Returns true if a pass may begin at once; otherwise the pass waits.
-    pub(super) fn ask(&mut self) -> bool {
+    pub(super) fn request(&mut self) -> bool {
         self.is_waiting = self.last.is_some_and(|last| last.elapsed() < self.min_period);
         !self.is_waiting
     }
@@ -43,7 +43,7 @@ impl Pace {
 }
 
 /// Returns kube-proxy's period, without a wait.
-impl Default for Pace {
+impl Default for PassSchedule {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::ZERO)
     }
@@ -59,37 +59,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_early_pass_waits_for_its_time() {
-        let mut pace = Pace::new(30 * SECOND, SECOND);
-        assert!(pace.ask(), "the first comes at once");
-        pass(&mut pace);
+        let mut schedule = PassSchedule::new(30 * SECOND, SECOND);
+        assert!(schedule.request(), "the first comes at once");
+        pass(&mut schedule);
         let first = Instant::now();
         advance(SECOND / 4).await;
-        assert!(!pace.ask());
+        assert!(!schedule.request());
         advance(SECOND / 4).await;
-        assert!(!pace.ask(), "and all others with it");
-        assert_eq!(pace.due(), Some(first + SECOND));
+        assert!(!schedule.request(), "and all others with it");
+        assert_eq!(schedule.due(), Some(first + SECOND));
         advance(SECOND / 2).await;
-        pass(&mut pace);
-        assert_eq!(pace.due(), None);
-        assert!(!pace.ask());
+        pass(&mut schedule);
+        assert_eq!(schedule.due(), None);
+        assert!(!schedule.request());
         advance(SECOND).await;
-        assert!(pace.ask());
+        assert!(schedule.request());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pass_waits_only_under_a_minimum_period() {
-        let mut pace = Pace::default();
-        pass(&mut pace);
-        assert!(pace.ask());
-        assert_eq!(pace.due(), None);
-        let mut early = Pace::new(30 * SECOND, SECOND);
-        assert!(early.ask());
+        let mut schedule = PassSchedule::default();
+        pass(&mut schedule);
+        assert!(schedule.request());
+        assert_eq!(schedule.due(), None);
+        let mut early = PassSchedule::new(30 * SECOND, SECOND);
+        assert!(early.request());
         early.begin();
-        assert!(early.ask(), "a pass without work does not count");
+        assert!(early.request(), "a pass without work does not count");
     }
 
-    fn pass(pace: &mut Pace) {
-        pace.begin();
-        pace.count();
+    fn pass(schedule: &mut PassSchedule) {
+        schedule.begin();
+        schedule.count();
     }
 }

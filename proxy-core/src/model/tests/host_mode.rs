@@ -11,34 +11,40 @@ use super::objects::{dump_tests, objects};
 use crate::builders::{ServiceBuilder, SliceBuilder, listed, node, service, slice};
 use crate::desired::Desired;
 use crate::input::{Input, Update};
-use crate::model::{Lead, ModelOptions, Reach};
+use crate::model::{ClusterRoute, HostRoutes, ModelOptions};
 
 use crate::tables::Tables;
 
 /// The routes of the host. Both nodes are ready and lie behind the default route; n1's pods are routed, n2's are not.
-const LEADS: [(&str, Lead); 8] = [
-    ("192.0.2.11", Lead::Default),
-    ("192.0.2.12", Lead::Default),
-    ("10.244.1.5", Lead::Routed),
-    ("10.244.1.6", Lead::Routed),
-    ("10.244.2.5", Lead::Default),
-    ("10.244.2.6", Lead::Default),
-    ("198.51.100.9", Lead::Default),
-    ("198.51.100.1", Lead::Own),
+const ROUTES: [(&str, ClusterRoute); 8] = [
+    ("192.0.2.11", ClusterRoute::Default),
+    ("192.0.2.12", ClusterRoute::Default),
+    ("10.244.1.5", ClusterRoute::Routed),
+    ("10.244.1.6", ClusterRoute::Routed),
+    ("10.244.2.5", ClusterRoute::Default),
+    ("10.244.2.6", ClusterRoute::Default),
+    ("198.51.100.9", ClusterRoute::Default),
+    ("198.51.100.1", ClusterRoute::Own),
 ];
 
-fn outside(default_leads_to_pods: bool) -> Desired {
+fn host_mode(default_leads_to_pods: bool) -> Desired {
     // The name is empty: a node with the host's name must not matter.
     let mut desired = Desired::with_options(
         "",
-        ModelOptions { reach: Some(Arc::new(Reach::unknown(default_leads_to_pods))), ..ModelOptions::default() },
+        ModelOptions {
+            host_routes: Some(Arc::new(HostRoutes::unknown(default_leads_to_pods))),
+            ..ModelOptions::default()
+        },
     );
-    let inputs = [peer("n1", "192.0.2.11", "10.244.1.0/24", true), peer("n2", "192.0.2.12", "10.244.2.0/24", true)];
+    let inputs = [
+        remote_node("n1", "192.0.2.11", "10.244.1.0/24", true),
+        remote_node("n2", "192.0.2.12", "10.244.2.0/24", true),
+    ];
     listed().into_iter().chain(inputs).for_each(|input| desired.apply(input));
     desired
 }
 
-fn peer(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
+fn remote_node(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
     let Input::Node(Update::Put(mut node)) = node(name, None, &[("InternalIP", ip)]) else { unreachable!() };
     node.spec = Some(NodeSpec { pod_cidrs: Some(vec![pod_cidr.to_owned()]), ..NodeSpec::default() });
     let status = if ready { "True" } else { "False" }.to_owned();
@@ -48,11 +54,11 @@ fn peer(name: &str, ip: &str, pod_cidr: &str, ready: bool) -> Input {
 }
 
 /// Does what the node does: asks for unknown routes, then syncs.
-fn settle(desired: &mut Desired, leads: &[(&str, Lead)]) -> String {
-    let known: BTreeMap<IpAddr, _> = leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
+fn settle(desired: &mut Desired, routes: &[(&str, ClusterRoute)]) -> String {
+    let known: BTreeMap<IpAddr, _> = routes.iter().map(|(ip, route)| (ip.parse().unwrap(), route.clone())).collect();
     let asked = desired.addresses_to_ask_for();
     let answers = asked.into_iter().filter_map(|ip| Some((ip, known.get(&ip)?.clone()))).collect();
-    desired.learn_leads(answers, false);
+    desired.update_routes(answers, false);
     desired.sync();
     shown(desired)
 }
@@ -68,9 +74,9 @@ fn shown(desired: &Desired) -> String {
 }
 
 fn tables(default_leads_to_pods: bool, objects: impl IntoIterator<Item = Input>) -> String {
-    let mut desired = outside(default_leads_to_pods);
+    let mut desired = host_mode(default_leads_to_pods);
     objects.into_iter().for_each(|input| desired.apply(input));
-    settle(&mut desired, &LEADS)
+    settle(&mut desired, &ROUTES)
 }
 
 fn dump(lines: &[String]) -> String {
@@ -90,7 +96,7 @@ fn both() -> SliceBuilder {
 }
 
 dump_tests! {
-    "outside.rs", dump:
+    "host_mode.rs", dump:
     a_backend_without_a_route_is_left_out,
     the_default_route_counts_if_the_operator_allows_it,
     an_endpoint_that_is_no_pod_is_reached_by_any_route,
@@ -106,41 +112,43 @@ fn a_node_replaces_its_unreachable_pods() {
     });
     Dump::of_rust(file!(), "a_node_replaces_its_unreachable_pods")
         .assert_eq(&tables(false, [web.clone().into(), both().into()]));
-    let mut desired = outside(false);
+    let mut desired = host_mode(false);
     [web.external_local().into(), both().into()].into_iter().for_each(|input| desired.apply(input));
-    settle(&mut desired, &LEADS);
+    settle(&mut desired, &ROUTES);
     assert!(desired.health_checks().is_empty(), "nothing listens");
 }
 
 #[test]
 fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
-    let mut desired = outside(false);
+    let mut desired = host_mode(false);
     let web = || web().type_("NodePort").node_port(30_080).external_local();
     let other = service("other").cluster_ip("10.96.0.9").tcp(80);
     let others = slice("other-1", "other").tcp(80).ready("10.244.1.6").on("n1");
     for input in [web().into(), both().into(), other.into(), others.into()] {
         desired.apply(input);
     }
-    let before = settle(&mut desired, &LEADS);
+    let before = settle(&mut desired, &ROUTES);
 
     // All routes are asked for again, and nothing has changed.
-    let leads = |leads: &[(&str, Lead)]| leads.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
-    desired.learn_leads(leads(&LEADS), true);
+    let routes = |routes: &[(&str, ClusterRoute)]| {
+        routes.iter().map(|(ip, route)| (ip.parse().unwrap(), route.clone())).collect()
+    };
+    desired.update_routes(routes(&ROUTES), true);
     assert!(desired.sync().changes.is_empty());
 
     // The routes to n1's pods go: only the node port is left.
-    let mut fewer = LEADS;
-    fewer[2].1 = Lead::Nowhere("Network is unreachable".to_owned());
-    desired.learn_leads(leads(&fewer), true);
+    let mut fewer = ROUTES;
+    fewer[2].1 = ClusterRoute::Nowhere("Network is unreachable".to_owned());
+    desired.update_routes(routes(&fewer), true);
     assert!(!desired.sync().changes.is_empty());
     assert!(shown(&desired).contains("cluster[0] -> 192.0.2.11:30080"), "{}", shown(&desired));
 
     // A node is not ready any more, and then the routes come back.
-    desired.apply(peer("n2", "192.0.2.12", "10.244.2.0/24", false));
+    desired.apply(remote_node("n2", "192.0.2.12", "10.244.2.0/24", false));
     desired.sync();
     assert!(!shown(&desired).contains("192.0.2.12:30080"), "{}", shown(&desired));
-    desired.apply(peer("n2", "192.0.2.12", "10.244.2.0/24", true));
-    desired.learn_leads(leads(&LEADS), true);
+    desired.apply(remote_node("n2", "192.0.2.12", "10.244.2.0/24", true));
+    desired.update_routes(routes(&ROUTES), true);
     desired.sync();
     assert_eq!(shown(&desired), before);
     assert_ne!(*desired.tables(), Tables::default());
@@ -148,12 +156,12 @@ fn a_change_of_routes_or_nodes_recomputes_the_affected_services() {
 
 #[test]
 fn models_built_without_routes_are_built_again() {
-    let mut desired = outside(false);
+    let mut desired = host_mode(false);
     let objects: [Input; 2] = [web().into(), both().into()];
     objects.into_iter().for_each(|input| desired.apply(input));
     desired.sync(); // The query has failed.
-    let leads = LEADS.iter().map(|(ip, lead)| (ip.parse().unwrap(), lead.clone())).collect();
-    desired.learn_leads(leads, true);
+    let routes = ROUTES.iter().map(|(ip, route)| (ip.parse().unwrap(), route.clone())).collect();
+    desired.update_routes(routes, true);
     desired.sync();
     Dump::of_rust(file!(), "models_built_without_routes_are_built_again").assert_eq(&shown(&desired));
 }

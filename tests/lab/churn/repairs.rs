@@ -8,7 +8,7 @@ use aya::programs::TcAttachType;
 use testbed::agent::{Agent, wait_until};
 use testbed::lab::Family;
 
-use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, mended, tc, tcx};
+use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
 
 /// A range that lets the kernel give some of the source ports that kpx draws to sockets.
@@ -16,7 +16,7 @@ const PORT_RANGE: &str = "32768 61500";
 const RESERVED: &str = "61000-61500";
 
 #[test]
-fn programs_ways_anchor_and_parameters_are_put_back() -> Result<()> {
+fn programs_routes_anchor_and_parameters_are_restored() -> Result<()> {
     for attach in ["tcx", "clsact"] {
         let fixture = Fixture::new()?;
         fixture.node().sysctl("ipv4/ip_local_port_range", PORT_RANGE)?;
@@ -42,22 +42,22 @@ fn unhook(fixture: &Fixture, kpx: &Agent<'_>, attach: &str) -> Result<()> {
     let node = fixture.node();
     for device in ["p1a", "eth0"] {
         for hook in ["egress", "gress"] {
-            let before = mended(kpx, "program")?;
+            let before = repairs(kpx, "program")?;
             match (attach, hook) {
                 ("tcx", _) => links::detach_all(kpx.pid(), ifindex(node, device)?, hook)?,
                 (_, "egress") => drop(tc(node, &format!("filter del dev {device} egress"))?),
                 _ => drop(tc(node, &format!("qdisc del dev {device} clsact"))?),
             }
             wait_until(PROMPT, "the programs are back", || {
-                Ok(mended(kpx, "program")? > before && is_hooked(node, attach, device)?)
+                Ok(repairs(kpx, "program")? > before && is_hooked(node, attach, device)?)
             })?;
         }
     }
     if attach == "tcx" {
-        let before = mended(kpx, "program")?;
+        let before = repairs(kpx, "program")?;
         links::detach_all(kpx.pid(), ifindex(node, "kpx0")?, "egress")?;
         wait_until(PROMPT, "the anchor's program is back", || {
-            Ok(mended(kpx, "program")? > before && tcx(node, "kpx0", TcAttachType::Egress)? == ["kpx_anchor"])
+            Ok(repairs(kpx, "program")? > before && tcx(node, "kpx0", TcAttachType::Egress)? == ["kpx_anchor"])
         })?;
         let pin = node.bpf_dir().join(format!("v2/links/{}-ingress", ifindex(node, "p1a")?));
         fs::remove_file(&pin)?;
@@ -74,22 +74,22 @@ fn anchor(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     {
         fixture.node().ip(undo)?;
         wait_until(PROMPT, &format!("the node is served after `{undo}`"), || {
-            Ok(mended(kpx, "anchor")? >= times && fixture.serves(&["n1"]))
+            Ok(repairs(kpx, "anchor")? >= times && fixture.serves(&["n1"]))
         })?;
-        ensure!(mended(kpx, "anchor")? == times, "each is counted once");
+        ensure!(repairs(kpx, "anchor")? == times, "each is counted once");
     }
     Ok(())
 }
 
 fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
-    let before = (mended(kpx, "route")?, mended(kpx, "rule")?);
+    let before = (repairs(kpx, "route")?, repairs(kpx, "rule")?);
     for family in ["-4", "-6"] {
         fixture.node().exec(Command::new("ip").args([family, "route", "flush", "table", "all", "proto", "75"]))?;
     }
     fixture.node().ip("rule flush\nrule add lookup main pref 32766\nrule add lookup default pref 32767")?;
     wait_until(PROMPT, "the ways are back", || {
         let rules = fixture.node().exec(Command::new("ip").arg("rule"))?;
-        let after = (mended(kpx, "route")?, mended(kpx, "rule")?);
+        let after = (repairs(kpx, "route")?, repairs(kpx, "rule")?);
         let counted = after.0 >= before.0 + 2.0 && after.1 > before.1;
         Ok(counted && rules.lines().any(|rule| rule.starts_with("75:")) && fixture.serves(&["n1"]))
     })
@@ -106,12 +106,12 @@ fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
         ("ipv6/conf/kpx0/accept_ra", "1", "0"),
         ("ipv4/ip_local_reserved_ports", "\n", RESERVED),
     ];
-    let before = mended(kpx, "sysctl")?;
+    let before = repairs(kpx, "sysctl")?;
     for (key, other, _) in wanted {
         fixture.node().sysctl(key, other)?;
     }
     wait_until(PROMPT, "the parameters are back", || {
         wanted.iter().try_fold(true, |all, (key, _, value)| anyhow::Ok(all && read(key)? == *value))
     })?;
-    wait_until(PROMPT, "kpx counts them", || Ok(mended(kpx, "sysctl")? >= before + 5.0))
+    wait_until(PROMPT, "kpx counts them", || Ok(repairs(kpx, "sysctl")? >= before + 5.0))
 }

@@ -17,14 +17,14 @@ const INTERVAL: Duration = Duration::from_secs(30);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct ApiServerAddrs {
     /// The hosts and ports.
     names: Vec<(String, u16)>,
     /// All addresses ever found: connections last longer than a name's addresses.
     known: BTreeSet<SocketAddr>,
 }
 
-impl Place {
+impl ApiServerAddrs {
     /// Returns the place of the server, and of its proxy.
     pub(super) fn of<'a>(urls: impl Iterator<Item = &'a http::Uri>) -> Self {
         let name = |url: &http::Uri| {
@@ -36,7 +36,7 @@ impl Place {
     }
 
     /// Sends new addresses.
-    pub(super) async fn tell(&mut self, inputs: &Sender<Input>) {
+    pub(super) async fn send_new(&mut self, inputs: &Sender<Input>) {
         let before = self.known.len();
         for (host, port) in &self.names {
             match timeout(LOOKUP_TIMEOUT, lookup_host((host.as_str(), *port))).await {
@@ -57,7 +57,7 @@ impl Place {
     pub(super) async fn watch(&mut self, inputs: &Sender<Input>) -> ! {
         loop {
             sleep(INTERVAL).await;
-            self.tell(inputs).await;
+            self.send_new(inputs).await;
         }
     }
 }
@@ -73,12 +73,12 @@ mod tests {
         let urls = ["https://127.0.0.1:6443", "https://[::1]", "http://[::ffff:127.0.0.2]/proxy"];
         let urls: Vec<http::Uri> = urls.iter().map(|url| url.parse().unwrap()).collect();
         let (sender, mut inputs) = mpsc::channel(2);
-        let mut place = Place::of(urls.iter());
-        place.tell(&sender).await;
+        let mut api_server_addrs = ApiServerAddrs::of(urls.iter());
+        api_server_addrs.send_new(&sender).await;
         let Some(Input::ApiServer(told)) = inputs.recv().await else { panic!("told otherwise") };
         let told: Vec<_> = told.iter().map(ToString::to_string).collect();
         assert_eq!(told, ["127.0.0.1:6443", "127.0.0.2:80", "[::1]:443"]);
-        place.tell(&sender).await;
+        api_server_addrs.send_new(&sender).await;
         assert!(inputs.try_recv().is_err(), "nothing is new");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::debug;
 
-use super::failure::{End, Over};
+use super::failure::{StreamEnd, WatchEnd};
 use crate::health::{Health, Problem};
 use crate::watches::Watches;
 use proxy_core::input::ObjectName;
@@ -19,7 +19,7 @@ const ENDS: u32 = 5;
 const AFTER_OUTAGE: Duration = Duration::from_secs(1);
 const AFTER_END: Duration = Duration::from_secs(10);
 
-pub(super) struct Trouble<'a> {
+pub(super) struct WatchHealth<'a> {
     kind: String,
     watch: Problem,
     /// The problem that the server's history is unknown.
@@ -27,75 +27,75 @@ pub(super) struct Trouble<'a> {
     health: &'a Health,
     /// Set if the server's history is in doubt after a failure: the next server to answer may have other data. A
     /// version probe comes within this time.
-    doubt: Option<Duration>,
+    probe_within: Option<Duration>,
 }
 
-impl<'a> Trouble<'a> {
+impl<'a> WatchHealth<'a> {
     /// Creates the state with a doubt: an earlier client may have left a problem behind.
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
         let (watch, history) = (Problem::Watch(kind.clone()), Problem::History(kind.clone()));
-        Self { kind, watch, history, health, doubt: Some(AFTER_OUTAGE) }
+        Self { kind, watch, history, health, probe_within: Some(AFTER_OUTAGE) }
     }
 
     /// Notes the end of a list or watch. `ends` is the number of watches in a row that had begun and ended.
-    pub(super) fn met(&mut self, over: &Over, unserved: bool, ends: u32) {
-        debug!(what = %self.watch, ?over, "list or watch over");
+    pub(super) fn ended(&mut self, end: &WatchEnd, unserved: bool, ends: u32) {
+        debug!(what = %self.watch, ?end, "list or watch over");
         if unserved {
             Watches::of_process().unserved(&self.kind);
-            self.doubt = Some(AFTER_OUTAGE);
+            self.probe_within = Some(AFTER_OUTAGE);
             self.health.end(&self.history);
-            return self.over();
+            return self.clear();
         }
-        if !matches!(over, Over::Ended(End::InTime | End::Early)) {
+        if !matches!(end, WatchEnd::Closed(StreamEnd::InTime | StreamEnd::Early)) {
             Watches::of_process().failed(&self.kind);
         }
-        self.doubt = match over {
-            Over::Failed(_) | Over::Late => Some(AFTER_OUTAGE),
-            Over::Ended(End::Early | End::Broken(_)) => self.doubt.or(Some(AFTER_END)),
-            Over::Ended(End::InTime) | Over::Lost(_) | Over::ReceiverGone => self.doubt,
+        self.probe_within = match end {
+            WatchEnd::Failed(_) | WatchEnd::Late => Some(AFTER_OUTAGE),
+            WatchEnd::Closed(StreamEnd::Early | StreamEnd::Broken(_)) => self.probe_within.or(Some(AFTER_END)),
+            WatchEnd::Closed(StreamEnd::InTime) | WatchEnd::Lost(_) | WatchEnd::ReceiverGone => self.probe_within,
         };
-        match over.problem() {
+        match end.problem() {
             Some(why) => self.health.begin(&self.watch, why),
-            None if ends >= ENDS => self.health.begin(&self.watch, format!("no watch lasts: {}", end(over))),
+            None if ends >= ENDS => self.health.begin(&self.watch, format!("no watch lasts: {}", reason(end))),
             None => {}
         }
     }
 
     /// Notes an answered list. The list says little about the watch, if watches do not last.
     pub(super) fn listed(&mut self, ends: u32) {
-        self.is_back();
+        self.history_is_known();
         if ends < ENDS {
             self.health.end(&self.watch);
         }
     }
 
-    pub(super) fn over(&self) {
+    pub(super) fn clear(&self) {
         self.health.end(&self.watch);
     }
 
     /// Notes that a version probe failed. The watch goes on meanwhile.
-    pub(super) fn untold(&self, over: &Over) {
-        debug!(what = %self.history, ?over, "no version probe");
+    pub(super) fn probe_failed(&self, end: &WatchEnd) {
+        debug!(what = %self.history, ?end, "no version probe");
         Watches::of_process().failed(&self.kind);
-        let why = over.problem().unwrap_or_else(|| end(over));
+        let why = end.problem().unwrap_or_else(|| reason(end));
         self.health
             .begin(&self.history, format!("changes may be missing, since the server's version is unknown: {why}"));
     }
 
     /// Notes that the server's history is the known one.
-    pub(super) fn is_back(&mut self) {
-        self.doubt = None;
+    pub(super) fn history_is_known(&mut self) {
+        self.probe_within = None;
         self.health.end(&self.history);
     }
 
-    pub(super) fn is_in_doubt(&self) -> bool {
-        self.doubt.is_some()
+    pub(super) fn needs_probe(&self) -> bool {
+        self.probe_within.is_some()
     }
 
     /// Returns the wait before a version probe.
-    pub(super) fn before_look(&self) -> Duration {
-        self.doubt.unwrap_or_default().mul_f32(rand::random())
+    pub(super) fn probe_delay(&self) -> Duration {
+        self.probe_within.unwrap_or_default().mul_f32(rand::random())
     }
 
     pub(super) fn unreadable(&self, objects: &BTreeMap<ObjectName, String>) {
@@ -110,9 +110,9 @@ impl<'a> Trouble<'a> {
     }
 }
 
-fn end(over: &Over) -> String {
-    match over {
-        Over::Ended(End::Broken(why)) | Over::Lost(why) => why.clone(),
+fn reason(end: &WatchEnd) -> String {
+    match end {
+        WatchEnd::Closed(StreamEnd::Broken(why)) | WatchEnd::Lost(why) => why.clone(),
         _ => "the server ends it".to_owned(),
     }
 }

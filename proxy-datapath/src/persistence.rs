@@ -1,12 +1,12 @@
-//! What outlives the agent, and by which means.
+//! Keeps programs and maps in force after the agent's end.
 
 use proxy_net::changes::Changes;
 
 use super::pins::Pins;
 
-/// What keeps programs and maps in the kernel while no agent runs.
+/// The means that keep programs and maps in the kernel while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeper {
+pub enum PersistenceKind {
     /// Pins in a BPF file system of the host's.
     Pins,
     /// Filters of clsact, by which the next agent finds the maps: the pins go with this agent's container.
@@ -15,7 +15,7 @@ pub enum Keeper {
     Nothing,
 }
 
-impl Keeper {
+impl PersistenceKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pins => "pins",
@@ -25,8 +25,8 @@ impl Keeper {
     }
 }
 
-/// What it takes for programs to stay on their devices when the agent ends.
-pub struct Stays {
+/// The pins and recorded changes by which programs stay on their devices when the agent ends.
+pub struct Persistence {
     pub pins: Pins,
     pub changes: Changes,
 }

@@ -9,7 +9,7 @@ use proxy_common::addr::Proto;
 use proxy_core::desired::Desired;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct DesiredNode {
     /// The revision of the frontends, from which the last two fields are made.
     revision: u64,
     pub(super) node_addresses: Vec<IpAddr>,
@@ -20,23 +20,23 @@ pub(super) struct Wanted {
 
 /// The desired state of the last sync.
 #[derive(Debug, Default)]
-pub(super) struct Followed {
-    wanted: Option<Wanted>,
+pub(super) struct SyncedNode {
+    desired_node: Option<DesiredNode>,
     /// Set if the desired state is in force. Otherwise the node's state is unknown: it may mix this desired state with
     /// earlier ones.
     is_done: bool,
 }
 
-impl Followed {
+impl SyncedNode {
     /// Returns the last desired state, or None before the first sync.
-    pub(super) fn wanted(&self) -> Option<&Wanted> {
-        self.wanted.as_ref()
+    pub(super) fn desired_node(&self) -> Option<&DesiredNode> {
+        self.desired_node.as_ref()
     }
 
     /// Takes in the desired state. Returns true if there is work, whose result goes to [`Self::end`].
     pub(super) fn begin(&mut self, desired: &Desired) -> bool {
         let (revision, node_addresses) = (desired.revision(), desired.node_addresses());
-        let known = self.wanted.as_mut().filter(|_| self.is_done);
+        let known = self.desired_node.as_mut().filter(|_| self.is_done);
         if known.as_ref().is_some_and(|known| {
             known.revision == revision
                 && known.node_addresses == node_addresses
@@ -44,7 +44,7 @@ impl Followed {
         }) {
             return false;
         }
-        let wanted = Wanted {
+        let desired_node = DesiredNode {
             revision,
             node_addresses,
             service_cidrs: desired.service_cidrs().to_vec(),
@@ -53,11 +53,11 @@ impl Followed {
         };
         if let Some(known) = known {
             known.revision = revision;
-            if *known == wanted {
+            if *known == desired_node {
                 return false;
             }
         }
-        (self.wanted, self.is_done) = (Some(wanted), false);
+        (self.desired_node, self.is_done) = (Some(desired_node), false);
         true
     }
 
@@ -80,21 +80,21 @@ mod tests {
     fn a_failed_change_is_tried_again() {
         let mut desired = Desired::new("here");
         listed().into_iter().for_each(|input| desired.apply(input));
-        let mut followed = Followed::default();
-        assert!(followed.wanted().is_none());
+        let mut synced_node = SyncedNode::default();
+        assert!(synced_node.desired_node().is_none());
         declare(&mut desired, "10.96.0.0/16");
-        assert!(followed.begin(&desired));
-        followed.end(false);
-        assert!(followed.begin(&desired), "it has failed");
-        followed.end(true);
-        assert!(!followed.begin(&desired), "it is in force");
+        assert!(synced_node.begin(&desired));
+        synced_node.end(false);
+        assert!(synced_node.begin(&desired), "it has failed");
+        synced_node.end(true);
+        assert!(!synced_node.begin(&desired), "it is in force");
         declare(&mut desired, "10.97.0.0/16");
-        assert!(followed.begin(&desired), "something else is wanted");
-        followed.end(false);
+        assert!(synced_node.begin(&desired), "something else is wanted");
+        synced_node.end(false);
         // The first state is desired again; half of it may no longer be in force.
         declare(&mut desired, "10.96.0.0/16");
-        assert!(followed.begin(&desired), "half of the other is in force");
-        followed.end(true);
-        assert!(!followed.begin(&desired));
+        assert!(synced_node.begin(&desired), "half of the other is in force");
+        synced_node.end(true);
+        assert!(!synced_node.begin(&desired));
     }
 }

@@ -12,7 +12,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::link::Link;
 use super::netlink::{Handle, dump};
-use super::role::Behind;
+use super::role::FarEnd;
 use super::route::ip;
 use super::sysctl;
 
@@ -22,7 +22,7 @@ const FEW: usize = 8;
 
 /// The part of a route that tells what is behind its devices.
 #[derive(Debug, PartialEq, Eq)]
-struct Way {
+struct DeviceRoute {
     /// The interface indexes: several next hops may lead to one network.
     devices: Vec<u32>,
     to: IpNet,
@@ -30,7 +30,7 @@ struct Way {
 }
 
 /// Updates what is behind these devices, by the routes of all tables.
-pub(super) async fn look(
+pub(super) async fn query(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
     which: impl IntoIterator<Item = u32>,
@@ -38,8 +38,8 @@ pub(super) async fn look(
     let mut found = BTreeMap::new();
     for index in which {
         if let Some(link) = links.get_mut(&index) {
-            link.behind = Behind::Nothing;
-            found.extend(link.is_told_by_routes().then_some((index, Behind::Nothing)));
+            link.far_end = FarEnd::Nothing;
+            found.extend(link.is_told_by_routes().then_some((index, FarEnd::Nothing)));
         }
     }
     if found.is_empty() {
@@ -48,15 +48,15 @@ pub(super) async fn look(
     let own: HashSet<IpAddr> = links.values().flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect();
     let asked: BTreeSet<u32> = found.keys().copied().collect();
     for request in requests(&asked) {
-        for way in ways(handle, request, &asked).await? {
-            let says = Behind::of(way.to, way.gateway, &own);
-            for device in way.devices {
-                found.entry(device).and_modify(|behind| *behind = says.max(*behind));
+        for device_route in device_routes(handle, request, &asked).await? {
+            let says = FarEnd::of(device_route.to, device_route.gateway, &own);
+            for device in device_route.devices {
+                found.entry(device).and_modify(|far_end| *far_end = says.max(*far_end));
             }
         }
     }
-    for (index, behind) in found {
-        links.entry(index).and_modify(|link| link.behind = behind);
+    for (index, far_end) in found {
+        links.entry(index).and_modify(|link| link.far_end = far_end);
     }
     Ok(())
 }
@@ -80,19 +80,23 @@ fn requests(devices: &BTreeSet<u32>) -> Vec<RouteMessage> {
         .collect()
 }
 
-async fn ways(handle: &Handle, request: RouteMessage, devices: &BTreeSet<u32>) -> anyhow::Result<Vec<Way>> {
-    let ways = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
+async fn device_routes(
+    handle: &Handle,
+    request: RouteMessage,
+    devices: &BTreeSet<u32>,
+) -> anyhow::Result<Vec<DeviceRoute>> {
+    let device_routes = dump(handle, RouteNetlinkMessage::GetRoute(request), |message| match message {
         RouteNetlinkMessage::NewRoute(route) => {
-            way(&route).filter(|way| way.devices.iter().any(|device| devices.contains(device)))
+            device_route(&route).filter(|route| route.devices.iter().any(|device| devices.contains(device)))
         }
         _ => None,
     });
-    match ways.await {
+    match device_routes.await {
         // The device is gone meanwhile, or the namespace has no route at all.
         Err(error) if error.raw_os_error() == Some(nix::libc::ENODEV) || error.kind() == io::ErrorKind::NotFound => {
             Ok(Vec::new())
         }
-        ways => ways.context("list the routes through veths"),
+        device_routes => device_routes.context("list the routes through veths"),
     }
 }
 
@@ -105,18 +109,18 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec
         NetlinkPayload::Overrun(_) => return None, // The lost messages may concern any device.
         _ => return Some(Vec::new()),
     };
-    let way = way(route);
+    let device_route = device_route(route);
     // The kernel does not tell the device of a replaced route. Pods' routes are to single addresses. Routing daemons
     // replace routes by the thousand, but seldom to single addresses.
     let replaces = message.header.flags & NLM_F_REPLACE != 0;
-    if replaces && way.as_ref().is_none_or(|way| way.to.prefix_len() == way.to.max_prefix_len()) {
+    if replaces && device_route.as_ref().is_none_or(|route| route.to.prefix_len() == route.to.max_prefix_len()) {
         return None;
     }
-    Some(way.map(|way| way.devices).unwrap_or_default())
+    Some(device_route.map(|route| route.devices).unwrap_or_default())
 }
 
 /// Reads a route. Returns None if packets do not leave by it.
-fn way(route: &RouteMessage) -> Option<Way> {
+fn device_route(route: &RouteMessage) -> Option<DeviceRoute> {
     let header = &route.header;
     let mut to: IpAddr = match header.address_family {
         AddressFamily::Inet => Ipv4Addr::UNSPECIFIED.into(),
@@ -137,7 +141,7 @@ fn way(route: &RouteMessage) -> Option<Way> {
         }
     }
     let to = IpNet::new(to, header.destination_prefix_length).ok()?;
-    (header.kind == RouteType::Unicast).then_some(Way { devices, to, gateway })
+    (header.kind == RouteType::Unicast).then_some(DeviceRoute { devices, to, gateway })
 }
 
 #[cfg(test)]
@@ -176,11 +180,11 @@ mod tests {
         ];
         for (name, to, attributes, devices, gateway) in cases {
             let to: IpNet = to.parse().unwrap();
-            assert_eq!(way(&route(to, attributes)), Some(Way { devices, to, gateway }), "{name}");
+            assert_eq!(device_route(&route(to, attributes)), Some(DeviceRoute { devices, to, gateway }), "{name}");
         }
         let mut local = route("10.244.1.1/32".parse().unwrap(), vec![dev()]);
         local.header.kind = RouteType::Local;
-        assert_eq!(way(&local), None);
+        assert_eq!(device_route(&local), None);
     }
 
     #[test]

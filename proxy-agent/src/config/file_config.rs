@@ -15,14 +15,14 @@ use proxy_source::document::{Document, documents_with};
 
 /// The fields from files for each kind of configuration.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct FileConfig {
     pub(super) kube_proxy: Option<Value>,
     pub(super) kpx: Option<Value>,
     /// The unknown and the repeated fields: the file may be made for a newer kpx, or have mistakes.
     pub(super) doubtful: Vec<String>,
 }
 
-impl Said {
+impl FileConfig {
     /// Reads a file's documents. A document that cannot be understood is an error with its line.
     pub(super) fn read(&mut self, path: &Path, text: &str) -> Result<()> {
         for document in documents_with(text, DuplicateKeyPolicy::LastWins) {

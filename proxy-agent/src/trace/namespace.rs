@@ -15,7 +15,7 @@ use proxy_net::sysctl;
 
 /// The interface indices of the devices that stand for a node's devices.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ground {
+pub(super) struct NodeDevices {
     /// The device towards other nodes and the rest of the world.
     pub(super) uplink: u32,
     /// The device towards the pods of this node.
@@ -39,7 +39,7 @@ pub(super) fn leave() -> Result<()> {
 
 /// Makes the devices and routes in this thread's namespace. `addrs` are the host's own, `pods` are behind their device,
 /// and all else is behind the uplink.
-pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<Ground> {
+pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<NodeDevices> {
     // The sysctls are set first, because new devices start with their values.
     sysctl::write("ipv4/ip_forward", "1")?;
     if sysctl::has_ipv6() {
@@ -47,24 +47,24 @@ pub(super) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
             sysctl::write(&format!("ipv6/conf/{key}"), value)?;
         }
     }
-    let ground = devices(handle).await?;
+    let node_devices = devices(handle).await?;
     // Real addresses would wait for IPv6's duplicate address detection. Local routes are enough to make the addresses
     // the host's.
     let own = addrs.iter().map(|addr| (IpNet::from(*addr), LO, RouteType::Local));
-    let pods = pods.iter().map(|net| (*net, ground.pods, RouteType::Unicast));
+    let pods = pods.iter().map(|net| (*net, node_devices.pods, RouteType::Unicast));
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().expect("a network"));
-    let everywhere = everywhere.map(|net| (net, ground.uplink, RouteType::Unicast));
+    let everywhere = everywhere.map(|net| (net, node_devices.uplink, RouteType::Unicast));
     for (net, device, kind) in own.chain(pods).chain(everywhere) {
         if sysctl::has_ipv6() || net.addr().is_ipv4() {
             let add = handle.route().add(route(net, device, kind)?).replace();
             add.execute().await.with_context(|| format!("add a route to {net}"))?;
         }
     }
-    Ok(ground)
+    Ok(node_devices)
 }
 
 /// Makes a veth pair of the uplink and the pods' device. Both ends have carrier, and no packet is sent.
-async fn devices(handle: &Handle) -> Result<Ground> {
+async fn devices(handle: &Handle) -> Result<NodeDevices> {
     let add = handle.link().add(LinkVeth::new(UPLINK, PODS).build());
     add.execute().await.with_context(|| format!("make the pair {UPLINK}/{PODS}"))?;
     let find = |name| if_nametoindex(name).with_context(|| format!("find {name}"));
@@ -73,7 +73,7 @@ async fn devices(handle: &Handle) -> Result<Ground> {
         let up = handle.link().set(LinkUnspec::new_with_index(index).up().build());
         up.execute().await.with_context(|| format!("set device {index} up"))?;
     }
-    Ok(Ground { uplink, pods, anchor: anchor::ensure(handle, MTU).await? })
+    Ok(NodeDevices { uplink, pods, anchor: anchor::ensure(handle, MTU).await? })
 }
 
 fn route(net: IpNet, device: u32, kind: RouteType) -> Result<RouteMessage> {

@@ -16,7 +16,7 @@ use proxy_datapath::FamilyNames;
 
 /// The rows of one family's maps, and the packet's entry.
 #[derive(Clone, Debug)]
-pub(super) struct Scene<A: Addr> {
+pub(super) struct TraceInput<A: Addr> {
     pub(super) node_name: String,
     pub(super) tables: FamilyTables<A>,
     pub(super) node: Node,
@@ -35,7 +35,7 @@ pub(super) struct Scene<A: Addr> {
     /// The notes for the reader.
     pub(super) notes: Vec<String>,
     /// The note for the reader if the client counts as outside.
-    pub(super) note_on_strangers: Option<String>,
+    pub(super) external_client_note: Option<String>,
 }
 
 /// A family and its part of the tables.

@@ -35,7 +35,7 @@ const EARLY_LISTS: u32 = 12;
 const ROW: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct Backoff {
     /// The numbers of such events in a row.
     flaps: u32,
     failures: u32,
@@ -46,7 +46,7 @@ pub(super) struct Pace {
     warm_by: Option<Instant>,
 }
 
-impl Pace {
+impl Backoff {
     /// Notes that all is well.
     pub(super) fn settled(&mut self) {
         (self.flaps, self.failures) = (0, 0);
@@ -124,50 +124,50 @@ mod tests {
 
     #[test]
     fn waits_grow_to_their_caps_and_restart_after_success() {
-        let mut pace = Pace::default();
-        let ends: Vec<_> = (0..50).map(|_| pace.after_end()).collect();
+        let mut backoff = Backoff::default();
+        let ends: Vec<_> = (0..50).map(|_| backoff.after_end()).collect();
         assert!(ends[0] <= SOON && ends[3..].iter().all(|wait| (FLAP.mul_f32(0.6)..=FLAP).contains(wait)), "{ends:?}");
-        let failures: Vec<_> = (0..50).map(|_| pace.after_failure()).collect();
+        let failures: Vec<_> = (0..50).map(|_| backoff.after_failure()).collect();
         assert!(failures[0] <= FAILED && failures[6..].iter().all(|wait| (SLOW.mul_f32(0.6)..=SLOW).contains(wait)));
         let different: std::collections::BTreeSet<_> = failures[6..].iter().collect();
         assert!(different.len() > 40, "no jitter");
-        pace.settled();
-        assert!(pace.after_end() <= SOON && pace.after_failure() <= FAILED);
+        backoff.settled();
+        assert!(backoff.after_end() <= SOON && backoff.after_failure() <= FAILED);
     }
 
     #[tokio::test(start_paused = true)]
     async fn denials_are_tried_again_soon_until_the_server_must_be_warm() {
-        let mut pace = Pace::default();
+        let mut backoff = Backoff::default();
         for contact in ["the first", "after an outage"] {
             let start = Instant::now();
             let mut denials = 0;
             while start.elapsed() < Duration::from_secs(600) {
-                let wait = pace.after_denial();
+                let wait = backoff.after_denial();
                 assert!(wait <= if start.elapsed() < WARM_UP { WARM } else { SLOW }, "{contact}: {wait:?}");
                 advance(wait).await;
                 denials += 1;
             }
             assert!((50..=90).contains(&denials), "{contact}: {denials} requests in 10 minutes");
-            pace.back();
+            backoff.back();
         }
-        pace.settled();
-        assert!((0..10).map(|_| pace.after_denial()).max() > Some(WARM), "a server that let us in before is warm");
+        backoff.settled();
+        assert!((0..10).map(|_| backoff.after_denial()).max() > Some(WARM), "a server that let us in before is warm");
     }
 
     #[tokio::test(start_paused = true)]
     async fn lists_of_a_row_become_rare() {
-        let mut pace = Pace::default();
+        let mut backoff = Backoff::default();
         let (mut lists, start) = (0, Instant::now());
         while start.elapsed() < Duration::from_secs(600) {
-            if pace.may_list() {
-                pace.listed();
+            if backoff.may_list() {
+                backoff.listed();
                 lists += 1;
             }
             advance(FLAP).await;
         }
         assert!((20..=40).contains(&lists), "{lists} lists in 10 minutes of a storm");
         advance(ROW).await;
-        pace.listed();
-        assert!(pace.may_list(), "a new row");
+        backoff.listed();
+        assert!(backoff.may_list(), "a new row");
     }
 }

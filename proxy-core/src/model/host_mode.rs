@@ -15,22 +15,22 @@ use crate::store::Store;
 
 /// The host's routes to the addresses that the agent asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct HostRoutes {
     /// Set by the operator if the default route leads to pods.
     pub default_leads_to_pods: bool,
-    pub leads: BTreeMap<IpAddr, Lead>,
+    pub routes: BTreeMap<IpAddr, ClusterRoute>,
 }
 
-impl Reach {
+impl HostRoutes {
     /// Returns the state before any route is known.
     pub fn unknown(default_leads_to_pods: bool) -> Self {
-        Self { default_leads_to_pods, leads: BTreeMap::new() }
+        Self { default_leads_to_pods, routes: BTreeMap::new() }
     }
 }
 
 /// The class of the host's route to one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lead {
+pub enum ClusterRoute {
     /// The address is the host's own.
     Own,
     /// The address is a neighbour of the host, through this device (interface index).
@@ -45,15 +45,15 @@ pub enum Lead {
 
 /// The way to reach an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way<A> {
+pub(super) enum Reachability<A> {
     Direct,
     /// A port of its node, if the Service has one: the node's address, if the node takes node ports.
-    Around(Option<A>, Obstacle),
+    ViaNodePort(Option<A>, UnreachableReason),
 }
 
 /// The reason why an endpoint's own address cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Obstacle {
+pub enum UnreachableReason {
     NoRoute,
     OnlyDefault,
 }
@@ -65,15 +65,15 @@ pub struct Unreachable {
     pub port: u16,
     pub proto: Proto,
     pub backend: SocketAddr,
-    pub obstacle: Obstacle,
+    pub reason: UnreachableReason,
     pub has_node_port: bool,
 }
 
 impl fmt::Display for Unreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.obstacle {
-            Obstacle::NoRoute => "no route leads to it",
-            Obstacle::OnlyDefault => "only the default route leads to it",
+        f.write_str(match self.reason {
+            UnreachableReason::NoRoute => "no route leads to it",
+            UnreachableReason::OnlyDefault => "only the default route leads to it",
         })?;
         f.write_str(if self.has_node_port {
             ", and no ready node is reached that takes the node port for it"
@@ -85,99 +85,106 @@ impl fmt::Display for Unreachable {
 
 /// The host's view of the cluster beside its Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outside {
-    reach: Arc<Reach>,
-    nodes: BTreeMap<String, Peer>,
+pub struct HostMode {
+    host_routes: Arc<HostRoutes>,
+    nodes: BTreeMap<String, RemoteNode>,
 }
 
 /// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Peer {
+pub struct RemoteNode {
     /// The addresses, those inside the cluster first.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<IpNet>,
     pub ready: bool,
 }
 
-impl Outside {
-    pub(super) fn of(store: &Store, reach: Arc<Reach>) -> Self {
-        Self { reach, nodes: peers(store) }
+impl HostMode {
+    pub(super) fn of(store: &Store, host_routes: Arc<HostRoutes>) -> Self {
+        Self { host_routes, nodes: remote_nodes(store) }
     }
 
     /// Returns all nodes of the cluster, by name.
-    pub fn nodes(&self) -> &BTreeMap<String, Peer> {
+    pub fn nodes(&self) -> &BTreeMap<String, RemoteNode> {
         &self.nodes
     }
 
     pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.nodes.values().flat_map(|peer| peer.addresses.iter().copied())
+        self.nodes.values().flat_map(|node| node.addresses.iter().copied())
     }
 
     /// Returns the class of the route to an address, if it is known.
-    pub fn lead(&self, addr: &IpAddr) -> Option<&Lead> {
-        self.reach.leads.get(addr)
+    pub fn route(&self, addr: &IpAddr) -> Option<&ClusterRoute> {
+        self.host_routes.routes.get(addr)
     }
 
     /// Takes in classes of routes, which extend the known ones, or replace them if `all` is set. Returns the addresses
     /// with a change. With `all`, addresses that were unknown count as changed: their query may have failed before a
     /// sync.
-    pub fn learn(&mut self, reach: &mut Arc<Reach>, leads: BTreeMap<IpAddr, Lead>, all: bool) -> BTreeSet<IpAddr> {
+    pub fn update(
+        &mut self,
+        host_routes: &mut Arc<HostRoutes>,
+        routes: BTreeMap<IpAddr, ClusterRoute>,
+        all: bool,
+    ) -> BTreeSet<IpAddr> {
         // Without this reference the other one is unique, and its value need not be copied.
-        self.reach = Arc::default();
-        let known = &mut Arc::make_mut(reach).leads;
+        self.host_routes = Arc::default();
+        let known = &mut Arc::make_mut(host_routes).routes;
         let before = if all { std::mem::take(known) } else { BTreeMap::new() };
         let mut changed: BTreeSet<IpAddr> =
-            before.iter().filter(|(ip, lead)| leads.get(ip) != Some(lead)).map(|(ip, _)| *ip).collect();
+            before.iter().filter(|(ip, route)| routes.get(ip) != Some(route)).map(|(ip, _)| *ip).collect();
         if all {
-            changed.extend(leads.keys().filter(|ip| !before.contains_key(ip)));
+            changed.extend(routes.keys().filter(|ip| !before.contains_key(ip)));
         }
-        known.extend(leads);
-        self.reach = Arc::clone(reach);
+        known.extend(routes);
+        self.host_routes = Arc::clone(host_routes);
         changed
     }
 
     /// Returns the node addresses at which a node port may be dialled: one of each ready node.
     pub(super) fn ready_nodes<A: Addr>(&self) -> impl Iterator<Item = A> {
-        self.nodes.values().filter_map(|peer| self.entrance(peer))
+        self.nodes.values().filter_map(|node| self.node_port_address(node))
     }
 
-    pub(super) fn way<A: Addr>(&self, addr: A, endpoint: &Endpoint) -> Way<A> {
-        let obstacle = match self.reach.leads.get(&addr.ip()) {
-            Some(Lead::Own | Lead::OnLink(_) | Lead::Routed) => return Way::Direct,
-            Some(Lead::Default) if self.reach.default_leads_to_pods || !self.is_pod(addr.ip(), endpoint) => {
-                return Way::Direct;
+    pub(super) fn reachability<A: Addr>(&self, addr: A, endpoint: &Endpoint) -> Reachability<A> {
+        let reason = match self.host_routes.routes.get(&addr.ip()) {
+            Some(ClusterRoute::Own | ClusterRoute::OnLink(_) | ClusterRoute::Routed) => return Reachability::Direct,
+            Some(ClusterRoute::Default)
+                if self.host_routes.default_leads_to_pods || !self.is_pod(addr.ip(), endpoint) =>
+            {
+                return Reachability::Direct;
             }
-            Some(Lead::Default) => Obstacle::OnlyDefault,
-            Some(Lead::Nowhere(_)) | None => Obstacle::NoRoute,
+            Some(ClusterRoute::Default) => UnreachableReason::OnlyDefault,
+            Some(ClusterRoute::Nowhere(_)) | None => UnreachableReason::NoRoute,
         };
         let node = endpoint.node_name.as_ref().and_then(|name| self.nodes.get(&**name));
-        Way::Around(node.and_then(|peer| self.entrance(peer)), obstacle)
+        Reachability::ViaNodePort(node.and_then(|node| self.node_port_address(node)), reason)
     }
 
     /// Returns true for the address of a pod, which routers outside the cluster do not know. Such routers know nodes,
     /// and every address that is no pod's.
     fn is_pod(&self, ip: IpAddr, endpoint: &Endpoint) -> bool {
-        let mut peers = self.nodes.values();
+        let mut nodes = self.nodes.values();
         (endpoint.pod.is_some()
             || endpoint.node_name.is_some()
-            || peers.any(|peer| peer.pod_cidrs.iter().any(|net| net.contains(&ip))))
-            && !self.nodes.values().any(|peer| peer.addresses.contains(&ip))
+            || nodes.any(|node| node.pod_cidrs.iter().any(|net| net.contains(&ip))))
+            && !self.nodes.values().any(|node| node.addresses.contains(&ip))
     }
 
     /// Returns the address at which a node takes node ports: its first address with a route.
-    fn entrance<A: Addr>(&self, peer: &Peer) -> Option<A> {
-        let leads_there = |ip: &IpAddr| !matches!(self.reach.leads.get(ip), None | Some(Lead::Nowhere(_)));
-        let addrs = peer.addresses.iter().filter(|ip| peer.ready && leads_there(ip));
+    fn node_port_address<A: Addr>(&self, node: &RemoteNode) -> Option<A> {
+        let has_route = |ip: &IpAddr| !matches!(self.host_routes.routes.get(ip), None | Some(ClusterRoute::Nowhere(_)));
+        let addrs = node.addresses.iter().filter(|ip| node.ready && has_route(ip));
         addrs.copied().filter_map(A::from_ip).next()
     }
 }
 
-fn peers(store: &Store) -> BTreeMap<String, Peer> {
-    let peer = |node: &Node| {
+fn remote_nodes(store: &Store) -> BTreeMap<String, RemoteNode> {
+    let node = |node: &Node| {
         let name = node.metadata.name.clone().unwrap_or_default();
-        (name, Peer { addresses: node_addresses(node), pod_cidrs: pod_cidrs(node), ready: is_ready(node) })
+        (name, RemoteNode { addresses: node_addresses(node), pod_cidrs: pod_cidrs(node), ready: is_ready(node) })
     };
-    store.nodes().map(peer).collect()
+    store.nodes().map(node).collect()
 }
 
 /// Returns true for a ready node. A node without a condition (one in a manifest) counts as ready.

@@ -13,16 +13,16 @@ use proxy_net::listeners::Listeners;
 use proxy_source::events::Events;
 
 #[derive(Debug, Default)]
-pub(super) struct Shadows {
+pub(super) struct PortConflicts {
     /// The external frontends at the node's own addresses at the last scan.
     known: BTreeSet<(IpAddr, Proto, u16)>,
     /// The revision and the own addresses at the last scan.
     seen: Option<(u64, BTreeSet<IpAddr>)>,
 }
 
-impl Shadows {
+impl PortConflicts {
     /// Looks for processes behind the new frontends at the node's `own` addresses.
-    pub(super) fn look(&mut self, desired: &Desired, own: BTreeSet<IpAddr>, events: &Events) {
+    pub(super) fn scan(&mut self, desired: &Desired, own: BTreeSet<IpAddr>, events: &Events) {
         if self.seen.as_ref().is_some_and(|(revision, seen)| (*revision, seen) == (desired.revision(), &own)) {
             return;
         }
@@ -38,11 +38,11 @@ impl Shadows {
             Listeners::default()
         });
         for (addr, proto, port) in new.into_iter().filter(|&(addr, proto, port)| listeners.take(addr, proto, port)) {
-            let Some((service, field)) = desired.said_by(addr, proto, port) else { continue };
+            let Some((service, field)) = desired.claimant(addr, proto, port) else { continue };
             let at = SocketAddr::new(addr, port);
             let note = format!("{field}: a process listens at {at}/{proto:?}, but packets to it go to this Service");
             warn!(%service, field, address = %at, ?proto, "a process of this node is cut off by a Service");
-            events.shadows(&service, desired.uid(&service), note);
+            events.port_conflict(&service, desired.uid(&service), note);
         }
     }
 }
