@@ -130,6 +130,15 @@ pub struct MapFill {
     pub max_entries: u64,
 }
 
+/// Returns the name that a map had in the release before. Both are told until the next one.
+pub fn old_map_name(name: &str) -> Option<&'static str> {
+    match name {
+        "HALF_OPEN4" => Some("NURSERY4"),
+        "HALF_OPEN6" => Some("NURSERY6"),
+        _ => None,
+    }
+}
+
 /// Returns the name that an event had in the release before. Both are told until the next one.
 pub fn old_event_name(name: &str) -> Option<&'static str> {
     match name {

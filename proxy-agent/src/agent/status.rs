@@ -7,7 +7,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::names;
 
 use super::Agent;
-use proxy_metrics::{MapFill, old_event_name};
+use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
 use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
 use proxy_core::desired::{Desired, FamilyCounts};
@@ -86,7 +86,11 @@ impl Agent {
             let entries = entries.get(name.as_str()).map(|entries| *entries as u64);
             (name.clone(), MapFill { entries, max_entries: u64::from(*max_entries) })
         };
-        self.loaded.max_entries.iter().map(fill).collect()
+        let mut fills: BTreeMap<_, _> = self.loaded.max_entries.iter().map(fill).collect();
+        let old = |(name, fill): (&String, &MapFill)| Some((old_map_name(name)?.to_owned(), *fill));
+        let old: Vec<_> = fills.iter().filter_map(old).collect();
+        fills.extend(old);
+        fills
     }
 
     fn options_status(&self) -> OptionsStatus {

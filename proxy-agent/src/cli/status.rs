@@ -12,7 +12,7 @@ use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use super::{age, devices};
 use crate::status::{OptionsStatus, Status, UnreachableStatus};
-use proxy_metrics::MapFill;
+use proxy_metrics::{MapFill, old_map_name};
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///
@@ -129,9 +129,11 @@ fn families(status: &Status, form: Form) -> String {
 
 /// Lists the maps that hold entries; with `wide` all maps, even those without a count.
 fn maps(status: &Status, form: Form) -> String {
+    let is_old = |name: &String| status.map_fill.keys().any(|map| old_map_name(map) == Some(name));
     let shown = status
         .map_fill
         .iter()
+        .filter(|(name, _)| !is_old(name))
         .filter(|(_, fill)| form.wide && fill.max_entries > 1 || fill.entries.is_some_and(|entries| entries > 0));
     let row = |(name, fill): (&String, &MapFill)| {
         let entries = fill.entries.map_or(String::new(), |entries| entries.to_string());

@@ -57,6 +57,21 @@ fn two_agents_are_kept_apart() -> Result<()> {
     fixture.serves()
 }
 
+/// An earlier kpx of the same layout called the half-open queues NURSERY.
+#[test]
+fn start_renames_the_maps_of_an_earlier_kpx() -> Result<()> {
+    let fixture = Fixture::start()?;
+    drop(fixture.kpx(&[])?);
+    let (dir, maps) = (fixture.dir(), map_ids(&fixture.dir())?);
+    for family in ["4", "6"] {
+        let pin = |name: &str| dir.join("v2/maps").join(format!("{name}{family}"));
+        fs::rename(pin("HALF_OPEN"), pin("NURSERY"))?;
+    }
+    let _agent = fixture.kpx(&[])?;
+    ensure!(map_ids(&dir)? == maps, "{:?}, not {maps:?}", map_ids(&dir)?);
+    fixture.serves()
+}
+
 /// A crash may fall anywhere.
 #[test]
 fn kpx_completes_an_interrupted_start() -> Result<()> {
