@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::{Bytes, BytesMut};
 use http::Request;
 use http_body_util::{BodyExt, Empty};
@@ -21,6 +21,9 @@ use crate::view::{Names, ServiceView};
 
 /// The time limit for an answer: the agent may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time limit for a line of a long answer: the agent reads a large table between two of them.
+const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Connection = http1::Connection<TokioIo<UnixStream>, Empty<Bytes>>;
 
@@ -61,6 +64,11 @@ impl Client {
 
     /// Gets the agent's answer at `path` line by line, as the lines come.
     pub async fn lines(&self, path: &str) -> Result<Lines> {
+        let asked = tokio::time::timeout(TIMEOUT, self.open_lines(path)).await;
+        asked.with_context(|| format!("kpx at {} does not answer within {TIMEOUT:?}", self.0.display()))?
+    }
+
+    async fn open_lines(&self, path: &str) -> Result<Lines> {
         let (mut sender, connection) = self.connect().await?;
         let mut connection = Box::pin(connection);
         let request = Request::get(path).header("host", "kpx").body(Empty::new())?;
@@ -70,8 +78,14 @@ impl Client {
         };
         let response = response.with_context(|| format!("read from {}", self.0.display()))?;
         let response = response.with_context(|| format!("kpx at {} hung up", self.0.display()))?;
-        ensure!(response.status().is_success(), "kpx at {} says {}", self.0.display(), response.status());
-        Ok(Lines { body: response.into_body(), connection: Some(connection), _sender: sender, read: BytesMut::new() })
+        let status = response.status();
+        let mut lines =
+            Lines { body: response.into_body(), connection: Some(connection), _sender: sender, read: BytesMut::new() };
+        if !status.is_success() {
+            let why = lines.rest().await?;
+            bail!("kpx at {} says {status}: {}", self.0.display(), String::from_utf8_lossy(&why));
+        }
+        Ok(lines)
     }
 
     async fn connect(&self) -> Result<(http1::SendRequest<Empty<Bytes>>, Connection)> {
@@ -111,6 +125,21 @@ pub struct Lines {
 impl Lines {
     /// Returns the next line without its end, or None at the end of the answer. This future may be cancelled.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
+        let next = tokio::time::timeout(LINE_TIMEOUT, self.wait()).await;
+        next.with_context(|| format!("kpx sent nothing for {LINE_TIMEOUT:?}"))?
+    }
+
+    /// Returns what is left of the answer.
+    async fn rest(&mut self) -> Result<Bytes> {
+        let mut rest = BytesMut::new();
+        while let Some(line) = self.next().await? {
+            rest.extend(line);
+        }
+        rest.extend(self.read.split());
+        Ok(rest.freeze())
+    }
+
+    async fn wait(&mut self) -> Result<Option<Bytes>> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line = self.read.split_to(end + 1).freeze();

@@ -45,13 +45,13 @@ impl Screen {
     fn write(&mut self, lines: &[Line]) -> std::io::Result<()> {
         queue!(self.output, BeginSynchronizedUpdate)?;
         for (row, line) in (0_u16..).zip(lines) {
-            queue!(self.output, MoveTo(0, row))?;
+            // A terminal that waits at the end of a full line would take its last character for the rest of the line.
+            queue!(self.output, MoveTo(0, row), Clear(ClearType::CurrentLine))?;
             for (style, text) in &line.0 {
                 queue!(self.output, PrintStyledContent(style.apply(text)))?;
             }
-            queue!(self.output, Clear(ClearType::UntilNewLine))?;
         }
-        queue!(self.output, Clear(ClearType::FromCursorDown), EndSynchronizedUpdate)?;
+        queue!(self.output, EndSynchronizedUpdate)?;
         self.output.flush()
     }
 }
