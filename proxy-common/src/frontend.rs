@@ -1,12 +1,12 @@
 //! From the address that a client dials to a backend: the maps that the agent fills.
 //!
-//! `FRONTENDS` leads from what a client dials to a service port, `SERVICES` says how many backends each of the service
-//! port's sets has, `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that its other
+//! `FRONTENDS` leads from what a client dials to a service port. `SERVICES` says how many backends each of the service
+//! port's sets has, and `SLOTS` holds the backends. A service port is named by its ClusterIP frontend, so that its other
 //! frontends (NodePort, ExternalIP, LoadBalancer) share its backends without ids.
 //!
 //! Three more maps have rows only for service ports that need them: `ENDPOINTS` says of a remembered backend whether it
-//! still serves, `MAGLEV` is a consistent hash table over a set's slots, `SOURCE_RANGES` says who may dial a
-//! LoadBalancer address.
+//! still serves. `MAGLEV` is a consistent hash table over a set's slots. `SOURCE_RANGES` names the clients that may dial
+//! a LoadBalancer address.
 
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
@@ -70,12 +70,12 @@ impl FrontendKind {
     pub const EXTERNAL_IP: Self = Self(3);
     pub const LOAD_BALANCER: Self = Self(4);
 
-    /// Returns true if it is subject to `externalTrafficPolicy`.
+    /// Returns true if it is subject to `externalTrafficPolicy`. A kind of a later version is taken for such a one.
     #[inline(always)]
     pub const fn is_external(self) -> bool {
         match self.known() {
-            Some(Dialled::NodePort | Dialled::ExternalIp | Dialled::LoadBalancer) => true,
-            Some(Dialled::Address | Dialled::ClusterIp) | None => false,
+            Some(Dialled::NodePort | Dialled::ExternalIp | Dialled::LoadBalancer) | None => true,
+            Some(Dialled::Address | Dialled::ClusterIp) => false,
         }
     }
 }
