@@ -2,6 +2,7 @@
 
 use crate::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use crate::assert_size;
+use crate::closed::closed;
 use crate::hook::HookId;
 use crate::policy::Decision;
 
@@ -15,6 +16,11 @@ impl What {
     pub const DECIDED: Self = Self(0);
     pub const DROPPED: Self = Self(1);
     pub const REJECTED: Self = Self(2);
+}
+
+closed! {
+    /// A [`What`], to match on.
+    What => Fate { DECIDED => Decided, DROPPED => Dropped, REJECTED => Rejected }
 }
 
 /// One packet: an element of `MONITOR`. Its length tells the family.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, SockAddr};
-use proxy_common::flow::{Flow, Kind};
+use proxy_common::flow::{EntryKind, Flow};
 use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::service_counts::{Passed, ServiceCounts};
 
@@ -42,15 +42,16 @@ impl<A: Addr> FamilyCounts<A> {
         if flow.service.addr.is_unspecified() {
             return;
         }
-        match flow.kind {
-            Kind::DNAT => {
+        match flow.kind.known() {
+            Some(EntryKind::Dnat) => {
                 self.ports.entry(flow.service).or_default().sent += flow.passed;
                 if !flow.state().is_terminal() {
                     *self.flows.entry(flow.service).or_default().entry(flow.backend).or_default() += 1;
                 }
             }
-            Kind::UNDNAT => self.ports.entry(flow.service).or_default().returned += flow.passed,
-            _ => {}
+            Some(EntryKind::Undnat) => self.ports.entry(flow.service).or_default().returned += flow.passed,
+            // Both directions pass one of the above as well.
+            Some(EntryKind::Snat | EntryKind::Unsnat) | None => {}
         }
     }
 }

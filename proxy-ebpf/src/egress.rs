@@ -1,7 +1,7 @@
 //! The egress of devices: sources are rewritten. No service is looked up here.
 
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Hook, Kind};
+use proxy_common::flow::{EntryKind, Hook};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
@@ -20,11 +20,12 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
         return Err(Reason::NotOurs);
     }
     let Scratch { packet, flow, .. } = scratch;
-    if matches!(flow.kind, Kind::SNAT | Kind::DNAT) {
-        packet.rewrite(skb, &flow.source, &packet.dst)?;
-    } else {
-        packet.rewrite(skb, &flow.frontend, &flow.client)?;
-        maps::count(Event::Returned);
+    match flow.kind.known() {
+        Some(EntryKind::Snat | EntryKind::Dnat) => packet.rewrite(skb, &flow.source, &packet.dst)?,
+        Some(EntryKind::Undnat | EntryKind::Unsnat) | None => {
+            packet.rewrite(skb, &flow.frontend, &flow.client)?;
+            maps::count(Event::Returned);
+        }
     }
     skb.settle_packet_mark();
     Ok(Action::PASS)

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::frontend::{FrontendKey, FrontendKind, Set};
-use proxy_common::monitor::{Record, What};
-use proxy_common::policy::{Decision, Origin};
+use proxy_common::frontend::{Dialled, FrontendKey, FrontendKind};
+use proxy_common::monitor::{Fate, Record, What};
+use proxy_common::policy::{Client, Decision, Origin};
 use serde::{Deserialize, Serialize};
 
 use crate::view::Names;
+use proxy_core::tables::set_name;
 use proxy_datapath::AnyRecord;
 
 /// A packet that opened a flow or was dropped or rejected, or a number of lost events.
@@ -90,10 +91,10 @@ impl Event {
         let is_known = record.proto != Proto::ANY;
         let opened = record.what == What::DECIDED;
         let reason = Reason::from_index(record.reason.into()).filter(|_| !opened);
-        let what = match record.what {
-            What::DECIDED => "decision",
-            What::REJECTED => "reject",
-            _ => "drop",
+        let what = match record.what.known() {
+            Some(Fate::Decided) => "decision",
+            Some(Fate::Rejected) => "reject",
+            Some(Fate::Dropped) | None => "drop",
         };
         Self {
             what: what.to_owned(),
@@ -146,7 +147,6 @@ impl DecisionEvent {
             return None;
         }
         let has = |flag| decision.has(flag);
-        let set = if decision.set == Set::LOCAL { "local" } else { "cluster" };
         Some(Self {
             kind: kind_name(decision.kind).to_owned(),
             service: of_key(decision.service),
@@ -154,7 +154,7 @@ impl DecisionEvent {
             name: None,
             port_name: None,
             origin: origin_name(decision.origin).to_owned(),
-            set: has(Decision::<A>::SET).then(|| set.to_owned()),
+            set: has(Decision::<A>::SET).then(|| set_name(decision.set).to_owned()),
             backend: has(Decision::<A>::BACKEND).then(|| socket_addr(decision.backend_at())),
             affinity: has(Decision::<A>::AFFINITY),
             source: opened.then(|| socket_addr(record.source)),
@@ -172,20 +172,20 @@ fn of_key<A: Addr>(key: FrontendKey<A>) -> SocketAddr {
 }
 
 fn kind_name(kind: FrontendKind) -> &'static str {
-    match kind {
-        FrontendKind::CLUSTER_IP => "ClusterIP",
-        FrontendKind::NODE_PORT => "NodePort",
-        FrontendKind::EXTERNAL_IP => "ExternalIP",
-        FrontendKind::LOAD_BALANCER => "LoadBalancer",
-        _ => "address",
+    match kind.known() {
+        Some(Dialled::ClusterIp) => "ClusterIP",
+        Some(Dialled::NodePort) => "NodePort",
+        Some(Dialled::ExternalIp) => "ExternalIP",
+        Some(Dialled::LoadBalancer) => "LoadBalancer",
+        Some(Dialled::Address) | None => "address",
     }
 }
 
 fn origin_name(origin: Origin) -> &'static str {
-    match origin {
-        Origin::NODE => "node",
-        Origin::POD => "pod",
-        Origin::DETECTED => "detected",
-        _ => "outside",
+    match origin.known() {
+        Some(Client::Node) => "node",
+        Some(Client::Pod) => "pod",
+        Some(Client::Detected) => "detected",
+        Some(Client::External | Client::Elsewhere) | None => "outside",
     }
 }

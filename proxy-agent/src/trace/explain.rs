@@ -6,8 +6,8 @@ use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::flow::Flow;
-use proxy_common::frontend::{self, FrontendKey, SlotKey};
-use proxy_common::policy::{self, Decision};
+use proxy_common::frontend::{self, Choice, Dialled, FrontendKey, SlotKey};
+use proxy_common::policy::{self, Client, Decision};
 
 use super::input::{PortName, TraceInput};
 use super::programs::{Disposition, Run};
@@ -85,13 +85,13 @@ fn verdict<A: Addr>(run: &Run<A>) -> (Verdict, Option<Reason>) {
 }
 
 fn frontend<A: Addr>(decision: &Decision<A>) -> Frontend {
-    let kind = match decision.kind {
-        frontend::FrontendKind::ADDRESS => FrontendKind::Address,
-        frontend::FrontendKind::CLUSTER_IP => FrontendKind::ClusterIp,
-        frontend::FrontendKind::NODE_PORT => FrontendKind::NodePort,
-        frontend::FrontendKind::EXTERNAL_IP => FrontendKind::ExternalIp,
-        frontend::FrontendKind::LOAD_BALANCER => FrontendKind::LoadBalancer,
-        _ => FrontendKind::Unknown,
+    let kind = match decision.kind.known() {
+        Some(Dialled::Address) => FrontendKind::Address,
+        Some(Dialled::ClusterIp) => FrontendKind::ClusterIp,
+        Some(Dialled::NodePort) => FrontendKind::NodePort,
+        Some(Dialled::ExternalIp) => FrontendKind::ExternalIp,
+        Some(Dialled::LoadBalancer) => FrontendKind::LoadBalancer,
+        None => FrontendKind::Unknown,
     };
     Frontend { at: format!("{:?}", decision.frontend), kind }
 }
@@ -119,11 +119,11 @@ fn named(key: String, name: Option<&PortName>) -> Service {
 }
 
 fn origin(origin: policy::Origin) -> Origin {
-    match origin {
-        policy::Origin::NODE => Origin::Node,
-        policy::Origin::POD => Origin::Pod,
-        policy::Origin::DETECTED => Origin::Detected,
-        _ => Origin::Outside,
+    match origin.known() {
+        Some(Client::Node) => Origin::Node,
+        Some(Client::Pod) => Origin::Pod,
+        Some(Client::Detected) => Origin::Detected,
+        Some(Client::External | Client::Elsewhere) | None => Origin::Outside,
     }
 }
 
@@ -136,12 +136,12 @@ fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
     });
     Some(Set {
         name: set_name(decision.set).to_owned(),
-        algorithm: match service.algorithm {
-            frontend::Algorithm::RANDOM => Algorithm::Random,
-            frontend::Algorithm::MAGLEV => Algorithm::Maglev,
-            frontend::Algorithm::ROUND_ROBIN => Algorithm::RoundRobin,
-            frontend::Algorithm::LEAST_CONNECTIONS => Algorithm::LeastConnections,
-            _ => Algorithm::Unknown,
+        algorithm: match service.algorithm.known() {
+            Some(Choice::Random) => Algorithm::Random,
+            Some(Choice::Maglev) => Algorithm::Maglev,
+            Some(Choice::RoundRobin) => Algorithm::RoundRobin,
+            Some(Choice::LeastConnections) => Algorithm::LeastConnections,
+            None => Algorithm::Unknown,
         },
         affinity_seconds: Some(service.affinity_secs).filter(|&secs| secs != 0),
         backends: backends.collect(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::addr::{Addr, Proto, SockAddr};
-use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
+use proxy_common::frontend::{Backend, Dialled, FrontendKey, FrontendKind, Set};
 
 use super::{BackendView, FrontendView, NameView, PortCounts, PortView, ServiceView};
 use proxy_core::compact::{ServicePort, Shared};
@@ -90,11 +90,11 @@ struct Addresses {
 
 impl Addresses {
     fn add(&mut self, kind: FrontendKind, address: IpAddr) {
-        let addresses = match kind {
-            FrontendKind::ADDRESS => &mut self.cluster_ips,
-            FrontendKind::EXTERNAL_IP => &mut self.external_ips,
-            FrontendKind::LOAD_BALANCER => &mut self.load_balancer_ips,
-            _ => return,
+        let addresses = match kind.known() {
+            Some(Dialled::Address) => &mut self.cluster_ips,
+            Some(Dialled::ExternalIp) => &mut self.external_ips,
+            Some(Dialled::LoadBalancer) => &mut self.load_balancer_ips,
+            Some(Dialled::ClusterIp | Dialled::NodePort) | None => return,
         };
         if !addresses.contains(&address) {
             addresses.push(address);
@@ -240,12 +240,12 @@ fn conflict<'a, A: Addr>(
 }
 
 fn kind_name(kind: FrontendKind) -> Option<&'static str> {
-    match kind {
-        FrontendKind::CLUSTER_IP => Some("ClusterIP"),
-        FrontendKind::NODE_PORT => Some("NodePort"),
-        FrontendKind::EXTERNAL_IP => Some("ExternalIP"),
-        FrontendKind::LOAD_BALANCER => Some("LoadBalancer"),
-        _ => None,
+    match kind.known() {
+        Some(Dialled::ClusterIp) => Some("ClusterIP"),
+        Some(Dialled::NodePort) => Some("NodePort"),
+        Some(Dialled::ExternalIp) => Some("ExternalIP"),
+        Some(Dialled::LoadBalancer) => Some("LoadBalancer"),
+        Some(Dialled::Address) | None => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{
-    Algorithm, Backend, Endpoint, Frontend, FrontendKey, FrontendKind, Maglev, Service, Set, SourceRange,
+    Backend, Choice, Dialled, Endpoint, Endpoints, Frontend, FrontendKey, Maglev, Service, Set, SourceRange,
 };
 
 use super::{FamilyTables, RangeKey, Tables};
@@ -62,19 +62,22 @@ pub struct MaglevText<'a>(pub &'a Maglev);
 pub struct RangeText<'a, A: Addr>(pub &'a RangeKey<A>);
 
 pub fn set_name(set: Set) -> &'static str {
-    if set == Set::LOCAL { "local" } else { "cluster" }
+    match set.known() {
+        Some(Endpoints::Local) => "local",
+        Some(Endpoints::Cluster) | None => "cluster",
+    }
 }
 
 impl<A: Addr> fmt::Display for FrontendText<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(key, frontend) = self;
-        match frontend.kind {
-            FrontendKind::ADDRESS => f.write_str("address")?,
-            FrontendKind::CLUSTER_IP => f.write_str("cluster-ip")?,
-            FrontendKind::NODE_PORT => f.write_str("node-port")?,
-            FrontendKind::EXTERNAL_IP => f.write_str("external-ip")?,
-            FrontendKind::LOAD_BALANCER => f.write_str("load-balancer")?,
-            unknown => write!(f, "{unknown:?}")?,
+        match frontend.kind.known() {
+            Some(Dialled::Address) => f.write_str("address")?,
+            Some(Dialled::ClusterIp) => f.write_str("cluster-ip")?,
+            Some(Dialled::NodePort) => f.write_str("node-port")?,
+            Some(Dialled::ExternalIp) => f.write_str("external-ip")?,
+            Some(Dialled::LoadBalancer) => f.write_str("load-balancer")?,
+            None => write!(f, "{:?}", frontend.kind)?,
         }
         if frontend.service == **key { Ok(()) } else { write!(f, " of {:?}", frontend.service) }
     }
@@ -93,12 +96,12 @@ impl fmt::Display for ServiceText<'_> {
         for (_, name) in flags.into_iter().filter(|(flag, _)| service.has(*flag)) {
             f.write_str(name)?;
         }
-        match service.algorithm {
-            Algorithm::RANDOM => {}
-            Algorithm::MAGLEV => f.write_str(" maglev")?,
-            Algorithm::ROUND_ROBIN => f.write_str(" round-robin")?,
-            Algorithm::LEAST_CONNECTIONS => f.write_str(" least-connections")?,
-            unknown => write!(f, " {unknown:?}")?,
+        match service.algorithm.known() {
+            Some(Choice::Random) => {}
+            Some(Choice::Maglev) => f.write_str(" maglev")?,
+            Some(Choice::RoundRobin) => f.write_str(" round-robin")?,
+            Some(Choice::LeastConnections) => f.write_str(" least-connections")?,
+            None => write!(f, " {:?}", service.algorithm)?,
         }
         if service.affinity_secs > 0 { write!(f, " affinity={}s", service.affinity_secs) } else { Ok(()) }
     }
