@@ -1,8 +1,8 @@
 //! From numbers in shared memory to enums.
 //!
 //! A number there may be anything, because another version may have written it. So the shared types are newtypes with
-//! constants, and this is the one way from each of them to an enum that a `match` has to exhaust: who adds a constant here
-//! does not compile until every program has decided about it.
+//! constants. This macro is the one way from each of them to an enum that a `match` has to exhaust. With a new constant
+//! here, the workspace does not compile until the programs and the agent decide about it.
 
 /// Declares the closed enum of a newtype over `u8`, and the conversion.
 macro_rules! closed {
@@ -12,6 +12,10 @@ macro_rules! closed {
         #[repr(u8)]
         pub enum $closed {
             $($Variant = $open::$CONST.0),+
+        }
+
+        impl $closed {
+            pub const ALL: [Self; [$(stringify!($Variant)),+].len()] = [$(Self::$Variant),+];
         }
 
         impl $open {

@@ -33,9 +33,18 @@ pub enum Direction {
     Egress,
 }
 
-impl PacketHook {
-    pub const ALL: [Self; 4] = [Self::Ingress, Self::Egress, Self::Anchor, Self::Lo];
+/// A kind of device, by the programs that are attached to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Any device of packets from and to other hosts and pods: it carries programs in both directions.
+    Device,
+    /// The anchor, with a program on its egress.
+    Anchor,
+    /// The loopback device, with a program on its egress. A packet that arrives at lo has been translated already.
+    Lo,
+}
 
+impl PacketHook {
     pub const fn id(self) -> HookId {
         HookId(self as u8)
     }
@@ -50,7 +59,7 @@ impl PacketHook {
         }
     }
 
-    /// The place of the hook: every device, the anchor, or lo.
+    /// The hook's name in events.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -65,6 +74,19 @@ impl PacketHook {
             Self::Ingress => Direction::Ingress,
             Self::Egress | Self::Anchor | Self::Lo => Direction::Egress,
         }
+    }
+
+    pub const fn place(self) -> Place {
+        match self {
+            Self::Ingress | Self::Egress => Place::Device,
+            Self::Anchor => Place::Anchor,
+            Self::Lo => Place::Lo,
+        }
+    }
+
+    /// Finds the hook of a place; None if the place carries no program in this direction.
+    pub fn at(place: Place, direction: Direction) -> Option<Self> {
+        Self::ALL.into_iter().find(|hook| hook.place() == place && hook.direction() == direction)
     }
 
     /// The programs of one direction.

@@ -13,19 +13,19 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::SchedClassifierLink;
 use nix::errno::Errno;
 use nix::net::if_::if_nameindex;
+use proxy_common::hook::{PacketHook, Place};
 use proxy_common::names;
 use tracing::{info, warn};
 
-use super::attach::program;
-use super::attach::{Attached, AttachedProgram, CLSACT_HANDLE, Hooks, Mechanism, remove_filters};
+use super::attach::{
+    Attached, AttachedProgram, CLSACT_HANDLE, EGRESS_FIRST, Mechanism, direction, program, remove_filters,
+};
 use super::links::link_name;
 use super::persistence::Persistence;
 use super::pins::{self, remove_pin};
 use super::sockets;
 use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
-
-const BOTH: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
 /// Takes over all that can be, and takes away the pins of devices that are gone.
 pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeMap<u32, Attached>> {
@@ -36,7 +36,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeM
     for device in if_nameindex().context("list the devices")?.iter() {
         let (ifindex, name) = (device.index(), device.name().to_string_lossy().into_owned());
         let mut attached = Attached::new(&name, Mechanism::Tcx);
-        for attach_type in BOTH {
+        for attach_type in EGRESS_FIRST {
             let file = link_name(ifindex, attach_type);
             if let Some(place) = unknown.iter().position(|pin| *pin == file) {
                 unknown.swap_remove(place);
@@ -45,7 +45,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeM
         }
         if attached.is_empty() {
             attached.mechanism = Mechanism::Clsact;
-            for attach_type in BOTH {
+            for attach_type in EGRESS_FIRST {
                 *attached.hook(attach_type) = adopt_filter(ebpf, &name, attach_type)?;
             }
         } else {
@@ -96,14 +96,15 @@ fn adopt_filter(ebpf: &mut Ebpf, device: &str, attach_type: TcAttachType) -> Res
     Ok(Some(AttachedProgram::Filter(ManuallyDrop::new(filter))))
 }
 
-/// Ours, at a hook of a device.
+/// Returns the name of our program at a hook of a device. At an ingress without one, it is the devices' own: a predecessor
+/// may have taken this device for another.
 pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static str {
-    let hooks = match device {
-        anchor::NAME => Hooks::Anchor,
-        "lo" => Hooks::Loopback,
-        _ => Hooks::Both,
+    let place = match device {
+        anchor::NAME => Place::Anchor,
+        "lo" => Place::Lo,
+        _ => Place::Device,
     };
-    if attach_type == TcAttachType::Ingress { names::INGRESS } else { hooks.at_egress() }
+    PacketHook::at(place, direction(attach_type)).map_or(names::INGRESS, PacketHook::program)
 }
 
 /// The kernel or this process has run out of something, or may not do it: that says nothing of the link.

@@ -11,7 +11,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
 use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
 use nix::net::if_::if_nametoindex;
-use proxy_common::names;
+use proxy_common::hook::{Direction, PacketHook, Place};
 use tracing::debug;
 
 use super::adopt::adopt;
@@ -26,6 +26,10 @@ use proxy_net::filter::{HANDLE, Hook, PRIORITY};
 
 /// The handle of kpx's place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
+
+/// The order in which hooks get their programs. In the other order a flow could be opened whose replies no program
+/// translates.
+pub(super) const EGRESS_FIRST: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
 /// The mechanism by which programs hang on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -75,8 +79,9 @@ impl Attached {
         }
     }
 
-    fn is_whole(&self, hooks: Hooks) -> bool {
-        self.egress.is_some() && self.ingress.is_some() == (hooks == Hooks::Both)
+    fn is_whole(&self, place: Place) -> bool {
+        let is_due = |direction| PacketHook::at(place, direction).is_some();
+        self.egress.is_some() == is_due(Direction::Egress) && self.ingress.is_some() == is_due(Direction::Ingress)
     }
 
     /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.
@@ -108,27 +113,6 @@ impl AttachedProgram {
             }
             Self::Filter(link) => drop(ManuallyDrop::into_inner(link)),
             Self::Own { .. } => {}
-        }
-    }
-}
-
-/// The choice of programs that a device carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hooks {
-    /// Both ingress and egress.
-    Both,
-    /// The loopback program on the egress of lo. A packet that arrives at lo has been translated already.
-    Loopback,
-    /// The anchor's own program, on its egress.
-    Anchor,
-}
-
-impl Hooks {
-    pub(super) fn at_egress(self) -> &'static str {
-        match self {
-            Self::Both => names::EGRESS,
-            Self::Loopback => names::LO,
-            Self::Anchor => names::ANCHOR,
         }
     }
 }
@@ -170,22 +154,22 @@ impl Attachments {
     }
 
     /// Attaches the programs that a device lacks.
-    pub fn attach(&mut self, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
+    pub fn attach(&mut self, ifindex: u32, name: &str, place: Place) -> Result<()> {
         let mut carried = None;
         if let Some(attached) = self.devices.get_mut(&ifindex) {
             attached.name = name.to_owned();
             carried = Some(attached.mechanism);
-            if attached.is_whole(hooks) && self.mechanism.is_none_or(|mechanism| mechanism == attached.mechanism) {
+            if attached.is_whole(place) && self.mechanism.is_none_or(|mechanism| mechanism == attached.mechanism) {
                 return Ok(());
             }
         }
         match self.mechanism.or(carried) {
-            Some(mechanism) => self.attach_by(mechanism, ifindex, name, hooks),
+            Some(mechanism) => self.attach_by(mechanism, ifindex, name, place),
             None => {
                 let [first, second] = self.preferred();
-                self.attach_by(first, ifindex, name, hooks).or_else(|error| {
+                self.attach_by(first, ifindex, name, place).or_else(|error| {
                     debug!(device = name, error = format!("{error:#}"), "{first} failed, trying {second}");
-                    self.attach_by(second, ifindex, name, hooks)
+                    self.attach_by(second, ifindex, name, place)
                 })
             }
         }
@@ -265,12 +249,12 @@ impl Attachments {
     }
 
     /// Attaches by one mechanism, and then detaches the programs that the other mechanism attached.
-    fn attach_by(&mut self, mechanism: Mechanism, ifindex: u32, name: &str, hooks: Hooks) -> Result<()> {
+    fn attach_by(&mut self, mechanism: Mechanism, ifindex: u32, name: &str, place: Place) -> Result<()> {
         let (mut attached, before) = match self.devices.remove(&ifindex) {
             Some(same) if same.mechanism == mechanism => (same, None),
             other => (Attached::new(name, mechanism), other),
         };
-        let result = self.complete(&mut attached, ifindex, hooks);
+        let result = self.complete(&mut attached, ifindex, place);
         let (stands, mut goes) = if result.is_ok() { (Some(attached), before) } else { (before, None) };
         if let Some(goes) = &mut goes {
             goes.detach();
@@ -280,12 +264,12 @@ impl Attachments {
     }
 
     /// Attaches egress before ingress. If either fails, neither stays.
-    fn complete(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
+    fn complete(&mut self, attached: &mut Attached, ifindex: u32, place: Place) -> Result<()> {
         if attached.mechanism == Mechanism::Clsact {
             self.ensure_clsact(ifindex, &attached.name)?;
         }
         same_device(&attached.name, ifindex)?;
-        let result = self.fill(attached, ifindex, hooks).and_then(|()| same_device(&attached.name, ifindex));
+        let result = self.fill(attached, ifindex, place).and_then(|()| same_device(&attached.name, ifindex));
         if result.is_err() {
             attached.detach();
         } else if attached.mechanism == Mechanism::Tcx {
@@ -294,21 +278,22 @@ impl Attachments {
         result
     }
 
-    fn fill(&mut self, attached: &mut Attached, ifindex: u32, hooks: Hooks) -> Result<()> {
-        let place = (attached.mechanism, ifindex);
-        if attached.egress.is_none() {
-            attached.egress = Some(self.hold(place, hooks.at_egress(), &attached.name, TcAttachType::Egress)?);
-        }
-        match (hooks, &attached.ingress) {
-            (Hooks::Both, None) => {
-                attached.ingress = Some(self.hold(place, names::INGRESS, &attached.name, TcAttachType::Ingress)?);
-            }
-            (Hooks::Loopback | Hooks::Anchor, Some(_)) => {
-                if let Some(program) = attached.ingress.take() {
-                    program.detach();
+    fn fill(&mut self, attached: &mut Attached, ifindex: u32, place: Place) -> Result<()> {
+        let at = (attached.mechanism, ifindex);
+        for attach_type in EGRESS_FIRST {
+            let is_there = attached.hook(attach_type).is_some();
+            match PacketHook::at(place, direction(attach_type)) {
+                Some(hook) if !is_there => {
+                    let program = self.hold(at, hook.program(), &attached.name, attach_type)?;
+                    *attached.hook(attach_type) = Some(program);
                 }
+                None => {
+                    if let Some(program) = attached.hook(attach_type).take() {
+                        program.detach();
+                    }
+                }
+                Some(_) => {}
             }
-            _ => {}
         }
         Ok(())
     }
@@ -385,6 +370,11 @@ pub(super) fn remove_filters(device: &str) {
         // A dropped filter is detached.
         drop(SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None));
     }
+}
+
+/// Returns the direction of an attach type for devices.
+pub(super) fn direction(attach_type: TcAttachType) -> Direction {
+    if attach_type == TcAttachType::Ingress { Direction::Ingress } else { Direction::Egress }
 }
 
 pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {

@@ -38,12 +38,6 @@ pub struct Datapath {
     pub stale_sockets: Option<StaleSockets>,
 }
 
-/// The programs of every datapath.
-const PROGRAMS: [&str; 4] = {
-    let [ingress, egress, anchor, lo] = PacketHook::ALL;
-    [ingress.program(), egress.program(), anchor.program(), lo.program()]
-};
-
 /// The options of a load; an unset option means the default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -108,7 +102,8 @@ impl Datapath {
 impl Options {
     /// Returns the names of the loaded programs.
     fn programs(&self) -> Vec<&'static str> {
-        PROGRAMS.into_iter().chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
+        let programs = PacketHook::ALL.into_iter().map(PacketHook::program);
+        programs.chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
     }
 
     /// Returns the room of each map that differs from the object's value.
@@ -144,7 +139,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
     }
     let mut ebpf = loader.load(object).context("load the BPF object")?;
-    for name in PROGRAMS {
+    for name in PacketHook::ALL.map(PacketHook::program) {
         let program = program(&mut ebpf, name)?;
         verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
     }

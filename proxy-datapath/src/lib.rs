@@ -33,7 +33,7 @@ mod node;
 mod pressure;
 mod tables;
 
-pub use attach::{Attached, Attachments, Hooks, Mechanism};
+pub use attach::{Attached, Attachments, Mechanism};
 pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};

@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 use nix::{libc, setsockopt_impl, sockopt_impl};
-use proxy_datapath::Hooks;
+use proxy_common::hook::Place;
 
 use crate::fixture::{Fixture, fixtures};
 
@@ -151,7 +151,7 @@ impl Wire {
             fixture.netns.sysctl(key, value)?;
         }
         let attachments = &mut fixture.bench.datapath.attachments;
-        fixture.netns.run(|| attachments.attach(nix::net::if_::if_nametoindex("pod0")?, "pod0", Hooks::Both))?;
+        fixture.netns.run(|| attachments.attach(nix::net::if_::if_nametoindex("pod0")?, "pod0", Place::Device))?;
         fixture.netns.run(|| {
             let flags = SockFlag::SOCK_CLOEXEC;
             let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?;

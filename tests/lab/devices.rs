@@ -14,8 +14,9 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
+use proxy_common::hook::Place;
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::{Hooks, Maps, Mechanism, Options};
+use proxy_datapath::{Maps, Mechanism, Options};
 use testbed::agent::{Agent, binary, wait_until};
 use testbed::netns::NetNs;
 use testbed::test_run::Bench;
@@ -158,8 +159,8 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         let attachments = &mut bench.datapath.attachments;
         node.run(|| {
             let ifindex = |name| nix::net::if_::if_nametoindex(name);
-            attachments.attach(ifindex("port")?, "port", Hooks::Both)?;
-            attachments.attach(ifindex("br0")?, "br0", Hooks::Both)
+            attachments.attach(ifindex("port")?, "port", Place::Device)?;
+            attachments.attach(ifindex("br0")?, "br0", Place::Device)
         })?;
         let port = node.run(|| nix::net::if_::if_nametoindex("port"))?;
         let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);

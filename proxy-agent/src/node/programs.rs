@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use proxy_datapath::{Attachments, Hooks, MissingProgram};
+use proxy_common::hook::Place;
+use proxy_datapath::{Attachments, MissingProgram};
 use proxy_net::role::Role;
 use proxy_net::{Handle, anchor};
 use tracing::{info, warn};
@@ -26,7 +27,7 @@ pub(super) struct DevicePrograms {
 impl DevicePrograms {
     /// Puts the anchor's program on it. `is_node`: this host is a node, so that lo carries a program in any case.
     pub(super) fn start(mut attachments: Attachments, anchor: u32, is_node: bool) -> Result<Self> {
-        attachments.attach(anchor, anchor::NAME, Hooks::Anchor)?;
+        attachments.attach(anchor, anchor::NAME, Place::Anchor)?;
         let hooks_lo = is_node || attachments.devices().values().any(|device| device.name == "lo");
         Ok(Self { attachments, anchor, hooks_lo, failing: BTreeSet::new() })
     }
@@ -36,14 +37,14 @@ impl DevicePrograms {
         let mut carried = BTreeSet::from([self.anchor]);
         let mut failing = BTreeSet::new();
         for link in devices.links().values() {
-            let hooks = match devices.role_of(link) {
-                Role::Loopback if self.hooks_lo => Hooks::Loopback,
-                Role::Device { .. } => Hooks::Both,
+            let place = match devices.role_of(link) {
+                Role::Loopback if self.hooks_lo => Place::Lo,
+                Role::Device { .. } => Place::Device,
                 Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };
             carried.insert(link.index);
             let known = self.attachments.devices().contains_key(&link.index);
-            if let Err(error) = self.attachments.attach(link.index, &link.name, hooks) {
+            if let Err(error) = self.attachments.attach(link.index, &link.name, place) {
                 let problem = Problem::Device(link.name.clone());
                 health.begin(&problem, format!("{error:#}"));
                 failing.insert(problem);
@@ -66,7 +67,7 @@ impl DevicePrograms {
     pub(super) fn move_anchor(&mut self, ifindex: u32) -> Result<()> {
         warn!(ifindex, "the anchor was gone, making it again");
         self.attachments.detach(self.anchor);
-        self.attachments.attach(ifindex, anchor::NAME, Hooks::Anchor)?;
+        self.attachments.attach(ifindex, anchor::NAME, Place::Anchor)?;
         self.anchor = ifindex;
         Ok(())
     }
@@ -89,7 +90,7 @@ impl DevicePrograms {
         }
         if !missing.is_empty() {
             self.attach(devices, health);
-            self.attachments.attach(self.anchor, anchor::NAME, Hooks::Anchor)?;
+            self.attachments.attach(self.anchor, anchor::NAME, Place::Anchor)?;
         }
         // This check comes last, because no later check finds the programs detached above.
         repairs.programs +=

@@ -6,8 +6,9 @@ use anyhow::{Context, Result, anyhow};
 use caps::{CapSet, Capability};
 use nix::sched::{CloneFlags, unshare};
 
+use proxy_common::hook::Place;
 use proxy_datapath::object;
-use proxy_datapath::{Datapath, Hooks, Mechanism, Options, SocketOptions};
+use proxy_datapath::{Datapath, Mechanism, Options, SocketOptions};
 
 /// The results of the probe; an error says why the kernel refused.
 #[derive(Clone, Debug)]
@@ -52,7 +53,7 @@ pub(super) fn probe() -> Probed {
         let attached = thread::scope(|scope| {
             let attaching = scope.spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
-                let attached = datapath.attachments.attach(LO.0, LO.1, Hooks::Both);
+                let attached = datapath.attachments.attach(LO.0, LO.1, Place::Device);
                 datapath.attachments.detach(LO.0);
                 attached
             });
