@@ -182,6 +182,8 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
     opener.set_rx(rx);
     opener.set_last_secs(now_secs);
+    // The client's packets write these bits on other CPUs.
+    let tx = opener.read(|flow| flow.tx);
     if tx.has(Seen::RST) && step.revokes_reset {
         opener.set_tx(tx.without(Seen::RST));
     }
