@@ -1,7 +1,7 @@
 //! The checksum of SCTP (RFC 9260 appendix A), brought up to date with a change without reading the packet.
 //!
-//! Shifted through the register bit by bit, a message is a polynomial, and its CRC is a linear function of it: the CRC of
-//! a changed message differs by the CRC of the difference, of which only the changed bytes are not zero.
+//! Shifted through the register bit by bit, a message is a polynomial, and its CRC is a linear function of it. So the
+//! CRC of a changed message differs by the CRC of the difference. Only the changed bytes of the difference are not zero.
 
 /// The polynomial, lowest power in the highest bit, as all numbers here.
 const POLYNOMIAL: u32 = 0x82f6_3b78;

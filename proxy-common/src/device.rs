@@ -67,8 +67,9 @@ impl Node {
     }
 }
 
-/// Mark of a packet that is put into the anchor's ingress for the host, so that the kernel looks for the way back to its
-/// source where the host's own packets to that address and port go (`src_valid_mark`): it knows no ports then.
+/// The mark of a packet that is put into the anchor's ingress for the host. By it, the kernel looks for the way back to
+/// the packet's source where the host's own packets to that address and port go (`src_valid_mark`). The kernel knows no
+/// ports at that point.
 pub const INJECTED_MARK: u32 = (b'K' as u32) << 24;
 /// The bits that tell: others may use the rest.
 pub const INJECTED_MASK: u32 = 0xff << 24;

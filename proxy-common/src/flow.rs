@@ -1,6 +1,6 @@
 //! The packet path's memory of one conversation.
 //!
-//! A flow is two or four entries of `FLOWS`, each keyed by the tuple that its hook sees before it rewrites, all holding
+//! A flow is two or four entries of `FLOWS`. Each is keyed by the tuple that its hook sees before it rewrites. All hold
 //! the same [`Flow`] but for `kind` and the counters of the direction that passes there. So every hook needs one
 //! lookup, and from any entry all its siblings' keys can be built: nothing points to anything.
 //!
@@ -118,8 +118,8 @@ pub struct Flow<A: Addr> {
     flags: u8,
     /// The bits seen from the client. Only the opener's entry has them, and only that direction writes them.
     pub tx: Seen,
-    /// The bits seen from the backend. In the opener's entry the one that counts; in the reply's its own memory, from which
-    /// a client's packet only takes a RST that the client has not accepted.
+    /// The bits seen from the backend. The field of the opener's entry counts. The field of the reply's entry is that
+    /// entry's own memory. A client's packet only takes a RST from it, which the client has not accepted.
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,

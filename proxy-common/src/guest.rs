@@ -1,4 +1,4 @@
-//! Source ports on the node's own addresses that connections of other programs have: netfilter's masquerading draws from
+//! Source ports on the node's own addresses that connections of other programs have. Netfilter's masquerading draws from
 //! all above 1,023, so a port that kpx would draw may be in use towards the same peer.
 
 use crate::addr::Proto;

@@ -36,8 +36,8 @@ pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
 pub const MONITORED: &str = "MONITORED";
 
-/// Not 0, what hooks note on a packet is kept in its `mark` as well as in its `tc_index` (`u32`, set before loading).
-pub const NOTES_IN_MARK: &str = "NOTES_IN_MARK";
+/// Not 0, the packet mark of our hooks is kept in `mark` as well as in `tc_index` (`u32`, set before loading).
+pub const EXPOSES_PACKET_MARK: &str = "EXPOSES_PACKET_MARK";
 /// Not 0, the programs have what it takes to deliver packets past the stack (`u32`, set before loading).
 pub const FAST_PATH: &str = "FAST_PATH";
 
@@ -48,8 +48,8 @@ pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
-/// Maps outside of families that begin empty with every load: a program's own room while it runs, records for `kpx monitor`,
-/// and numbers whose places move with every new one.
+/// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, records for
+/// `kpx monitor`, and numbers whose places move with every new one.
 const PER_LOAD: [&str; 6] = [CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.

@@ -16,8 +16,8 @@ use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
 
-/// Every type here is `repr(C)` or transparent, `Copy`, made of integers only, and its size is asserted beside its
-/// definition to be the sum of its fields, so it has no padding: what `Pod` asks for.
+/// Implements `Pod`, which asks for types without padding. Every type here is `repr(C)` or transparent, `Copy`, and made
+/// of integers only. An assertion beside its definition says that its size is the sum of its fields.
 macro_rules! pod {
     ($($type:ty),* $(,)?) => {
         // SAFETY: see the macro's documentation; it is only ever applied to the types below.

@@ -89,8 +89,8 @@ pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool
     kind.is_external() || !origin.is_external() || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
 }
 
-/// Returns true if the backend must see the node instead of the client. (A client that is its own backend always must, and the host's own
-/// packets may need another address of the node: both are not asked here.)
+/// Returns true if the backend must see the node instead of the client. Two cases are not asked here. A client that is
+/// its own backend is always masqueraded, and the host's own packets may need another address of the node.
 ///
 /// `detects`: the node has a way to tell local pods of this family.
 #[inline(always)]

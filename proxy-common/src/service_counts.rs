@@ -4,8 +4,7 @@ use crate::assert_size;
 
 /// Packets, and their bytes.
 ///
-/// Packets as they are on the wire: one that the kernel is yet to cut up, or has put together, counts for as many as it
-/// is. Bytes as the hooks see them, Ethernet headers included: of such a packet the headers count once.
+/// Packets count as they are on the wire: one that the kernel is yet to cut up, or has put together, is several packets. Bytes as the hooks see them, Ethernet headers included: of such a packet the headers count once.
 ///
 /// Added to without a lock: if two CPUs do so in the same instant, one of the two packets is missing. One direction of a
 /// flow seldom is on two CPUs.

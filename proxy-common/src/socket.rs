@@ -13,8 +13,8 @@ pub const REFUSES: u32 = 1 << 2;
 /// ... the kernel tells a program by what name the calling thread goes (`bpf_get_current_comm`).
 pub const NAMES: u32 = 1 << 3;
 
-/// How long a UDP socket that is not connected keeps the backend of a frontend without sending to it, in seconds: as long
-/// as the packet path keeps a flow that was answered.
+/// The seconds for which a UDP socket that is not connected keeps the backend of a frontend without sending to it. The
+/// packet path keeps a flow that was answered for as long.
 pub const KEPT_SECS: u32 = 180;
 
 /// Which of a peer's two addresses a row of `TCP_SOCKETS` or `UDP_SOCKETS` is found by.

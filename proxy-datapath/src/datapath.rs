@@ -136,7 +136,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         loader.override_global(names::ANSWERS_PER_SEC, answers, true);
     }
     if options.exposes_packet_mark {
-        loader.override_global(names::NOTES_IN_MARK, &1_u32, true);
+        loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
     }
     let mut ebpf = loader.load(object).context("load the BPF object")?;
     for name in PacketHook::ALL.map(PacketHook::program) {

@@ -1,4 +1,4 @@
-//! The decision about a packet that opens a flow: the frontend that it dials, its right to, and the backend that serves it.
+//! The decision about a packet that opens a flow: its frontend, whether the client may dial that, and the backend.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
@@ -130,8 +130,8 @@ pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
 
 /// Returns the origin of a packet that was on its way out into the anchor or lo.
 ///
-/// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`): its client counts as one
-/// behind the device that the route to it names, and as detected where that device has no hooks of ours.
+/// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`). Such a client counts as
+/// one behind the device that the route to it names. If that device has no hooks of ours, the client counts as detected.
 #[inline(always)]
 pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origin {
     let client = &packet.src.addr;

@@ -1,8 +1,9 @@
 //! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in one function, and nothing
 //! copied that is not needed.
 //!
-//! The slow path would decide the same of these packets. It takes all others: packets that open, assure or end a flow, fragments, options, headers that are not where they can be read at once, SCTP, flows of the host's own, the
-//! first packet of a flow in every second.
+//! The slow path would decide the same of these packets. It takes all others: packets that open, assure or end a flow,
+//! fragments, options and SCTP. It takes headers that cannot be read at once, flows of the host's own, and the first
+//! packet of a flow in every second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -69,7 +70,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
         }
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return None,
     };
-    // The slow path judges the source of a packet with news. The stack is too small for that here.
+    // The slow path takes a packet with news, and judges its source unless the only news is that it assures a stream. The
+    // stack is too small for that here.
     let is_news = match kind {
         EntryKind::Dnat => is_news_to_opener(&entry, &head),
         EntryKind::Undnat => is_news_to_reply(&entry, &head, mark),
@@ -107,7 +109,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     Some(Ok(Action::PASS))
 }
 
-/// The packet is dropped, and those who watch shall hear of it, not of the last one that went the long way.
+/// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of the slow path.
 #[inline(always)]
 fn name<A: Net>(head: &Head<A>, memory: Memory) {
     if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
@@ -131,13 +133,13 @@ fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Optio
     if head.proto == Proto::TCP {
         return (!packet::opens(head.flags)).then_some(Err(Reason::NoFlow));
     }
-    is_for_nobody(head, memory).then_some(Err(Reason::NotOurs))
+    is_not_ours(head, memory).then_some(Err(Reason::NotOurs))
 }
 
-/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may. As
-/// [`ingress::run`](crate::ingress::run) finds out.
+/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may.
+/// [`ingress::run`](crate::ingress::run) finds the same.
 #[inline(always)]
-fn is_for_nobody<A: Net>(head: &Head<A>, memory: Memory) -> bool {
+fn is_not_ours<A: Net>(head: &Head<A>, memory: Memory) -> bool {
     let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else { return false };
     if node.has(Node::DRAINING) {
         return false;

@@ -80,8 +80,8 @@ impl ExtHeaders {
 
 /// Follows the extension headers that start at `at` with one of the kind `next`.
 ///
-/// Not past what is encrypted, nor past what authenticates the addresses, nor to a transport that is meant for the next
-/// router of a list, nor to a fragment of a fragment.
+/// It follows none past what is encrypted, nor past what authenticates the addresses. It follows none to a transport that
+/// is meant for the next router of a list, nor to a fragment of a fragment.
 #[inline(always)]
 pub fn walk(skb: Skb, next: u8, at: u32) -> ExtHeaders {
     let start = Walker { next, at, part: FragmentPart::WHOLE, split: 0, fragment: 0 };
@@ -102,8 +102,8 @@ struct Walker {
 }
 
 impl Walker {
-    /// Past as many headers as are followed. Step by step and no loop: the compiler may lay that out so that it comes
-    /// back to its start without a jump, which old kernels refuse.
+    /// Goes past as many headers as are followed, step by step and without a loop. The compiler may lay a loop out so that
+    /// it comes back to its start without a jump, which old kernels refuse.
     #[inline(always)]
     fn follow(self, skb: Skb) -> Result<Self, ExtHeaders> {
         // No sender needs more than four.

@@ -13,9 +13,11 @@ use crate::packet::Packet;
 use crate::skb::{PacketMark, Skb};
 
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
-/// on its way forward to a backend is no reply, even if it looks like one. And between the hooks of a masqueraded
-/// flow the client has a port of ours, which on its own machine may be another conversation's: only what the first hook
-/// has noted belongs to such a flow at the second, and what the host answers in a backend's name (netfilter's REJECT).
+/// on its way forward to a backend is no reply, even if it looks like one.
+///
+/// Between the hooks of a masqueraded flow the client has a port of ours. On the client's machine that port may be
+/// another conversation's. So at the second hook only two kinds of packets belong to such a flow. The first hook has
+/// marked the packet, or the host answers in a backend's name (netfilter's REJECT).
 ///
 /// A packet in another's name changes nothing: [`Reason::Forged`].
 #[inline(always)]
@@ -56,12 +58,13 @@ fn learn<A: Net>(
     let Some(kind) = flow.kind.known() else { return Followed::Unknown };
     let is_news = match kind {
         EntryKind::Dnat => step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told()).is_news,
+        // A datagram that assures a stream is not judged for that alone.
         EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
             step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
         }
     };
-    // A packet that is put into the host past its own check is judged each time. The kernel judges the sources of all others
-    // (`rp_filter`), unless the packet changes more of its flow than counts.
+    // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A packet that is put into
+    // the host past that check is judged each time.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let is_judged = is_given_back || is_news || flow.last_secs != about_now_secs();
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
@@ -120,8 +123,8 @@ fn heed<A: Net>(
     true
 }
 
-/// Returns true if the flow's backend has ceased to serve. Asked once for each time that any endpoint has, and repeatedly
-/// while none serves: the first that does takes the flow over, and that changes no generation.
+/// Returns true if the flow's backend has ceased to serve. It is asked once for each time that any endpoint has. While
+/// none serves, it is asked repeatedly: the first that does takes the flow over, and that changes no generation.
 #[inline(always)]
 fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let generation = maps::generation();
@@ -163,8 +166,8 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     }
 }
 
-/// Applies the step of a packet from the backend. The opener's entry is told once a second, when the state changes, and of
-/// every RST: it may have heard from the client since the last one.
+/// Applies the step of a packet from the backend. The opener's entry is told once a second, and when the state changes.
+/// It is told of every RST, because it may have heard from the client since the last one.
 #[inline(always)]
 pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);

@@ -1,8 +1,9 @@
-//! Connections of other programs that leave with an address of the node's and a source port out of kpx's range: those of
-//! netfilter's masquerading, above all, which knows nothing of the ports that kpx has drawn.
+//! Connections of other programs that leave with an address of the node's and a source port out of kpx's range. Most are
+//! those of netfilter's masquerading, which knows nothing of the ports that kpx has drawn.
 //!
-//! Such a connection is remembered, so that kpx draws no such port towards that peer. If a flow has the tuple already, an
-//! expired one makes way, and beside one that lives the connection gets another source port here, and its replies the old one.
+//! Such a connection is remembered, so that kpx draws no such port towards that peer. If an expired flow has the tuple
+//! already, it makes way. Beside a flow that lives, the connection gets another source port here, and its replies the old
+//! one.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};

@@ -115,7 +115,7 @@ fn choose<A: Net>(
     if decision.has(Decision::<A>::COUNTED) {
         flags |= Flow::<A>::COUNTED;
     }
-    // On the wire such a flow is the host's, but neither its sockets nor connection tracking know it by that tuple: a
+    // On the wire such a flow is the host's, but neither its sockets nor connection tracking know it by that tuple. A
     // direct connection of the host, or a pod that is masqueraded, may get the same port. So it must be one of ours.
     let addr = match next_hop {
         NextHop::Host => {
@@ -153,8 +153,9 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
     }
 }
 
-/// A reply to a socket of the host, wherever it is met: it takes the service's address and goes in where the host's
-/// packets to that address go out. So rp_filter finds nothing odd, and conntrack a reply to what it saw leave.
+/// Gives a reply to a socket of the host, at whichever hook it is met. The reply takes the service's address, and goes in
+/// where the host's packets to that address go out. So rp_filter finds nothing odd, and conntrack finds a reply to a packet
+/// that it saw leave.
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     packet.rewrite(skb, &flow.frontend, &flow.client)?;

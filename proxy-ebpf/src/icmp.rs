@@ -1,8 +1,8 @@
-//! ICMP errors about packets of our flows. They quote the packet as it was where the error arose; who gets them knows it
-//! as it was on its own side of the hook.
+//! ICMP errors about packets of our flows. They quote the packet as it was where the error arose. Their
+//! receiver knows it as it was on the receiver's side of the hook.
 //!
-//! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this hook, and what the
-//! entry does to packets is done to the error and, mirrored, to its quote. The quoted transport checksum stays as it was:
+//! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this hook. The entry's
+//! change to packets is made to the error and, mirrored, to its quote. The quoted transport checksum stays as it was:
 //! no receiver checks it, and seldom is all there that it covers. An error opens, refreshes and closes nothing.
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -80,8 +80,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Re
     }
 }
 
-/// Destinations are rewritten. Not the way of a host's reply, whose source changes as well and which therefore is taken
-/// to the anchor: an error comes from the router that met it, through the device that leads there.
+/// Rewrites destinations. A host's reply goes another way: its source changes as well, and so it is taken to the anchor.
+/// An error comes from the router that met it, through the device that leads there.
 #[inline(always)]
 fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     let to_backend = flow.kind == Kind::DNAT;
@@ -106,8 +106,9 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     Ok(Action::PASS)
 }
 
-/// Sources are rewritten, if they are the flow's: a router on the way keeps its address. Not where the client's own changes,
-/// because replies to it would go astray: an error from beyond it has no better way, and rp_filter drops it on its own one.
+/// Rewrites sources that are the flow's: a router on the way keeps its address. Where the client's own source changes, it
+/// is not rewritten, because replies to it would go astray. An error from beyond the client has no better way, and
+/// rp_filter drops it on the error's own way.
 #[inline(always)]
 fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     if flow.kind == Kind::SNAT {

@@ -108,8 +108,8 @@ impl Net for Addr6 {
         })
     }
 
-    /// There is no header checksum, so nothing makes up for the changed addresses in a sum that the device took over the
-    /// whole packet: it is told of them.
+    /// Rewrites the addresses. No header checksum makes up for them in a sum that the device took over the whole packet. So
+    /// that sum is told of them.
     #[inline(always)]
     fn rewrite(skb: Skb, head: &Head<Self>, src: &SockAddr<Self>, dst: &SockAddr<Self>) -> Result<(), Reason> {
         let ports = established::word(src.port, dst.port);

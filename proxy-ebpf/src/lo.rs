@@ -1,5 +1,5 @@
-//! The egress of lo, through which the host's own sockets send to addresses of the host: replies of backends here, packets to
-//! node ports, and packets to service addresses that a device carries. At the ingress of lo the kernel has already decided to
+//! The egress of lo, through which the host's own sockets send to addresses of the host. The packets are replies of
+//! backends here, or go to node ports or to service addresses that a device carries. At the ingress of lo the kernel has already decided to
 //! deliver.
 
 use proxy_common::counter::Reason;

@@ -1,8 +1,9 @@
 //! kpx's kernel programs.
 //!
 //! `kpx_ingress` and `kpx_egress` sit on every device. The host's own packets to services start on the egress of the
-//! anchor, with `kpx_anchor`, or on that of lo, with `kpx_lo`, if the service's address is the host's own. Two rules hold on devices: an ingress hook rewrites only a
-//! packet's destination address, an egress hook only its source address. So routing, rp_filter, conntrack and network
+//! anchor, with `kpx_anchor`. If the service's address is the host's own, they start on the egress of lo, with `kpx_lo`.
+//! Two rules hold on devices: an ingress hook rewrites only a packet's destination address, an egress hook only its source
+//! address. So routing, rp_filter, conntrack and network
 //! policy in between see "client to backend" and back, and nothing else.
 //!
 //! The crate also builds for the host, as an empty program, so that one clippy run covers the workspace.
@@ -175,7 +176,7 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
     }
 }
 
-// Bodies are functions of their own, one per family: the verifier's work stays small, and their stack is free again
+// Bodies are functions of their own, one per family. So the verifier's work stays small, and their stack is free again
 // before anything is answered or logged.
 
 #[inline(never)]

@@ -251,7 +251,7 @@ pub fn node() -> Option<&'static Node> {
 
 /// Adds one to a counter of this CPU.
 ///
-/// Programs of sockets count as well, in the context of a process: if a packet's program comes between read and write, one
+/// Programs of sockets count as well, in the context of a process. If a packet's program comes between read and write, one
 /// of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
@@ -261,8 +261,9 @@ pub fn count(counter: impl Into<Counter>) {
 }
 
 /// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value here is good for one packet
-/// whichever half of it is new. (Since Linux 6.1 the kernel may even give the element to another key, if the agent's next
-/// write is on the CPU that this program was just taken off: see "A race in the kernel" in docs/limits.md.)
+/// whichever half of it is new. (Since Linux 6.1 the kernel may even give the element to another key. It does so if
+/// the agent's next write is on the CPU that this program was just taken off. See "A race in the kernel" in
+/// docs/limits.md.)
 #[inline(always)]
 fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
     map.find(key).map(|value| value.copy())

@@ -1,5 +1,6 @@
-//! The least that a packet of a flow costs: headers read, one look-up, one address and port rewritten, the checksums of
-//! the transport and of IPv4 brought up to date, each step by the helper that the kernel has for it. Nothing is counted,
+//! The least that a packet of a flow costs. Headers are read, one entry is looked up, one address and port are rewritten.
+//! The checksums of the transport and of IPv4 are brought up to date. Each step takes the helper that the kernel has
+//! for it. Nothing is counted,
 //! followed, marked or checked. The hooks are measured against this. Only objects with the feature `bench` have it.
 //!
 //! It is the yardstick: it stays as it is when the hooks learn something, and finds its flows in their own table.

@@ -108,8 +108,9 @@ pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop
     }
 }
 
-/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own, or the
-/// node would answer it through another device, although this one is a pod's, or that one is, or the kernel is strict here.
+/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its source is the node's own,
+/// or the node would answer it through another device. The latter counts if either device is a pod's, or if the kernel is
+/// strict here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
 #[inline(never)]

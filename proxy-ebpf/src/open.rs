@@ -21,7 +21,7 @@ const GUEST_TRIES: u32 = 12;
 /// Places in the half-open queue that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
 
-/// A client that goes on after as many datagrams without an claimed wants none: a stream of logs, of measurements.
+/// A client that goes on after as many datagrams without an answer wants none: a stream of logs, of measurements.
 const STREAM: u64 = 16;
 
 /// Flows of two entries that make room for one of four, and how far the queue is searched for them.
@@ -49,8 +49,8 @@ pub struct Source<A> {
     pub generation: u32,
 }
 
-/// Opens a flow: claims a source port by making the entries that must be unique, and the opener's entry last, so that
-/// no packet of the flow can come back before its reply entries stand.
+/// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry comes last, so that no
+/// packet of the flow can come back before its reply entries stand.
 #[inline(never)]
 pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let Scratch { packet, flow, other, opening, .. } = scratch;

@@ -33,8 +33,8 @@ pub struct Packet<A: Addr> {
 /// The headers of a packet, but for the addresses.
 ///
 /// Kept in the packet's control block, which is the program's own while it runs: there every function can reach it that
-/// has the packet. And what comes back from there is any number to the verifier, so that it follows the rest once, and
-/// not once for every way through the headers.
+/// has the packet. A value that comes back from there is any number to the verifier. So the verifier follows the rest
+/// once, and not once for every way through the headers.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Found {

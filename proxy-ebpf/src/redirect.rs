@@ -42,8 +42,8 @@ impl Delivery {
 
 /// After this many seconds of silence nothing of a flow is on its way that could be overtaken, ...
 const SILENCE_SECS: u32 = 2;
-/// ... and a flow that is never silent sends one packet through the stack in as many seconds (a power of two): fewer than
-/// the 30 after which conntrack forgets a UDP exchange.
+/// ... and a flow that is never silent sends one packet through the stack in as many seconds (a power of two). Conntrack
+/// forgets a UDP exchange after 30.
 const TURN_SECS: u32 = 16;
 
 /// The end of a flow, or the beginning of its end.

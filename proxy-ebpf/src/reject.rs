@@ -1,5 +1,5 @@
-//! Answers to packets that no backend will serve, so that their sender learns it at once: a RST for TCP, for the rest an
-//! ICMP "port unreachable". The packet itself is turned into its answer.
+//! Answers to packets that no backend will serve, so that their sender learns it at once. TCP gets a RST, the rest an ICMP
+//! "port unreachable". The packet itself is turned into its answer.
 
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Proto;
@@ -39,8 +39,8 @@ struct TcpHeader {
 }
 const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
-/// The bytes of SCTP that are quoted: an INIT has no tag in its header, so that its sender knows it by the one inside, which ends here
-/// (RFC 9260 §3.3.2, §10).
+/// The bytes of SCTP that are quoted. An INIT has no tag in its header. Its sender knows it by the tag inside, which ends
+/// here (RFC 9260 §3.3.2, §10).
 const INIT_QUOTED: u32 = 12 + 4 + 4;
 
 /// RFC 792 p. 4, RFC 4443 §3.1.
@@ -100,8 +100,8 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     })
 }
 
-/// Makes the packet one without options or extension headers, as which it will be quoted, too: answers have none, and
-/// their checksum must be where the kernel may have begun it for the packet.
+/// Makes the packet one without options or extension headers, and so it is quoted, too. Answers have none, and their
+/// checksum must be where the kernel may have begun it for the packet.
 #[inline(always)]
 fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
     let len = header.end - header.l4;
@@ -153,9 +153,9 @@ fn unreachable<A: Net, Q: Copy>(skb: Skb, header: &Header<A>, unfinished: bool) 
     let pseudo = A::icmp_pseudo_sum(header.dst, header.src, len as u16);
     let mut icmp = IcmpHeader { kind: A::ICMP_TYPE, code: A::ICMP_CODE, check: 0, unused: 0, checksum_of_udp: 0 };
     if unfinished {
-        // The packet is still marked as one whose UDP checksum is to be finished here. What would be written is the
-        // inverted sum of all from the ICMP header on; with the pseudo header's sum in this place, that is what
-        // stands here already (over IPv4 zero, in its other form).
+        // The packet is still marked as one whose UDP checksum is to be finished here. The kernel would write
+        // the inverted sum of all from the ICMP header on. With the pseudo header's sum in this place, that value stands
+        // here already (over IPv4 it is zero, in its other form).
         icmp.checksum_of_udp = fold(pseudo);
     }
     icmp.check = !fold(sum(&quote, sum(&icmp, pseudo)));

@@ -50,7 +50,7 @@ impl Start {
 
 /// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
 ///
-/// A checksum that the device or segmentation is to compute is zero here, and has to stay so: the kernel computes it over the
+/// A checksum that the device or segmentation is to compute is zero here, and has to stay so. The kernel computes it over the
 /// packet as it is. (That a computed one is zero happens once in 2^32 packets; that one is
 /// lost.)
 #[inline(always)]

@@ -14,8 +14,8 @@ impl<T: Copy> Setting<T> {
     }
 }
 
-/// A zero that the compiler does not know, but the verifier does: where the compiler knows that it clears a structure, it calls
-/// a function that does so byte by byte.
+/// A zero that the compiler does not know, but the verifier does. Where the compiler knows that it clears a structure, it
+/// calls a function that does so byte by byte.
 pub static ZERO: Setting<u64> = Setting(0);
 
 macro_rules! settings {
@@ -30,9 +30,9 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Not 0: packet marks are kept in `mark` as well, and who made the packet is asked there only. For BPF_PROG_TEST_RUN,
-    /// which takes and shows that field, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`.
-    NOTES_IN_MARK: u32 = 0;
+    /// Not 0: packet marks are kept in `mark` as well, and only `mark` says whether the host made the packet. This is for
+    /// BPF_PROG_TEST_RUN, which takes and shows `mark`, but no `tc_index`, and before Linux 5.17 no `ingress_ifindex`.
+    EXPOSES_PACKET_MARK: u32 = 0;
 
     /// 0: no packet skips the stack, and the programs have nothing for it. Else `Node::FAST_PATH` says whether any does.
     FAST_PATH: u32 = 0;

@@ -1,4 +1,4 @@
-//! A packet in the kernel's hands. All access is by the kernel's helpers: they know where the bytes are when a packet is
+//! A packet in the kernel's hands. All access is by the kernel's helpers. They know where the bytes are when a packet is
 //! not linear, and what to do to a checksum that the hardware will finish.
 
 mod mark;
@@ -19,7 +19,7 @@ use proxy_common::device::{Device, INJECTED_MARK, Node};
 
 use self::mark::{MADE_HERE, MARKS};
 use crate::packet::Found;
-use crate::setting::NOTES_IN_MARK;
+use crate::setting::EXPOSES_PACKET_MARK;
 use crate::{Action, maps};
 
 pub use self::mark::PacketMark;
@@ -46,7 +46,7 @@ macro_rules! set_field {
 
 #[inline(always)]
 fn is_kept_in_mark() -> bool {
-    NOTES_IN_MARK.get() != 0
+    EXPOSES_PACKET_MARK.get() != 0
 }
 
 /// A packet in the kernel's hands.
@@ -118,7 +118,7 @@ impl Skb {
         }
     }
 
-    /// Tells the hooks that follow. Our bits may hold something else before: the kernel leaves a class there
+    /// Sets the mark for the hooks that follow. Our bits may hold something else before. The kernel leaves a class there
     /// that another's filter has named, in a pod as well, and it survives veth.
     #[inline(always)]
     pub fn set_packet_mark(self, mark: PacketMark) {
@@ -128,8 +128,8 @@ impl Skb {
         }
     }
 
-    /// Marks that nothing is left to do, where another egress hook follows (a bridge's port), which must not take the packet for
-    /// another program's; else takes the mark away.
+    /// Marks that nothing is left to do, where another egress hook follows (a bridge's port). That hook must not take the
+    /// packet for another program's. Elsewhere, takes the mark away.
     #[inline(always)]
     pub fn settle_packet_mark(self) {
         let is_stacked = maps::node().is_some_and(|node| node.has(Node::STACKED));
@@ -312,8 +312,8 @@ impl Skb {
         mtu != 0 && self.segments() == 1 && self.len() > ETH_LEN + mtu
     }
 
-    /// Takes the route away that the host chose for its packet, so that the packet, once lo has brought it in, is routed
-    /// again, and cut into fragments as one of its own: lo carries longer packets than the device that it leaves by.
+    /// Takes the route away that the host chose for its packet. So the packet is routed again once lo has brought it in, and
+    /// cut into fragments as one of its own. Lo carries longer packets than the device that the packet leaves by.
     ///
     /// The helper's metadata is for tunnels; the kernel's input path takes it for no route (`skb_valid_dst`), and drops it.
     #[inline(always)]
@@ -338,8 +338,8 @@ impl Skb {
     /// Sends the packet out through a device, to the neighbour that the route there names; the kernel resolves its
     /// link address.
     ///
-    /// Not to a next hop of ours: then the packet would keep its route to the anchor, and if it has to wait for the
-    /// neighbour the kernel takes the link address from that route in the end.
+    /// A next hop of ours would not do, because the packet would keep its route to the anchor. If such a packet has to wait
+    /// for the neighbour, the kernel takes the link address from that route in the end.
     #[inline(always)]
     pub fn redirect_neigh(self, ifindex: u32) -> Action {
         // SAFETY: no structure, and so no size.

@@ -199,7 +199,7 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
     };
     if let Err(reason) = decide::find(&dialling, node, &mut service, &mut decision) {
         if reason == Reason::NotOurs && proto == Proto::UDP && call == Call::Connect {
-            // DialResult before as a service's backend, and now for itself.
+            // It was dialled before as a service's backend, and is now dialled for itself.
             maps::forget_socket(&SocketKey::new(client.cookie, *at, proto, Side::BACKEND));
         }
         return refused(reason, &decision);
@@ -255,8 +255,8 @@ fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     DialResult::Refused
 }
 
-/// The backend that a socket's datagrams to a frontend went to, or that it was connected to, if that was not long ago and
-/// it still serves; and when that was, or 0.
+/// Finds the backend that a socket's datagrams to a frontend went to, or that it was connected to. Returns when that was, or
+/// 0 if that was long ago or the backend serves no more.
 #[inline(never)]
 fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) -> u32 {
     let key = SocketKey::new(cookie, *dialled, Proto::UDP, Side::FRONTEND);

@@ -54,7 +54,7 @@ pub type Entry<A> = Live<Flow<A>>;
 
 /// The entry at `key`, its value copied to `flow`.
 ///
-/// The kernel may give a deleted element to another key while we read it, so a value that does not belong to its key
+/// The kernel may give a deleted element to another key while we read it. So a value that does not belong to its key
 /// counts as none.
 #[inline(always)]
 pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
@@ -65,7 +65,8 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
 
 /// The entry at `key`, nothing of it copied. What was read of it counts if [`Entry::is_at`] says so *after* that.
 ///
-/// The kernel gives an element its new value from the front, and what makes up the key is in front of most of what is read.
+/// The kernel gives an element its new value from the front. The fields of the key are in front of most fields that are
+/// read.
 #[inline(always)]
 pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)

@@ -45,8 +45,11 @@ impl<'run> Memory<'run> {
     ///
     /// # Safety
     ///
-    /// The caller is a tc program, and calls this once. The kernel disables softirqs on a CPU around each of those, and runs
-    /// one that a packet is redirected to after this one has returned: so no other holder of the right runs on this CPU.
+    /// The caller is a tc program, and calls this once. The kernel disables softirqs on a CPU around each of those. A program
+    /// that a packet is redirected to runs after this one has returned. So no other holder of the right runs on this CPU.
+    ///
+    /// The one exception is `BPF_PROG_TEST_RUN`, which may run a program beside softirqs. A test run has maps of its own,
+    /// or stands beside the real hook only if root asks for it.
     #[inline(always)]
     pub unsafe fn of_hook() -> Self {
         Self(PhantomData)
@@ -93,8 +96,8 @@ impl<'run> DecisionMemory<'run> {
 ///
 /// # Safety
 ///
-/// The caller is the one function that shortens the half-open queue, which does not call itself, and tc programs alone call
-/// it: the kernel runs one of those at a time on a CPU.
+/// The caller is the one function that shortens the half-open queue, and it does not call itself. Only tc programs call it,
+/// and the kernel runs one of those at a time on a CPU.
 #[inline(always)]
 pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
     let Live(eviction) = A::MAPS.evictions.find(&0)?;

@@ -9,8 +9,7 @@ use crate::net::Net;
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
-    // An element that changes hands while it is copied costs one socket a look at another one's peer, at the moment when the
-    // table is full.
+    // If the table is full, an element may change hands while it is copied. One socket then sees another one's peer.
     copied(table(key), key)
 }
 

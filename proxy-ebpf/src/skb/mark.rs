@@ -5,12 +5,12 @@ const TRANSLATED: u32 = 1 << 15;
 const FORWARD: u32 = 1 << 14;
 const DONE: u32 = 1 << 13;
 pub(super) const MARKS: u32 = TRANSLATED | FORWARD | DONE;
-/// The host has made the packet. Of no field but `mark`, where notes are kept there.
+/// The host has made the packet. A bit of no field but `mark`, where the packet mark is kept there.
 pub(super) const MADE_HERE: u32 = 1 << 0;
 
-/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a packet of another flow, for which a
-/// later hook must not take it. Set only on rewritten packets: the bits survive decapsulation, and no hook has seen the packet
-/// inside a tunnel.
+/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a packet of another flow, for
+/// which a later hook must not take it. The bits are set only on rewritten packets: they survive decapsulation, and no hook
+/// has seen the packet inside a tunnel.
 #[derive(Clone, Copy)]
 pub struct PacketMark(pub(super) u32);
 
@@ -24,7 +24,7 @@ impl PacketMark {
     /// ... with the source address with which it has to leave.
     pub const DONE: Self = Self(MARKS);
 
-    /// On its way to a backend; does a hook where it leaves still change its source?
+    /// Returns the mark on the way to a backend. `source_changes`: a hook where the packet leaves still changes its source.
     #[inline(always)]
     pub fn forward(source_changes: bool) -> Self {
         if source_changes { Self::FORWARD } else { Self::DONE }
@@ -46,8 +46,11 @@ impl PacketMark {
         self.0 & MARKS == MARKS
     }
 
-    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it. A fragment's origin is not
-    /// asked: if the host cuts a packet that conntrack has put together, the pieces look like its own.
+    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it. Such a packet belongs to no
+    /// masqueraded flow, because an ingress hook rewrites the replies of those.
+    ///
+    /// A fragment counts by the second condition alone. If the host cuts a packet again that conntrack has put together, the
+    /// pieces look as if the host had made them.
     #[inline(always)]
     pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
         self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)

@@ -1,5 +1,5 @@
 //! The address in a call's hands, and the socket behind it. The verifier takes single words of the context only, and only
-//! those of the family that the hook is for: so every access is volatile, and of one field. Beside it all else that takes
+//! those of the family that the hook is for. So every access is volatile, and of one field. Beside it all else that takes
 //! pointers and helpers.
 
 use core::ptr::{read_volatile, write_volatile};
