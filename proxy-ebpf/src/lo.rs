@@ -18,6 +18,11 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, Hook::EGRESS)?;
     if flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
+        // Another program's connection leaves with another port by a device only. Here its peer is this host, which takes
+        // the packet as it is.
+        if scratch.flow.has(Flow::<A>::GUEST) {
+            return Err(Reason::NotOurs);
+        }
         return host::give_back(skb, &scratch.packet, &scratch.flow);
     }
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {

@@ -12,6 +12,7 @@ use crate::policy::external;
 packet_tests! {
     guests:
     connection_beside_flow_with_its_tuple_gets_another_port,
+    packet_of_moved_connection_stays_as_it_is_on_lo,
     datagram_beside_flow_with_its_tuple_gets_another_port,
     ended_flow_takes_no_packet_of_another_connection,
     flows_own_packet_is_not_anothers_at_bridge_port,

@@ -164,6 +164,9 @@ impl Model {
         };
         if let Some((id, _)) = found {
             let flow = self.flows[&id].clone();
+            if flow.is_guest {
+                return Ok(Err(Reason::NotOurs));
+            }
             return Ok(self.give_back(sent, &packet, Table::Leaving, &flow));
         }
         self.starting(sent, got, family, now_secs, chosen)
