@@ -12,6 +12,7 @@
 //! In a container without the host's BPF file system the folder goes with the container: see `orphans`.
 
 pub(crate) mod orphans;
+mod renamed;
 mod resize;
 
 use std::collections::BTreeMap;
@@ -43,9 +44,6 @@ const MOUNT_POINT: &str = "/sys/fs/bpf";
 
 /// The name of the file with the network namespace, beside maps and links.
 const NETNS: &str = "netns";
-
-/// The maps that had another name in this layout, with the old name first. The programs that still run keep using them.
-const RENAMED: [(&str, &str); 2] = [("NURSERY4", names::IPV4.half_open), ("NURSERY6", names::IPV6.half_open)];
 
 /// The folder of pins, locked by this process while the value lives.
 #[derive(Debug)]
@@ -81,19 +79,8 @@ impl Pins {
             fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         }
         this.check_netns()?;
-        this.rename_maps()?;
+        renamed::rename(&this.maps())?;
         Ok(this)
-    }
-
-    /// Gives maps their new names. A map that is made again in place of a renamed one forgets its half-open flows: they
-    /// would fill the table of flows, and no queue would name them.
-    fn rename_maps(&self) -> Result<()> {
-        for name in names(&self.maps())? {
-            let Some(new) = new_name(&name) else { continue };
-            let (from, to) = (self.maps().join(&name), self.maps().join(new));
-            fs::rename(&from, &to).with_context(|| format!("rename {} to {}", from.display(), to.display()))?;
-        }
-        Ok(())
     }
 
     /// Returns true if no other process sees the folder and it goes with this process: in a container without the
@@ -171,18 +158,6 @@ impl Pins {
         let sources = there.into_iter().map(|(_, found)| found).collect();
         Ok(PinPath { name: want.name.clone(), path, target, sources })
     }
-}
-
-/// Returns the new name of a map, or of one that is about to replace it: `NURSERY4-65536`.
-fn new_name(name: &str) -> Option<String> {
-    let (map, entries) = name.split_once('-').map_or((name, None), |(map, entries)| (map, Some(entries)));
-    let (_, new) = RENAMED.iter().find(|(old, _)| *old == map)?;
-    Some(entries.map_or_else(|| (*new).to_owned(), |entries| format!("{new}-{entries}")))
-}
-
-/// Returns the name that a map had before this release.
-fn old_name(name: &str) -> Option<&'static str> {
-    RENAMED.iter().find(|(_, new)| *new == name).map(|(old, _)| *old)
 }
 
 /// The path at which a map is pinned.

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
-use testbed::agent::binary;
+use testbed::agent::{binary, wait_until};
 use testbed::netns::NetNs;
 
 use crate::node::namespace;
@@ -42,6 +43,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
         (&["--kubeconfig", &certificate], &[&certificate, "/nofile/ca"]),
         (&["--manifests", "/nofolder"], &["read folder /nofolder", "No such file"]),
     ];
+    wait_until(Duration::from_secs(10), "the devices are up", || Ok(!state(&ns)?.contains("LOWERLAYERDOWN")))?;
     let before = state(&ns)?;
     for (args, named) in cases {
         let said = refused(&ns, &dir, args)?;

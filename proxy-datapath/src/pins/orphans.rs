@@ -17,7 +17,8 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 use tracing::{info, warn};
 
-use super::{Definition, Pins, definitions, old_name};
+use super::renamed::old_name;
+use super::{Definition, Pins, definitions};
 use crate::adopt::program_at;
 use crate::loaded::may_open_by_id;
 use proxy_net::anchor;

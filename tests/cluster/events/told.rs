@@ -139,7 +139,7 @@ fn a_server_that_takes_no_events_costs_a_line_of_the_log() -> Result<()> {
         fixture.put(&web)?;
         fixture.told("InvalidField", |event| event["regarding"]["name"] == "third")?;
         kpx.stop()?;
-        let lines = fixture.log().lines().filter(|line| line.contains("takes no events")).count();
+        let lines = fixture.log().lines().filter(|line| line.contains("refuses Events")).count();
         assert_eq!(lines, 1, "{}", fixture.log());
     }
     Ok(())
