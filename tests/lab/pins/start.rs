@@ -128,6 +128,6 @@ fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
         text += &format!("{name} {:?} key {key} value {value} flags {flags:#x}\n", map.map_type()?);
     }
     let want = include_str!("../../../proxy-common/src/layout/v2-maps.txt");
-    ensure!(text == want, "LAYOUT has to grow, and with it the name of the file:\n{text}");
+    ensure!(text == want, "a changed map needs another LAYOUT, and a new map a line in the file:\n{text}");
     Ok(())
 }
