@@ -176,8 +176,8 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     let listener = UnixListener::bind(dir.path().join("kpx.sock"))?;
     let from = lab.host("p1a").addrs.v4.to_string();
     let error = thread::scope(|scope| {
-        let status = status.to_string();
-        let answer = scope.spawn(move || [&status, "[]"].iter().try_for_each(|json| answer(&listener, json)));
+        let (status, maps) = (status.to_string(), status["maps"].to_string());
+        let answer = scope.spawn(move || [&status, &maps, "[]"].iter().try_for_each(|json| answer(&listener, json)));
         let traced = trace(lab, dir.path(), &from, frontend, &[]);
         answer.join().map_err(|_| anyhow!("the status panicked"))??;
         traced.err().context("other programs run")
