@@ -14,8 +14,6 @@ use super::{WHO, kernel_sctp, sctp};
 use crate::lab::{LINK_MTU, Layout};
 use crate::netns::NetNs;
 
-/// The datagrams that may be lost before one must be answered: one to learn the MTU, one to a busy machine.
-const LESSONS: usize = 2;
 /// Bytes per datagram of a burst that the kernel cuts up (`UDP_SEGMENT`).
 const SEGMENT: u16 = 1400;
 /// The largest datagram that fits an Ethernet frame, 1500 − 20 − 8 bytes. A longer payload goes as a burst.
@@ -142,18 +140,16 @@ impl Dial {
         Self { deadline, ..self }
     }
 
-    /// Converses, and retries twice without an answer where pods have a smaller MTU than the links. There the first
+    /// Converses, and retries once without an answer where pods have a smaller MTU than the links. There the first
     /// datagram in IPv6 fragments is lost, and an ICMP error teaches its sender the path's MTU. On a busy machine one
     /// IPv4 datagram in some thousands is lost there: a fragment that overtakes its packet's first one is not
     /// translated.
     pub fn learning<T>(self, layout: Layout, converse: impl Fn(Self) -> Result<T, Fault>) -> Result<T, Fault> {
         if self.fragments && self.protocol == Protocol::Udp && layout.mtu() < LINK_MTU {
-            for _lesson in 0..LESSONS {
-                match converse(self.deadline(LESSON)) {
-                    Err(Fault::TimedOut(_)) => {}
-                    Err(Fault::Io(_, error)) if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => {}
-                    result => return result,
-                }
+            match converse(self.deadline(LESSON)) {
+                Err(Fault::TimedOut(_)) => {}
+                Err(Fault::Io(_, error)) if error.raw_os_error() == Some(nix::libc::EMSGSIZE) => {}
+                result => return result,
             }
         }
         converse(self)
