@@ -5,8 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::setup::{self, Compiler, Need, Toolchain};
 use crate::step::step;
@@ -81,6 +82,33 @@ pub(crate) fn with_demo(toolchain: &Toolchain) -> Result<PathBuf> {
         shell::run(cargo)
     })?;
     workspace::kpx(false)
+}
+
+/// Returns a cargo command for all crates that run on this machine. All calls name the same crates, so that features agree and
+/// cargo builds each crate once.
+pub(crate) fn workspace_cargo(command: &str) -> Command {
+    let mut cargo = workspace::cargo();
+    cargo.args([command, "--workspace", "--exclude", "proxy-ebpf"]);
+    cargo
+}
+
+/// Builds kpx, its tools and all tests in one go, around kernel programs that are built already.
+pub(crate) fn everything() -> Result<PathBuf> {
+    step("build kpx, its tools and all tests", || {
+        let mut cargo = workspace_cargo("build");
+        cargo.arg("--all-targets");
+        shell::run(cargo)
+    })?;
+    workspace::kpx(false)
+}
+
+/// Builds the kernel programs of kpx, and beside them those of [`bench_object`].
+pub(crate) fn objects(toolchain: &Toolchain) -> Result<()> {
+    thread::scope(|scope| {
+        let bench = scope.spawn(|| bench_object(toolchain).map(|_object| ()));
+        object(toolchain, &Options::default())?;
+        bench.join().map_err(|_| anyhow!("the thread that builds the programs for benchmarks panicked"))?
+    })
 }
 
 /// Builds kernel programs that do the same with other instructions: those that log.

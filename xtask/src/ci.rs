@@ -1,9 +1,10 @@
 //! Runs everything that a change must pass; it is the same on a laptop and on a bare machine.
 
 use std::process::Stdio;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::setup::{self, Need};
 use crate::step::{seconds, step};
@@ -15,14 +16,19 @@ pub(crate) fn run() -> Result<()> {
     let mut report = Report::default();
     let mut tally = TestCounts::default();
     report.step("fmt", || cargo(&["fmt", "--all", "--check"]));
-    report.step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]));
     report.step("tidy", tidy::run);
-    let kpx = report.step("build", || {
-        let toolchain = setup::ensure(Need::Tests)?;
-        build::bench_object(&toolchain)?;
-        build::with_demo(&toolchain)
+    let toolchain = report.step("setup", || setup::ensure(Need::Tests));
+    // The compiler of the kernel programs uses one core.
+    let built = thread::scope(|scope| {
+        let objects = toolchain.as_ref().map(|toolchain| scope.spawn(|| build::objects(toolchain)));
+        report.step("clippy", || cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]));
+        report.step("build", || {
+            let objects = objects.context("set up first")?.join();
+            objects.map_err(|_| anyhow!("the thread that builds the kernel programs panicked"))??;
+            build::everything()
+        })
     });
-    if let Some(kpx) = kpx {
+    if let Some(kpx) = built {
         report.step("test", || {
             tally = test::all(&kpx, None)?;
             tally.check()
