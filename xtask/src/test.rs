@@ -7,7 +7,7 @@
 //! ```
 
 use std::io::{Write, stdout};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
@@ -52,76 +52,77 @@ struct Target {
 
 /// Runs all levels, even after a failure.
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
-    let helm = helm::ensure();
-    let cargo = |targets: &[&str]| {
-        let mut cargo = build::workspace_cargo("test");
-        cargo.arg("--no-fail-fast").args(targets);
-        cargo.env("KPX_BIN", kpx).envs(helm.as_ref().map(|helm| ("HELM", helm)));
-        workspace::run_as_root(&mut cargo)?;
-        anyhow::Ok(cargo)
-    };
-    let program = |target: &Target, filters: &[&str]| {
-        let mut cargo = cargo(&["--test", target.name])?;
-        cargo.args(filters);
-        if std::env::var_os("RUST_TEST_THREADS").is_none() {
-            cargo.env("RUST_TEST_THREADS", target.threads.to_string());
-        }
-        anyhow::Ok(cargo)
-    };
-    let filters: Vec<_> = filter.into_iter().collect();
+    let plan = Plan { kpx, helm: helm::ensure(), filters: filter.into_iter().collect() };
     let mut tally = TestCounts::default();
-    step("test units, and kernel programs on rows and on random packets", || {
-        let quick = || {
-            let mut units = cargo(&["--lib", "--bins"])?;
-            units.args(&filters);
-            anyhow::Ok(vec![
-                Outcome::of(units, &mut stdout())?,
-                Outcome::of(program(&KERNEL, &filters)?, &mut stdout())?,
-            ])
-        };
-        let random = || {
-            let mut fuzz = program(&FUZZ, &["--", "--nocapture"])?;
-            fuzz.env("KPX_FUZZ_SECS", FUZZ_SECS);
-            kept(fuzz)
-        };
-        let random = filter.is_none().then_some(random);
-        let (quick, random) = thread::scope(|scope| {
-            let random = random.map(|random| scope.spawn(random));
-            (quick(), random.map(joined))
-        });
-        for outcome in quick?.into_iter().chain(random.transpose()?) {
-            tally.add(outcome.counts);
-        }
-        anyhow::Ok(())
-    })?;
-    let mut outcomes = step("test all else in network namespaces", || {
-        let lane = |lane: &'static [Target]| {
-            lane.iter().map(|target| Ok((target, kept(program(target, &filters)?)?))).collect::<Result<Vec<_>>>()
-        };
-        let lanes: Vec<_> = thread::scope(|scope| {
-            let lanes = LANES.map(|targets| scope.spawn(move || lane(targets)));
-            lanes.map(joined).into_iter().collect()
-        });
-        lanes.into_iter().collect::<Result<Vec<_>>>()
-    })?;
-    for (target, outcome) in outcomes.iter_mut().flatten() {
+    let (units, rows, random) =
+        step("test units, and kernel programs on rows and on random packets", || plan.busy_ones())?;
+    for outcome in random.iter().chain([&units]) {
+        tally.add(outcome.counts);
+    }
+    let labs = step("test all else in network namespaces", || plan.waiting_ones())?;
+    for (target, mut outcome) in labs.into_iter().flatten().chain([(&KERNEL, rows)]) {
         if !outcome.failed.is_empty() {
-            step(&format!("test alone what failed in {}", target.name), || {
-                let mut names = vec!["--", "--exact"];
-                names.extend(outcome.failed.iter().map(String::as_str));
-                let mut again = program(target, &names)?;
-                again.env("RUST_TEST_THREADS", "1");
-                outcome.settle(&Outcome::of(again, &mut stdout())?);
-                Ok(())
+            let again = step(&format!("test alone what failed in {}", target.name), || {
+                let names = outcome.failed.iter().map(String::as_str);
+                let mut again = plan.program(target, ["--", "--exact"].into_iter().chain(names))?;
+                Outcome::of(again.env("RUST_TEST_THREADS", "1"), &mut stdout())
             })?;
+            outcome.settle(&again);
         }
         tally.add(outcome.counts);
     }
     Ok(tally)
 }
 
+/// What all calls of cargo have in common.
+struct Plan<'a> {
+    kpx: &'a Path,
+    helm: Option<PathBuf>,
+    filters: Vec<&'a str>,
+}
+
+impl Plan<'_> {
+    /// Returns the outcomes of the unit tests, the packet rows, and the fuzzer unless a filter leaves it out.
+    fn busy_ones(&self) -> Result<(Outcome, Outcome, Option<Outcome>)> {
+        thread::scope(|scope| {
+            let random = self.filters.is_empty().then(|| {
+                scope.spawn(|| kept(self.program(&FUZZ, ["--", "--nocapture"])?.env("KPX_FUZZ_SECS", FUZZ_SECS)))
+            });
+            let units = Outcome::of(self.cargo(&["--lib", "--bins"])?.args(&self.filters), &mut stdout())?;
+            let rows = Outcome::of(&mut self.program(&KERNEL, self.filters.iter().copied())?, &mut stdout())?;
+            Ok((units, rows, random.map(joined).transpose()?))
+        })
+    }
+
+    /// Returns the outcomes of all lanes.
+    fn waiting_ones(&self) -> Result<Vec<Vec<(&'static Target, Outcome)>>> {
+        let lane = |targets: &'static [Target]| {
+            let run = |target| Ok((target, kept(&mut self.program(target, self.filters.iter().copied())?)?));
+            targets.iter().map(run).collect::<Result<Vec<_>>>()
+        };
+        thread::scope(|scope| LANES.map(|targets| scope.spawn(move || lane(targets))).map(joined).into_iter().collect())
+    }
+
+    fn program<'a>(&self, target: &Target, arguments: impl IntoIterator<Item = &'a str>) -> Result<Command> {
+        let mut cargo = self.cargo(&["--test", target.name])?;
+        cargo.args(arguments);
+        if std::env::var_os("RUST_TEST_THREADS").is_none() {
+            cargo.env("RUST_TEST_THREADS", target.threads.to_string());
+        }
+        Ok(cargo)
+    }
+
+    fn cargo(&self, targets: &[&str]) -> Result<Command> {
+        let mut cargo = build::workspace_cargo("test");
+        cargo.arg("--no-fail-fast").args(targets);
+        cargo.env("KPX_BIN", self.kpx).envs(self.helm.as_ref().map(|helm| ("HELM", helm)));
+        workspace::run_as_root(&mut cargo)?;
+        Ok(cargo)
+    }
+}
+
 /// Runs a `cargo test` beside others, and shows its output when it has ended.
-fn kept(cargo: Command) -> Result<Outcome> {
+fn kept(cargo: &mut Command) -> Result<Outcome> {
     static SHOWING: Mutex<()> = Mutex::new(());
     let mut output = Vec::new();
     let outcome = Outcome::of(cargo, &mut output)?;

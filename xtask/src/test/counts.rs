@@ -62,8 +62,8 @@ impl fmt::Display for TestCounts {
 
 impl Outcome {
     /// Runs a `cargo test`, and shows its output as it comes.
-    pub(super) fn of(mut cargo: Command, out: &mut impl Write) -> Result<Self> {
-        let name = shell::show(&cargo);
+    pub(super) fn of(cargo: &mut Command, out: &mut impl Write) -> Result<Self> {
+        let name = shell::show(cargo);
         let mut child = cargo.stdout(Stdio::piped()).spawn().with_context(|| format!("run `{name}`"))?;
         let mut outcome = Self::default();
         for line in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\n') {
@@ -117,7 +117,7 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
         let mut shown = Vec::new();
-        let outcome = Outcome::of(shell, &mut shown).unwrap();
+        let outcome = Outcome::of(&mut shell, &mut shown).unwrap();
         assert_eq!(shown.iter().filter(|&&byte| byte == b'\n').count(), script.matches("echo").count());
         outcome
     }
