@@ -17,7 +17,7 @@ use tracing::debug;
 use super::adopt::adopt;
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
-use super::pins::remove_pin;
+use super::pins::{KeptMaps, remove_pin};
 use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
 use super::verify::{MissingProgram, missing};
 use proxy_net::Handle;
@@ -124,12 +124,14 @@ pub struct Attachments {
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
     persistence: Option<Persistence>,
+    /// The maps whose pins are to stay.
+    kept: Option<KeptMaps>,
     sockets: Option<Sockets>,
 }
 
 impl Attachments {
     pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, persistence: Option<Persistence>) -> Self {
-        Self { ebpf, mechanism, devices: BTreeMap::new(), persistence, sockets: None }
+        Self { ebpf, mechanism, devices: BTreeMap::new(), persistence, kept: None, sockets: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -213,6 +215,18 @@ impl Attachments {
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<MissingProgram>> {
         let pins = self.persistence.as_ref().map(|persistence| &persistence.pins);
         missing(handle, &self.devices, pins, |name| Ok(self.program(name)?.info()?.id())).await
+    }
+
+    /// Holds the pinned maps open from now on.
+    pub(crate) fn keep_maps(&mut self) -> Result<()> {
+        self.kept = self.persistence.as_ref().map(|persistence| KeptMaps::open(&persistence.pins)).transpose()?;
+        Ok(())
+    }
+
+    /// Makes pins of maps again that another program has removed. Returns their number.
+    pub fn restore_pins(&self) -> Result<u64> {
+        let (Some(kept), Some(Persistence { pins, .. })) = (&self.kept, &self.persistence) else { return Ok(0) };
+        kept.restore(pins)
     }
 
     /// Where changes of this host are noted, if they outlive the agent.

@@ -76,6 +76,7 @@ impl Datapath {
         // Packets have changed entries since the first copy.
         resize.copy()?;
         resize.finish()?;
+        this.attachments.keep_maps()?;
         // A predecessor may have ended between an endpoint's removal and this step.
         this.tables.begin_generation()?;
         Ok(this)

@@ -11,6 +11,7 @@
 //!
 //! In a container without the host's BPF file system the folder goes with the container: see `orphans`.
 
+mod kept;
 pub(crate) mod orphans;
 mod renamed;
 mod resize;
@@ -33,6 +34,7 @@ use proxy_common::names;
 
 use super::loaded::may_open_by_id;
 use super::sizes::MapSize;
+pub(crate) use kept::KeptMaps;
 use proxy_net as net;
 pub(super) use resize::Resize;
 

@@ -34,6 +34,8 @@ pub struct Repairs {
     pub rules: u64,
     /// Kernel parameters.
     pub sysctls: u64,
+    /// Pins of maps.
+    pub pins: u64,
 }
 
 /// The parts of a sync, in their order.
@@ -105,7 +107,7 @@ impl OwnMetrics {
             "Flows that were removed because they had expired",
             metrics.flows_expired.clone(),
         );
-        let repairs = "Repairs of what other programs had removed from this node: programs of devices, the anchor, routes, rules, sysctls";
+        let repairs = "Repairs of what other programs had removed from this node: programs of devices, the anchor, routes, rules, sysctls, pins of maps";
         registry.register("repairs", repairs, metrics.repairs.clone());
         registry.register(
             "mended",
@@ -116,9 +118,15 @@ impl OwnMetrics {
     }
 
     pub fn repairs(&self, repairs: Repairs) {
-        let Repairs { programs, anchors, routes, rules, sysctls } = repairs;
-        let counts =
-            [("program", programs), ("anchor", anchors), ("route", routes), ("rule", rules), ("sysctl", sysctls)];
+        let Repairs { programs, anchors, routes, rules, sysctls, pins } = repairs;
+        let counts = [
+            ("program", programs),
+            ("anchor", anchors),
+            ("route", routes),
+            ("rule", rules),
+            ("sysctl", sysctls),
+            ("pin", pins),
+        ];
         for (what, n) in counts {
             self.repairs.get_or_create(&ByWhat { what }).inc_by(n);
         }

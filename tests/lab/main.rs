@@ -3,6 +3,7 @@
 mod churn;
 mod devices;
 mod fast;
+mod faults;
 mod flood;
 mod host;
 mod monitor;

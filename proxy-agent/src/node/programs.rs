@@ -92,6 +92,11 @@ impl DevicePrograms {
             self.attach(devices, health);
             self.attachments.attach(self.anchor, anchor::NAME, Place::Anchor)?;
         }
+        let pins = self.attachments.restore_pins().context("look for pins that were removed")?;
+        if pins > 0 {
+            warn!(pins, "pins of maps were removed, pinning them again");
+        }
+        repairs.pins += pins;
         // This check comes last, because no later check finds the programs detached above.
         repairs.programs +=
             self.attachments.repair_sockets().context("look for programs that were taken off sockets")?;

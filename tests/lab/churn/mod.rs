@@ -1,6 +1,6 @@
 //! Changes of a node beside kpx: devices come and go, others undo what kpx did, kube-proxy was there or is to come.
 
-mod fixture;
+pub(crate) mod fixture;
 mod kube_proxy;
 mod links;
 mod migration;
