@@ -1,6 +1,7 @@
 //! The agent's tables in the kernel's maps: what is written is what is read, and what is deleted is gone.
 
 use std::net::Ipv4Addr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1 as core;
@@ -17,8 +18,15 @@ use proxy_datapath::{Datapath, Maps, Options, Sizes};
 use serde_json::{Value, from_value, json};
 use testbed::kernel_tables;
 
+/// Lets one test at a time have maps: the tables of a process are found by its descriptors.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn tables_become_maps_and_are_read_back() -> Result<()> {
+    let _alone = alone();
     let mut maps = Datapath::load(object::embedded()?, Options::default())?.tables;
     let states = [
         Tables::default(),
@@ -54,6 +62,7 @@ fn tables_become_maps_and_are_read_back() -> Result<()> {
 
 #[test]
 fn a_full_map_names_itself_and_the_flag_until_there_is_room() -> Result<()> {
+    let _alone = alone();
     let want = tables("random", &["198.51.100.0/28"], 3)?;
     let few = Some(2);
     let cases = [
@@ -81,6 +90,7 @@ fn a_full_map_names_itself_and_the_flag_until_there_is_room() -> Result<()> {
 
 #[test]
 fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<()> {
+    let _alone = alone();
     const ROOM: usize = 3_000;
     let sizes = Sizes { endpoints: u32::try_from(ROOM).ok(), ..Sizes::default() };
     let mut maps = Datapath::load(object::embedded()?, Options { sizes, ..Options::default() })?.tables;
@@ -127,6 +137,7 @@ fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<
 
 #[test]
 fn flows_look_again_after_endpoints_were_removed_at_once() -> Result<()> {
+    let _alone = alone();
     let mut maps = Datapath::load(object::embedded()?, Options::default())?.tables;
     let (none, full) = (Tables::default(), tables("random", &["198.51.100.0/28"], 100)?);
     ensure!([full.v4.endpoints.len(), full.v6.endpoints.len()] == [100, 100], "{full}");

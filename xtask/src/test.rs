@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   unit tests, packet rows  ║ random packets      both take all the time that a core has
-//!   lab ║ cluster, cli, tools ║ reachability       all mostly wait: for timers, and for the kernel
+//!   lab ║ cluster, cli ║ reachability, tools       all mostly wait: for timers, and for the kernel
 //!   what failed, alone                             tests of time and of single packets suffer beside others
 //! ```
 
@@ -38,9 +38,9 @@ const FUZZ_SECS: &str = "90";
 const KERNEL: Target = Target { name: "kernel", threads: 2 };
 /// The programs whose tests run in labs, in lanes that run side by side, each from left to right.
 const LANES: [&[Target]; 3] = [
-    &[Target { name: "lab", threads: 1 }],
-    &[Target { name: "cluster", threads: 1 }, Target { name: "cli", threads: 1 }, Target { name: "tools", threads: 1 }],
-    &[Target { name: "reachability", threads: 2 }],
+    &[Target { name: "lab", threads: 2 }],
+    &[Target { name: "cluster", threads: 1 }, Target { name: "cli", threads: 1 }],
+    &[Target { name: "reachability", threads: 2 }, Target { name: "tools", threads: 1 }],
 ];
 
 /// A test program, and how many of its tests run at once.

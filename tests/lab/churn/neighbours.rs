@@ -12,12 +12,14 @@ use testbed::test_run::object;
 
 use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
+use crate::tables::alone;
 
 const HOOKS: [(TcAttachType, &str, &str); 2] =
     [(TcAttachType::Ingress, "ingress", "kpx_ingress"), (TcAttachType::Egress, "egress", "kpx_egress")];
 
 #[test]
 fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
+    let _alone = alone();
     let fixture = Fixture::new()?;
     let node = fixture.node();
     let kpx = fixture.kpx("tcx")?;
