@@ -56,7 +56,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
     let changes = Changes::new(&settings.run_dir);
-    let datapath = take_over(&settings, object, Persistence { pins, changes: changes.clone() }, cgroup)?;
+    let datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
     let Settings { node_name, mode, node: options, .. } = settings;
     let _stats = settings.bpf_stats.then(measure_programs);

@@ -17,7 +17,7 @@ use tracing::debug;
 use super::adopt::adopt;
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
-use super::pins::{KeptMaps, remove_pin};
+use super::pins::remove_pin;
 use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
 use super::verify::{MissingProgram, missing};
 use proxy_net::Handle;
@@ -124,14 +124,12 @@ pub struct Attachments {
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
     persistence: Option<Persistence>,
-    /// The maps whose pins are to stay.
-    kept: Option<KeptMaps>,
     sockets: Option<Sockets>,
 }
 
 impl Attachments {
     pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, persistence: Option<Persistence>) -> Self {
-        Self { ebpf, mechanism, devices: BTreeMap::new(), persistence, kept: None, sockets: None }
+        Self { ebpf, mechanism, devices: BTreeMap::new(), persistence, sockets: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -217,16 +215,13 @@ impl Attachments {
         missing(handle, &self.devices, pins, |name| Ok(self.program(name)?.info()?.id())).await
     }
 
-    /// Holds the pinned maps open from now on.
     pub(crate) fn keep_maps(&mut self) -> Result<()> {
-        self.kept = self.persistence.as_ref().map(|persistence| KeptMaps::open(&persistence.pins)).transpose()?;
-        Ok(())
+        self.persistence.as_mut().map_or(Ok(()), Persistence::keep_maps)
     }
 
     /// Makes pins of maps again that another program has removed. Returns their number.
     pub fn restore_pins(&self) -> Result<u64> {
-        let (Some(kept), Some(Persistence { pins, .. })) = (&self.kept, &self.persistence) else { return Ok(0) };
-        kept.restore(pins)
+        self.persistence.as_ref().map_or(Ok(0), Persistence::restore_pins)
     }
 
     /// Where changes of this host are noted, if they outlive the agent.

@@ -1,8 +1,9 @@
 //! Keeps programs and maps in force after the agent's end.
 
+use anyhow::Result;
 use proxy_net::changes::Changes;
 
-use super::pins::Pins;
+use super::pins::{KeptMaps, Pins};
 
 /// The means that keep programs and maps in the kernel while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,4 +30,22 @@ impl PersistenceKind {
 pub struct Persistence {
     pub pins: Pins,
     pub changes: Changes,
+    kept: Option<KeptMaps>,
+}
+
+impl Persistence {
+    pub fn new(pins: Pins, changes: Changes) -> Self {
+        Self { pins, changes, kept: None }
+    }
+
+    /// Holds the pinned maps open from now on.
+    pub(crate) fn keep_maps(&mut self) -> Result<()> {
+        self.kept = Some(KeptMaps::open(&self.pins)?);
+        Ok(())
+    }
+
+    /// Makes pins of maps again that another program has removed. Returns their number.
+    pub(crate) fn restore_pins(&self) -> Result<u64> {
+        self.kept.as_ref().map_or(Ok(0), |kept| kept.restore(&self.pins))
+    }
 }

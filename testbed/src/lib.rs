@@ -6,6 +6,7 @@ pub mod capture;
 pub mod cgroup;
 pub mod echo;
 pub mod exposition;
+pub mod http;
 pub mod kernel;
 pub mod kernel_tables;
 pub mod lab;
@@ -19,3 +20,5 @@ pub mod served_lab;
 pub mod test_run;
 #[cfg(feature = "packets")]
 pub mod text;
+pub mod watched_lab;
+pub mod watched_node;

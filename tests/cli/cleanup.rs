@@ -3,17 +3,14 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use expect_test::expect;
 use tempfile::TempDir;
-use testbed::agent::{kpx, wait_until};
+use testbed::agent::{DEADLINE, kpx, wait_until};
 use testbed::netns::NetNs;
 
 use crate::node::{Node, namespace};
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 fn run(ns: &NetNs, program: &str, arguments: &str) -> Result<String> {
     run_words(ns, program, &arguments.split_whitespace().collect::<Vec<_>>())

@@ -5,16 +5,13 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use proxy_agent::status::Status;
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::agent::{Agent, binary, wait_until};
+use testbed::agent::{Agent, DEADLINE, binary, wait_until};
 use testbed::netns::NetNs;
-
-const DEADLINE: Duration = Duration::from_secs(20);
 
 #[test]
 fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {

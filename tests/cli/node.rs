@@ -4,13 +4,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Output;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, kpx, wait_until};
+use testbed::agent::{Agent, DEADLINE, kpx, wait_until};
 use testbed::netns::NetNs;
-
-const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A network namespace with eth0 (192.0.2.1/24) and a default route, that forwards.
 pub(crate) fn namespace(name: &str) -> Result<NetNs> {

@@ -1,19 +1,19 @@
 //! Frontends that Services may not take, and the owner of one that several want: with an API server, and packets.
 
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use testbed::agent::{Agent, Object, SERVICE_PORT, Service, Source, node, wait_until};
-use testbed::apiserver::{ApiServer, Options};
-use testbed::echo::{Dial, Fault, Protocol, Servers};
-use testbed::lab::{Dual, EXTERNAL, Family, Lab, Layout, SERVICE_CIDR};
+use testbed::agent::{Agent, DEADLINE, Object, SERVICE_PORT, Service, wait_until};
+use testbed::echo::{Dial, Fault, Protocol};
+use testbed::lab::{Dual, EXTERNAL, Family, SERVICE_CIDR};
+use testbed::watched_lab::WatchedLab;
 
 /// The port of every server of the lab.
 const PORT: u16 = 8080;
 const API_PORT: u16 = 6443;
-const DEADLINE: Duration = Duration::from_secs(20);
 /// For one answer. Short, because what comes too early is asked again.
 const ANSWER: Duration = Duration::from_millis(400);
 
@@ -35,33 +35,24 @@ fn a_service_has_what_it_may_have() -> Result<()> {
     kpx.stop()
 }
 
-struct Fixture {
-    // Before the lab, in whose namespaces they are.
-    api: ApiServer,
-    _servers: Servers,
-    lab: Lab,
+struct Fixture(WatchedLab);
+
+impl Deref for Fixture {
+    type Target = WatchedLab;
+
+    fn deref(&self) -> &WatchedLab {
+        &self.0
+    }
 }
 
 impl Fixture {
     fn start() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        for host in lab.backends() {
-            servers.serve(host, PORT)?;
-        }
-        let address = (lab.fabric.addrs.v4, API_PORT);
-        let listener = lab.fabric.ns.run(|| TcpListener::bind(address)).context("listen in the fabric")?;
-        let api = ApiServer::start(Options::on(listener))?;
-        api.kubeconfig(&lab.dir().join("kubeconfig"))?;
-        for n in lab.nodes() {
-            api.apply(&node(n).0)?;
-        }
-        Ok(Self { api, _servers: servers, lab })
+        Ok(Self(WatchedLab::start(PORT)?))
     }
 
     fn kpx(&self, args: &[&str]) -> Result<Agent<'_>> {
         let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        Agent::start_with(&self.lab, &self.lab.n1, Source::Kubeconfig(&self.lab.dir().join("kubeconfig")), &args)
+        Agent::start_with(&self.lab, &self.lab.n1, self.source(), &args)
     }
 
     fn the_older_service_has_what_two_want(&self) -> Result<()> {
@@ -69,38 +60,38 @@ impl Fixture {
         // Should they be of one second, the names say the same.
         let old = Service::new("old", 10, &["p2a"], PORT).external_ips(shared).node_port(30_080);
         let young = Service::new("young", 11, &["p1b"], PORT).external_ips(shared).node_port(30_080);
-        self.put(old.objects(&self.lab))?;
-        self.put(young.objects(&self.lab))?;
+        self.put_all(old.objects(&self.lab))?;
+        self.put_all(young.objects(&self.lab))?;
         let made = Instant::now();
         let frontends = |family| [(shared.ip(family), 80).into(), (self.lab.n1.host.addrs.ip(family), 30_080).into()];
         let told = self.told("FrontendConflict", "young")?;
         ensure!(told["note"].as_str().is_some_and(|note| note.contains("is held by Service default/old")), "{told}");
         self.answers(frontends, "p2a").context("the older one")?;
-        self.api.delete("Service", "default", "old")?;
+        self.api().delete("Service", "default", "old")?;
         self.answers(frontends, "p1b").context("the next")?;
         // Within one second, the names would decide which Service is older.
         wait_until(DEADLINE, "it is another second", || Ok(made.elapsed() > Duration::from_secs(1)))?;
-        self.put(vec![old.service()])?;
+        self.put_all(vec![old.service()])?;
         // It is the youngest now.
         self.told("FrontendConflict", "old")?;
         self.answers(frontends, "p1b").context("the oldest there is")?;
-        self.api.delete("Service", "default", "young")?;
+        self.api().delete("Service", "default", "young")?;
         self.answers(frontends, "p2a").context("the only one")?;
-        self.api.delete("Service", "default", "old")
+        self.api().delete("Service", "default", "old")
     }
 
     fn a_process_that_is_cut_off_is_told_of(&self) -> Result<()> {
         let n1 = &self.lab.n1.host;
         let _process = n1.ns.run(|| TcpListener::bind("0.0.0.0:80")).context("listen on the node")?;
         let shadow = Service::new("shadow", 12, &["p2a"], PORT).external_ips(n1.addrs);
-        self.put(shadow.objects(&self.lab))?;
+        self.put_all(shadow.objects(&self.lab))?;
         self.answers(|family| [(n1.addrs.ip(family), 80).into()], "p2a")?;
         let told = self.told("FrontendShadowsHost", "shadow")?;
         let expected = format!("a process listens at {}:80/tcp", n1.addrs.v4);
         ensure!(told["note"].as_str().is_some_and(|note| note.contains(&expected)), "{told}");
         // All else at that address is the node's.
         self.answers(|family| [(n1.addrs.ip(family), PORT).into()], "n1")?;
-        self.api.delete("Service", "default", "shadow")
+        self.api().delete("Service", "default", "shadow")
     }
 
     fn the_api_server_is_refused(&self) -> Result<()> {
@@ -109,7 +100,7 @@ impl Fixture {
         for port in objects[0].0["spec"]["ports"].as_array_mut().into_iter().flatten() {
             port["port"] = API_PORT.into();
         }
-        self.put(objects)?;
+        self.put_all(objects)?;
         let told = self.told("FrontendRefused", "greedy")?;
         let at = SocketAddr::from((self.lab.fabric.addrs.v4, API_PORT));
         assert_eq!(told["note"], json!(format!("spec.externalIPs[0]: {at}/tcp is the API server's")));
@@ -123,14 +114,14 @@ impl Fixture {
     fn an_endpoint_is_no_cluster_ip(&self, kpx: &Agent<'_>) -> Result<()> {
         let victim = Service::new("victim", 20, &["p1b"], PORT);
         let evil = Service::new("evil", 21, &["p1b"], PORT);
-        self.put(victim.objects(&self.lab))?;
+        self.put_all(victim.objects(&self.lab))?;
         self.answers(|family| [victim.frontend(family)], "p1b").context("the victim itself")?;
         let mut objects = evil.objects(&self.lab);
         for (slice, family) in objects[1..].iter_mut().zip(Family::ALL) {
             slice.0["endpoints"][0]["addresses"][0] = json!(victim.cluster_ip().ip(family));
             slice.0["ports"].as_array_mut().into_iter().flatten().for_each(|port| port["port"] = SERVICE_PORT.into());
         }
-        self.put(objects)?;
+        self.put_all(objects)?;
         let told = self.told("EndpointRefused", "evil")?;
         let note = told["note"].as_str().unwrap_or_default();
         let field = "EndpointSlice default/evil-ipv4 endpoints[0].addresses[0]: ";
@@ -144,7 +135,7 @@ impl Fixture {
                 ensure!(matches!(answer, Err(Fault::Refused)), "{client} got {answer:?}, and it has no endpoint");
             }
         }
-        ["victim", "evil"].iter().try_for_each(|name| self.api.delete("Service", "default", name))
+        ["victim", "evil"].iter().try_for_each(|name| self.api().delete("Service", "default", name))
     }
 
     /// Checks Services of a proxy that uses netfilter. Its backend is none of the Service's endpoints, so an answer names the proxy.
@@ -160,7 +151,7 @@ impl Fixture {
             format!("table {table} another {{\n{}{}}}\n", chain("prerouting"), chain("output"))
         });
         n1.nft(&rules.concat())?;
-        self.put(labelled.objects(&self.lab))?;
+        self.put_all(labelled.objects(&self.lab))?;
         self.answers(|family| [plain.frontend(family)], "p2a").context("the other proxy's")?;
         self.is_dropped(SERVICE_CIDR.host(200))?;
 
@@ -172,12 +163,12 @@ impl Fixture {
                 Ok(is_answered(&dials[0], ns, backend)? && is_answered(&dials[1], ns, backend)?)
             })
         };
-        self.put(vec![plain.service()])?;
+        self.put_all(vec![plain.service()])?;
         by_pod("p1b").context("without the label it is kpx's")?;
-        self.put(vec![labelled.service()])?;
+        self.put_all(vec![labelled.service()])?;
         by_pod("p2a").context("with it, the other proxy's again")?;
         n1.nft("delete table ip another\ndelete table ip6 another")?;
-        self.api.delete("Service", "default", "other")
+        self.api().delete("Service", "default", "other")
     }
 
     /// Checks that a client there gets no answer, not even a refusal.
@@ -198,14 +189,14 @@ impl Fixture {
             let answer = dial.exchange(&self.lab.host(client).ns, b"hello");
             ensure!(answer.is_err(), "{client} got {answer:?} from the API server's place");
         }
-        let accepted = self.api.traffic().kinds().count();
+        let accepted = self.api().traffic().kinds().count();
         ensure!(accepted > 0, "the API server was never asked");
         Ok(())
     }
 
     fn the_operators_networks_count(&self, kpx: &Agent<'_>) -> Result<()> {
         let elsewhere = Service::new("elsewhere", 14, &["p2a"], PORT).external_ips(EXTERNAL.host(7));
-        self.put(elsewhere.objects(&self.lab))?;
+        self.put_all(elsewhere.objects(&self.lab))?;
         let told = self.told("FrontendRefused", "elsewhere")?;
         ensure!(told["note"].as_str().is_some_and(|note| note.contains("external-ip-cidrs")), "{told}");
         self.answers(|family| [elsewhere.frontend(family)], "p2a").context("its ClusterIP")?;
@@ -214,8 +205,8 @@ impl Fixture {
         Ok(())
     }
 
-    fn put(&self, objects: Vec<Object>) -> Result<()> {
-        objects.iter().try_for_each(|object| self.api.apply(&object.0).map(drop))
+    fn put_all(&self, objects: Vec<Object>) -> Result<()> {
+        objects.iter().try_for_each(|object| self.put(object))
     }
 
     /// Waits until `backend` alone answers, to a pod and to the node itself.
@@ -235,7 +226,7 @@ impl Fixture {
     /// Waits for an event about a Service.
     fn told(&self, reason: &str, service: &str) -> Result<Value> {
         let is_it = |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service;
-        let find = || self.api.list("events.events.k8s.io").into_iter().find(is_it);
+        let find = || self.api().list("events.events.k8s.io").into_iter().find(is_it);
         wait_until(DEADLINE, &format!("{reason} is told of {service}"), || Ok(find().is_some()))?;
         find().context("an event that stays")
     }

@@ -1,25 +1,19 @@
 //! From the API server's stream to packets: the lab, with both nodes fed by an API server in the fabric.
 
-use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::ops::Deref;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use proxy_core::desired::Desired;
-use proxy_core::input::{Input, Update};
-use proxy_core::tables::Tables;
-use serde::de::DeserializeOwned;
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use testbed::agent::{Agent, Object, Service, Source, api_server, wait_until};
-use testbed::apiserver::{ApiServer, History};
-use testbed::echo::{Dial, Fault, Protocol, Servers};
+use testbed::agent::{Agent, Object, Service, wait_until};
+use testbed::apiserver::History;
+use testbed::echo::{Dial, Fault, Protocol};
 use testbed::kernel_tables;
-use testbed::lab::{Family, Lab, Layout};
+use testbed::lab::Family;
+use testbed::watched_lab::WatchedLab;
 
 /// The port of every server of the lab.
 const PORT: u16 = 8080;
@@ -63,27 +57,27 @@ fn tables_end_equal_after_every_fault_of_watches() -> Result<()> {
     let mut objects = Objects::default();
 
     objects.step(&cluster)?;
-    cluster.settles(&agents, &objects, PROMPT).context("undisturbed")?;
+    cluster.settles(&agents, PROMPT).context("undisturbed")?;
 
     cluster.api().cut_watches();
     objects.step(&cluster)?;
-    cluster.settles(&agents, &objects, RECOVERY).context("watches cut")?;
+    cluster.settles(&agents, RECOVERY).context("watches cut")?;
 
     cluster.api().expire_watches();
     objects.step(&cluster)?;
-    cluster.settles(&agents, &objects, RECOVERY).context("410 in the stream")?;
+    cluster.settles(&agents, RECOVERY).context("410 in the stream")?;
 
     cluster.api().compact();
     cluster.api().cut_watches();
     objects.step(&cluster)?;
-    cluster.settles(&agents, &objects, RECOVERY).context("410 at the start of a watch")?;
+    cluster.settles(&agents, RECOVERY).context("410 at the start of a watch")?;
 
     for history in [History::Kept, History::Lost] {
-        cluster.api.borrow_mut().stop()?;
+        cluster.api_mut().stop()?;
         objects.step(&cluster)?;
         objects.step(&cluster)?;
-        cluster.api.borrow_mut().start_again(history)?;
-        cluster.settles(&agents, &objects, RECOVERY).with_context(|| format!("restart, history {history:?}"))?;
+        cluster.api_mut().start_again(history)?;
+        cluster.settles(&agents, RECOVERY).with_context(|| format!("restart, history {history:?}"))?;
     }
 
     cluster.api().end_watches_after(Some(Duration::from_millis(100)));
@@ -91,11 +85,11 @@ fn tables_end_equal_after_every_fault_of_watches() -> Result<()> {
     for _ in 0..10 {
         objects.step(&cluster)?;
     }
-    cluster.settles(&agents, &objects, RECOVERY).context("watches that end all the time")?;
+    cluster.settles(&agents, RECOVERY).context("watches that end all the time")?;
 
     cluster.api().heal();
     objects.clear(&cluster)?;
-    cluster.settles(&agents, &objects, RECOVERY).context("all deleted")?;
+    cluster.settles(&agents, RECOVERY).context("all deleted")?;
     agents.into_iter().try_for_each(Agent::stop)
 }
 
@@ -104,7 +98,7 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
     let cluster = Cluster::start()?;
     let agents = cluster.agents()?;
     let web = Service::new("web", 10, &["p1b"], PORT);
-    cluster.apply_all(&web)?;
+    cluster.put_service(&web)?;
     cluster.reached(&web, "p1b")?;
 
     cluster.api().fail("watch", "endpointslices", 403);
@@ -121,49 +115,30 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
     agents.into_iter().try_for_each(Agent::stop)
 }
 
-struct Cluster {
-    // Before the lab, in whose namespace it listens.
-    api: RefCell<ApiServer>,
-    kubeconfig: PathBuf,
-    _servers: Servers,
-    lab: Lab,
+struct Cluster(WatchedLab);
+
+impl Deref for Cluster {
+    type Target = WatchedLab;
+
+    fn deref(&self) -> &WatchedLab {
+        &self.0
+    }
 }
 
 impl Cluster {
     fn start() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        for host in lab.backends() {
-            servers.serve(host, PORT)?;
-        }
-        let api = api_server(&lab, Vec::new())?;
-        let kubeconfig = lab.dir().join("kubeconfig");
-        api.kubeconfig(&kubeconfig)?;
-        Ok(Self { api: RefCell::new(api), kubeconfig, _servers: servers, lab })
-    }
-
-    fn api(&self) -> Ref<'_, ApiServer> {
-        self.api.borrow()
+        Ok(Self(WatchedLab::start(PORT)?))
     }
 
     fn agents(&self) -> Result<[Agent<'_>; 2]> {
         let [n1, n2] = self.lab.nodes();
-        let source = Source::Kubeconfig(&self.kubeconfig);
-        Ok([Agent::start(&self.lab, n1, source)?, Agent::start(&self.lab, n2, source)?])
+        Ok([Agent::start(&self.lab, n1, self.source())?, Agent::start(&self.lab, n2, self.source())?])
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("kubectl");
         command.env("HOME", self.lab.dir()).arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
         self.lab.fabric.ns.exec(&mut command).context("is kubectl installed?")
-    }
-
-    fn apply(&self, object: &Object) -> Result<()> {
-        self.api().apply(&object.0).map(drop)
-    }
-
-    fn apply_all(&self, service: &Service) -> Result<()> {
-        service.objects(&self.lab).iter().try_for_each(|object| self.apply(object))
     }
 
     /// Pods and hosts of both nodes reach the service within [`PROMPT`], by either protocol and family.
@@ -215,9 +190,9 @@ impl Cluster {
     }
 
     /// The kernel's tables of both nodes become what the API server's objects ask for.
-    fn settles(&self, agents: &[Agent<'_>; 2], objects: &Objects, limit: Duration) -> Result<()> {
+    fn settles(&self, agents: &[Agent<'_>; 2], limit: Duration) -> Result<()> {
         for (agent, name) in agents.iter().zip(["n1", "n2"]) {
-            let want = self.wanted(objects, name)?;
+            let want = self.wanted(name)?;
             let settled = wait_until(limit, "the tables are as wanted", || Ok(kernel_tables::of(agent.pid())? == want));
             settled.with_context(|| {
                 let found = kernel_tables::of(agent.pid()).map(|tables| tables.to_string());
@@ -225,25 +200,6 @@ impl Cluster {
             })?;
         }
         Ok(())
-    }
-
-    /// Returns the contents that a node's maps should have, computed from the objects as the API server has them.
-    fn wanted(&self, objects: &Objects, name: &str) -> Result<Tables> {
-        let mut desired = Desired::new(name);
-        desired.apply(Update::All(self.stored::<core::Service>(objects, "Service")?).into());
-        desired.apply(Update::All(self.stored::<EndpointSlice>(objects, "EndpointSlice")?).into());
-        let node = self.api().get("Node", "", name).context("the node's object")?;
-        desired.apply(Input::Node(Update::All(vec![serde_json::from_value(node)?])));
-        desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
-        desired.sync();
-        ensure!(desired.is_complete());
-        Ok(desired.tables().clone())
-    }
-
-    fn stored<K: DeserializeOwned>(&self, objects: &Objects, kind: &str) -> Result<Vec<K>> {
-        let names = objects.objects.keys().filter(|(known, _)| known == kind);
-        let objects = names.filter_map(|(_, name)| self.api().get(kind, "default", name));
-        objects.map(|object| Ok(serde_json::from_value(object)?)).collect()
     }
 }
 
@@ -285,7 +241,7 @@ impl Objects {
 
     fn apply(&mut self, cluster: &Cluster, service: &Service) -> Result<()> {
         for object in service.objects(&cluster.lab) {
-            cluster.apply(&object)?;
+            cluster.put(&object)?;
             self.objects.insert(key(&object), object.0);
         }
         Ok(())

@@ -4,8 +4,6 @@
 //! Into a pod it must have the link addresses of the last hop. Any other packet passes with the hops that it had. `hops=N`
 //! may stand before a packet. A packet that leaves is the last one that was put out, if its text is the same.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
@@ -15,7 +13,7 @@ use proxy_common::device::{Device, Node};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::names::{EGRESS, INGRESS, IPV4, IPV6};
 use proxy_datapath::open;
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::test_run::Verdict::{Pass, Redirect};
 
 use crate::fixture::{Fixture, counted_since, fixtures_of};
@@ -36,7 +34,6 @@ pub(crate) const FAST: Setup = Setup { flow_entries: None, fast_path: true, refu
 
 /// One packet of a flow takes the stack in every period of so many seconds.
 pub(crate) const TURN_SECS: u32 = 16;
-pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
 pub(crate) struct FastFixture {
     fixture: Fixture,

@@ -4,11 +4,12 @@
 //! the packet. The test does the device's work itself, by those notes alone.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
+use testbed::agent::DEADLINE;
 use testbed::kernel;
 
 use nix::sys::socket::{
@@ -19,8 +20,6 @@ use nix::{libc, setsockopt_impl, sockopt_impl};
 use proxy_common::hook::Place;
 
 use crate::fixture::{Fixture, fixtures};
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 sockopt_impl!(VirtioHeader, SetOnly, libc::SOL_PACKET, libc::PACKET_VNET_HDR, bool);
 

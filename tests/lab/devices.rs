@@ -17,12 +17,10 @@ use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Servi
 use proxy_common::hook::Place;
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::{Maps, Mechanism, Options};
-use testbed::agent::{Agent, binary, wait_until};
+use testbed::agent::{Agent, DEADLINE, binary, wait_until};
 use testbed::netns::NetNs;
 use testbed::test_run::Bench;
 use testbed::text::Names;
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {

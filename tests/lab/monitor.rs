@@ -9,13 +9,12 @@ use aya::maps::{Array, Map, MapData};
 use proxy_common::monitor::WATCHED_PER_SECOND;
 use proxy_common::names::WATCHED;
 use serde_json::{Value, json};
-use testbed::agent::{Agent, Service, binary, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, binary, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
 const PORT: u16 = 8080;
-const DEADLINE: Duration = Duration::from_secs(20);
 /// For one answer, or a refusal.
 const ANSWER: Duration = Duration::from_millis(500);
 

@@ -2,34 +2,37 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::ConfigMap;
-use testbed::agent::{Service, api_server, wait_until};
-use testbed::apiserver::ApiServer;
-use testbed::echo::{Dial, Fault, Protocol, Servers};
-use testbed::lab::{Family, Lab, Layout};
-
+use testbed::agent::{Service, wait_until};
+use testbed::echo::{Dial, Fault, Protocol};
+use testbed::lab::{Family, Layout};
 use testbed::pod::Supplies;
+use testbed::watched_lab::WatchedLab;
 
 /// The port of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
 /// The name by which the kind overlay knows the control plane.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
-/// For what happens a moment later.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 const PROMPT: Duration = Duration::from_secs(5);
 /// For one answer. Short, because a packet that comes before its service is dropped.
 const ANSWER: Duration = Duration::from_millis(200);
 
 pub(crate) struct Cluster {
-    // Before the lab, in whose namespace it listens.
-    pub(crate) api: ApiServer,
     service_account: PathBuf,
-    _servers: Servers,
-    pub(crate) lab: Lab,
+    base: WatchedLab,
+}
+
+impl Deref for Cluster {
+    type Target = WatchedLab;
+
+    fn deref(&self) -> &WatchedLab {
+        &self.base
+    }
 }
 
 impl Cluster {
@@ -38,21 +41,16 @@ impl Cluster {
     }
 
     pub(crate) fn start_in(layout: Layout) -> Result<Self> {
-        let lab = Lab::start(layout)?;
-        let servers = Servers::start()?;
-        for host in lab.backends() {
-            servers.serve(host, PORT)?;
-        }
-        let api = api_server(&lab, vec![CONTROL_PLANE.to_owned()])?;
-        let service_account = lab.dir().join("service-account");
+        let base = WatchedLab::start_in(layout, PORT, vec![CONTROL_PLANE.to_owned()])?;
+        let service_account = base.lab.dir().join("service-account");
         fs::create_dir(&service_account)?;
-        api.service_account(&service_account)?;
-        Ok(Self { api, service_account, _servers: servers, lab })
+        base.api().service_account(&service_account)?;
+        Ok(Self { service_account, base })
     }
 
     /// Returns the files and names that pods of this cluster find. `API_SERVER` in a ConfigMap stands for the control plane's address.
     pub(crate) fn supplies(&self, config_maps: &[&ConfigMap]) -> Supplies {
-        let address = self.api.address().to_string();
+        let address = self.api().address().to_string();
         let files = |config_map: &ConfigMap| -> BTreeMap<String, String> {
             let data = config_map.data.clone().unwrap_or_default();
             data.into_iter().map(|(name, text)| (name, text.replace("API_SERVER", &address))).collect()
@@ -61,7 +59,7 @@ impl Cluster {
         Supplies {
             config_maps: named.collect(),
             service_account: self.service_account.clone(),
-            hosts: format!("{} {CONTROL_PLANE}\n", self.api.address().ip()),
+            hosts: format!("{} {CONTROL_PLANE}\n", self.api().address().ip()),
         }
     }
 
@@ -72,9 +70,7 @@ impl Cluster {
 
     fn backed_by(&self, backend: &'static str) -> Result<Service> {
         let web = Service::new("web", 10, &[backend], PORT);
-        for object in web.objects(&self.lab) {
-            self.api.apply(&object.0)?;
-        }
+        self.put_service(&web)?;
         Ok(web)
     }
 

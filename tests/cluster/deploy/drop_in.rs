@@ -23,7 +23,7 @@ fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
 fn a_role_without_service_cidrs_suffices() -> Result<()> {
     let cluster = Cluster::start()?;
     for verb in ["get", "list", "watch"] {
-        cluster.api.fail(verb, "servicecidrs", 403);
+        cluster.api().fail(verb, "servicecidrs", 403);
     }
     let (set, config) = kubeadm()?;
     let kpx = Running::start(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{SERVICE_PORT, Service, wait_until};
+use testbed::agent::{DEADLINE, SERVICE_PORT, Service, wait_until};
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Node};
 
-use crate::deploy::cluster::{Cluster, DEADLINE, PORT};
+use crate::deploy::cluster::{Cluster, PORT};
 use crate::deploy::drop_in::kubeadm;
 use crate::deploy::own::container;
 use crate::deploy::render::{deploy_dir, kustomize};

@@ -23,7 +23,7 @@ fn grants_of_the_manifests_suffice() -> Result<()> {
     let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
     cluster.serves("n1").with_context(|| kpx.log())?;
 
-    let asked: BTreeSet<_> = cluster.api.traffic().kinds().collect();
+    let asked: BTreeSet<_> = cluster.api().traffic().kinds().collect();
     let role = objects.cluster_role.context("a ClusterRole")?;
     let granted = granted(&role);
     ensure!(!asked.is_empty(), "nothing was asked of the API server");

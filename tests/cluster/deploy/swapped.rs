@@ -2,8 +2,6 @@
 //! stays on the node after its end, and which kpx finds it.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -12,12 +10,13 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use proxy_agent::privileges::NEEDED;
 use proxy_common::layout::LAYOUT;
 use serde_json::Value;
-use testbed::agent::{Service, wait_until};
+use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::echo::{Connection, Dial, Protocol};
+use testbed::http::{self, METRICS};
 use testbed::lab::Family;
 use testbed::pod::{Running, Supplies, swapped};
 
-use crate::deploy::cluster::{Cluster, DEADLINE};
+use crate::deploy::cluster::Cluster;
 use crate::deploy::own::{container, overlay};
 
 /// The text of docs/migration.md.
@@ -224,10 +223,7 @@ impl Fixture {
     fn is_kept_by(&self, kpx: &Running, what: &str) -> Result<()> {
         let status = kpx.status()?;
         ensure!(status["keptBy"] == what, "{}", status["keptBy"]);
-        let mut stream = self.cluster.lab.n1.host.ns.run(|| TcpStream::connect("127.0.0.1:10249"))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-        let mut metrics = String::new();
-        stream.read_to_string(&mut metrics)?;
+        let metrics = http::ask(&self.cluster.lab.n1.host.ns, METRICS, "GET", "/metrics")?.body;
         let gap = format!("kpx_restart_gap {}", u8::from(what == "nothing"));
         ensure!(metrics.lines().any(|line| line == gap), "no {gap} in {metrics}");
         Ok(())

@@ -4,12 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{Dual, Family, Host};
 use testbed::netns::NetNs;
 
-use crate::events::fixture::{DEADLINE, Fixture, service, slice};
+use crate::events::fixture::{Fixture, service, slice};
 
 /// The rules of kube-proxy for the host's own packets: two services, and an address of no Service. What is in
 /// the table cni has nothing to do with it, and keeps netfilter tracking and translating when kube-proxy is gone.
@@ -31,19 +31,19 @@ table inet cni {
 fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
     let fixture = Fixture::with_node()?;
     // On the wire: who was the backend before, and who is it now.
-    let wire = neighbour(&fixture.node)?;
+    let wire = neighbour(&fixture.ns)?;
     let servers = Servers::start()?;
     for (name, last) in [("old", 2), ("new", 3)] {
         for family in Family::ALL {
             servers.serve_at(&wire, name, SocketAddr::new(address(family, last), 5353))?;
         }
     }
-    fixture.node.nft(RULES)?;
+    fixture.ns.nft(RULES)?;
     let dials = [("10.96.0.10", 4001), ("fd00:96::a", 4002), ("198.51.100.7", 4003)];
     let answers = |(to, port): (&str, u16)| {
         let to = SocketAddr::new(to.parse()?, 53);
         let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(500));
-        match dial.exchange(&fixture.node, b"hello") {
+        match dial.exchange(&fixture.ns, b"hello") {
             Ok(answer) => Ok(answer.backend),
             Err(Fault::TimedOut(_) | Fault::Refused) => Ok(String::new()),
             Err(fault) => bail!(fault),
@@ -52,7 +52,7 @@ fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
     for dial in dials {
         assert_eq!(answers(dial)?, "old", "{dial:?} by kube-proxy's rules");
     }
-    fixture.node.nft("delete table inet kube-proxy")?;
+    fixture.ns.nft("delete table inet kube-proxy")?;
     for dial in dials {
         assert_eq!(answers(dial)?, "old", "{dial:?} after kube-proxy, whose translation stays");
     }
@@ -78,18 +78,17 @@ fn source_ports_are_reserved_where_the_kernel_would_give_them() -> Result<()> {
     const RANGE: &str = "ipv4/ip_local_port_range";
     const RESERVED: &str = "ipv4/ip_local_reserved_ports";
     let fixture = Fixture::with_node()?;
-    let reserved =
-        || Ok::<_, anyhow::Error>(fixture.node.read(&format!("/proc/sys/net/{RESERVED}"))?.trim().to_owned());
-    fixture.node.sysctl(RANGE, "32768 60999")?;
+    let reserved = || Ok::<_, anyhow::Error>(fixture.ns.read(&format!("/proc/sys/net/{RESERVED}"))?.trim().to_owned());
+    fixture.ns.sysctl(RANGE, "32768 60999")?;
     let kpx = fixture.start_healthy("")?;
     assert_eq!(reserved()?, "", "nothing is given that must not be");
     kpx.stop()?;
 
-    fixture.node.sysctl(RANGE, "32768 65535")?;
-    fixture.node.sysctl(RESERVED, "8080,62000")?;
+    fixture.ns.sysctl(RANGE, "32768 65535")?;
+    fixture.ns.sysctl(RESERVED, "8080,62000")?;
     let kpx = fixture.start_healthy("--cleanup-on-exit")?;
     assert_eq!(reserved()?, "8080,61000-65535");
-    fixture.node.sysctl(RESERVED, "8080,9999,61000-65535")?;
+    fixture.ns.sysctl(RESERVED, "8080,9999,61000-65535")?;
     kpx.stop()?;
     assert_eq!(reserved()?, "8080,9999,62000", "what was reserved before, and by others meanwhile");
     Ok(())

@@ -2,8 +2,10 @@
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use testbed::agent::DEADLINE;
+use testbed::watched_node::node;
 
-use crate::events::fixture::{DEADLINE, Fixture, fails, node, service, wait_problem};
+use crate::events::fixture::{Fixture, fails, service, wait_problem};
 
 /// The name of the problem in the status.
 const NODE_OBJECT: &str = "Node object";

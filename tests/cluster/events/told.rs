@@ -4,10 +4,10 @@ use std::net::{TcpListener, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::netns::NetNs;
 
-use crate::events::fixture::{DEADLINE, Fixture, fails, service, slice, wait_problem};
+use crate::events::fixture::{Fixture, fails, service, slice, wait_problem};
 
 #[test]
 fn an_event_of_the_node_reports_the_start() -> Result<()> {
@@ -35,7 +35,7 @@ fn an_event_of_the_node_reports_the_start() -> Result<()> {
 #[test]
 fn an_event_of_the_service_reports_a_taken_health_check_port() -> Result<()> {
     let fixture = Fixture::with_node()?;
-    let _taken = fixture.node.run(|| TcpListener::bind(("0.0.0.0", 32100)))?;
+    let _taken = fixture.ns.run(|| TcpListener::bind(("0.0.0.0", 32100)))?;
     let mut web = service("web", 10);
     web["spec"]["type"] = "LoadBalancer".into();
     web["spec"]["externalTrafficPolicy"] = "Local".into();
@@ -58,7 +58,7 @@ fn an_event_of_the_node_reports_a_required_server_that_fails() -> Result<()> {
     let cases = [(10256, "FailedToStartProxierHealthcheck"), (10249, "FailedToStartMetricServer")];
     for (port, reason) in cases {
         let fixture = Fixture::with_node()?;
-        let _taken = fixture.node.run(|| TcpListener::bind(("127.0.0.1", port)))?;
+        let _taken = fixture.ns.run(|| TcpListener::bind(("127.0.0.1", port)))?;
         let addresses = "--healthz-bind-address 127.0.0.1:10256 --metrics-bind-address 127.0.0.1:10249";
         fails(fixture.spawn(&format!("--bind-address-hard-fail {addresses}"))?, "Address already in use")?;
         let event = fixture.told(reason, |_| true)?;
@@ -149,14 +149,14 @@ fn a_server_that_takes_no_events_costs_a_line_of_the_log() -> Result<()> {
 #[test]
 fn an_undetected_pod_is_served_and_reported_once() -> Result<()> {
     let fixture = Fixture::with_node()?;
-    let mut object = crate::events::fixture::node(&["192.0.2.1", "fd00::1"]);
+    let mut object = testbed::watched_node::node(&["192.0.2.1", "fd00::1"]);
     object["spec"] = json!({ "podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"] });
     fixture.put(&object)?;
     fixture.put(&service("dns", 10))?;
     fixture.put(&slice("dns", "192.0.2.9"))?;
-    let pod = NetNs::create(format!("{}-pod", fixture.node.name()))?;
-    fixture.node.sysctl("ipv4/conf/all/forwarding", "1")?;
-    fixture.node.ip(&format!(
+    let pod = NetNs::create(format!("{}-pod", fixture.ns.name()))?;
+    fixture.ns.sysctl("ipv4/conf/all/forwarding", "1")?;
+    fixture.ns.ip(&format!(
         "link add p0 type veth peer name eth0 netns {}
          link set p0 up
          addr add 10.9.0.1/24 dev p0

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::apiserver::{History, Login};
 
-use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{RECOVERY, Run};
 
 /// Until files that have changed are looked at, and what they hold is in use.
 const REREAD: Duration = Duration::from_secs(3);
@@ -42,8 +42,8 @@ fn partial_permissions(run: &Run) -> Result<()> {
 
 fn expired_server_certificate(run: &Run) -> Result<()> {
     run.api().expire_certificate(true)?;
-    run.fixture.api.borrow_mut().stop()?;
-    run.fixture.api.borrow_mut().start_again(History::Kept)?;
+    run.fixture.api_mut().stop()?;
+    run.fixture.api_mut().start_again(History::Kept)?;
     run.tells(DEADLINE, "Service watch", "certificate expired")?;
     run.change()?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
@@ -70,8 +70,8 @@ fn refused_token(run: &Run) -> Result<()> {
 fn expired_client_certificate(run: &Run) -> Result<()> {
     wait_until(DEADLINE, "the certificate has expired and is refused", || {
         run.api().cut_watches();
-        run.fixture.api.borrow_mut().stop()?;
-        run.fixture.api.borrow_mut().start_again(History::Kept)?;
+        run.fixture.api_mut().stop()?;
+        run.fixture.api_mut().start_again(History::Kept)?;
         run.pass(Duration::from_millis(1500), |_| Ok(()))?;
         Ok(run.tells(Duration::ZERO, "Service watch", "xpired").is_ok())
     })?;

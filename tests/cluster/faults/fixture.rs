@@ -1,46 +1,27 @@
 //! A lab with an API server in its fabric and a kpx on node n1, and the checks that must hold through every failure.
 
 use std::cell::{Cell, RefCell};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use proxy_core::desired::Desired;
-use proxy_core::input::{Input, Update};
 use proxy_core::tables::Tables;
-use serde::de::DeserializeOwned;
-use testbed::agent::{Agent, Service, Source, api_server, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::apiserver::ApiServer;
-use testbed::echo::{Connection, Dial, Protocol, Servers};
-use testbed::exposition;
+use testbed::echo::{Connection, Dial, Protocol};
+use testbed::http::{self, HEALTH};
 use testbed::kernel_tables;
-use testbed::lab::{Family, Lab, Layout};
+use testbed::lab::Family;
+use testbed::watched_lab::WatchedLab;
 
 /// The port of every server of the lab.
-const PORT: u16 = 8080;
-pub(crate) const HEALTH: &str = "127.0.0.1:10256";
-const METRICS: &str = "127.0.0.1:10249";
-/// For what has no bound of its own.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const PORT: u16 = 8080;
 /// From the server's recovery to tables that are as its objects ask for.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
 /// One recovery of a run may take so much longer, on a machine that has more to do.
 const LATE: Duration = Duration::from_secs(2);
 
-pub(crate) struct Fixture {
-    /// Before the lab, in whose namespace it listens.
-    pub(crate) api: RefCell<ApiServer>,
-    pub(crate) kubeconfig: PathBuf,
-    _servers: Servers,
-    pub(crate) lab: Lab,
-}
-
 pub(crate) struct Run<'a> {
-    pub(crate) fixture: &'a Fixture,
+    pub(crate) fixture: &'a WatchedLab,
     agent: Agent<'a>,
     /// A connection from before all faults.
     open: RefCell<Connection>,
@@ -49,29 +30,13 @@ pub(crate) struct Run<'a> {
     changes: Cell<u8>,
 }
 
-impl Fixture {
-    pub(crate) fn start() -> Result<Self> {
-        let lab = Lab::start(Layout::Routed)?;
-        let servers = Servers::start()?;
-        for host in lab.backends() {
-            servers.serve(host, PORT)?;
-        }
-        let api = api_server(&lab, Vec::new())?;
-        let kubeconfig = lab.dir().join("kubeconfig");
-        api.kubeconfig(&kubeconfig)?;
-        Ok(Self { api: RefCell::new(api), kubeconfig, _servers: servers, lab })
-    }
-}
-
 impl<'a> Run<'a> {
     /// With a service `web` that p1b serves, and a connection to it.
-    pub(crate) fn start(fixture: &'a Fixture) -> Result<Self> {
+    pub(crate) fn start(fixture: &'a WatchedLab) -> Result<Self> {
         // kpx tells the cluster that it starts, and is not allowed to.
-        fixture.api.borrow().fail("create", "events", 403);
-        let agent = Agent::start(&fixture.lab, &fixture.lab.n1, Source::Kubeconfig(&fixture.kubeconfig))?;
-        for object in web().objects(&fixture.lab) {
-            fixture.api.borrow().apply(&object.0)?;
-        }
+        fixture.api().fail("create", "events", 403);
+        let agent = Agent::start(&fixture.lab, &fixture.lab.n1, fixture.source())?;
+        fixture.put_service(&web())?;
         let client = &fixture.lab.host("p1a").ns;
         let mut open = None;
         wait_until(DEADLINE, "web is served", || {
@@ -87,7 +52,7 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn api(&self) -> std::cell::Ref<'_, ApiServer> {
-        self.fixture.api.borrow()
+        self.fixture.api()
     }
 
     /// Changes one of six services.
@@ -98,7 +63,7 @@ impl<'a> Run<'a> {
         let nth = usize::from(count) % NAMES.len();
         let backends = BACKENDS[usize::from(count) / NAMES.len() % BACKENDS.len()];
         let service = Service::new(NAMES[nth], 20 + nth as u8, backends, PORT);
-        service.objects(&self.fixture.lab).iter().try_for_each(|object| self.api().apply(&object.0).map(drop))
+        self.fixture.put_service(&service)
     }
 
     /// Packets go on: on a connection of before, and on new ones.
@@ -129,9 +94,8 @@ impl<'a> Run<'a> {
         wait_until(limit, &format!("{what}: {why}"), told)
             .with_context(|| self.agent.status().map(|status| status["problems"].to_string()).unwrap_or_default())?;
         ensure!(self.agent.log().contains(why), "the log does not say {why}");
-        let health = self.get(HEALTH, "/healthz")?;
-        ensure!(health.starts_with("HTTP/1.1 200"), "{health}");
-        ensure!(health.contains(why), "{health}");
+        let health = http::ask(&self.fixture.lab.n1.host.ns, HEALTH, "GET", "/healthz")?;
+        ensure!(health.code == 200 && health.body.contains(why), "{health:?}");
         ensure!(self.metric("kpx_problems", "")? >= 1.0, "no problem in the metrics");
         Ok(())
     }
@@ -143,7 +107,7 @@ impl<'a> Run<'a> {
 
     /// After `fault`, which is over now, the tables become what the objects ask for, in `limit`.
     pub(crate) fn recovers(&self, fault: &str, limit: Duration) -> Result<()> {
-        let (since, want) = (Instant::now(), self.wanted()?);
+        let (since, want) = (Instant::now(), self.fixture.wanted("n1")?);
         let settled = wait_until(limit + LATE, "the tables are as wanted", || Ok(self.tables()? == want));
         let took = since.elapsed();
         println!("{fault}: {} ms", took.as_millis());
@@ -165,9 +129,7 @@ impl<'a> Run<'a> {
 
     /// The sum of a metric's samples that have `label` among their labels' values, or of all.
     pub(crate) fn metric(&self, name: &str, label: &str) -> Result<f64> {
-        let answer = self.get(METRICS, "/metrics")?;
-        let body = answer.split_once("\r\n\r\n").context("no body")?.1;
-        let metrics = exposition::parse(body)?;
+        let metrics = http::scrape(&self.fixture.lab.n1.host.ns)?;
         let samples = &metrics.get(name).with_context(|| format!("no metric {name}"))?.samples;
         let meant = samples.iter().filter(|sample| label.is_empty() || sample.labels.values().any(|v| v == label));
         Ok(meant.map(|sample| sample.value).sum())
@@ -175,35 +137,6 @@ impl<'a> Run<'a> {
 
     pub(crate) fn log(&self) -> String {
         self.agent.log()
-    }
-
-    fn get(&self, at: &str, path: &str) -> Result<String> {
-        let to: SocketAddr = at.parse()?;
-        let mut stream = self.fixture.lab.n1.host.ns.run(|| TcpStream::connect_timeout(&to, DEADLINE))?;
-        stream.set_read_timeout(Some(DEADLINE))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    }
-
-    /// Returns the contents that the maps of n1 should have, computed from the objects as the API server has them.
-    fn wanted(&self) -> Result<Tables> {
-        let mut desired = Desired::new("n1");
-        desired.apply(Update::All(self.stored::<core::Service>("services")).into());
-        desired.apply(Update::All(self.stored::<EndpointSlice>("endpointslices.discovery.k8s.io")).into());
-        let node = self.api().get("Node", "", "n1").context("the node's object")?;
-        desired.apply(Input::Node(Update::All(vec![serde_json::from_value(node)?])));
-        desired.apply(Input::ServiceCidr(Update::All(Vec::new())));
-        desired.sync();
-        ensure!(desired.is_complete());
-        Ok(desired.tables().clone())
-    }
-
-    /// Returns the objects that can be read.
-    fn stored<K: DeserializeOwned>(&self, resource: &str) -> Vec<K> {
-        let objects = self.api().list(resource).into_iter();
-        objects.filter_map(|object| serde_json::from_value(object).ok()).collect()
     }
 }
 

@@ -13,7 +13,9 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::faults::fixture::{Fixture, Run};
+use testbed::watched_lab::WatchedLab;
+
+use crate::faults::fixture::{PORT, Run};
 
 /// A group of faults, one after the other.
 type Group = (&'static str, fn(&Run) -> Result<()>);
@@ -43,7 +45,7 @@ fn node_serves_through_every_failure_of_the_api_server() -> Result<()> {
 }
 
 fn play(group: fn(&Run) -> Result<()>) -> Result<()> {
-    let fixture = Fixture::start()?;
+    let fixture = WatchedLab::start(PORT)?;
     let run = Run::start(&fixture)?;
     group(&run).with_context(|| run.log())?;
     run.stop()

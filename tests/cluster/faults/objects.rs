@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use testbed::agent::DEADLINE;
 
-use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{RECOVERY, Run};
 
 pub(crate) fn of_all_sorts(run: &Run) -> Result<()> {
     large(run)?;

@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::apiserver::History;
 
-use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{RECOVERY, Run};
 
 /// A process that is gone, with and without its history; data restored from a backup; a load balancer without servers.
 pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     let asked = |run: &Run| run.metric("rest_client_requests_total", "");
-    let stop = |run: &Run| run.fixture.api.borrow_mut().stop();
-    let start = |run: &Run, history| run.fixture.api.borrow_mut().start_again(history);
+    let stop = |run: &Run| run.fixture.api_mut().stop();
+    let start = |run: &Run, history| run.fixture.api_mut().start_again(history);
     run.change()?;
     run.recovers("a change", RECOVERY)?;
 
@@ -53,13 +53,13 @@ fn is_restored(run: &Run) -> Result<()> {
     let backup = run.api().backup();
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
-    run.fixture.api.borrow_mut().stop()?;
+    run.fixture.api_mut().stop()?;
     for kind in ["Service", "EndpointSlice"] {
         run.tells(DEADLINE, &format!("{kind} watch"), "refused")?;
     }
     let before = lists(run);
     run.api().restore(backup);
-    run.fixture.api.borrow_mut().start_again(History::Kept)?;
+    run.fixture.api_mut().start_again(History::Kept)?;
     // After an outage, looks at the server's history are spread over a second.
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
     // Each watch learns by a look of its own that versions went back, and hears of no change before that.
@@ -76,14 +76,14 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     const AWAY: Duration = Duration::from_secs(14);
     const COLD: Duration = Duration::from_secs(3);
     let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
-    run.fixture.api.borrow_mut().stop()?;
+    run.fixture.api_mut().stop()?;
     run.tells(DEADLINE, "Service watch", "refused")?;
     run.change()?;
     run.pass(AWAY, |_| Ok(()))?;
     for (verb, resource) in ["list", "watch"].into_iter().flat_map(|verb| resources.map(|resource| (verb, resource))) {
         run.api().fail(verb, resource, 403);
     }
-    run.fixture.api.borrow_mut().start_again(History::Kept)?;
+    run.fixture.api_mut().start_again(History::Kept)?;
     run.tells(DEADLINE, "Service watch", "403")?;
     run.pass(COLD, |_| Ok(()))?;
     run.api().heal();

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use testbed::agent::DEADLINE;
 use testbed::apiserver::Traffic;
 
-use crate::faults::fixture::{DEADLINE, RECOVERY, Run};
+use crate::faults::fixture::{RECOVERY, Run};
 
 const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "servicecidrs"];
 

@@ -5,9 +5,10 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use proxy_agent::status::Status;
 use serde_json::{Value, json};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
+use testbed::http::{HEALTH, METRICS, get_at_socket};
 
-use crate::http::fixture::{DEADLINE, Fixture, HEALTH, METRICS, ask_at_socket, node};
+use crate::http::fixture::{Fixture, node};
 
 #[test]
 fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
@@ -145,9 +146,9 @@ fn the_run_directorys_socket_has_metrics_though_no_address_has() -> Result<()> {
     for at in [HEALTH, METRICS] {
         ensure!(cluster.get(at, "/healthz").is_err(), "something listens at {at}");
     }
-    let answer = ask_at_socket(&kpx, "/metrics")?;
+    let answer = get_at_socket(&kpx.run_dir().join("kpx.sock"), "/metrics")?;
     ensure!(answer.code == 200 && answer.body.contains("kpx_problems 0\n"), "{answer:?}");
-    let status: Status = serde_json::from_str(&ask_at_socket(&kpx, "/status")?.body)?;
+    let status: Status = serde_json::from_str(&get_at_socket(&kpx.run_dir().join("kpx.sock"), "/status")?.body)?;
     ensure!(status.healthy);
     kpx.stop()
 }

@@ -3,9 +3,10 @@
 use std::net::TcpListener;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
+use testbed::http::{HEALTH, METRICS};
 
-use crate::http::fixture::{DEADLINE, Fixture, HEALTH, METRICS};
+use crate::http::fixture::Fixture;
 
 #[test]
 fn an_address_that_is_taken_is_a_problem_until_it_is_free() -> Result<()> {

@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use expect_test::expect_file;
 use jiff::Timestamp;
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::exposition::{Exposition, Metric, lint, parse};
+use testbed::http::METRICS;
 
-use crate::http::fixture::{DEADLINE, Fixture, METRICS, service, slice};
+use crate::http::fixture::{Fixture, service, slice};
 
 /// Name, type, labels, number of buckets with the one of `+Inf`.
 const KUBE_PROXY: &str = "

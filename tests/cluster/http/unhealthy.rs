@@ -7,10 +7,11 @@ use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Addr4, Port, Proto};
 use proxy_common::frontend::{FrontendKey, Service};
 use serde_json::Value;
-use testbed::agent::{Agent, wait_until};
+use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::exposition::Exposition;
+use testbed::http::HEALTH;
 
-use crate::http::fixture::{DEADLINE, Fixture, HEALTH, service};
+use crate::http::fixture::{Fixture, service};
 
 #[test]
 fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> Result<()> {

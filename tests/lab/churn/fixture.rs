@@ -1,8 +1,6 @@
 //! A lab with a Service, and what kpx has on one of its nodes.
 
-use std::io::{Read, Write};
 use std::ops::Deref;
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -14,6 +12,7 @@ use proxy_common::device::Device;
 use proxy_common::layout::LAYOUT;
 use testbed::agent::{Agent, Service, wait_until};
 use testbed::echo::{Answer, Connection, Dial, Protocol};
+use testbed::http::get_at_socket;
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
 use testbed::netns::NetNs;
 use testbed::served_lab::ServedLab;
@@ -140,10 +139,7 @@ pub(crate) fn tc(ns: &NetNs, arguments: &str) -> Result<String> {
 
 /// How often kpx says that it mended something of that sort.
 pub(crate) fn repairs(agent: &Agent<'_>, what: &str) -> Result<f64> {
-    let mut socket = UnixStream::connect(agent.run_dir().join("kpx.sock")).context("connect to kpx")?;
-    socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: kpx\r\nconnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer)?;
+    let answer = get_at_socket(&agent.run_dir().join("kpx.sock"), "/metrics")?.body;
     let line = format!("kpx_repairs_total{{what=\"{what}\"}} ");
     let value = answer.lines().find_map(|found| found.strip_prefix(&line));
     ensure!(value.is_some(), "no {line} in {answer}");

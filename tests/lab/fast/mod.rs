@@ -2,10 +2,8 @@
 
 mod fixture;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 
@@ -14,8 +12,6 @@ use fixture::{Fixture, Path, said};
 /// Exchanges of a flow, and packets of it that may take the stack: its opening, its end, what conntrack hears of.
 const EXCHANGES: usize = 50;
 const ON_STACK: u64 = 20;
-
-const DEADLINE: Duration = Duration::from_secs(10);
 
 #[test]
 fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {

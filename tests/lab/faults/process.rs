@@ -1,7 +1,6 @@
 //! An agent that stands still, starves, or is ended by the kernel. Packets need none.
 
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -13,9 +12,9 @@ use testbed::lab::Family;
 use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 use crate::faults::cgroup::{CPU, Limits, MEMORY};
 
-/// Longer than any period of the agent's own, but for its sweep.
-const STILL: Duration = Duration::from_secs(5);
-const CLIENTS: [&str; 3] = ["p1a", "n1", "x"];
+/// The time without an agent: longer than any period of its own, but for its sweep.
+pub(crate) const STILL: Duration = Duration::from_secs(5);
+pub(crate) const CLIENTS: [&str; 3] = ["p1a", "n1", "x"];
 
 #[test]
 fn stopped_agent_keeps_serving_and_catches_up() -> Result<()> {
@@ -25,8 +24,7 @@ fn stopped_agent_keeps_serving_and_catches_up() -> Result<()> {
     kill(kpx.pid(), Signal::SIGSTOP)?;
     // What changes meanwhile is read afterwards.
     fixture.put(&late())?;
-    thread::sleep(STILL);
-    fixture.all_served(&CLIENTS).context("while the agent stands still")?;
+    serves_for(STILL, &fixture).context("while the agent stands still")?;
     kept.exchange(b"while the agent stands still")?;
     ensure!(!serves_late(&fixture), "no agent can have written the new Service");
     kill(kpx.pid(), Signal::SIGCONT)?;
@@ -70,6 +68,15 @@ fn agent_killed_for_its_memory_costs_no_connection() -> Result<()> {
     fixture.all_served(&CLIENTS).context("with the next")?;
     wait_until(PROMPT, "the new Service is served", || Ok(serves_late(&fixture)))?;
     next.stop()
+}
+
+/// Dials again and again for so long; all are answered.
+pub(crate) fn serves_for(time: Duration, fixture: &Fixture) -> Result<()> {
+    let started = Instant::now();
+    while started.elapsed() < time {
+        fixture.all_served(&CLIENTS)?;
+    }
+    Ok(())
 }
 
 /// Gives the agent more Services than it has memory for.

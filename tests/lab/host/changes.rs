@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use testbed::agent::{Object, Service, wait_until};
+use testbed::agent::{DEADLINE, Object, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
 
-use crate::host::fixture::{DEADLINE, Fixture, PORT, is_as_before, problem, route, state, unreachable};
+use crate::host::fixture::{Fixture, PORT, is_as_before, problem, route, state, unreachable};
 
 #[test]
 fn backends_come_and_go_and_move() -> Result<()> {

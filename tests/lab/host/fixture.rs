@@ -9,15 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
-use testbed::agent::{Agent, wait_until};
+use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Dual, Family, Host, Lab, Layout, Node};
 use testbed::served_lab::ServedLab;
 
 /// The port of every server of the lab.
 pub(crate) const PORT: u16 = 8080;
-/// From a change to what follows from it.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// For one answer. Short, because what comes too early is asked again.
 const ANSWER: Duration = Duration::from_millis(400);
 /// Enough to meet each of two backends, but for one in four thousand rounds.

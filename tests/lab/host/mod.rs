@@ -5,11 +5,11 @@ mod fixture;
 mod unit;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::lab::{Dual, Family, Layout};
 
 use crate::host::fixture::{
-    DEADLINE, Fixture, PORT, default_route, is_as_before, pod_routes, problem, route, routes_of, state, unreachable,
+    Fixture, PORT, default_route, is_as_before, pod_routes, problem, route, routes_of, state, unreachable,
 };
 
 const NODE_PORT: u16 = 30080;

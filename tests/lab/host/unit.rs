@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use testbed::agent::{Service, Source, binary, wait_until};
+use testbed::agent::{DEADLINE, Service, Source, binary, wait_until};
 use testbed::lab::{Family, Layout};
 
-use crate::host::fixture::{DEADLINE, Fixture, PORT, is_as_before, state};
+use crate::host::fixture::{Fixture, PORT, is_as_before, state};
 
 const UNIT: &str = include_str!("../../../deploy/systemd/kpx.service");
 

@@ -6,15 +6,13 @@ mod query;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, Cluster, Service, wait_until};
+use testbed::agent::{Agent, Cluster, DEADLINE, Service, wait_until};
 use testbed::exposition::{Exposition, parse};
 use testbed::lab::{Lab, Layout};
 use testbed::netns::NetNs;
 
-const DEADLINE: Duration = Duration::from_secs(30);
 /// Bring about what is only there once it has happened.
 const ASKED: [(&str, &str); 2] = [("127.0.0.1:10256", "/healthz"), ("127.0.0.1:10256", "/livez")];
 

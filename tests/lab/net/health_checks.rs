@@ -13,6 +13,7 @@ use proxy_core::ip_family::IpFamily;
 use proxy_core::model::HealthCheck;
 use proxy_source::events::Events;
 use proxy_source::health::Health;
+use testbed::agent::DEADLINE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -149,8 +150,6 @@ async fn node() -> Result<()> {
     }
     Ok(())
 }
-
-const DEADLINE: Duration = Duration::from_secs(5);
 
 fn addrs(texts: &[&str]) -> BTreeSet<IpAddr> {
     texts.iter().map(|text| text.parse().expect("an address")).collect()

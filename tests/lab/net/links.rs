@@ -11,13 +11,11 @@ use proxy_net::anchor;
 use proxy_net::link::{Link, LinkKind};
 use proxy_net::role::{Role, role};
 use proxy_net::{LinkEvent, watch};
+use testbed::agent::DEADLINE;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use crate::net::{Netns, handle, in_netns, ip};
-
-/// Until something must have happened.
-const DEADLINE: Duration = Duration::from_secs(5);
 
 /// From the start of the `ip` process to the event: a pod must be served before it sends.
 const LATENCY: Duration = Duration::from_millis(100);

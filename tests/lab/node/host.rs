@@ -1,14 +1,11 @@
 //! The host's way to external frontends, and the health checks of their Services.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, wait_until};
+use anyhow::{Result, ensure};
+use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::http::{self, Answer};
 use testbed::netns::NetNs;
-
-use crate::node::maps::DEADLINE;
 
 #[test]
 fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
@@ -97,12 +94,15 @@ fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
     let node = NetNs::machine("check")?;
     let kpx =
         Agent::start_alone(&node, &[("shop", SHOP)], "--nodeport-addresses 192.0.2.0/24,2001:db8::/32")?.healthy()?;
-    let answers = |want: &str| wait_until(DEADLINE, want, || Ok(ask(&node, "192.0.2.1:32100")?.contains(want)));
-    answers("HTTP/1.1 503 Service Unavailable")?;
-    answers("\"localEndpoints\": 0")?;
+    let answers = |code: u16, want: &str| {
+        wait_until(DEADLINE, want, || {
+            let answer = ask(&node, "192.0.2.1:32100")?;
+            Ok(answer.code == code && answer.body.contains(want))
+        })
+    };
+    answers(503, "\"localEndpoints\": 0")?;
     kpx.put("slice", SLICE)?;
-    answers("HTTP/1.1 200 OK")?;
-    answers("\"localEndpoints\": 1")?;
+    answers(200, "\"localEndpoints\": 1")?;
     ensure!(ask(&node, "[fd00::1]:32100").is_err() && ask(&node, "127.0.0.1:32100").is_err());
 
     // It listens where node ports are taken, also at addresses that come later.
@@ -113,13 +113,8 @@ fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
     kpx.stop()
 }
 
-fn ask(node: &NetNs, to: &str) -> Result<String> {
-    let mut stream = node.run(|| TcpStream::connect(to)).with_context(|| format!("connect to {to}"))?;
-    stream.set_read_timeout(Some(DEADLINE))?;
-    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+fn ask(node: &NetNs, to: &str) -> Result<Answer> {
+    http::ask(node, to, "GET", "/healthz")
 }
 
 /// Which frontends have rules: address, protocol, port; sorted.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aya::Pod;
@@ -11,8 +10,6 @@ use aya::maps::{Array, HashMap, Map, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr};
 use testbed::agent::Agent;
-
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Returns the node's own addresses; `*` marks an address that takes node ports.
 pub(crate) fn own_addresses(kpx: &Agent) -> Result<Vec<String>> {

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use proxy_common::device::Node;
-use testbed::agent::{Agent, wait_until};
+use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::netns::NetNs;
 
-use maps::{DEADLINE, own_addresses};
+use maps::own_addresses;
 
 #[test]
 fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices() -> Result<()> {

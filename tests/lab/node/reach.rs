@@ -5,10 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, wait_until};
+use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::netns::NetNs;
-
-use crate::node::maps::DEADLINE;
 
 #[test]
 fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {

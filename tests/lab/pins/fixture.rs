@@ -10,12 +10,11 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::MapInfo;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
-use testbed::agent::{Agent, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) const NODE: &str = "n1";
 const PORT: u16 = 8080;
 /// For an answer that may never come.

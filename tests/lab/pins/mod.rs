@@ -7,10 +7,10 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::lab::Family;
 
-use crate::pins::fixture::{DEADLINE, Fixture, NODE, link_ids, map_ids, program_ids};
+use crate::pins::fixture::{Fixture, NODE, link_ids, map_ids, program_ids};
 
 #[test]
 fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {

@@ -13,7 +13,6 @@ use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// For an answer that must not come.
 pub(crate) const SILENCE: Duration = Duration::from_millis(400);
 pub(crate) const NODE: &str = "n1";

@@ -3,11 +3,11 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{binary, wait_until};
+use testbed::agent::{DEADLINE, binary, wait_until};
 use testbed::echo::Protocol;
 use testbed::lab::Family;
 
-use crate::socket::fixture::{DEADLINE, Fixture, NODE, web};
+use crate::socket::fixture::{Fixture, NODE, web};
 
 const ALL: [&str; 8] = ["connect4", "connect6", "getpeer4", "getpeer6", "recvmsg4", "recvmsg6", "sendmsg4", "sendmsg6"];
 

@@ -5,11 +5,11 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Service, wait_until};
+use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
-use crate::socket::fixture::{DEADLINE, Fixture, NODE, PORT, count, web};
+use crate::socket::fixture::{Fixture, NODE, PORT, count, web};
 
 const UDP: Protocol = Protocol::Udp;
 

@@ -3,19 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::agent::wait_until;
+use testbed::agent::{DEADLINE, wait_until};
 use testbed::netns::NetNs;
 use tokio::runtime::Runtime;
 
 use crate::ui::webdriver::Session;
-
-/// How long the page may take to show something; it reads often.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Nothing but what a test asks for may be sent; and root has no sandbox.
 const FLAGS: [&str; 10] = [

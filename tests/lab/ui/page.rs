@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
-use testbed::agent::{Object, Service, wait_until};
+use testbed::agent::{DEADLINE, Object, Service, wait_until};
 use testbed::echo::{Dial, Protocol, Servers};
 use testbed::lab::Family;
 
-use crate::ui::browser::{Browser, DEADLINE};
+use crate::ui::browser::Browser;
 use crate::ui::webdriver::key;
 use crate::ui::{Fixture, TARGET, address, url, web};
 
