@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use proxy_net::rule::TABLE;
-use testbed::agent::{Agent, Cluster, Service, wait_until};
+use testbed::agent::{Agent, Cluster, DEADLINE, Service, wait_until};
 use testbed::echo::{Answer, Dial, Fault, Protocol, Servers, kernel_speaks_sctp, pattern};
 use testbed::kernel_tables;
 use testbed::lab::{CLUSTER_PODS, EXTERNAL, Family, Lab};
 
 use super::services::{self, PORT, SECOND_PORT};
 
-/// From a change of the cluster to what packets meet.
-const PROMPT: Duration = Duration::from_secs(5);
 /// For one answer of several that are tried until one comes.
 const TRY: Duration = Duration::from_millis(250);
 
@@ -106,7 +104,7 @@ impl<'a> Fixture<'a> {
         let before = tables()?;
         change()?;
         let (mut last, mut quiet) = (Vec::new(), 0);
-        wait_until(PROMPT, "both nodes' tables change", || {
+        wait_until(DEADLINE, "both nodes' tables change", || {
             let now = tables()?;
             let changed = now.iter().zip(&before).all(|(now, was)| now.v4 != was.v4 && now.v6 != was.v6);
             quiet = if now == last { quiet + 1 } else { 0 };
@@ -134,7 +132,7 @@ impl<'a> Fixture<'a> {
     pub(crate) fn eventually(&self, what: &str, client: &str, service: &Service, answers: bool) -> Result<()> {
         for (protocol, family) in combinations() {
             let dial = Dial::new(protocol, service.frontend(family)).deadline(TRY);
-            wait_until(PROMPT, &format!("{what}, {protocol} {family}"), || {
+            wait_until(DEADLINE, &format!("{what}, {protocol} {family}"), || {
                 Ok(dial.exchange(&self.lab.host(client).ns, b"?").is_ok() == answers)
             })?;
         }
@@ -190,7 +188,7 @@ pub(crate) fn fresh_ports(count: u16) -> u16 {
 /// Lets time pass, where time is what a case is about.
 pub(crate) fn idle(time: Duration) -> Result<()> {
     let started = Instant::now();
-    wait_until(time + PROMPT, "time has passed", || Ok(started.elapsed() >= time))
+    wait_until(time + DEADLINE, "time has passed", || Ok(started.elapsed() >= time))
 }
 
 pub(crate) fn combinations() -> impl Iterator<Item = (Protocol, Family)> {

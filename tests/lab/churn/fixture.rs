@@ -10,7 +10,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use nix::net::if_::if_nametoindex;
 use proxy_common::device::Device;
 use proxy_common::layout::LAYOUT;
-use testbed::agent::{Agent, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::echo::{Answer, Connection, Dial, Protocol};
 use testbed::http::get_at_socket;
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
@@ -21,7 +21,7 @@ pub(crate) const PORT: u16 = 8080;
 pub(crate) const NODE_PORT: u16 = 30_080;
 
 /// From an event, or from the next look of a kpx that looks once a second, until all is well.
-pub(crate) const PROMPT: Duration = Duration::from_secs(15);
+pub(crate) const PROMPT: Duration = DEADLINE;
 /// For one answer of several that are tried until one comes.
 pub(crate) const TRY: Duration = Duration::from_millis(300);
 
