@@ -22,10 +22,11 @@ fn embed(variable: &str, name: &str) -> io::Result<()> {
 
 /// Returns the path of the object that `cargo xtask build` leaves in the target directory.
 ///
-/// Until then an empty, very old file stands in for the object. Cargo treats a watched file that does not exist as
-/// changed, and would rebuild this package every time.
+/// While `cargo xtask` builds it, it holds a lock, and this waits. Without any, an empty, very old file stands in for the
+/// object: cargo treats a watched file that does not exist as changed, and would rebuild this package every time.
 fn built(out_dir: &Path, name: &str) -> io::Result<PathBuf> {
     let object = target_dir(out_dir)?.join(name);
+    File::create(object.with_added_extension("lock"))?.lock_shared()?;
     match File::create_new(&object) {
         Ok(file) => file.set_modified(UNIX_EPOCH)?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

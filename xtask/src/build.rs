@@ -1,19 +1,22 @@
 //! Builds the kernel programs, then kpx with them inside.
 
 use std::env::consts::ARCH;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::setup::{self, Compiler, Need, Toolchain};
 use crate::step::step;
 use crate::{shell, verify, workspace};
 
 const TARGET: &str = "bpfel-unknown-none";
+/// The kernel programs in the target directory, where build scripts look for them.
+const OBJECT: &str = "kpx.bpf.o";
+const BENCH_OBJECT: &str = "kpx-bench.bpf.o";
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
@@ -47,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<PathBuf> {
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
     object(toolchain, options)?;
     if options.verbose {
-        step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join("kpx.bpf.o")))?;
+        step("verify the kernel programs", || verify::run(&workspace::target_dir()?.join(OBJECT)))?;
     }
     step("build kpx", || {
         let mut cargo = workspace::cargo();
@@ -64,23 +67,10 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
 }
 
 /// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and builds no crate twice.
-pub(crate) fn with_demo(toolchain: &Toolchain) -> Result<PathBuf> {
-    object(toolchain, &Options::default())?;
-    step("build kpx and its demo", || {
-        let mut cargo = workspace::cargo();
-        cargo.args([
-            "build",
-            "--package",
-            "proxy-agent",
-            "--bin",
-            "kpx",
-            "--package",
-            "lab-tools",
-            "--bin",
-            "kpx-demo",
-        ]);
-        shell::run(cargo)
-    })?;
+pub(crate) fn with_demo() -> Result<PathBuf> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["build", "--package", "proxy-agent", "--bin", "kpx", "--package", "lab-tools", "--bin", "kpx-demo"]);
+    around("build kpx and its demo", cargo, &[OBJECT], || object(&setup::ensure(Need::Lab)?, &Options::default()))?;
     workspace::kpx(false)
 }
 
@@ -92,18 +82,65 @@ pub(crate) fn workspace_cargo(command: &str) -> Command {
     cargo
 }
 
-/// Builds kpx, its tools and all tests in one go, around kernel programs that are built already.
+/// Builds kpx, its tools and all tests in one go, around the kernel programs.
 pub(crate) fn everything() -> Result<PathBuf> {
-    step("build kpx, its tools and all tests", || {
-        let mut cargo = workspace_cargo("build");
-        cargo.arg("--all-targets");
-        shell::run(cargo)
+    let mut cargo = workspace_cargo("build");
+    cargo.arg("--all-targets");
+    around("build kpx, its tools and all tests", cargo, &[OBJECT, BENCH_OBJECT], || {
+        objects(&setup::ensure(Need::Tests)?)
     })?;
     workspace::kpx(false)
 }
 
+/// Runs cargo after the kernel programs are built; or beside that, if the target directory has none yet.
+///
+/// Build scripts wait for a locked object, so cargo builds the other crates meanwhile. With older objects in place, cargo would
+/// take them for fresh before the new ones are there.
+fn around(
+    name: &str,
+    mut cargo: Command,
+    objects: &[&str],
+    kernel_programs: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let target_dir = workspace::target_dir()?;
+    let paths: Vec<_> = objects.iter().map(|object| target_dir.join(object)).collect();
+    if paths.iter().any(|path| path.metadata().is_ok_and(|object| object.len() > 0)) {
+        kernel_programs()?;
+        return step(name, || shell::run(cargo));
+    }
+    let locks = paths.iter().map(|path| lock_missing(path)).collect::<Result<Vec<_>>>()?;
+    // A build script that waits keeps one of cargo's jobs.
+    let jobs = thread::available_parallelism().context("count the processors")?.get() + objects.len();
+    cargo.args(["--quiet", "--jobs", &jobs.to_string()]);
+    step(name, || {
+        let mut child = cargo.spawn().with_context(|| format!("run `{}`", shell::show(&cargo)))?;
+        let built = kernel_programs();
+        if built.is_err() {
+            child.kill().context("stop cargo")?;
+        }
+        drop(locks);
+        let status = child.wait().context("wait for cargo")?;
+        built?;
+        ensure!(status.success(), "`{}` failed ({status})", shell::show(&cargo));
+        Ok(())
+    })
+}
+
+/// Removes an object's empty stand-in, and returns the lock that build scripts wait for.
+fn lock_missing(object: &Path) -> Result<File> {
+    let path = object.with_added_extension("lock");
+    let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    lock.lock().with_context(|| format!("lock {}", path.display()))?;
+    match fs::remove_file(object) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", object.display()))
+        }
+        _ => Ok(lock),
+    }
+}
+
 /// Builds the kernel programs of kpx, and beside them those of [`bench_object`].
-pub(crate) fn objects(toolchain: &Toolchain) -> Result<()> {
+fn objects(toolchain: &Toolchain) -> Result<()> {
     thread::scope(|scope| {
         let bench = scope.spawn(|| bench_object(toolchain).map(|_object| ()));
         object(toolchain, &Options::default())?;
@@ -142,7 +179,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
         shell::run(kernel_programs(toolchain, options.feature(), &bpf_dir))?;
         let built = bpf_dir.join(TARGET).join("release/kpx");
         verify::is_fit_for_old_kernels(&built)?;
-        install(&built, &target_dir.join("kpx.bpf.o"))
+        install(&built, &target_dir.join(OBJECT))
     })
 }
 

@@ -9,12 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use signal_hook::consts::SIGINT;
 
-use crate::setup::{self, Need};
 use crate::{build, shell};
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
-    let toolchain = setup::ensure(Need::Lab)?;
-    let kpx = build::with_demo(&toolchain)?;
+    let kpx = build::with_demo()?;
     // Ctrl-C reaches the demo as well, which then removes its lab. xtask waits for that, so that the prompt returns
     // after it.
     let interrupted = Arc::new(AtomicBool::new(false));

@@ -16,6 +16,20 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
+/// Returns the same command for the time of the processors that all others leave.
+pub(crate) fn nice(command: &Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    command.get_current_dir().map(|dir| nice.current_dir(dir));
+    nice
+}
+
 /// Returns both outputs of a command, or None if it cannot run or fails.
 pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;

@@ -1,8 +1,8 @@
 //! Runs all tests, and counts them.
 //!
 //! ```text
-//!   unit tests, packet rows  ║ random packets      both take all the time that a core has
 //!   lab ║ cluster, cli ║ reachability, tools       all mostly wait: for timers, and for the kernel
+//!   ║ unit tests, packet rows ║ random packets     both take the time of the processors that the others leave
 //!   what failed, alone                             tests of time and of single packets suffer beside others
 //! ```
 
@@ -14,9 +14,8 @@ use std::thread;
 
 use anyhow::{Result, anyhow};
 
-use crate::setup::{self, Need};
 use crate::step::step;
-use crate::{build, helm, workspace};
+use crate::{build, helm, shell, workspace};
 
 mod counts;
 
@@ -24,8 +23,6 @@ use counts::Outcome;
 pub(crate) use counts::TestCounts;
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
-    let toolchain = setup::ensure(Need::Tests)?;
-    build::objects(&toolchain)?;
     let kpx = build::everything()?;
     let tally = all(&kpx, filter)?;
     tally.end(tally.check())
@@ -54,12 +51,16 @@ struct Target {
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     let plan = Plan { kpx, helm: helm::ensure(), filters: filter.into_iter().collect() };
     let mut tally = TestCounts::default();
-    let (units, rows, random) =
-        step("test units, and kernel programs on rows and on random packets", || plan.busy_ones())?;
+    let (labs, (units, rows, random)) = step("test", || {
+        thread::scope(|scope| {
+            let labs = scope.spawn(|| plan.waiting_ones());
+            let busy = plan.busy_ones();
+            Ok((joined(labs)?, busy?))
+        })
+    })?;
     for outcome in random.iter().chain([&units]) {
         tally.add(outcome.counts);
     }
-    let labs = step("test all else in network namespaces", || plan.waiting_ones())?;
     for (target, mut outcome) in labs.into_iter().flatten().chain([(&KERNEL, rows)]) {
         if !outcome.failed.is_empty() {
             let again = step(&format!("test alone what failed in {}", target.name), || {
@@ -82,14 +83,22 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Returns the outcomes of the unit tests, the packet rows, and the fuzzer unless a filter leaves it out.
+    /// Returns the outcomes of the unit tests, the packet rows, and the fuzzer unless a filter leaves it out. They give way to
+    /// all other tests.
     fn busy_ones(&self) -> Result<(Outcome, Outcome, Option<Outcome>)> {
+        let nice = |cargo| kept(&mut shell::nice(&cargo));
         thread::scope(|scope| {
             let random = self.filters.is_empty().then(|| {
-                scope.spawn(|| kept(self.program(&FUZZ, ["--", "--nocapture"])?.env("KPX_FUZZ_SECS", FUZZ_SECS)))
+                scope.spawn(move || {
+                    let mut fuzz = self.program(&FUZZ, ["--", "--nocapture"])?;
+                    fuzz.env("KPX_FUZZ_SECS", FUZZ_SECS);
+                    nice(fuzz)
+                })
             });
-            let units = Outcome::of(self.cargo(&["--lib", "--bins"])?.args(&self.filters), &mut stdout())?;
-            let rows = Outcome::of(&mut self.program(&KERNEL, self.filters.iter().copied())?, &mut stdout())?;
+            let mut units = self.cargo(&["--lib", "--bins"])?;
+            units.args(&self.filters);
+            let units = nice(units)?;
+            let rows = nice(self.program(&KERNEL, self.filters.iter().copied())?)?;
             Ok((units, rows, random.map(joined).transpose()?))
         })
     }
