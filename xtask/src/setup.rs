@@ -174,8 +174,10 @@ fn apt_get(args: &[&str]) -> Command {
 
 fn install_linker(compiler: Compiler) -> Command {
     // LLVM, which does nearly all of its work, is optimised in any case; bpf-linker itself builds three times as fast without.
-    let mut cargo = command("cargo", &["install", "--debug", "bpf-linker", "--version", LINKER_VERSION, "--force"]);
+    let mut cargo = command("cargo", &["install", "bpf-linker", "--version", LINKER_VERSION, "--force", "--debug"]);
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
+    // The build of kpx beside this one has locked its own target directory, and waits for what this one installs.
+    cargo.args(["--target-dir".as_ref(), std::env::temp_dir().join("kpx-bpf-linker").as_os_str()]);
     workspace::forget_xtask(&mut cargo);
     if compiler == Compiler::Debian {
         // By default the build takes Debian's default LLVM, which is too old.

@@ -135,9 +135,10 @@ fn stuck_setup_lists_commands() {
     for command in [
         "apt-get update",
         "apt-get install -y --no-install-recommends rustc-web cargo-web libstd-rust-web-dev-bpf llvm-22-dev",
-        "LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker --version 0.13.0 --force --no-default-features --features llvm-22\n",
+        "LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker --version 0.13.0 --force --debug --target-dir ",
+        "/kpx-bpf-linker --no-default-features --features llvm-22\n",
         "rustup toolchain install nightly --component rust-src\n",
-        "cargo install bpf-linker --version 0.13.0 --force\n",
+        "/kpx-bpf-linker\n",
     ] {
         assert!(help.contains(command), "{command:?} is not in\n{help}");
     }
