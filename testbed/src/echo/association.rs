@@ -11,6 +11,7 @@ use nix::libc::ENOBUFS;
 use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use socket2::{SockAddr, Socket};
 
+use super::client::uninterrupted;
 use super::sctp::{Chunk, Packet, payload, ports};
 
 /// An open association, or one that opens. Aborted with this value.
@@ -100,7 +101,7 @@ impl Association {
     /// One chunk, if it is of this association.
     fn receive(&self) -> io::Result<Option<Chunk>> {
         let mut buffer = vec![0; 1 << 16];
-        let length = (&self.socket).read(&mut buffer)?;
+        let length = uninterrupted(|| (&self.socket).read(&mut buffer))?;
         let packet = Packet::decode(payload(self.peer.ip(), &buffer[..length]));
         let is_ours =
             |packet: &Packet| (packet.src_port, packet.dst_port, packet.tag) == (self.peer.port(), self.port, self.tag);

@@ -340,10 +340,21 @@ impl Link {
             Self::Association(association) => association.receive_message(),
             Self::Datagrams { socket, .. } | Self::Stream(socket) | Self::Messages(socket) => {
                 let mut buffer = vec![0; 1 << 16];
-                let length = socket.read(&mut buffer)?;
+                let length = uninterrupted(|| socket.read(&mut buffer))?;
                 buffer.truncate(length);
                 Ok(buffer)
             }
+        }
+    }
+}
+
+/// Calls again after a signal. The kernel restarts no call on a socket with a timeout, and the death of a child that another
+/// thread waits for is a signal.
+pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
         }
     }
 }
