@@ -88,7 +88,7 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
         ensure!(never.is_empty(), "never seen: {never:?}");
         // Two of ten thousand.
         let is_fast_seen = ["fast_local", "fast_remote"].iter().any(|what| results.contains_key(what));
-        ensure!(is_fast_seen || packets < 3 * ENOUGH, "no packet has skipped the stack");
+        ensure!(is_fast_seen || packets < 10 * ENOUGH, "no packet has skipped the stack");
         kernel_log.check()
     })
 }
