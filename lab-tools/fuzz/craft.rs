@@ -117,7 +117,8 @@ pub(crate) fn transport(dice: &mut Dice, src: SocketAddr, dst: SocketAddr, proto
     let mut transport = [src.port().to_be_bytes(), dst.port().to_be_bytes()].concat();
     match proto {
         TCP => {
-            transport.extend(random_bytes(dice, 8, 8));
+            let numbers = [random_near(dice, 1_000), random_near(dice, 1_001)];
+            transport.extend(numbers.map(u32::to_be_bytes).concat());
             transport.extend([5 << 4, says, dice.random(), dice.random(), 0, 0, 0, 0]);
         }
         UDP => {
@@ -140,6 +141,15 @@ pub(crate) fn transport(dice: &mut Dice, src: SocketAddr, dst: SocketAddr, proto
     let at = wire::checksum_offset(proto);
     transport[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
     transport
+}
+
+/// Mostly this number, so that most clients acknowledge what their backends have sent, and some just do not.
+fn random_near(dice: &mut Dice, number: u32) -> u32 {
+    match dice.random_range(0..20) {
+        0 => dice.random(),
+        1 => number.wrapping_add(one(dice, &[1, 1 << 17, (1 << 17) - 1, u32::MAX])),
+        _ => number,
+    }
 }
 
 /// An ICMP error from `src` that quotes as much of a packet as fits.

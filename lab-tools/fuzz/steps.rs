@@ -85,8 +85,8 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Sent {
     let says = match proto {
         // SYN, SYN ACK, ACK, FIN ACK, RST, RST ACK
         TCP => one(dice, &[2, 0x12, 0x10, 0x10, 0x18, 0x11, 0x11, 4, 0x14]),
-        // INIT, INIT ACK, DATA, ABORT, SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE
-        _ => one(dice, &[1, 2, 0, 0, 6, 7, 8, 14]),
+        // INIT, INIT ACK, COOKIE ECHO, COOKIE ACK, DATA, ABORT, SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE
+        _ => one(dice, &[1, 2, 10, 11, 11, 0, 0, 6, 7, 8, 14]),
     };
     let transport = craft::transport(dice, src, dst, proto, says);
     let between = Between::random(dice);

@@ -28,8 +28,10 @@ use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
+mod proof;
 mod step;
 
+pub use proof::Proof;
 pub use step::{Sender, Step, Told, is_stream, step};
 
 /// The hook whose packets find an entry of `FLOWS`.
@@ -123,7 +125,7 @@ pub struct Flow<A: Addr> {
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,
-    /// The value of `GENERATION`, in the opener's entry, when the backend was last known to serve.
+    /// In the opener's entry. TCP: the [`Proof`]. Others: the value of `GENERATION` when the backend was last known to serve.
     pub generation: u32,
     /// The service port that opened it; [`FrontendKey::address`] of no address if none did.
     pub service: FrontendKey<A>,
@@ -145,7 +147,7 @@ impl Seen {
     pub const PACKET: Self = Self(1 << 0);
     pub const FIN: Self = Self(1 << 1);
     pub const RST: Self = Self(1 << 2);
-    /// The client has gone on after an answer, or the backend has after several: no address was borrowed.
+    /// The client has shown that it got an answer, or the backend has gone on after several: no address was borrowed.
     pub const ASSURED: Self = Self(1 << 3);
     /// Nothing speaks against delivering this direction past the stack. Of what comes back: it comes in with the addresses
     /// with which it leaves, so that no program between the hooks translates the flow again. In both entries, of either direction.

@@ -152,7 +152,8 @@ fn is_not_ours<A: Net>(head: &Head<A>, memory: Memory) -> bool {
 /// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
 #[inline(always)]
 fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
-    let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx) };
+    // The slow path looks for the proof.
+    let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx), proves: true };
     let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
     step(sender, head.told()).is_news || may_have_moved()
 }

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{AtHook, EntryKind, Flow, Hook, Kind, Seen, Sender, State, is_stream, step};
+use proxy_common::flow::{AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, State, is_stream, step};
 use proxy_common::service_counts::Passed;
 
 use crate::decide;
@@ -57,7 +57,10 @@ fn learn<A: Net>(
     let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else { return Followed::Unknown };
     let Some(kind) = flow.kind.known() else { return Followed::Unknown };
     let is_news = match kind {
-        EntryKind::Dnat => step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told()).is_news,
+        EntryKind::Dnat => {
+            let proves = proves(skb, packet, flow);
+            step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told()).is_news
+        }
         // A datagram that assures a stream is not judged for that alone.
         EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
             step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
@@ -70,7 +73,7 @@ fn learn<A: Net>(
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
-    if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
+    if heed(skb, &entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
 }
 
 /// Returns true if the packet came in through a device at which its sender cannot be. See [`net::is_forged`](crate::net::is_forged).
@@ -90,6 +93,7 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
 /// Brings a flow up to date with a packet that looks like one of it. False if it is none.
 #[inline(always)]
 fn heed<A: Net>(
+    skb: Skb,
     entry: &Entry<A>,
     packet: &Packet<A>,
     mark: PacketMark,
@@ -109,14 +113,14 @@ fn heed<A: Net>(
                 close(flow, packet.proto);
                 return false;
             }
-            there(entry, flow, packet, now_secs);
+            there(skb, entry, flow, packet, now_secs);
         }
         EntryKind::Undnat if mark.is_forward() => return false,
         EntryKind::Undnat if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) => {
             return false;
         }
         EntryKind::Snat if !mark.is_forward() => return false,
-        EntryKind::Undnat => back(entry, flow, packet),
+        EntryKind::Undnat => back(skb, entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}
     }
@@ -140,11 +144,23 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
     }
 }
 
+/// Returns true if a packet of the client shows that it has got an answer of the backend, should there be one.
+///
+/// The sender of packets in another's name does not see the number that it had to acknowledge.
+#[inline(never)]
+fn proves<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    if packet.proto == Proto::TCP && flow.is_half_open() {
+        return packet.numbers(skb).is_some_and(|(_seq, ack)| Proof(flow.generation).is_met(ack));
+    }
+    packet.proto == Proto::UDP
+}
+
 /// Applies the step of a packet towards the backend.
 #[inline(always)]
-fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
+fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
     entry.count(packet.segments, packet.len);
-    let step = step(Sender::Client { tx: flow.tx, rx: flow.rx }, packet.told());
+    let proves = proves(skb, packet, flow);
+    let step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
     if step.seen != flow.tx {
         entry.set_tx(step.seen);
         note_end(flow, flow.state(), State::of(step.seen, flow.rx), packet.proto);
@@ -169,18 +185,23 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
 /// Applies the step of a packet from the backend. The opener's entry is told once a second, and when the state changes.
 /// It is told of every RST, because it may have heard from the client since the last one.
 #[inline(always)]
-pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
+pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     let now_secs = about_now_secs();
     let is_stream = is_stream(packet.proto, flow.passed.packets);
     let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
     let rx = step.seen;
-    if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() {
+    let answers = packet.told().answers_opener();
+    if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() && !answers {
         return;
     }
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
     let Some(opener) = maps::opener(flow, packet.proto) else { return };
+    // A backend without memory of its last answer (SYN cookies) gives another one.
+    if answers && let Some((seq, _ack)) = packet.numbers(skb) {
+        opener.set_proof(Proof::of(seq));
+    }
     let tx = opener.read(|flow| flow.tx);
     note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
     opener.set_rx(rx);

@@ -2,7 +2,7 @@
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
@@ -57,7 +57,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let Opening { source, .. } = opening;
     let client = SockAddr::new(source.addr, packet.src.port);
     *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags, now_secs());
-    flow.generation = source.generation;
+    flow.generation = if packet.proto == Proto::TCP { Proof::NONE.0 } else { source.generation };
     flow.service = opening.service;
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;

@@ -80,6 +80,7 @@ pub const RST_ACK: u8 = RST | ACK;
 pub struct TcpStart {
     sport: u16,
     dport: u16,
+    /// In network byte order, as the next.
     seq: u32,
     ack: u32,
     data_offset: u8,
@@ -129,7 +130,8 @@ pub fn told(flags: u8) -> Told {
     let fin = if flags & FIN != 0 { Told::FIN } else { Told::PACKET };
     let rst = if flags & RST != 0 { Told::RST } else { Told::PACKET };
     let opener = if opens(flags) { Told::OPENER } else { Told::PACKET };
-    fin.with(rst).with(opener)
+    let answer = if flags & (SYN | RST_ACK | FIN) == SYN | ACK { Told::ANSWER } else { Told::PACKET };
+    fin.with(rst).with(opener).with(answer)
 }
 
 impl<A: Net> Packet<A> {
@@ -200,6 +202,16 @@ impl<A: Net> Packet<A> {
     #[inline(always)]
     pub fn told(&self) -> Told {
         self.told
+    }
+
+    /// Returns the sequence number and the acknowledgement of a TCP packet that has not been rewritten. None of a later fragment.
+    #[inline(always)]
+    pub fn numbers(&self, skb: Skb) -> Option<(u32, u32)> {
+        if self.proto != Proto::TCP || self.marks & LATER != 0 {
+            return None;
+        }
+        let tcp: TcpStart = skb.load(skb.found().l4.into()).ok()?;
+        Some((u32::from_be(tcp.seq), u32::from_be(tcp.ack)))
     }
 
     /// Gives the packet other addresses and ports, and fixes its checksums.

@@ -28,6 +28,7 @@ const INIT: u8 = 1;
 const ABORT: u8 = 6;
 const SHUTDOWN: u8 = 7;
 const SHUTDOWN_ACK: u8 = 8;
+const COOKIE_ACK: u8 = 11;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
 impl Start {
@@ -42,6 +43,7 @@ impl Start {
         match self.kind {
             INIT => Told::OPENER,
             ABORT => Told::RST,
+            COOKIE_ACK => Told::ACCEPTED,
             SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Told::FIN,
             _ => Told::PACKET,
         }

@@ -33,8 +33,9 @@ pub(crate) fn flood(fixture: &Fixture, first_port: u16, count: u16) -> Result<()
 packet_tests! {
     half_open:
     answering_client_survives_flood_and_answered_one_makes_room,
+    client_that_acknowledges_what_was_not_sent_stays_half_open,
     datagram_after_answer_or_five_answers_keep_udp_flow,
-    returned_cookie_keeps_association,
+    accepted_cookie_keeps_association,
     hosts_own_flows_are_half_open_as_well,
 }
 

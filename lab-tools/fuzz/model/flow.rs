@@ -51,8 +51,10 @@ pub(crate) struct Flow {
     pub(crate) service: Option<SocketAddr>,
     pub(crate) client_said: Said,
     pub(crate) backend_said: Said,
-    /// The client has gone on after an answer.
+    /// The client has shown that it got an answer.
     pub(crate) assured: bool,
+    /// The sequence number of the last SYN with ACK.
+    pub(crate) answer: Option<u32>,
     /// When either side last said anything, in seconds since boot.
     pub(crate) last_secs: u32,
     pub(crate) sent: Passed,
@@ -125,6 +127,20 @@ impl Flow {
             || backend.reset
             || (client.goodbye && backend.goodbye)
             || now_secs.saturating_sub(self.last_secs) > self.timeout_secs()
+    }
+
+    /// Returns true if a packet of the client shows that it got the backend's answer: any datagram; an acknowledgement of
+    /// at most 2^17 bytes of it; nothing in SCTP.
+    pub(crate) fn is_proven_by(&self, transport: Option<&Transport>) -> bool {
+        match self.proto {
+            UDP => self.backend_said.anything,
+            TCP => {
+                let ack = transport.and_then(|transport| transport.ack);
+                let acked = self.answer.zip(ack).map(|(answer, ack)| ack.wrapping_sub(answer));
+                acked.is_some_and(|acked| (1..=1 << 17).contains(&acked))
+            }
+            _ => false,
+        }
     }
 
     fn timeout_secs(&self) -> u32 {

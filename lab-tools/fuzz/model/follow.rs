@@ -44,7 +44,7 @@ impl Model {
         let flow = &self.flows[&id];
         let (client, backend) = (flow.client_said, flow.backend_said);
         let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
-        let assures = backend.anything && !flow.assured;
+        let assures = !flow.assured && flow.is_proven_by(packet.transport.as_ref());
         let ends = packet.says(|transport| transport.ends) && !client.goodbye;
         let resets = packet.says(|transport| transport.resets) || client.reset || backend.reset;
         opens || assures || ends || resets || flow.last_secs != now_secs
@@ -79,13 +79,16 @@ impl Model {
         let passed = match leg {
             Leg::ToBackend => {
                 let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
-                flow.assured |= flow.backend_said.anything && !opens && !packet.says(|transport| transport.resets);
+                let resets = packet.says(|transport| transport.resets);
+                flow.assured |= flow.is_proven_by(packet.transport.as_ref()) && !opens && !resets;
                 flow.client_said.hear(packet.transport.as_ref());
                 flow.backend_said.reset &= flow.client_said.reset;
                 &mut flow.sent
             }
             Leg::ToClient => {
                 flow.backend_said.hear(packet.transport.as_ref());
+                flow.assured |= packet.says(|transport| transport.accepts);
+                flow.answer = packet.transport.and_then(|transport| transport.answer).or(flow.answer);
                 flow.client_said.reset &= flow.backend_said.reset;
                 &mut flow.returned
             }

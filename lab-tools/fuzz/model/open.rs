@@ -142,6 +142,7 @@ impl Model {
             client_said: said,
             backend_said: Said::default(),
             assured: false,
+            answer: None,
             last_secs: now_secs,
             sent: Passed { packets: sent.segments.max(1).into(), bytes: sent.frame.len() as u64 },
             returned: Passed::NOTHING,

@@ -44,6 +44,12 @@ pub(crate) struct Transport {
     pub(crate) ends: bool,
     /// RST, ABORT.
     pub(crate) resets: bool,
+    /// COOKIE ACK.
+    pub(crate) accepts: bool,
+    /// The sequence number of a SYN with ACK.
+    pub(crate) answer: Option<u32>,
+    /// The acknowledgement number of TCP.
+    pub(crate) ack: Option<u32>,
 }
 
 pub(crate) fn byte(frame: &[u8], at: usize) -> Option<u8> {
@@ -191,7 +197,19 @@ pub(crate) fn transport(frame: &[u8], ip: &Ip) -> Result<Transport, Reason> {
         _ => (header[12] == 1, [7, 8, 14].contains(&header[12]), header[12] == 6),
     };
     let port = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    Ok(Transport { sport: port(0), dport: port(2), opens, ends, resets })
+    let number = |at: usize| u32::from(port(at)) << 16 | u32::from(port(at + 2));
+    let is_tcp = ip.proto == TCP;
+    Ok(Transport {
+        sport: port(0),
+        dport: port(2),
+        opens,
+        ends,
+        resets,
+        // RFC 9260 §3.3.12.
+        accepts: ip.proto == SCTP && header[12] == 11,
+        answer: (is_tcp && header[13] & 0b1_0111 == 0b1_0010).then(|| number(4)),
+        ack: is_tcp.then(|| number(8)),
+    })
 }
 
 /// Where the checksum is in a transport header.

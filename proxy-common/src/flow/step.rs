@@ -6,7 +6,7 @@ use crate::addr::Proto;
 /// A backend that goes on after as many datagrams serves a client that listens: a stream, asked for once.
 const ANSWERS: u64 = 4;
 
-/// The bits of [`Seen`] that a packet shows by itself, and [`Told::OPENER`].
+/// The bits of [`Seen`] that a packet shows by itself, [`Told::OPENER`] and [`Told::ANSWER`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told(u8);
@@ -17,6 +17,10 @@ impl Told {
     pub const RST: Self = Self(Seen::PACKET.0 | Seen::RST.0);
     /// A packet that opens a connection. No datagram does: they all look alike.
     pub const OPENER: Self = Self(Seen::PACKET.0 | OPENER);
+    /// A SYN with ACK. It holds the number that the client has to acknowledge: see [`Proof`](super::Proof).
+    pub const ANSWER: Self = Self(Seen::PACKET.0 | ANSWER);
+    /// A COOKIE ACK of SCTP: its sender has got its own cookie back (RFC 9260 §5.1).
+    pub const ACCEPTED: Self = Self(Seen::PACKET.0 | Seen::ASSURED.0);
 
     #[inline(always)]
     pub const fn with(self, other: Self) -> Self {
@@ -25,7 +29,7 @@ impl Told {
 
     #[inline(always)]
     pub const fn seen(self) -> Seen {
-        Seen(self.0 & !OPENER)
+        Seen(self.0 & !(OPENER | ANSWER | Seen::ASSURED.0))
     }
 
     #[inline(always)]
@@ -37,16 +41,23 @@ impl Told {
     pub const fn opens_connection(self) -> bool {
         self.0 & OPENER != 0
     }
+
+    #[inline(always)]
+    pub const fn answers_opener(self) -> bool {
+        self.0 & ANSWER != 0
+    }
 }
 
-/// No bit of [`Seen`].
+/// No bits of [`Seen`].
 const OPENER: u8 = 1 << 7;
+const ANSWER: u8 = 1 << 6;
 
 /// The side that sent a packet, and what the entry that it passes has seen before.
 #[derive(Clone, Copy, Debug)]
 pub enum Sender {
-    /// The opener's entry knows both directions.
-    Client { tx: Seen, rx: Seen },
+    /// The opener's entry knows both directions. `proves` says whether the packet assures a flow that has an answer: a
+    /// datagram does, an acknowledgement that meets its [`Proof`](super::Proof) does, no packet of SCTP does.
+    Client { tx: Seen, rx: Seen, proves: bool },
     /// The reply's entry knows its own direction; `is_stream` as the function of that name says.
     Backend { rx: Seen, is_stream: bool },
 }
@@ -74,18 +85,22 @@ pub const fn step(sender: Sender, packet: Told) -> Step {
     const PACKET_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::PACKET.0.trailing_zeros();
     const RST_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::RST.0.trailing_zeros();
     const OPENER_TO_ASSURED: u32 = OPENER.trailing_zeros() - Seen::ASSURED.0.trailing_zeros();
+    // The first bit is what `proves` is in bits.
+    const { assert!(Seen::PACKET.0 == true as u8) };
     let (rst, opener) = (packet.0 & Seen::RST.0, packet.0 & OPENER);
     let (before, either, assured) = match sender {
         // The client goes on after an answer. An opener sent again shows no client, because its address may be borrowed.
-        Sender::Client { tx, rx } => {
-            let answered = (rx.0 & Seen::PACKET.0) << PACKET_TO_ASSURED;
+        Sender::Client { tx, rx, proves } => {
+            let answered = (rx.0 & Seen::PACKET.0 & proves as u8) << PACKET_TO_ASSURED;
             (tx.0, tx.0 | rx.0, answered & !(rst << RST_TO_ASSURED) & !(opener >> OPENER_TO_ASSURED))
         }
-        Sender::Backend { rx, is_stream } => (rx.0, rx.0, if is_stream { Seen::ASSURED.0 } else { 0 }),
+        Sender::Backend { rx, is_stream } => {
+            (rx.0, rx.0, packet.0 & Seen::ASSURED.0 | if is_stream { Seen::ASSURED.0 } else { 0 })
+        }
     };
     // A side that goes on has not ended the flow by its own RST.
     let seen = before & (!Seen::RST.0 | rst) | packet.seen().0 | assured;
-    let news = seen ^ before | rst | either & Seen::RST.0 | opener;
+    let news = seen ^ before | rst | either & Seen::RST.0 | packet.0 & (OPENER | ANSWER);
     Step { seen: Seen(seen), is_news: news != 0, revokes_reset: rst == 0 }
 }
 
@@ -113,7 +128,7 @@ mod tests {
         for &(is_client, packet) in packets {
             let (own, other) = if is_client { (&mut tx, &mut rx) } else { (&mut rx, &mut tx) };
             let sender = match is_client {
-                true => Sender::Client { tx: *own, rx: *other },
+                true => Sender::Client { tx: *own, rx: *other, proves: proto != Proto::SCTP },
                 false => Sender::Backend { rx: *own, is_stream: is_stream(proto, returned) },
             };
             let step = step(sender, packet);
@@ -140,6 +155,29 @@ mod tests {
         assert_eq!((tx, news), (Seen::PACKET, vec![true, true, true]));
         let (tx, _, _) = follow(Proto::UDP, &[(false, DATA), (true, DATA)]);
         assert!(tx.has(Seen::ASSURED), "no datagram is an opener");
+    }
+
+    #[test]
+    fn client_without_proof_assures_nothing() {
+        let (tx, rx) = (Seen::PACKET, Seen::PACKET);
+        assert_eq!(step(Sender::Client { tx, rx, proves: false }, DATA).seen, tx);
+        assert!(step(Sender::Client { tx, rx, proves: true }, DATA).seen.has(Seen::ASSURED));
+        let assured = tx.with(Seen::ASSURED);
+        assert_eq!(step(Sender::Client { tx: assured, rx, proves: false }, DATA).seen, assured, "once is enough");
+    }
+
+    #[test]
+    fn every_answer_to_an_opener_is_news() {
+        let (_, rx, news) = follow(Proto::TCP, &[(false, Told::ANSWER), (false, Told::ANSWER), (false, DATA)]);
+        assert_eq!((rx, news), (Seen::PACKET, vec![true, true, false]));
+    }
+
+    #[test]
+    fn only_backend_accepts_cookie() {
+        let (tx, rx, _) = follow(Proto::SCTP, &[(false, DATA), (true, Told::ACCEPTED), (true, DATA)]);
+        assert_eq!(State::of(tx, rx), State::Answered);
+        let (tx, rx, news) = follow(Proto::SCTP, &[(false, DATA), (true, DATA), (false, Told::ACCEPTED), (true, DATA)]);
+        assert_eq!((State::of(tx, rx), news), (State::Established, vec![true, false, true, false]));
     }
 
     #[test]

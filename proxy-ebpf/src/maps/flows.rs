@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_map_pop_elem;
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Flow, FlowKey, Seen};
+use proxy_common::flow::{Flow, FlowKey, Proof, Seen};
 #[cfg(feature = "bench")]
 use proxy_common::{addr::SockAddr, flow::Hook};
 
@@ -118,6 +118,11 @@ impl<A: Net> Entry<A> {
     #[inline(always)]
     pub fn set_generation(&self, generation: u32) {
         part!(self.generation).set(generation);
+    }
+
+    #[inline(always)]
+    pub fn set_proof(&self, Proof(proof): Proof) {
+        part!(self.generation).set(proof);
     }
 
     #[inline(always)]

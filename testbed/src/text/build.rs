@@ -10,6 +10,8 @@ use super::wire::*;
 
 pub const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// The sequence number of every TCP packet: an ACK behind it acknowledges a SYN that has it.
+const SEQ: u32 = 1_000;
 
 pub(super) fn frame(names: &Names, text: &str) -> Result<Vec<u8>> {
     let words: Vec<_> = text.split_whitespace().collect();
@@ -150,14 +152,19 @@ fn extension(extra: &Extra) -> (u8, Vec<u8>) {
 }
 
 fn tcp(flags: &str, src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {
+    let (flags, ack) = flags.split_once('@').map_or((flags, None), |(flags, ack)| (flags, Some(ack)));
     let mut bits = 0;
     for flag in flags.chars() {
         let at = TCP_FLAGS.iter().find(|(name, _)| *name == flag);
         bits |= at.with_context(|| format!("{flag} is no TCP flag"))?.1;
     }
-    let ack = if bits & ACK != 0 { 2_000_u32 } else { 0 };
+    let ack = match ack {
+        Some(ack) => ack.parse().with_context(|| format!("acknowledgement {ack}"))?,
+        None if bits & ACK != 0 => SEQ + 1,
+        None => 0_u32,
+    };
     let mut segment = [src.port(), dst.port()].map(u16::to_be_bytes).concat();
-    segment.extend([1_000, ack].map(u32::to_be_bytes).concat());
+    segment.extend([SEQ, ack].map(u32::to_be_bytes).concat());
     segment.extend([0x50, bits, 0xfd, 0xe8, 0, 0, 0, 0]);
     segment.extend(payload);
     let sum = checksum(pseudo(src.ip(), dst.ip(), TCP, segment.len())?, &segment, 16);

@@ -3,7 +3,8 @@
 //! Names stand for addresses, so that one table of packets serves both families. A port `$x` stands for a number that the
 //! first packet with it shows. After a packet, `+N` says how many bytes of payload it has.
 //!
-//! - `tcp SA …`: with its flags as tcpdump has them (S, F, R, P, A for `.`).
+//! - `tcp SA …`: with its flags as tcpdump has them (S, F, R, P, A for `.`). The sequence number is 1000. ACK acknowledges
+//!   1001, and `A@N` acknowledges N; text from a frame leaves the number out.
 //! - `udp …`
 //! - `sctp INIT …`: with its chunks, as in `COOKIE-ECHO,DATA`; the last one has the payload.
 //! - `icmp frag-needed=1400 router > web about tcp …`: an ICMP error of a kind in `wire::ICMP`, and what it quotes. After
