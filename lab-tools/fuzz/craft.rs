@@ -117,7 +117,8 @@ pub(crate) fn transport(dice: &mut Dice, src: SocketAddr, dst: SocketAddr, proto
     let mut transport = [src.port().to_be_bytes(), dst.port().to_be_bytes()].concat();
     match proto {
         TCP => {
-            let numbers = [random_near(dice, 1_000), random_near(dice, 1_001)];
+            let seq = if says & 0b10 != 0 { 1_000 } else { 1_001 };
+            let numbers = [random_near(dice, seq), random_near(dice, 1_001)];
             transport.extend(numbers.map(u32::to_be_bytes).concat());
             transport.extend([5 << 4, says, dice.random(), dice.random(), 0, 0, 0, 0]);
         }
@@ -147,7 +148,7 @@ pub(crate) fn transport(dice: &mut Dice, src: SocketAddr, dst: SocketAddr, proto
 fn random_near(dice: &mut Dice, number: u32) -> u32 {
     match dice.random_range(0..20) {
         0 => dice.random(),
-        1 => number.wrapping_add(one(dice, &[1, 1 << 17, (1 << 17) - 1, u32::MAX])),
+        1 => number.wrapping_add(one(dice, &[1, 1 << 17, (1 << 17) - 1, 1 << 23, (1 << 23) - 1, u32::MAX])),
         _ => number,
     }
 }

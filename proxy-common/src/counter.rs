@@ -217,10 +217,12 @@ pub enum Event {
     PodOutside,
     /// Another program's connection left with a tuple that a flow of kpx has, and got another source port.
     PortMoved,
+    /// A FIN or RST had a number that its flow's other side did not expect: it was passed on, and ended nothing here.
+    EndIgnored,
 }
 
 impl Event {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::FlowOpened,
         Self::FlowMoved,
         Self::FlowForgotten,
@@ -233,6 +235,7 @@ impl Event {
         Self::FastRemote,
         Self::PodOutside,
         Self::PortMoved,
+        Self::EndIgnored,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -249,6 +252,7 @@ impl Event {
             Self::FastRemote => "fast_remote",
             Self::PodOutside => "pod_outside",
             Self::PortMoved => "port_moved",
+            Self::EndIgnored => "end_ignored",
         }
     }
 }

@@ -28,10 +28,14 @@ use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
+mod end;
 mod proof;
+mod state;
 mod step;
 
+pub use end::{Acked, is_recent};
 pub use proof::Proof;
+pub use state::State;
 pub use step::{Sender, Step, Told, is_stream, step};
 
 /// The hook whose packets find an entry of `FLOWS`.
@@ -125,7 +129,8 @@ pub struct Flow<A: Addr> {
     pub rx: Seen,
     /// When a packet last passed this entry: seconds since boot.
     pub last_secs: u32,
-    /// In the opener's entry. TCP: the [`Proof`]. Others: the value of `GENERATION` when the backend was last known to serve.
+    /// TCP: what the sender of this entry's packets has [`Acked`]; in the opener's entry the [`Proof`] before. Others, in the
+    /// opener's entry: the value of `GENERATION` when the backend was last known to serve.
     pub generation: u32,
     /// The service port that opened it; [`FrontendKey::address`] of no address if none did.
     pub service: FrontendKey<A>,
@@ -152,6 +157,11 @@ impl Seen {
     /// Nothing speaks against delivering this direction past the stack. Of what comes back: it comes in with the addresses
     /// with which it leaves, so that no program between the hooks translates the flow again. In both entries, of either direction.
     pub const DIRECT: Self = Self(1 << 4);
+    /// The client has dialled again on a flow that was silent for long, and the backend has not said since that it knows the flow.
+    /// Of what goes there, in the opener's entry.
+    pub const REDIALLED: Self = Self(1 << 5);
+    /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry.
+    pub const ADVANCED: Self = Self(1 << 6);
 
     #[inline(always)]
     pub const fn has(self, other: Self) -> bool {
@@ -169,70 +179,6 @@ impl Seen {
     }
 }
 
-/// The state of a flow, from the packets of both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
-    /// Nothing has come back yet.
-    New,
-    /// The backend has answered, and the client has said nothing since: it may not exist.
-    Answered,
-    /// Both sides have spoken, each knowing of the other.
-    Established,
-    /// One FIN.
-    HalfClosed,
-    /// Both FINs.
-    Closed,
-    /// A RST, and no packet since.
-    Reset,
-}
-
-impl State {
-    /// From what was seen from the client, and from the backend.
-    #[inline(always)]
-    pub const fn of(tx: Seen, rx: Seen) -> Self {
-        if tx.has(Seen::RST) || rx.has(Seen::RST) {
-            Self::Reset
-        } else if tx.has(Seen::FIN) && rx.has(Seen::FIN) {
-            Self::Closed
-        } else if tx.has(Seen::FIN) || rx.has(Seen::FIN) {
-            Self::HalfClosed
-        } else if tx.has(Seen::ASSURED) || rx.has(Seen::ASSURED) {
-            Self::Established
-        } else if rx.has(Seen::PACKET) {
-            Self::Answered
-        } else {
-            Self::New
-        }
-    }
-
-    /// Returns true if both sides have ended the flow.
-    #[inline(always)]
-    pub const fn is_terminal(self) -> bool {
-        matches!(self, Self::Closed | Self::Reset)
-    }
-
-    /// How long a flow may be silent in this state before it is forgotten.
-    #[inline(always)]
-    pub const fn timeout_secs(self, proto: Proto) -> u32 {
-        let tcp = proto.0 == Proto::TCP.0;
-        match self {
-            // Five retries of a SYN, at 1, 2, 4, 8 and 16 s.
-            Self::New => 30,
-            // Five retries of what answers a SYN; each of them counts as a sign of life.
-            Self::Answered if tcp || proto.0 == Proto::SCTP.0 => 60,
-            // Longer than the 2 h after which keep-alives start (RFC 9293 §3.8.4).
-            Self::Established if tcp => 8_100,
-            // A lost path shows within minutes, by heartbeats (RFC 9260 §8.3).
-            Self::Established if proto.0 == Proto::SCTP.0 => 18_000,
-            Self::Answered | Self::Established => 180,
-            Self::HalfClosed => 120,
-            // TIME-WAIT as Linux counts it.
-            Self::Closed => 60,
-            Self::Reset => 10,
-        }
-    }
-}
-
 /// Source ports that kpx gives to flows start here: above Linux's default `ip_local_port_range`, so that they are not
 /// those of the node's own connections.
 pub const SOURCE_PORT_FIRST: u16 = 61_000;
@@ -241,8 +187,11 @@ pub const SOURCE_PORT_FIRST: u16 = 61_000;
 /// was lost.
 pub const LINGER_SECS: u32 = 3;
 
-/// A TCP client that dials again from the port of a flow silent for this long has forgotten that flow.
+/// A client that dials again from the port of a flow silent for this long may have forgotten that flow.
 const REDIAL_SECS: u32 = 60;
+
+/// A backend that has not answered the opener of such a client for this long has forgotten the flow as well, or is gone.
+const ANSWER_SECS: u32 = 3;
 
 impl<A: Addr> Flow<A> {
     /// Entries of one flow, at the most.
@@ -390,10 +339,26 @@ impl<A: Addr> Flow<A> {
     }
 
     /// Returns true, in the opener's entry, if an opener of the same client may take the flow's place and choose again.
+    ///
+    /// The sender of a SYN in the client's name does not end a TCP flow: the SYN goes to the backend, as [`Self::is_redialled_by`]
+    /// says. A backend that knows the connection answers (RFC 5961 §4), and a client that does not know it resets it then.
     #[inline(always)]
     pub const fn may_be_reused(&self, proto: Proto, now_secs: u32) -> bool {
-        let forgotten = proto.0 != Proto::UDP.0 && self.idle_secs(now_secs) > REDIAL_SECS;
+        let idle_secs = self.idle_secs(now_secs);
+        let forgotten = match proto {
+            Proto::UDP => false,
+            // With its FIN the client has said itself that it goes.
+            Proto::TCP if self.tx.has(Seen::FIN) => idle_secs > REDIAL_SECS,
+            Proto::TCP => self.tx.has(Seen::REDIALLED) && idle_secs >= ANSWER_SECS,
+            _ => idle_secs > REDIAL_SECS,
+        };
         forgotten || self.is_expired(proto, now_secs)
+    }
+
+    /// Returns true, in the opener's entry, if the backend has to answer the client's SYN for the flow to stay.
+    #[inline(always)]
+    pub const fn is_redialled_by(&self, packet: Told, now_secs: u32) -> bool {
+        packet.opens_connection() && self.idle_secs(now_secs) > REDIAL_SECS
     }
 }
 

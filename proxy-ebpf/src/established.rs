@@ -9,12 +9,12 @@ use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{EntryKind, Flow, FlowKey, Hook, Sender, Told, is_stream, step};
+use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Seen, Sender, Told, is_stream, step};
 
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
-use crate::packet::{self, TcpHeader};
+use crate::packet::{self, TcpHeader, TcpStart};
 use crate::skb::{ETH_LEN, PacketMark, Skb};
 use crate::{Action, guest, lookup, redirect};
 
@@ -26,6 +26,8 @@ pub struct Head<A: Addr> {
     pub proto: Proto,
     /// The flags of TCP, or 0.
     pub flags: u8,
+    /// What TCP acknowledges, as it is in the packet.
+    pub acked: u32,
     /// The word of an IPv4 header that ends with the checksum.
     pub check: u32,
     /// Bytes of transport header and payload.
@@ -91,6 +93,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
             return None;
         }
         entry.count(skb.segments(), skb.len());
+        note_acked(&entry, &head, kind);
         maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
     }
     if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
@@ -107,6 +110,25 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
         skb.settle_packet_mark();
     }
     Some(Ok(Action::PASS))
+}
+
+/// Keeps what a TCP packet acknowledges, and that it is more than before.
+#[inline(always)]
+fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>, kind: EntryKind) {
+    let acked = Acked(u32::from_be(head.acked));
+    if head.proto != Proto::TCP || entry.read(|flow| flow.generation) == acked.0 {
+        return;
+    }
+    if kind == EntryKind::Undnat {
+        entry.set_acked(acked);
+        let rx = entry.read(|flow| flow.rx);
+        if !rx.has(Seen::ADVANCED) {
+            entry.set_rx(rx.with(Seen::ADVANCED));
+        }
+    } else if entry.read(|flow| flow.tx).has(Seen::ASSURED) {
+        // The proof is there before, which the client must not write itself.
+        entry.set_acked(acked);
+    }
 }
 
 /// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of the slow path.
@@ -166,13 +188,16 @@ fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) 
     step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
-/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: its protocol's flags. None
-/// if it is another's, or not all there.
+/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags, and what it
+/// acknowledges. None if the header is another's, or not all there.
 #[inline(always)]
-pub fn flags(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<u8> {
+pub fn flags_and_acked(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, u32)> {
     match proto {
-        Proto::TCP if len >= packet::TCP_LEN => Some(skb.peek::<TcpHeader>(at)?.start.flags),
-        Proto::UDP if len >= packet::UDP_LEN => Some(0),
+        Proto::TCP if len >= packet::TCP_LEN => {
+            let TcpStart { flags, ack, .. } = skb.peek::<TcpHeader>(at)?.start;
+            Some((flags, ack))
+        }
+        Proto::UDP if len >= packet::UDP_LEN => Some((0, 0)),
         _ => None,
     }
 }

@@ -3,7 +3,9 @@
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, State, is_stream, step};
+use proxy_common::flow::{
+    Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, State, is_recent, is_stream, step,
+};
 use proxy_common::service_counts::Passed;
 
 use crate::decide;
@@ -150,20 +152,48 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
 #[inline(never)]
 fn proves<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
     if packet.proto == Proto::TCP && flow.is_half_open() {
-        return packet.numbers(skb).is_some_and(|(_seq, ack)| Proof(flow.generation).is_met(ack));
+        return packet.acked(skb).is_some_and(|acked| Proof(flow.generation).is_met(acked));
     }
     packet.proto == Proto::UDP
+}
+
+/// Returns true if a FIN or RST is one that its sender may send: see [`Acked`].
+///
+/// The other side judges by the same number, and ignores what this function refuses.
+#[inline(never)]
+fn is_end<A: Net>(skb: Skb, packet: &Packet<A>, acked: u32, advances: bool) -> bool {
+    let is_end = packet.numbers(skb).is_none_or(|numbers| Acked(acked).permits_end(numbers.seq, advances));
+    if !is_end {
+        maps::count(Event::EndIgnored);
+    }
+    is_end
 }
 
 /// Applies the step of a packet towards the backend.
 #[inline(always)]
 fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
     entry.count(packet.segments, packet.len);
+    // A stranger can make the backend speak. Only the client can make it acknowledge more.
+    let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
+    if packet.told().ends(flow.tx)
+        && !flow.is_half_open()
+        && let Some(undnat) = maps::undnat(flow, packet.proto)
+        && !is_end(skb, packet, undnat.read(|flow| flow.generation), undnat.read(advances))
+    {
+        return;
+    }
     let proves = proves(skb, packet, flow);
     let step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
-    if step.seen != flow.tx {
-        entry.set_tx(step.seen);
-        note_end(flow, flow.state(), State::of(step.seen, flow.rx), packet.proto);
+    if step.seen.has(Seen::ASSURED)
+        && let Some(acked) = packet.acked(skb)
+    {
+        entry.set_acked(acked);
+    }
+    let redials = packet.proto == Proto::TCP && flow.is_redialled_by(packet.told(), now_secs);
+    let seen = if redials { step.seen.with(Seen::REDIALLED) } else { step.seen };
+    if seen != flow.tx {
+        entry.set_tx(seen);
+        note_end(flow, flow.state(), State::of(seen, flow.rx), packet.proto);
     }
     if flow.rx.has(Seen::RST) && step.revokes_reset {
         entry.set_rx(flow.rx.without(Seen::RST));
@@ -171,7 +201,9 @@ fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>,
             undnat.set_rx(undnat.read(|flow| flow.rx).without(Seen::RST));
         }
     }
-    if flow.last_secs != now_secs {
+    // The backend has its time to answer from the first SYN on.
+    let waits = flow.tx.has(Seen::REDIALLED) && packet.opens();
+    if flow.last_secs != now_secs && !waits {
         entry.set_last_secs(now_secs);
     }
     // A backend that does not accept this RST shall tell the opener so at once, by its next packet.
@@ -188,9 +220,25 @@ fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>,
 pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     let now_secs = about_now_secs();
+    if packet.told().ends(flow.rx)
+        && let Some(opener) = maps::opener(flow, packet.proto)
+        // A backend that does not know the flow resets with the number 0.
+        && !opener.read(|flow| flow.is_half_open() || flow.tx.has(Seen::REDIALLED))
+        && !is_end(skb, packet, opener.read(|flow| flow.generation), is_recent(opener.read(|flow| flow.idle_secs(now_secs))))
+    {
+        return;
+    }
     let is_stream = is_stream(packet.proto, flow.passed.packets);
     let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
-    let rx = step.seen;
+    let mut rx = step.seen;
+    if let Some(acked) = packet.acked(skb) {
+        if acked != Acked(flow.generation) {
+            entry.set_acked(acked);
+            rx = rx.with(Seen::ADVANCED);
+        } else if flow.last_secs != now_secs {
+            rx = rx.without(Seen::ADVANCED);
+        }
+    }
     let answers = packet.told().answers_opener();
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() && !answers {
         return;
@@ -199,8 +247,11 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
     entry.set_last_secs(now_secs);
     let Some(opener) = maps::opener(flow, packet.proto) else { return };
     // A backend without memory of its last answer (SYN cookies) gives another one.
-    if answers && let Some((seq, _ack)) = packet.numbers(skb) {
-        opener.set_proof(Proof::of(seq));
+    if answers
+        && opener.read(Flow::is_half_open)
+        && let Some(numbers) = packet.numbers(skb)
+    {
+        opener.set_proof(Proof::of(numbers.seq));
     }
     let tx = opener.read(|flow| flow.tx);
     note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
@@ -208,8 +259,9 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
     opener.set_last_secs(now_secs);
     // The client's packets write these bits on other CPUs.
     let tx = opener.read(|flow| flow.tx);
-    if tx.has(Seen::RST) && step.revokes_reset {
-        opener.set_tx(tx.without(Seen::RST));
+    let revoked = if step.revokes_reset { Seen::RST.with(Seen::REDIALLED) } else { Seen::REDIALLED };
+    if tx.has(revoked) {
+        opener.set_tx(tx.without(revoked));
     }
 }
 

@@ -5,7 +5,7 @@ use core::mem::size_of;
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::flow::{FlowKey, Hook, Seen, Told};
+use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Told};
 
 use crate::established::Head;
 use crate::net::{FragmentPart, Header, Net};
@@ -82,10 +82,18 @@ pub struct TcpStart {
     dport: u16,
     /// In network byte order, as the next.
     seq: u32,
-    ack: u32,
+    pub ack: u32,
     data_offset: u8,
     pub flags: u8,
     window: u16,
+}
+
+/// What a TCP packet says of both directions, in host byte order.
+#[derive(Clone, Copy)]
+pub struct Numbers {
+    pub seq: u32,
+    /// None without ACK.
+    pub acked: Option<Acked>,
 }
 
 /// All of them, but for options.
@@ -168,7 +176,7 @@ impl<A: Net> Packet<A> {
 
     #[inline(always)]
     fn head(&self) -> Head<A> {
-        Head { src: self.src, dst: self.dst, proto: self.proto, flags: 0, check: self.check, len: 0 }
+        Head { src: self.src, dst: self.dst, proto: self.proto, flags: 0, acked: 0, check: self.check, len: 0 }
     }
 
     #[inline(always)]
@@ -204,14 +212,21 @@ impl<A: Net> Packet<A> {
         self.told
     }
 
-    /// Returns the sequence number and the acknowledgement of a TCP packet that has not been rewritten. None of a later fragment.
+    /// Returns the numbers of a TCP packet that has not been rewritten. None of a later fragment.
     #[inline(always)]
-    pub fn numbers(&self, skb: Skb) -> Option<(u32, u32)> {
+    pub fn numbers(&self, skb: Skb) -> Option<Numbers> {
         if self.proto != Proto::TCP || self.marks & LATER != 0 {
             return None;
         }
         let tcp: TcpStart = skb.load(skb.found().l4.into()).ok()?;
-        Some((u32::from_be(tcp.seq), u32::from_be(tcp.ack)))
+        let acked = (tcp.flags & ACK != 0).then_some(Acked(u32::from_be(tcp.ack)));
+        Some(Numbers { seq: u32::from_be(tcp.seq), acked })
+    }
+
+    /// Returns what a TCP packet acknowledges.
+    #[inline(always)]
+    pub fn acked(&self, skb: Skb) -> Option<Acked> {
+        self.numbers(skb)?.acked
     }
 
     /// Gives the packet other addresses and ports, and fixes its checksums.

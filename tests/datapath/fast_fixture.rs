@@ -5,14 +5,10 @@
 //! may stand before a packet. A packet that leaves is the last one that was put out, if its text is the same.
 
 use anyhow::{Context, Result, ensure};
-use aya::Pod;
-use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
-use proxy_common::flow::{Flow, FlowKey};
-use proxy_common::names::{EGRESS, INGRESS, IPV4, IPV6};
-use proxy_datapath::open;
+use proxy_common::names::{EGRESS, INGRESS};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::test_run::Verdict::{Pass, Redirect};
 
@@ -69,7 +65,7 @@ impl Runner for FastFixture {
         }
         if !std::mem::take(&mut self.is_aged) {
             let now_secs = before_a_turn()?;
-            self.change_flows(|_| Some(now_secs))?;
+            self.fixture.change_flows(|_| Some(now_secs))?;
         }
         let device = row.device.as_deref().context("the row names no device")?;
         let (ifindex, before) = (self.fixture.ifindex(device)?, self.fixture.counts()?);
@@ -99,11 +95,12 @@ impl Runner for FastFixture {
 
     fn step(&mut self, step: &Step) -> Result<()> {
         match step {
-            Step::ForgetFlows => self.change_flows(|_| None)?,
-            Step::Silence(secs) => self.age(*secs)?,
             Step::Segments(size) => self.segment_size = *size,
             Step::FramesForOthers(is_for_others) => self.is_for_others = *is_for_others,
-            step => self.fixture.step(step)?,
+            step => {
+                self.is_aged |= matches!(step, Step::Silence(_));
+                self.fixture.step(step)?;
+            }
         }
         Ok(())
     }
@@ -158,39 +155,6 @@ impl FastFixture {
         }
         Ok(frame)
     }
-
-    /// Lets the next row find flows that have been silent for so many seconds.
-    fn age(&mut self, secs: u32) -> Result<()> {
-        self.is_aged = true;
-        self.change_flows(|last_secs| Some(last_secs - secs))
-    }
-
-    /// Changes the second of flows' last packets, or removes the flows.
-    fn change_flows(&self, change: impl Fn(u32) -> Option<u32>) -> Result<()> {
-        if self.fixture.is_v4() {
-            change_flows::<Addr4>(&self.fixture, IPV4.flows, change)
-        } else {
-            change_flows::<Addr6>(&self.fixture, IPV6.flows, change)
-        }
-    }
-}
-
-fn change_flows<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u32) -> Option<u32>) -> Result<()>
-where
-    FlowKey<A>: Pod,
-    Flow<A>: Pod,
-{
-    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
-    for (key, mut flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
-        match change(flow.last_secs) {
-            None => flows.remove(&key)?,
-            Some(last_secs) => {
-                flow.last_secs = last_secs;
-                flows.insert(key, flow, 0)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Splits `hops=N` from the packet behind it.

@@ -8,13 +8,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
+use aya::Pod;
+use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
+use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
-use proxy_common::names::INGRESS;
+use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::Maps;
+use proxy_datapath::{Maps, open};
 use testbed::netns::NetNs;
 use testbed::test_run::{self, Bench, Verdict};
 use testbed::text::{DST_MAC, Names};
@@ -115,7 +118,9 @@ impl Runner for Fixture {
             }
             Step::BackendMoves { service, port, old, new } => self.leave(service, *port, old, new),
             Step::Flood(count) => flood(self, 30_000, *count),
-            Step::ForgetFlows | Step::Silence(_) | Step::Segments(_) | Step::FramesForOthers(_) => {
+            Step::ForgetFlows => self.change_flows(|_| None),
+            Step::Silence(secs) => self.change_flows(|last_secs| Some(last_secs.saturating_sub(*secs))),
+            Step::Segments(_) | Step::FramesForOthers(_) => {
                 bail!("the step is for fixture fast only")
             }
         }
@@ -123,6 +128,15 @@ impl Runner for Fixture {
 }
 
 impl Fixture {
+    /// Changes the second of flows' last packets, or removes the flows.
+    pub(crate) fn change_flows(&self, change: impl Fn(u32) -> Option<u32>) -> Result<()> {
+        if self.is_v4() {
+            change_flows::<Addr4>(self, IPV4.flows, change)
+        } else {
+            change_flows::<Addr6>(self, IPV6.flows, change)
+        }
+    }
+
     pub(crate) fn is_v4(&self) -> bool {
         matches!(self.names.addr("web"), Ok(addr) if addr.is_ipv4())
     }
@@ -351,4 +365,22 @@ fn tables<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
         changes.push(FamilyChange::PutFrontend(address, Frontend::new(address, FrontendKind::ADDRESS)));
     }
     Ok(changes)
+}
+
+fn change_flows<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u32) -> Option<u32>) -> Result<()>
+where
+    FlowKey<A>: Pod,
+    Flow<A>: Pod,
+{
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
+    for (key, mut flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
+        match change(flow.last_secs) {
+            None => flows.remove(&key)?,
+            Some(last_secs) => {
+                flow.last_secs = last_secs;
+                flows.insert(key, flow, 0)?;
+            }
+        }
+    }
+    Ok(())
 }

@@ -18,6 +18,11 @@ packet_tests! {
     lost_route_costs_packets_and_no_connection,
     host_reaches_backends_through_anchor,
     hairpin_without_node_address_is_dropped,
+    end_that_other_side_does_not_expect_changes_nothing,
+    expected_reset_ends_silent_flow,
+    syn_on_silent_flow_leaves_it_to_backend_that_answers,
+    syn_on_silent_flow_opens_another_where_backend_is_silent_too,
+    syn_on_silent_flow_opens_another_where_backend_knows_none,
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A flood of SYNs with forged sources, against a backend that answers each of them, and of ACKs that claim to have seen
-//! the answer. Open connections stay open, and new connections get through.
+//! the answer. Beside them, RSTs, FINs and SYNs in the names of clients whose connections are silent. Open connections stay open,
+//! and new connections get through.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -9,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::{HashMap, MapData};
-use etherparse::PacketBuilder;
+use etherparse::{PacketBuilder, PacketBuilderStep, TcpHeader};
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::flow::{Flow, FlowKey, Kind};
+use proxy_common::flow::{Flow, FlowKey, Kind, State};
 use proxy_common::names::{IPV4, IPV6};
 use proxy_datapath::open;
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -31,7 +32,9 @@ const SYNS: u64 = 2 * FLOW_ENTRIES as u64;
 const DEADLINE: Duration = Duration::from_secs(60);
 /// SYNs between a SYN and its ACK. The half-open queue holds more.
 const LEAD: usize = FLOW_ENTRIES / 16;
-/// Connections that stand before the flood, in each family.
+/// Longer than kpx takes a silent connection for one that may have data on its way.
+const SILENCE: Duration = Duration::from_secs(4);
+/// Connections that are used during the flood, and as many that are silent, in each family.
 const CONNECTIONS: usize = 10;
 
 #[test]
@@ -55,10 +58,25 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     for to in to.iter().flat_map(|to| [*to; CONNECTIONS]) {
         standing.push(Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"))?);
     }
+    let mut silent = Vec::new();
+    for to in to.iter().flat_map(|to| [*to; CONNECTIONS]) {
+        silent.push(Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"))?);
+    }
+    let victims = silent.iter().map(|connection| Ok(connection.ends().map_err(|fault| anyhow!("{fault}"))?[0]));
+    let victims = victims.collect::<Result<Vec<_>>>()?;
+    let strangers = to.map(|to| {
+        let victims = victims.iter().filter(|victim| victim.is_ipv4() == to.is_ipv4()).copied().collect();
+        Stranger { to, dialled: VecDeque::new(), victims }
+    });
+    // Until then, some of what the silent ones have sent may be on its way.
+    let connected = Instant::now();
+    while connected.elapsed() < SILENCE {
+        exchange(&mut standing)?;
+    }
     let before = counts(&agent)?;
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     let dialled = thread::scope(|scope| -> Result<_> {
-        let flood = scope.spawn(|| flood(flooder, to, &stop, &sent));
+        let flood = scope.spawn(|| flood(flooder, strangers, &stop, &sent));
         let dialled = under_flood(client, to, &mut standing, &sent);
         stop.store(true, Ordering::Relaxed);
         flood.join().map_err(|_| anyhow!("the flood panicked"))??;
@@ -69,19 +87,27 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     let grown = |name: &str| now[name] - before[name];
     println!("{sent} SYNs, {dialled} handshakes meanwhile; {} forgotten", grown("flow_forgotten"));
     ensure!(dialled > 0 && sent > SYNS, "{sent} SYNs, {dialled} handshakes");
-    ensure!(grown("flow_forgotten") > 0 && grown("flows_full") == 0, "{now:?}");
+    ensure!(grown("flow_forgotten") > 0 && grown("flows_full") == 0 && grown("end_ignored") > 1_000, "{now:?}");
 
     for family in [table::<Addr4>(&agent, IPV4.flows)?, table::<Addr6>(&agent, IPV6.flows)?] {
-        let Table { half_open, entries, others } = family;
+        let Table { half_open, entries, others, established } = family;
         // Half of the table, in flows of two entries.
         ensure!(half_open <= FLOW_ENTRIES / 4 + 100, "{half_open} half-open flows");
-        ensure!(others >= CONNECTIONS && others <= CONNECTIONS + dialled, "{others} other flows of {dialled}");
+        ensure!(others >= 2 * CONNECTIONS && others <= 2 * CONNECTIONS + dialled, "{others} other flows of {dialled}");
+        ensure!(established >= 2 * CONNECTIONS, "{established} established flows");
         ensure!(entries <= 2 * (half_open + others) + 100, "{entries} entries of {half_open} and {others} flows");
     }
-    for connection in &mut standing {
-        connection.exchange(&pattern(100)).map_err(|fault| anyhow!("after the flood: {fault}"))?;
-    }
+    exchange(&mut standing)?;
+    exchange(&mut silent).context("after the flood")?;
     agent.stop()
+}
+
+/// Uses connections that stood before the flood.
+fn exchange(standing: &mut [Connection]) -> Result<()> {
+    for connection in standing {
+        connection.exchange(&pattern(100)).map_err(|fault| anyhow!("a connection that stood: {fault}"))?;
+    }
+    Ok(())
 }
 
 /// Goes on for as long as the flood does: connections are used, others made. How many were.
@@ -89,9 +115,7 @@ fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], 
     let (started, mut dialled) = (Instant::now(), 0);
     let is_over = || started.elapsed() > FLOOD && sent.load(Ordering::Relaxed) > SYNS;
     while !is_over() && started.elapsed() < DEADLINE {
-        for connection in &mut *standing {
-            connection.exchange(&pattern(100)).map_err(|fault| anyhow!("a connection that stood: {fault}"))?;
-        }
+        exchange(standing)?;
         for to in to {
             let answer = Dial::new(Protocol::Tcp, to).deadline(DEADLINE / 6).exchange(&client.ns, &pattern(100));
             answer.map_err(|fault| anyhow!("handshake {dialled}, {to}: {fault}"))?;
@@ -101,45 +125,78 @@ fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], 
     Ok(dialled)
 }
 
-/// Sends as fast as one thread can, and counts what it sends.
-fn flood(from: &Host, to: [SocketAddr; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
+/// Sends as fast as one thread can, and counts the SYNs of strangers.
+fn flood(from: &Host, mut strangers: [Stranger; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
     /// Sends the packets as they are, with their IP headers.
     const RAW: i32 = 255;
     let socket = |domain| from.ns.run(move || Socket::new(domain, Type::RAW, Some(RAW.into())));
     let sockets = [socket(Domain::IPV4)?, socket(Domain::IPV6)?];
-    let mut packet = Vec::new();
-    // Some names come twice: the second time with an ACK, when the backend has answered the SYN.
-    let mut dialled = VecDeque::new();
     while !stop.load(Ordering::Relaxed) {
-        for (socket, to) in sockets.iter().zip(to) {
-            let answered = if dialled.len() > LEAD { dialled.pop_front() } else { None };
-            let (name, port, acknowledges) = match answered.filter(|(_, _, dialled)| *dialled == to) {
-                Some((name, port, _)) => (name, port, true),
-                None => (rand::random(), rand::random_range(1_024..=u16::MAX), false),
-            };
-            let ip = match to.ip() {
-                // The sources are in ranges that no host has here.
-                IpAddr::V4(to) => PacketBuilder::ipv4((0x0b00_0000 | name >> 8).to_be_bytes(), to.octets(), 64),
-                IpAddr::V6(to) => {
-                    let name = 0x2001_0db8_00ff_u128 << 80 | u128::from(name);
-                    PacketBuilder::ipv6(name.to_be_bytes(), to.octets(), 64)
-                }
-            };
-            packet.clear();
-            let tcp = ip.tcp(port, to.port(), name, 64_000);
-            match acknowledges {
-                true => tcp.ack(rand::random()).write(&mut packet, &[])?,
-                false => {
-                    tcp.syn().write(&mut packet, &[])?;
-                    dialled.push_back((name, port, to));
-                }
+        for (socket, stranger) in sockets.iter().zip(&mut strangers) {
+            let (packets, syns) = stranger.packets();
+            for packet in packets {
+                let mut bytes = Vec::new();
+                packet.write(&mut bytes, &[])?;
+                // To a port of 0: of IPv6 it would be the protocol's.
+                let to = SockAddr::from(SocketAddr::new(stranger.to.ip(), 0));
+                socket.send_to(&bytes, &to).context("send a packet in another's name")?;
             }
-            // To a port of 0: of IPv6 it would be the protocol's.
-            socket.send_to(&packet, &SockAddr::from(SocketAddr::new(to.ip(), 0))).context("send a SYN")?;
-            sent.fetch_add(1, Ordering::Relaxed);
+            sent.fetch_add(syns, Ordering::Relaxed);
         }
     }
     Ok(())
+}
+
+/// The sender in others' names of one family. It sees none of the answers.
+struct Stranger {
+    to: SocketAddr,
+    /// The SYNs that wait for their ACKs.
+    dialled: VecDeque<SocketAddr>,
+    /// The clients whose connections are to end.
+    victims: Vec<SocketAddr>,
+}
+
+impl Stranger {
+    /// Returns a SYN or the ACK of an older one, and one packet in the name of a victim; and the number of SYNs.
+    fn packets(&mut self) -> ([PacketBuilderStep<TcpHeader>; 2], u64) {
+        let answered = if self.dialled.len() > LEAD { self.dialled.pop_front() } else { None };
+        let syns = u64::from(answered.is_none());
+        let handshake = match answered {
+            Some(name) => self.tcp(name).ack(rand::random()),
+            None => {
+                let name = self.name();
+                self.dialled.push_back(name);
+                self.tcp(name).syn()
+            }
+        };
+        let victim = self.tcp(self.victims[rand::random_range(0..self.victims.len())]);
+        let end = match rand::random_range(0..4) {
+            0 => victim.rst(),
+            1 => victim.rst().ack(rand::random()),
+            2 => victim.fin().ack(rand::random()),
+            _ => victim.syn(),
+        };
+        ([handshake, end], syns)
+    }
+
+    /// Returns a source in a range that no host has here.
+    fn name(&self) -> SocketAddr {
+        let name: u32 = rand::random();
+        let ip = match self.to.ip() {
+            IpAddr::V4(_) => IpAddr::from((0x0b00_0000 | name >> 8).to_be_bytes()),
+            IpAddr::V6(_) => IpAddr::from((0x2001_0db8_00ff_u128 << 80 | u128::from(name)).to_be_bytes()),
+        };
+        SocketAddr::new(ip, rand::random_range(1_024..=u16::MAX))
+    }
+
+    fn tcp(&self, from: SocketAddr) -> PacketBuilderStep<TcpHeader> {
+        let ip = match (from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
+            (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
+            _ => unreachable!("both are of one family"),
+        };
+        ip.tcp(from.port(), self.to.port(), rand::random(), 64_000)
+    }
 }
 
 /// Returns the counters of the programs.
@@ -156,18 +213,23 @@ struct Table {
     half_open: usize,
     /// Flows that are more than that.
     others: usize,
+    /// Those of them that neither side has ended.
+    established: usize,
 }
 
 fn table<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<Table> {
     let maps = serde_json::from_value(agent.status()?["maps"].clone())?;
     let map: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&maps, name)?;
-    let mut table = Table { entries: 0, half_open: 0, others: 0 };
+    let mut table = Table { entries: 0, half_open: 0, others: 0, established: 0 };
     for entry in &map {
         let (_, flow) = entry?;
         table.entries += 1;
         match flow.kind {
             Kind::DNAT if flow.is_half_open() => table.half_open += 1,
-            Kind::DNAT => table.others += 1,
+            Kind::DNAT => {
+                table.others += 1;
+                table.established += usize::from(flow.state() == State::Established);
+            }
             _ => {}
         }
     }

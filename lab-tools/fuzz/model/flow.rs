@@ -53,8 +53,16 @@ pub(crate) struct Flow {
     pub(crate) backend_said: Said,
     /// The client has shown that it got an answer.
     pub(crate) assured: bool,
-    /// The sequence number of the last SYN with ACK.
+    /// The number of the last SYN with ACK.
     pub(crate) answer: Option<u32>,
+    /// What each side of an established connection has acknowledged last; 0 if it has not.
+    pub(crate) client_acked: u32,
+    pub(crate) backend_acked: u32,
+    /// The backend has acknowledged more with its last packets, and when it was heard last.
+    pub(crate) backend_advanced: bool,
+    pub(crate) backend_secs: u32,
+    /// The client has dialled again after a minute, and the backend has said nothing since.
+    pub(crate) redialled: bool,
     /// When either side last said anything, in seconds since boot.
     pub(crate) last_secs: u32,
     pub(crate) sent: Passed,
@@ -143,6 +151,17 @@ impl Flow {
         }
     }
 
+    /// Returns true if a packet would end the connection, but has a number that the other side, which has acknowledged that
+    /// much, does not expect (RFC 5961 §3.2): exactly what it has acknowledged; up to 2^23 more if more may be on its way.
+    pub(crate) fn denies_end(&self, transport: Option<&Transport>, said: Said, acked: u32, advances: bool) -> bool {
+        let Some(Transport { seq: Some(seq), ends, resets, .. }) = transport else { return false };
+        if !self.assured || !(*ends && !said.goodbye || *resets) || acked == 0 {
+            return false;
+        }
+        let most = if advances { (1 << 23) - 1 } else { 0 };
+        seq.wrapping_sub(acked) > most
+    }
+
     fn timeout_secs(&self) -> u32 {
         let (client, backend) = (self.client_said, self.backend_said);
         match self.proto {
@@ -156,9 +175,16 @@ impl Flow {
     }
 
     /// Returns true if an opening packet of the same client may replace the flow. The flow must have ended, or have
-    /// been silent for longer than its state allows, or for a minute. After a minute a client that reuses the port has
-    /// forgotten the flow.
+    /// been silent for longer than its state allows. After a minute, an association's client has forgotten the flow, and so
+    /// has a connection's client that has said goodbye. A backend that knows another connection answers within 3 s.
     pub(crate) fn yields(&self, now_secs: u32) -> bool {
-        self.is_over(now_secs) || (self.proto != UDP && now_secs.saturating_sub(self.last_secs) > 60)
+        let idle_secs = now_secs.saturating_sub(self.last_secs);
+        let forgotten = match self.proto {
+            UDP => false,
+            TCP if self.client_said.goodbye => idle_secs > 60,
+            TCP => self.redialled && idle_secs >= 3,
+            _ => idle_secs > 60,
+        };
+        forgotten || self.is_over(now_secs)
     }
 }

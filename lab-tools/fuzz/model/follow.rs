@@ -44,10 +44,11 @@ impl Model {
         let flow = &self.flows[&id];
         let (client, backend) = (flow.client_said, flow.backend_said);
         let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
+        let answers = packet.says(|transport| transport.answer.is_some());
         let assures = !flow.assured && flow.is_proven_by(packet.transport.as_ref());
         let ends = packet.says(|transport| transport.ends) && !client.goodbye;
         let resets = packet.says(|transport| transport.resets) || client.reset || backend.reset;
-        opens || assures || ends || resets || flow.last_secs != now_secs
+        opens || answers || assures || ends || resets || flow.last_secs != now_secs
     }
 
     /// Follows a packet that may be the flow's, as [`Self::follow`] does.
@@ -76,11 +77,35 @@ impl Model {
     /// The flow has heard the packet.
     pub(super) fn hear(&mut self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) {
         let flow = self.flows.get_mut(&id).expect("who follows a flow has found it");
+        let transport = packet.transport.as_ref();
+        let is_recent = |last_secs: u32| now_secs.saturating_sub(last_secs) <= 2;
+        let redialled = flow.redialled;
+        let is_denied = match leg {
+            Leg::ToBackend => {
+                let advances = flow.backend_advanced && is_recent(flow.backend_secs);
+                flow.denies_end(transport, flow.client_said, flow.backend_acked, advances)
+            }
+            _ => {
+                let advances = is_recent(flow.last_secs);
+                !redialled && flow.denies_end(transport, flow.backend_said, flow.client_acked, advances)
+            }
+        };
+        let mut is_alive = !is_denied;
         let passed = match leg {
+            Leg::ToBackend if is_denied => &mut flow.sent,
+            Leg::ToClient if is_denied => &mut flow.returned,
             Leg::ToBackend => {
                 let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
                 let resets = packet.says(|transport| transport.resets);
-                flow.assured |= flow.is_proven_by(packet.transport.as_ref()) && !opens && !resets;
+                flow.assured |= flow.is_proven_by(transport) && !opens && !resets;
+                if flow.assured {
+                    flow.client_acked = transport.and_then(|transport| transport.ack).unwrap_or(flow.client_acked);
+                }
+                flow.redialled |= packet.proto == wire::TCP && opens && now_secs.saturating_sub(flow.last_secs) > 60;
+                is_alive = !(redialled && opens);
+                if resets {
+                    flow.backend_secs = 0;
+                }
                 flow.client_said.hear(packet.transport.as_ref());
                 flow.backend_said.reset &= flow.client_said.reset;
                 &mut flow.sent
@@ -88,7 +113,14 @@ impl Model {
             Leg::ToClient => {
                 flow.backend_said.hear(packet.transport.as_ref());
                 flow.assured |= packet.says(|transport| transport.accepts);
-                flow.answer = packet.transport.and_then(|transport| transport.answer).or(flow.answer);
+                flow.answer = transport.and_then(|transport| transport.answer).or(flow.answer);
+                if let Some(acked) = transport.and_then(|transport| transport.ack) {
+                    let is_first = flow.backend_secs != now_secs;
+                    flow.backend_advanced = acked != flow.backend_acked || flow.backend_advanced && !is_first;
+                    flow.backend_acked = acked;
+                }
+                flow.backend_secs = now_secs;
+                flow.redialled = false;
                 flow.client_said.reset &= flow.backend_said.reset;
                 &mut flow.returned
             }
@@ -96,7 +128,12 @@ impl Model {
         };
         passed.packets += u64::from(sent.segments.max(1));
         passed.bytes += sent.frame.len() as u64;
-        flow.last_secs = now_secs;
+        if is_alive {
+            flow.last_secs = now_secs;
+        }
+        if is_denied {
+            *self.counts.events.entry(Event::EndIgnored).or_default() += 1;
+        }
     }
 
     /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a backend is no reply.

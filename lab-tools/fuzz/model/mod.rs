@@ -151,7 +151,10 @@ impl Model {
 
     /// Ages all flows as if no packet had come for so long.
     pub(crate) fn age(&mut self, secs: u32) {
-        self.flows.values_mut().for_each(|flow| flow.last_secs = flow.last_secs.saturating_sub(secs));
+        for flow in self.flows.values_mut() {
+            flow.last_secs = flow.last_secs.saturating_sub(secs);
+            flow.backend_secs = flow.backend_secs.saturating_sub(secs);
+        }
         self.guests.values_mut().for_each(|guest| guest.until_secs = guest.until_secs.saturating_sub(secs));
     }
 

@@ -46,9 +46,11 @@ pub(crate) struct Transport {
     pub(crate) resets: bool,
     /// COOKIE ACK.
     pub(crate) accepts: bool,
-    /// The sequence number of a SYN with ACK.
+    /// The sequence number of TCP.
+    pub(crate) seq: Option<u32>,
+    /// The number of a SYN with ACK.
     pub(crate) answer: Option<u32>,
-    /// The acknowledgement number of TCP.
+    /// What TCP acknowledges.
     pub(crate) ack: Option<u32>,
 }
 
@@ -207,8 +209,9 @@ pub(crate) fn transport(frame: &[u8], ip: &Ip) -> Result<Transport, Reason> {
         resets,
         // RFC 9260 §3.3.12.
         accepts: ip.proto == SCTP && header[12] == 11,
+        seq: is_tcp.then(|| number(4)),
         answer: (is_tcp && header[13] & 0b1_0111 == 0b1_0010).then(|| number(4)),
-        ack: is_tcp.then(|| number(8)),
+        ack: (is_tcp && header[13] & 0b1_0000 != 0).then(|| number(8)),
     })
 }
 

@@ -1,5 +1,7 @@
 //! The proof that a TCP client exists: it acknowledges what only its backend's answer has told it.
 
+use super::Acked;
+
 /// The number that a client has to acknowledge before its flow counts as established, from the backend's SYN with ACK.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +21,11 @@ impl Proof {
         Self(if seq == Self::NONE.0 { seq.wrapping_sub(1) } else { seq })
     }
 
-    /// Returns true if a client that acknowledges this number, in host byte order, has got the answer.
+    /// Returns true if a client that acknowledges this number has got the answer.
     #[inline(always)]
-    pub const fn is_met(self, ack: u32) -> bool {
+    pub const fn is_met(self, acked: Acked) -> bool {
         // The acknowledgement of a SYN is one above its number (RFC 9293 §3.5).
-        let beyond = ack.wrapping_sub(self.0).wrapping_sub(1);
+        let beyond = acked.0.wrapping_sub(self.0).wrapping_sub(1);
         self.0 != Self::NONE.0 && beyond < WINDOW
     }
 }
@@ -37,19 +39,19 @@ mod tests {
         for isn in [1, 1_000, u32::MAX - 1, u32::MAX] {
             let proof = Proof::of(isn);
             for (ahead, met) in [(0, false), (1, true), (2, true), (WINDOW, true), (WINDOW + 1, false)] {
-                assert_eq!(proof.is_met(isn.wrapping_add(ahead)), met, "{isn} {ahead}");
+                assert_eq!(proof.is_met(Acked(isn.wrapping_add(ahead))), met, "{isn} {ahead}");
             }
-            assert!(!proof.is_met(isn.wrapping_sub(1)), "{isn}");
+            assert!(!proof.is_met(Acked(isn.wrapping_sub(1))), "{isn}");
         }
     }
 
     #[test]
     fn first_number_zero_is_an_answer_as_well() {
-        assert!(Proof::of(0).is_met(1) && !Proof::of(0).is_met(u32::MAX));
+        assert!(Proof::of(0).is_met(Acked(1)) && !Proof::of(0).is_met(Acked(u32::MAX)));
     }
 
     #[test]
     fn nothing_proves_before_the_answer() {
-        assert!([0, 1, u32::MAX].iter().all(|ack| !Proof::NONE.is_met(*ack)));
+        assert!([0, 1, u32::MAX].iter().all(|acked| !Proof::NONE.is_met(Acked(*acked))));
     }
 }

@@ -1,6 +1,6 @@
 //! The step of a flow by one packet: values in, values out, for every path that a packet takes through the programs.
 
-use super::{Seen, State};
+use super::Seen;
 use crate::addr::Proto;
 
 /// A backend that goes on after as many datagrams serves a client that listens: a stream, asked for once.
@@ -25,6 +25,12 @@ impl Told {
     #[inline(always)]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// Returns true if the packet ends a direction that has shown `before`: by any RST, and by the first FIN.
+    #[inline(always)]
+    pub const fn ends(self, before: Seen) -> bool {
+        self.0 & (Seen::RST.0 | Seen::FIN.0 & !before.0) != 0
     }
 
     #[inline(always)]
@@ -104,16 +110,9 @@ pub const fn step(sender: Sender, packet: Told) -> Step {
     Step { seen: Seen(seen), is_news: news != 0, revokes_reset: rst == 0 }
 }
 
-impl State {
-    /// Returns true if the flow ends where it goes from this state to `next`.
-    #[inline(always)]
-    pub const fn ends_with(self, next: Self) -> bool {
-        next.is_terminal() && !self.is_terminal()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::State;
     use super::*;
 
     const SYN: Told = Told::OPENER;

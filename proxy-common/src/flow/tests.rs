@@ -74,9 +74,14 @@ fn an_opener_takes_over_only_what_is_expired() {
     assert!(!flow.is_expired(Proto::TCP, 160));
     assert!(flow.is_expired(Proto::TCP, 161), "a SYN was answered five times, and nobody came");
     flow.tx = flow.tx.with(Seen::ASSURED);
-    assert!(!flow.may_be_reused(Proto::TCP, 160));
-    assert!(flow.may_be_reused(Proto::TCP, 161), "a silent minute, then the port dials again");
-    assert!(!flow.is_expired(Proto::TCP, 161), "but for others it is only silent");
+    assert!(!flow.is_expired(Proto::TCP, 161));
+    assert!(!flow.may_be_reused(Proto::TCP, 161), "a SYN in the client's name");
+    assert!(!flow.is_redialled_by(Told::OPENER, 160) && flow.is_redialled_by(Told::OPENER, 161));
+    assert!(!flow.is_redialled_by(Told::PACKET, 161));
+    let redialled = Flow { tx: flow.tx.with(Seen::REDIALLED), ..flow };
+    assert!(!redialled.may_be_reused(Proto::TCP, 102), "the backend has not had the time to answer");
+    assert!(redialled.may_be_reused(Proto::TCP, 103), "and has not answered");
+    assert!(!flow.may_be_reused(Proto::SCTP, 160) && flow.may_be_reused(Proto::SCTP, 161));
     assert!(flow.is_expired(Proto::TCP, 8_201));
     flow.rx = flow.rx.with(Seen::RST);
     assert!(flow.may_be_reused(Proto::TCP, 100));

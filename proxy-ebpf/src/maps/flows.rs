@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_map_pop_elem;
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Flow, FlowKey, Proof, Seen};
+use proxy_common::flow::{Acked, Flow, FlowKey, Proof, Seen};
 #[cfg(feature = "bench")]
 use proxy_common::{addr::SockAddr, flow::Hook};
 
@@ -118,6 +118,11 @@ impl<A: Net> Entry<A> {
     #[inline(always)]
     pub fn set_generation(&self, generation: u32) {
         part!(self.generation).set(generation);
+    }
+
+    #[inline(always)]
+    pub fn set_acked(&self, Acked(acked): Acked) {
+        part!(self.generation).set(acked);
     }
 
     #[inline(always)]

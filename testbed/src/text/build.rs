@@ -10,8 +10,8 @@ use super::wire::*;
 
 pub const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// The sequence number of every TCP packet: an ACK behind it acknowledges a SYN that has it.
-const SEQ: u32 = 1_000;
+/// The first sequence number of both sides of every TCP connection.
+const ISN: u32 = 1_000;
 
 pub(super) fn frame(names: &Names, text: &str) -> Result<Vec<u8>> {
     let words: Vec<_> = text.split_whitespace().collect();
@@ -152,19 +152,21 @@ fn extension(extra: &Extra) -> (u8, Vec<u8>) {
 }
 
 fn tcp(flags: &str, src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {
+    let (flags, seq) = flags.split_once('#').map_or((flags, None), |(flags, seq)| (flags, Some(seq)));
     let (flags, ack) = flags.split_once('@').map_or((flags, None), |(flags, ack)| (flags, Some(ack)));
     let mut bits = 0;
     for flag in flags.chars() {
         let at = TCP_FLAGS.iter().find(|(name, _)| *name == flag);
         bits |= at.with_context(|| format!("{flag} is no TCP flag"))?.1;
     }
-    let ack = match ack {
-        Some(ack) => ack.parse().with_context(|| format!("acknowledgement {ack}"))?,
-        None if bits & ACK != 0 => SEQ + 1,
-        None => 0_u32,
+    let number = |given: Option<&str>, usual| match given {
+        Some(given) => given.parse().with_context(|| format!("number {given}")),
+        None => Ok(usual),
     };
+    let seq = number(seq, if bits & SYN != 0 { ISN } else { ISN + 1 })?;
+    let ack = number(ack, if bits & ACK != 0 { ISN + 1 } else { 0 })?;
     let mut segment = [src.port(), dst.port()].map(u16::to_be_bytes).concat();
-    segment.extend([SEQ, ack].map(u32::to_be_bytes).concat());
+    segment.extend([seq, ack].map(u32::to_be_bytes).concat());
     segment.extend([0x50, bits, 0xfd, 0xe8, 0, 0, 0, 0]);
     segment.extend(payload);
     let sum = checksum(pseudo(src.ip(), dst.ip(), TCP, segment.len())?, &segment, 16);

@@ -3,8 +3,8 @@
 //! Names stand for addresses, so that one table of packets serves both families. A port `$x` stands for a number that the
 //! first packet with it shows. After a packet, `+N` says how many bytes of payload it has.
 //!
-//! - `tcp SA …`: with its flags as tcpdump has them (S, F, R, P, A for `.`). The sequence number is 1000. ACK acknowledges
-//!   1001, and `A@N` acknowledges N; text from a frame leaves the number out.
+//! - `tcp SA …`: with its flags as tcpdump has them (S, F, R, P, A for `.`). A SYN has the sequence number 1000, other
+//!   packets have and acknowledge 1001. `A@N` acknowledges N, `R#N` has the sequence number N. Text from a frame leaves numbers out.
 //! - `udp …`
 //! - `sctp INIT …`: with its chunks, as in `COOKIE-ECHO,DATA`; the last one has the payload.
 //! - `icmp frag-needed=1400 router > web about tcp …`: an ICMP error of a kind in `wire::ICMP`, and what it quotes. After

@@ -22,8 +22,9 @@ pub(super) const NO_NEXT_HEADER: u8 = 59;
 pub(super) const DESTINATION: u8 = 60;
 
 pub(super) const ACK: u8 = 0x10;
+pub(super) const SYN: u8 = 0x02;
 /// The flags as tcpdump has them, in its order.
-pub(super) const TCP_FLAGS: [(char, u8); 5] = [('S', 0x02), ('F', 0x01), ('R', 0x04), ('P', 0x08), ('A', ACK)];
+pub(super) const TCP_FLAGS: [(char, u8); 5] = [('S', SYN), ('F', 0x01), ('R', 0x04), ('P', 0x08), ('A', ACK)];
 
 /// Chunks of SCTP (RFC 9260 §3.2).
 pub(super) const CHUNKS: [(&str, u8); 11] = [

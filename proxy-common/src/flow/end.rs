@@ -1,0 +1,59 @@
+//! The plausibility of a TCP packet that claims to end its flow.
+
+/// The number that one side has acknowledged last, in the other's sequence space and host byte order.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acked(pub u32);
+
+/// The bytes that one side can have on their way: Linux's default limit of a receive buffer is 6 MiB (`tcp_rmem`).
+const WINDOW: u32 = 1 << 23;
+
+/// After so many seconds nothing of what a side has sent is on its way.
+const SILENCE_SECS: u32 = 2;
+
+impl Acked {
+    /// The programs have not seen that side since they were loaded.
+    pub const UNKNOWN: Self = Self(0);
+
+    /// Returns true if a FIN or RST with this sequence number may come from a side of which the other has acknowledged this
+    /// much. If `advances`, more may be on its way.
+    ///
+    /// A side in silence resets and closes with the very number that the other expects (RFC 5961 §3.2). A sender that does not
+    /// see the packets has to guess it, out of 2^32.
+    #[inline(always)]
+    pub const fn permits_end(self, seq: u32, advances: bool) -> bool {
+        let ahead = seq.wrapping_sub(self.0);
+        self.0 == Self::UNKNOWN.0 || ahead == 0 || ahead < WINDOW && advances
+    }
+}
+
+/// Returns true if a side that was heard that long ago may have data on its way.
+#[inline(always)]
+pub const fn is_recent(idle_secs: u32) -> bool {
+    idle_secs <= SILENCE_SECS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_side_ends_with_the_expected_number_alone() {
+        for acked in [1, 5_000, u32::MAX] {
+            let acked = Acked(acked);
+            for (ahead, silent, busy) in
+                [(0, true, true), (1, false, true), (WINDOW - 1, false, true), (WINDOW, false, false)]
+            {
+                let seq = acked.0.wrapping_add(ahead);
+                let permitted = (acked.permits_end(seq, false), acked.permits_end(seq, true));
+                assert_eq!(permitted, (silent, busy), "{acked:?} {ahead}");
+            }
+            assert!(!acked.permits_end(acked.0.wrapping_sub(1), true));
+        }
+    }
+
+    #[test]
+    fn side_that_was_never_seen_permits_everything() {
+        assert!(Acked::UNKNOWN.permits_end(77, false));
+    }
+}
