@@ -29,6 +29,7 @@ use crate::run::servers::Servers;
 use crate::settings::Settings;
 use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
+use proxy_core::shares::Room;
 use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
 use proxy_metrics::Metrics;
 use proxy_net as net;
@@ -79,6 +80,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
+        let desired = desired.within(Room::of(&datapath.loaded.max_entries));
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, .. } = datapath;
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);

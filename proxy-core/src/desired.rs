@@ -10,7 +10,8 @@ use proxy_common::frontend::{FrontendKey, FrontendKind};
 
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName, Trigger};
-use crate::model::{self, Cause, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
+use crate::model::{self, Cause, Claim, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
+use crate::shares::{self, Room};
 use crate::store::{Dirty, Store};
 use crate::tables::{FamilyTables, Tables};
 
@@ -130,12 +131,12 @@ impl Desired {
         let store = Store::new(node_name);
         Self {
             node: NodeModel::of(&store, &options),
+            v4: Family::default(),
+            v6: Family::default(),
             options,
             store,
             service_cidrs: Vec::new(),
             dirty: BTreeSet::new(),
-            v4: Family::default(),
-            v6: Family::default(),
             tables: Tables::default(),
             health_checks: BTreeMap::new(),
             unreadable: Ledger::default(),
@@ -145,6 +146,11 @@ impl Desired {
             triggers: Vec::new(),
             revision: 0,
         }
+    }
+
+    /// Limits the tables to the room of the maps. Call it before anything is applied.
+    pub fn within(self, room: Room) -> Self {
+        Self { v4: Family::new(room), v6: Family::new(room), ..self }
     }
 
     pub fn apply(&mut self, input: Input) {
@@ -245,7 +251,16 @@ impl Desired {
     /// Returns the frontends in force at external IPs and load balancer addresses since the last sync: address,
     /// protocol, port.
     pub fn external_frontends(&self) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
-        externals(&self.tables.v4).chain(externals(&self.tables.v6))
+        self.claimed_externals().map(|(_, frontend)| frontend)
+    }
+
+    /// Returns the same in the order of their right to what is limited: each namespace in turn, its oldest Service first.
+    pub fn external_frontends_in_turn(&self) -> Vec<(IpAddr, Proto, u16)> {
+        shares::in_turn(self.claimed_externals())
+    }
+
+    fn claimed_externals(&self) -> impl Iterator<Item = (&Claim, (IpAddr, Proto, u16))> {
+        externals(&self.v4, &self.tables.v4).chain(externals(&self.v6, &self.tables.v6))
     }
 
     /// Returns the Service of such a frontend, and the field with its address.
@@ -331,10 +346,13 @@ fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> 
     addresses.map(|(key, _)| key.addr.ip())
 }
 
-fn externals<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = (IpAddr, Proto, u16)> {
+fn externals<'a, A: Addr>(
+    family: &'a Family<A>,
+    tables: &'a FamilyTables<A>,
+) -> impl Iterator<Item = (&'a Claim, (IpAddr, Proto, u16))> {
     let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
     let externals = tables.frontends.iter().filter(move |(_, frontend)| kinds.contains(&frontend.kind));
-    externals.map(|(key, _)| (key.addr.ip(), key.proto, key.port.get()))
+    externals.filter_map(|(key, _)| Some((family.claim(key)?, (key.addr.ip(), key.proto, key.port.get()))))
 }
 
 #[cfg(test)]

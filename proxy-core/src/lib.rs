@@ -13,6 +13,7 @@ pub mod model;
 
 // The rows.
 pub mod diff;
+pub mod shares;
 pub mod tables;
 
 // All of that, kept up to date.

@@ -10,6 +10,7 @@ use proxy_common::frontend::{
 use proxy_common::names;
 
 use crate::model::{FamilyModel, ModelOptions, NodeModel, ServiceModel};
+use crate::shares::{self, Room};
 use crate::store::Store;
 
 mod text;
@@ -69,11 +70,16 @@ impl Tables {
 
     /// Builds the desired state from scratch. [`crate::desired::Desired`] keeps the same up to date at less cost.
     pub fn of(store: &Store, options: &ModelOptions) -> Self {
+        Self::within(Room::default(), store, options)
+    }
+
+    /// Builds the same for maps of limited room.
+    pub fn within(room: Room, store: &Store, options: &ModelOptions) -> Self {
         let node = NodeModel::of(store, options);
         let models: Vec<_> = store.services().map(|(name, _)| ServiceModel::of(store, name, &node).0).collect();
         Self {
-            v4: FamilyTables::of(models.iter().filter_map(|model| model.v4.as_ref())),
-            v6: FamilyTables::of(models.iter().filter_map(|model| model.v6.as_ref())),
+            v4: FamilyTables::of(models.iter().filter_map(|model| model.v4.as_ref()), room),
+            v6: FamilyTables::of(models.iter().filter_map(|model| model.v6.as_ref()), room),
         }
     }
 }
@@ -91,22 +97,31 @@ impl<A: Addr> FamilyTables<A> {
     }
 
     /// Builds the tables of several models. A frontend that several models claim goes to the least claim. ClusterIPs
-    /// come before all other frontends. Another frontend is in force only with its service port's ClusterIP.
-    pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>) -> Self {
+    /// come before all other frontends. Another frontend is in force only with its service port's ClusterIP. Each namespace
+    /// has its share of `room`.
+    pub fn of<'a>(models: impl Iterator<Item = &'a FamilyModel<A>>, room: Room) -> Self {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
+        let left_out = shares::left_out_of(&models, room);
+        let is_left_out = |model: &FamilyModel<A>, key| {
+            left_out.get(&model.claim.service).is_some_and(|keys: &BTreeSet<FrontendKey<A>>| keys.contains(key))
+        };
         let mut holders: BTreeMap<_, &FamilyModel<A>> = BTreeMap::new();
         let claimed_frontends = |external: bool| {
             let claimed_frontends = models
                 .iter()
                 .flat_map(|model| model.frontends.iter().map(move |(key, claimed)| (*model, key, claimed.frontend)));
+            let claimed_frontends = claimed_frontends.filter(|(model, key, _)| !is_left_out(model, key));
             claimed_frontends.filter(move |(_, _, frontend)| frontend.kind.is_external() == external)
         };
         for (model, key, _) in claimed_frontends(false) {
             holders.entry(*key).or_insert(model);
         }
+        // A ClusterIP belongs to its Service, with room or without.
+        let addresses = models.iter().flat_map(|model| model.frontends.keys());
+        let addresses: BTreeSet<_> = addresses.filter(|key| **key == FrontendKey::address(key.addr)).collect();
         for (model, key, frontend) in claimed_frontends(true) {
-            let is_cluster_ip = holders.contains_key(&FrontendKey::address(key.addr));
+            let is_cluster_ip = addresses.contains(&FrontendKey::address(key.addr));
             let has_port = holders.get(&frontend.service).is_some_and(|holder| holder.claim == model.claim);
             if !is_cluster_ip && has_port {
                 holders.entry(*key).or_insert(model);

@@ -120,6 +120,7 @@ impl Events {
                 Cause::Invalid => "InvalidField",
                 Cause::Conflict => "FrontendConflict",
                 Cause::Refused => "FrontendRefused",
+                Cause::NoRoom => "ShareExceeded",
             },
             action: "Sync",
             note: format!("{field}: {why}"),

@@ -15,7 +15,7 @@ pub(super) struct DesiredNode {
     pub(super) node_addresses: Vec<IpAddr>,
     pub(super) service_cidrs: Vec<IpNet>,
     pub(super) service_addresses: BTreeSet<IpAddr>,
-    pub(super) external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
+    pub(super) external_frontends: Vec<(IpAddr, Proto, u16)>,
 }
 
 /// The desired state of the last sync.
@@ -49,7 +49,7 @@ impl SyncedNode {
             node_addresses,
             service_cidrs: desired.service_cidrs().to_vec(),
             service_addresses: desired.service_addresses(),
-            external_frontends: desired.external_frontends().collect(),
+            external_frontends: desired.external_frontends_in_turn(),
         };
         if let Some(known) = known {
             known.revision = revision;

@@ -48,8 +48,8 @@ pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
     /// The ClusterIPs in force.
     pub(super) service_addresses: &'a BTreeSet<IpAddr>,
-    /// The ExternalIPs and LoadBalancer addresses in force, with their ports.
-    pub(super) external_frontends: &'a BTreeSet<(IpAddr, Proto, u16)>,
+    /// The ExternalIPs and LoadBalancer addresses in force, with their ports. The first ones get the rules.
+    pub(super) external_frontends: &'a [(IpAddr, Proto, u16)],
     /// The addresses of the node's devices.
     pub(super) own: &'a BTreeSet<IpAddr>,
     /// The addresses with which the node speaks, at most one a family.
@@ -97,16 +97,15 @@ impl DesiredRoutes {
         let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: inputs.source(&dst) });
 
         let foreign = inputs.external_frontends.iter().filter(|(addr, ..)| !inputs.own.contains(addr));
-        let mut rules: BTreeSet<Rule> = foreign
-            .filter(|(addr, ..)| is_possible(addr))
-            .map(|&(addr, proto, port)| Rule::To(addr, proto, port))
-            .collect();
-        let left_out = rules.iter().nth(rule::MAX).copied().map(|first| rules.split_off(&first).len());
+        let mut foreign =
+            foreign.filter(|(addr, ..)| is_possible(addr)).map(|&(addr, proto, port)| Rule::To(addr, proto, port));
+        let mut rules: BTreeSet<Rule> = foreign.by_ref().take(rule::MAX).collect();
+        let left_out = foreign.count();
         let leads_to = |all: &IpNet| rules.iter().any(|rule| matches!(rule, Rule::To(addr, ..) if all.contains(addr)));
         let families = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())].into_iter().filter(leads_to);
         let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
         rules.extend(defaults.iter().any(|route| route.dst.addr().is_ipv4()).then_some(Rule::Back));
-        Self { routes: routes.collect(), defaults, rules, left_out: left_out.unwrap_or(0) }
+        Self { routes: routes.collect(), defaults, rules, left_out }
     }
 }
 
@@ -204,7 +203,7 @@ mod tests {
     struct Node {
         service_cidrs: Vec<IpNet>,
         service_addresses: BTreeSet<IpAddr>,
-        external_frontends: BTreeSet<(IpAddr, Proto, u16)>,
+        external_frontends: Vec<(IpAddr, Proto, u16)>,
         own: BTreeSet<IpAddr>,
         primary: Vec<IpAddr>,
         has_ipv6: bool,
@@ -216,7 +215,7 @@ mod tests {
             Self {
                 service_cidrs: Vec::new(),
                 service_addresses: BTreeSet::new(),
-                external_frontends: BTreeSet::new(),
+                external_frontends: Vec::new(),
                 own: addrs(&["192.0.2.1", "192.0.2.9"]),
                 primary: addrs(&["192.0.2.1", "fd00::1"]).into_iter().collect(),
                 has_ipv6: true,

@@ -11,6 +11,7 @@ use super::ledger::Ledger;
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
 use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
+use crate::shares::{Room, Shares};
 use crate::tables::FamilyTables;
 
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Family<A: Addr> {
     /// The frontends whose rows may be out of date.
     touched: BTreeSet<FrontendKey<A>>,
     conflicts: Ledger<FrontendKey<A>>,
+    shares: Shares<A>,
+    left_out: Ledger<ObjectName>,
 }
 
 impl<A: Addr> Default for Family<A> {
@@ -30,16 +33,23 @@ impl<A: Addr> Default for Family<A> {
             claims: BTreeMap::new(),
             touched: BTreeSet::new(),
             conflicts: Ledger::default(),
+            shares: Shares::default(),
+            left_out: Ledger::default(),
         }
     }
 }
 
 impl<A: Addr> Family<A> {
+    pub(super) fn new(room: Room) -> Self {
+        Self { shares: Shares::new(room), ..Self::default() }
+    }
+
     pub(super) fn replace(&mut self, service: &ObjectName, model: Option<FamilyModel<A>>) {
         if self.models.get(service).map(Arc::as_ref) == model.as_ref() {
             return;
         }
         if let Some(old) = self.models.remove(service) {
+            self.shares.remove(&old);
             for key in old.frontends.keys() {
                 if let Some(claims) = self.claims.get_mut(key) {
                     claims.retain(|claim| *claim != old.claim);
@@ -58,12 +68,14 @@ impl<A: Addr> Family<A> {
                 }
                 self.touched.insert(*key);
             }
+            self.shares.add(&new);
             self.models.insert(service.clone(), Arc::new(new));
         }
     }
 
     /// Brings `tables` up to date with the models, and returns the changes.
     pub(super) fn settle(&mut self, tables: &mut FamilyTables<A>, news: &mut Vec<Skipped>) -> Vec<FamilyChange<A>> {
+        self.divide(news);
         let touched = std::mem::take(&mut self.touched);
         let touched = self.affected_by(&touched);
         let mut want = FamilyTables::default();
@@ -78,6 +90,16 @@ impl<A: Addr> Family<A> {
             tables.apply(change);
         }
         changes
+    }
+
+    /// Divides the room of the maps among the models. What a Service gains or loses by that is touched.
+    fn divide(&mut self, news: &mut Vec<Skipped>) {
+        for service in self.shares.settle(self.models.values().map(Arc::as_ref)) {
+            let model = self.models.get(&service);
+            self.touched.extend(model.into_iter().flat_map(|model| model.frontends.keys()));
+            let skipped = model.map(|model| self.shares.skipped(model)).unwrap_or_default();
+            self.left_out.replace(service, skipped, news);
+        }
     }
 
     /// Returns these frontends with all that depend on them. The other frontends at a ClusterIP depend on it because
@@ -110,6 +132,9 @@ impl<A: Addr> Family<A> {
     /// Returns the reason why a model may not have a frontend that it offers, regardless of other claims.
     fn refusal(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
         let frontend = model.frontends.get(key)?.frontend;
+        if self.shares.leave_out(&model.claim.service, key) {
+            return Some(format!("{key:?} has no room on this node"));
+        }
         if !frontend.kind.is_external() {
             return None;
         }
@@ -125,6 +150,8 @@ impl<A: Addr> Family<A> {
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
         let holder = self.holder(key).map(|holder| &holder.claim);
         let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
+        // What has no room is reported once for its Service.
+        let lost = lost.filter(|model| !self.shares.leave_out(&model.claim.service, key));
         let conflict = |model: &FamilyModel<A>| {
             let claimed = model.frontends.get(key).filter(|claimed| claimed.frontend.kind != FrontendKind::ADDRESS)?;
             let held = || Some(format!("{key:?} is held by Service {}", holder?.service));
@@ -141,6 +168,11 @@ impl<A: Addr> Family<A> {
         Some((&model.claim.service, &model.frontends.get(key)?.field))
     }
 
+    /// Returns the claim that holds a frontend.
+    pub(super) fn claim(&self, key: &FrontendKey<A>) -> Option<&Claim> {
+        Some(&self.holder(key)?.claim)
+    }
+
     pub(super) fn model(&self, service: &ObjectName) -> Option<&Arc<FamilyModel<A>>> {
         self.models.get(service)
     }
@@ -151,7 +183,7 @@ impl<A: Addr> Family<A> {
     }
 
     pub(super) fn conflicts(&self) -> impl Iterator<Item = &Skipped> {
-        self.conflicts.iter()
+        self.conflicts.iter().chain(self.left_out.iter())
     }
 
     pub(super) fn counts(&self, tables: &FamilyTables<A>) -> FamilyCounts {

@@ -28,6 +28,8 @@ pub enum Cause {
     Conflict,
     /// No Service may have the value.
     Refused,
+    /// The maps have no more room for Services of this namespace.
+    NoRoom,
 }
 
 /// An object of the cluster: `Service default/web`.

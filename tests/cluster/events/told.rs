@@ -3,8 +3,10 @@
 use std::net::{TcpListener, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
+use proxy_agent::status::Status;
 use serde_json::{Value, json};
 use testbed::agent::{DEADLINE, wait_until};
+use testbed::http::HEALTH;
 use testbed::netns::NetNs;
 
 use crate::events::fixture::{Fixture, fails, service, slice, wait_problem};
@@ -92,6 +94,36 @@ fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
     let event = fixture.told("InvalidField", |_| true)?;
     assert_eq!(event["regarding"]["uid"], broken["metadata"]["uid"], "{event:#}");
     assert_eq!(event["regarding"]["kind"], "EndpointSlice");
+    kpx.stop()
+}
+
+/// A Service of more ports than the tables have room for, and a Service of another namespace.
+#[test]
+fn a_greedy_namespace_leaves_others_theirs_and_the_node_healthy() -> Result<()> {
+    let fixture = Fixture::with_node()?;
+    let kpx = fixture.start_healthy("--service-table-size 1000")?;
+    let mut greedy = service("greedy", 10);
+    greedy["metadata"]["namespace"] = "tenant".into();
+    let port = |port| json!({ "name": format!("p{port}"), "port": port, "protocol": "UDP" });
+    greedy["spec"]["ports"] = (1..=1_200).map(port).collect();
+    let greedy = fixture.put(&greedy)?;
+    let is_full = |ports: usize| move |status: &Status| status.tables["IPv4"].service_ports == ports;
+    // The frontend of the address itself takes an entry as well, and one of 16 stays free.
+    kpx.wait(DEADLINE, "the table is full", is_full(937))?;
+    let event = fixture.told("ShareExceeded", |_| true)?;
+    assert_eq!(event["regarding"]["uid"], greedy["metadata"]["uid"], "{event:#}");
+    let note = event["note"].as_str().context("a note")?;
+    ensure!(
+        note.starts_with("spec.ports: 263 of 1200 ports are not served: the Services of namespace tenant"),
+        "{note}"
+    );
+
+    fixture.put(&service("web", 11))?;
+    // Two entries for the one, from the other.
+    kpx.wait(DEADLINE, "both are served", |status| status.tables["IPv4"].services == 2 && is_full(936)(status))?;
+    let status = kpx.typed_status()?;
+    ensure!(status.problems.is_empty() && status.skipped.len() == 2, "{status:?}");
+    assert_eq!(fixture.get(HEALTH, "/healthz")?.code, 200);
     kpx.stop()
 }
 

@@ -5,10 +5,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::desired;
+use crate::builders::listed;
 use crate::desired::Desired;
 use crate::diff::Change;
 use crate::model::Skipped;
 use crate::random;
+use crate::shares::Room;
 use crate::tables::Tables;
 
 /// Maps that refuse writes on demand, but carry out some of the refused ones.
@@ -34,8 +36,13 @@ impl FaultyMaps {
 
 proptest! {
     #[test]
-    fn incremental_tables_equal_tables_from_scratch(batches in vec(random::inputs(0..6), 1..12)) {
-        let mut desired = desired([]);
+    fn incremental_tables_equal_tables_from_scratch(
+        batches in vec(random::inputs(0..6), 1..12),
+        room in prop_oneof![Just(usize::MAX), 0..12_usize],
+    ) {
+        let room = Room::of_rows(room);
+        let mut desired = Desired::new("here").within(room);
+        listed().into_iter().for_each(|input| desired.apply(input));
         let mut now = Tables::default();
         for input in batches {
             for input in input {
@@ -44,7 +51,7 @@ proptest! {
             for change in desired.sync().changes {
                 now.apply(&change);
             }
-            let scratch = Tables::of(&desired.store, &desired.options);
+            let scratch = Tables::within(room, &desired.store, &desired.options);
             prop_assert_eq!(desired.tables(), &scratch, "kept:\n{}from scratch:\n{}", desired.tables(), scratch);
             prop_assert_eq!(&now, &scratch, "the changes lead elsewhere");
             prop_assert_eq!(desired.sync().changes, vec![], "nothing happened in between");
