@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, OptionFuture};
-use futures::{AsyncBufReadExt as _, FutureExt as _, TryStreamExt as _};
+use futures::{FutureExt as _, TryStreamExt as _};
 use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _};
 use tokio::sync::mpsc;
@@ -18,6 +18,7 @@ use tracing::debug;
 use self::backoff::Backoff;
 use self::event::{Event, ParsedObject};
 use self::failure::{StreamEnd, WatchEnd, explain, is_lost};
+use self::lines::lines;
 use self::list::{Listed, Lister};
 use self::selection::{PAGE, Selection, request};
 use self::watch_health::WatchHealth;
@@ -31,6 +32,7 @@ use proxy_core::input::{Input, ObjectName, Update};
 mod backoff;
 mod event;
 pub(super) mod failure;
+mod lines;
 mod list;
 mod selection;
 mod watch_health;
@@ -193,7 +195,7 @@ where
             Err(error) => return WatchEnd::Failed(kube::Error::BuildRequest(error)),
         };
         let mut lines = match client.request_stream(request).await {
-            Ok(stream) => pin!(stream.lines()),
+            Ok(stream) => pin!(lines(stream)),
             Err(error) => return self.record(WatchEnd::from(error)),
         };
         let _open = Watches::of_process().open(&K::Object::kind(&()));

@@ -6,7 +6,7 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures::{AsyncBufReadExt as _, TryStreamExt as _};
+use futures::TryStreamExt as _;
 use kube::api::{ListParams, WatchParams};
 use kube::core::ObjectList;
 use kube::{Client, Resource as _};
@@ -15,6 +15,7 @@ use tracing::debug;
 
 use super::event::{Event, ParsedObject};
 use super::failure::WatchEnd;
+use super::lines::lines;
 use super::selection::{PAGE, Selection, request};
 use proxy_core::compact::Compact;
 use proxy_core::input::ObjectName;
@@ -87,7 +88,7 @@ impl Lister {
         // refuses a stream may serve pages.
         self.streams -= u8::from(!matches!(&answer, Err(end) if end.is_outage()));
         let mut lines = match answer {
-            Ok(stream) => pin!(stream.lines()),
+            Ok(stream) => pin!(lines(stream)),
             Err(end) if matches!(end.code(), Some(400 | 422)) => return Ok(None),
             Err(end) => return Err(end),
         };
