@@ -1,9 +1,9 @@
 //! Runs all tests, and counts them.
 //!
 //! ```text
-//!   lab ║ cluster, cli ║ reachability, tools       all mostly wait: for timers, and for the kernel
-//!   ║ unit tests, packet rows ║ random packets     both take the time of the processors that the others leave
-//!   what failed, alone                             tests of time and of single packets suffer beside others
+//!   lab ║ cluster, cli ║ reachability, tools, packet rows     all mostly wait: for timers, and for the kernel
+//!   ║ unit tests ║ random packets                             both take the time of the processors that the others leave
+//!   what failed, alone                                        tests of time and of single packets suffer beside others
 //! ```
 
 use std::io::{Write, stdout};
@@ -30,14 +30,16 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 
 /// The fuzzer, and for how many seconds it runs: a slice of `cargo xtask fuzz` in each run of all tests.
 const FUZZ: Target = Target { name: "fuzz", threads: 1 };
-const FUZZ_SECS: &str = "90";
-/// The packet rows. They have kernel programs of their own, and measure no time.
-const KERNEL: Target = Target { name: "kernel", threads: 2 };
+const FUZZ_SECS: &str = "45";
 /// The programs whose tests run in labs, in lanes that run side by side, each from left to right.
 const LANES: [&[Target]; 3] = [
     &[Target { name: "lab", threads: 2 }],
     &[Target { name: "cluster", threads: 1 }, Target { name: "cli", threads: 1 }],
-    &[Target { name: "reachability", threads: 2 }, Target { name: "tools", threads: 1 }],
+    &[
+        Target { name: "reachability", threads: 2 },
+        Target { name: "tools", threads: 1 },
+        Target { name: "kernel", threads: 2 },
+    ],
 ];
 
 /// A test program, and how many of its tests run at once.
@@ -51,7 +53,7 @@ struct Target {
 pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     let plan = Plan { kpx, helm: helm::ensure(), filters: filter.into_iter().collect() };
     let mut tally = TestCounts::default();
-    let (labs, (units, rows, random)) = step("test", || {
+    let (labs, (units, random)) = step("test", || {
         thread::scope(|scope| {
             let labs = scope.spawn(|| plan.waiting_ones());
             let busy = plan.busy_ones();
@@ -61,7 +63,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     for outcome in random.iter().chain([&units]) {
         tally.add(outcome.counts);
     }
-    for (target, mut outcome) in labs.into_iter().flatten().chain([(&KERNEL, rows)]) {
+    for (target, mut outcome) in labs.into_iter().flatten() {
         if !outcome.failed.is_empty() {
             let again = step(&format!("test alone what failed in {}", target.name), || {
                 let names = outcome.failed.iter().map(String::as_str);
@@ -83,9 +85,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Returns the outcomes of the unit tests, the packet rows, and the fuzzer unless a filter leaves it out. They give way to
-    /// all other tests.
-    fn busy_ones(&self) -> Result<(Outcome, Outcome, Option<Outcome>)> {
+    /// Returns the outcomes of the unit tests, and of the fuzzer unless a filter leaves it out. They give way to all other tests.
+    fn busy_ones(&self) -> Result<(Outcome, Option<Outcome>)> {
         let nice = |cargo| kept(&mut shell::nice(&cargo));
         thread::scope(|scope| {
             let random = self.filters.is_empty().then(|| {
@@ -97,9 +98,7 @@ impl Plan<'_> {
             });
             let mut units = self.cargo(&["--lib", "--bins"])?;
             units.args(&self.filters);
-            let units = nice(units)?;
-            let rows = nice(self.program(&KERNEL, self.filters.iter().copied())?)?;
-            Ok((units, rows, random.map(joined).transpose()?))
+            Ok((nice(units)?, random.map(joined).transpose()?))
         })
     }
 
@@ -164,8 +163,7 @@ mod tests {
 
     #[test]
     fn every_test_program_has_its_place() {
-        let mut placed: Vec<_> =
-            LANES.iter().copied().flatten().chain([&FUZZ, &KERNEL]).map(|target| target.name).collect();
+        let mut placed: Vec<_> = LANES.iter().copied().flatten().chain([&FUZZ]).map(|target| target.name).collect();
         let mut programs = programs();
         placed.sort_unstable();
         programs.sort_unstable();
