@@ -1,5 +1,6 @@
-//! SYNs from random sources, as many as one core can send.
+//! Handshakes from random sources, as many as one core can send: SYNs, and ACKs that do not know what was answered.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use etherparse::PacketBuilder;
+use etherparse::{PacketBuilder, PacketBuilderStep, TcpHeader};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{
@@ -28,6 +29,8 @@ const ETHERNET: usize = 14;
 const IP: usize = 20;
 /// Between looks at whether to stop.
 const BATCH: usize = 256;
+/// SYNs between a SYN and its ACK.
+const LEAD: usize = 512;
 
 /// Sends until it is told to finish.
 pub struct Flood {
@@ -41,7 +44,7 @@ impl Flood {
     pub fn start(host: &Host, neighbour: &NetNs, to: SocketAddrV4) -> Result<Self> {
         let (from, next_hop) = (link_addr(&host.ns, "eth0")?, link_addr(neighbour, "eth0")?);
         let mac = |link: &LinkAddr| link.addr().context("a device with an Ethernet address");
-        let mut frame = Frame::new(mac(&from)?, mac(&next_hop)?, to)?;
+        let mut frames = Frame::handshake(mac(&from)?, mac(&next_hop)?, to)?;
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let thread = host.ns.thread("flood", move || {
@@ -49,12 +52,12 @@ impl Flood {
             bind(socket.as_raw_fd(), &from).context("bind to eth0")?;
             // Arriving packets stay unread.
             setsockopt(&socket, sockopt::RcvBuf, &0)?;
-            pour(&socket, &mut frame, &told)
+            pour(&socket, &mut frames, &told)
         })?;
         Ok(Self { stop, thread, started: Instant::now() })
     }
 
-    /// How many SYNs were sent, and in which time.
+    /// How many SYNs were sent, each with an ACK behind it, and in which time.
     pub fn finish(self) -> Result<(u64, Duration)> {
         self.stop.store(true, Ordering::Relaxed);
         let sent = self.thread.join().map_err(|_| anyhow!("the flood panicked"))??;
@@ -62,15 +65,22 @@ impl Flood {
     }
 }
 
-fn pour(socket: &OwnedFd, frame: &mut Frame, stop: &AtomicBool) -> Result<u64> {
+fn pour(socket: &OwnedFd, [syn, ack]: &mut [Frame; 2], stop: &AtomicBool) -> Result<u64> {
     let mut random = SmallRng::from_os_rng();
+    let mut dialled: VecDeque<u64> = VecDeque::new();
     let mut sent = 0;
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..BATCH {
-            match send(socket.as_raw_fd(), frame.from(random.random()), MsgFlags::empty()) {
-                Ok(_) => sent += 1,
-                Err(Errno::ENOBUFS | Errno::EINTR) => {}
-                Err(error) => return Err(error).context("send a SYN"),
+            let answered = if dialled.len() > LEAD { dialled.pop_front() } else { None };
+            let source = answered.unwrap_or_else(|| random.random());
+            let frame = if answered.is_some() { &mut *ack } else { &mut *syn };
+            match send(socket.as_raw_fd(), frame.from(source), MsgFlags::empty()) {
+                Ok(_) if answered.is_none() => {
+                    dialled.push_back(source);
+                    sent += 1;
+                }
+                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
+                Err(error) => return Err(error).context("send a packet of a handshake"),
             }
         }
     }
@@ -85,7 +95,7 @@ fn link_addr(ns: &NetNs, device: &str) -> Result<LinkAddr> {
     link?.with_context(|| format!("no device {device} in {}", ns.name()))
 }
 
-/// A SYN whose source is yet to be filled in.
+/// A packet whose source is yet to be filled in.
 struct Frame {
     bytes: Vec<u8>,
     /// The sums that the checksums are made of, but for the source.
@@ -94,11 +104,16 @@ struct Frame {
 }
 
 impl Frame {
-    fn new(from: [u8; 6], next_hop: [u8; 6], to: SocketAddrV4) -> Result<Self> {
-        let builder = PacketBuilder::ethernet2(from, next_hop)
-            .ipv4(SOURCES.octets(), to.ip().octets(), 64)
-            .tcp(0, to.port(), 0x1234_5678, 64_240)
-            .syn();
+    /// Returns a SYN, and the ACK that follows it.
+    fn handshake(from: [u8; 6], next_hop: [u8; 6], to: SocketAddrV4) -> Result<[Self; 2]> {
+        let packet = |seq| {
+            let ip = PacketBuilder::ethernet2(from, next_hop).ipv4(SOURCES.octets(), to.ip().octets(), 64);
+            ip.tcp(0, to.port(), seq, 64_240)
+        };
+        Ok([Self::new(packet(0x1234_5678).syn())?, Self::new(packet(0x1234_5679).ack(0x9abc_def0))?])
+    }
+
+    fn new(builder: PacketBuilderStep<TcpHeader>) -> Result<Self> {
         let mut bytes = Vec::new();
         builder.write(&mut bytes, &[])?;
         let checksum = |at: usize| u32::from(!u16::from_be_bytes([bytes[at], bytes[at + 1]]));
@@ -138,20 +153,26 @@ fn fold(sum: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use etherparse::{Ethernet2Header, Ipv4Header, TcpHeader};
+    use etherparse::{Ethernet2Header, Ipv4Header};
 
     use super::*;
 
     #[test]
     fn sources_differ_and_checksums_hold() {
-        let mut frame = Frame::new([2; 6], [4; 6], "172.18.0.11:30080".parse().unwrap()).unwrap();
+        let frames = Frame::handshake([2; 6], [4; 6], "172.18.0.11:30080".parse().unwrap()).unwrap();
+        for (mut frame, syn) in frames.into_iter().zip([true, false]) {
+            check(&mut frame, syn);
+        }
+    }
+
+    fn check(frame: &mut Frame, syn: bool) {
         let mut sources = std::collections::BTreeSet::new();
         for random in [0, 1, 0xffff_ffff_ffff_ffff, 0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210] {
             let bytes = frame.from(random);
             let (_, rest) = Ethernet2Header::from_slice(bytes).unwrap();
             let (ip, rest) = Ipv4Header::from_slice(rest).unwrap();
             let (tcp, rest) = TcpHeader::from_slice(rest).unwrap();
-            assert!(tcp.syn && rest.is_empty());
+            assert!(tcp.syn == syn && tcp.ack != syn && rest.is_empty());
             assert_eq!((ip.destination, tcp.destination_port), ([172, 18, 0, 11], 30_080));
             assert_eq!(ip.header_checksum, ip.calc_header_checksum());
             assert_eq!(tcp.checksum, tcp.calc_checksum_ipv4(&ip, &[]).unwrap());

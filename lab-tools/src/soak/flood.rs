@@ -1,4 +1,4 @@
-//! SYNs from random sources, as many as one core can send.
+//! Handshakes from random sources, as many as one core can send.
 
 use std::net::SocketAddrV4;
 use std::thread;
@@ -46,7 +46,9 @@ pub fn flood(scale: Scale) -> Result<Report> {
     agent.stop()?;
 
     let rate = sent as f64 / lasted.as_secs_f64();
-    let what = format!("{sent} SYNs from random sources in {lasted:.1?}, {rate:.0} a second");
+    let what = format!(
+        "{sent} SYNs from random sources, each with a blind ACK behind it, in {lasted:.1?}, {rate:.0} a second"
+    );
     let mut report = Report::new("flood", what, &seen);
     let (early, late) = looks.split_at(looks.len().div_ceil(3));
     let [early, late] = [early, late].map(|looks| looks.iter().fold(before, |most, look| most.max(*look)));
@@ -60,6 +62,7 @@ pub fn flood(scale: Scale) -> Result<Report> {
     ));
     let constant = late.maps == before.maps && late.agent <= early.agent + AGENT_SLACK;
     report.promise(constant, format!("memory grew from {before} to {early} and on to {late}"));
+    report.promise(status["healthy"] == true, format!("unhealthy: {}", status["problems"]));
     report.promise(sent > 0, "there was no flood".to_owned());
     Ok(report)
 }
