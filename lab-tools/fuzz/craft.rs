@@ -148,7 +148,7 @@ pub(crate) fn transport(dice: &mut Dice, src: SocketAddr, dst: SocketAddr, proto
 fn random_near(dice: &mut Dice, number: u32) -> u32 {
     match dice.random_range(0..20) {
         0 => dice.random(),
-        1 => number.wrapping_add(one(dice, &[1, 1 << 17, (1 << 17) - 1, 1 << 23, (1 << 23) - 1, u32::MAX])),
+        1 => number.wrapping_add(one(dice, &[1, 1 << 17, (1 << 17) - 1, 1 << 25, (1 << 25) - 1, u32::MAX])),
         _ => number,
     }
 }

@@ -160,6 +160,11 @@ impl Seen {
     /// The client has dialled again on a flow that was silent for long, and the backend has not said since that it knows the flow.
     /// Of what goes there, in the opener's entry.
     pub const REDIALLED: Self = Self(1 << 5);
+    /// A SYN has come on an established flow, and no packet of the backend since. Of what goes there, in the opener's entry.
+    pub const DIALLED: Self = Self(1 << 7);
+    /// A FIN has come whose number is ahead of what the backend has acknowledged: it counts once the backend ends as well. Of what
+    /// goes there, in the opener's entry.
+    pub const LEAVING: Self = Self(1 << 6);
     /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry.
     pub const ADVANCED: Self = Self(1 << 6);
 
@@ -171,6 +176,11 @@ impl Seen {
     #[inline(always)]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub const fn only(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 
     #[inline(always)]
@@ -205,6 +215,8 @@ impl<A: Addr> Flow<A> {
     pub const HOST_FRONTEND: u8 = 1 << 2;
     /// The backend's count in `CONNECTIONS` includes this flow until it is over.
     pub const COUNTED: u8 = 1 << 3;
+    /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did not.
+    pub const NUMBERED: u8 = 1 << 5;
     /// Another program's connection, that left with a tuple which a flow has: it got another source port where it left.
     pub const GUEST: u8 = 1 << 4;
 

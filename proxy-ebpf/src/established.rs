@@ -9,7 +9,7 @@ use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Seen, Sender, Told, is_stream, step};
+use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_stream, step};
 
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
@@ -76,7 +76,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     // stack is too small for that here.
     let is_news = match kind {
         EntryKind::Dnat => is_news_to_opener(&entry, &head),
-        EntryKind::Undnat => is_news_to_reply(&entry, &head, mark),
+        EntryKind::Undnat => is_news_to_reply(&entry, &head, mark) || advances(&entry, &head),
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     if is_news {
@@ -93,7 +93,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
             return None;
         }
         entry.count(skb.segments(), skb.len());
-        note_acked(&entry, &head, kind);
+        note_acked(&entry, &head);
         maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
     }
     if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
@@ -112,23 +112,22 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     Some(Ok(Action::PASS))
 }
 
-/// Keeps what a TCP packet acknowledges, and that it is more than before.
+/// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the proof, which the client must not
+/// write itself.
 #[inline(always)]
-fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>, kind: EntryKind) {
-    let acked = Acked(u32::from_be(head.acked));
-    if head.proto != Proto::TCP || entry.read(|flow| flow.generation) == acked.0 {
-        return;
+fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
+    let is_kept =
+        entry.read(|flow| flow.has(Flow::<A>::NUMBERED) && (flow.kind == Kind::UNDNAT || flow.tx.has(Seen::ASSURED)));
+    if head.proto == Proto::TCP && head.flags & packet::ACK != 0 && is_kept {
+        entry.set_acked(Acked(u32::from_be(head.acked)));
     }
-    if kind == EntryKind::Undnat {
-        entry.set_acked(acked);
-        let rx = entry.read(|flow| flow.rx);
-        if !rx.has(Seen::ADVANCED) {
-            entry.set_rx(rx.with(Seen::ADVANCED));
-        }
-    } else if entry.read(|flow| flow.tx).has(Seen::ASSURED) {
-        // The proof is there before, which the client must not write itself.
-        entry.set_acked(acked);
-    }
+}
+
+/// Returns true if a packet of the backend is the first to acknowledge more: its source is judged, for the number counts.
+#[inline(always)]
+fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+    let is_more = |flow: &Flow<A>| flow.generation != u32::from_be(head.acked) && !flow.rx.has(Seen::ADVANCED);
+    head.proto == Proto::TCP && entry.read(is_more)
 }
 
 /// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of the slow path.

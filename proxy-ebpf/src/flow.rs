@@ -63,6 +63,7 @@ fn learn<A: Net>(
             let proves = proves(skb, packet, flow);
             step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told()).is_news
         }
+        EntryKind::Undnat if advances(skb, packet, flow) => true,
         // A datagram that assures a stream is not judged for that alone.
         EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
             step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
@@ -151,22 +152,41 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
 /// The sender of packets in another's name does not see the number that it had to acknowledge.
 #[inline(never)]
 fn proves<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    if packet.proto == Proto::TCP && flow.is_half_open() {
+    if packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED) && flow.is_half_open() {
         return packet.acked(skb).is_some_and(|acked| Proof(flow.generation).is_met(acked));
     }
-    packet.proto == Proto::UDP
+    packet.proto == Proto::UDP || packet.proto == Proto::TCP && !flow.has(Flow::<A>::NUMBERED)
 }
 
-/// Returns true if a FIN or RST is one that its sender may send: see [`Acked`].
-///
-/// The other side judges by the same number, and ignores what this function refuses.
+/// Returns true if a packet of the backend acknowledges other data than its last ones: such a packet has to come from the backend.
 #[inline(never)]
-fn is_end<A: Net>(skb: Skb, packet: &Packet<A>, acked: u32, advances: bool) -> bool {
-    let is_end = packet.numbers(skb).is_none_or(|numbers| Acked(acked).permits_end(numbers.seq, advances));
-    if !is_end {
-        maps::count(Event::EndIgnored);
+fn advances<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    !flow.rx.has(Seen::ADVANCED) && packet.acked(skb).is_some_and(|acked| acked != Acked(flow.generation))
+}
+
+/// The judgement of a FIN or RST, in a register.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum End {
+    /// Its sender may send it: see [`Acked`].
+    Likely,
+    /// A FIN behind data that nothing speaks of. The other side accepts it if it has got that data.
+    Early,
+    /// The other side ignores it, as it judges by the same number.
+    Ignored,
+}
+
+#[inline(never)]
+fn judge_end<A: Net>(skb: Skb, packet: &Packet<A>, acked: u32, advances: bool) -> End {
+    let Some(numbers) = packet.numbers(skb) else { return End::Likely };
+    if Acked(acked).permits_end(numbers.seq, advances) {
+        return End::Likely;
     }
-    is_end
+    if packet.told().is_goodbye() && Acked(acked).is_behind(numbers.seq) {
+        return End::Early;
+    }
+    maps::count(Event::EndIgnored);
+    End::Ignored
 }
 
 /// Applies the step of a packet towards the backend.
@@ -176,21 +196,31 @@ fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>,
     // A stranger can make the backend speak. Only the client can make it acknowledge more.
     let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
     if packet.told().ends(flow.tx)
+        && flow.has(Flow::<A>::NUMBERED)
         && !flow.is_half_open()
         && let Some(undnat) = maps::undnat(flow, packet.proto)
-        && !is_end(skb, packet, undnat.read(|flow| flow.generation), undnat.read(advances))
     {
-        return;
+        let end = judge_end(skb, packet, undnat.read(|flow| flow.generation), undnat.read(advances));
+        if end == End::Early && !flow.tx.has(Seen::LEAVING) {
+            entry.set_tx(flow.tx.with(Seen::LEAVING));
+        }
+        if end != End::Likely {
+            return;
+        }
     }
     let proves = proves(skb, packet, flow);
     let step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
     if step.seen.has(Seen::ASSURED)
+        && flow.has(Flow::<A>::NUMBERED)
         && let Some(acked) = packet.acked(skb)
     {
         entry.set_acked(acked);
     }
-    let redials = packet.proto == Proto::TCP && flow.is_redialled_by(packet.told(), now_secs);
-    let seen = if redials { step.seen.with(Seen::REDIALLED) } else { step.seen };
+    let dials = packet.proto == Proto::TCP && packet.opens() && !flow.is_half_open();
+    let mut seen = if dials { step.seen.with(Seen::DIALLED) } else { step.seen };
+    if dials && flow.is_redialled_by(packet.told(), now_secs) {
+        seen = seen.with(Seen::REDIALLED);
+    }
     if seen != flow.tx {
         entry.set_tx(seen);
         note_end(flow, flow.state(), State::of(seen, flow.rx), packet.proto);
@@ -206,13 +236,17 @@ fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>,
     if flow.last_secs != now_secs && !waits {
         entry.set_last_secs(now_secs);
     }
-    // A backend that does not accept this RST shall tell the opener so at once, by its next packet.
-    if packet.resets()
+    // A backend that does not accept this RST, or knows the connection that this SYN ignores, shall tell the opener so at once,
+    // by its next packet.
+    if (packet.resets() || dials)
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {
         undnat.set_last_secs(0);
     }
 }
+
+/// The client has dialled on the flow, and the backend has not answered.
+const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 
 /// Applies the step of a packet from the backend. The opener's entry is told once a second, and when the state changes.
 /// It is told of every RST, because it may have heard from the client since the last one.
@@ -221,17 +255,22 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
     entry.count(packet.segments, packet.len);
     let now_secs = about_now_secs();
     if packet.told().ends(flow.rx)
+        && flow.has(Flow::<A>::NUMBERED)
         && let Some(opener) = maps::opener(flow, packet.proto)
         // A backend that does not know the flow resets with the number 0.
-        && !opener.read(|flow| flow.is_half_open() || flow.tx.has(Seen::REDIALLED))
-        && !is_end(skb, packet, opener.read(|flow| flow.generation), is_recent(opener.read(|flow| flow.idle_secs(now_secs))))
+        && !opener.read(|flow| flow.is_half_open() || flow.tx.has(DIALLED))
     {
-        return;
+        let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
+        if judge_end(skb, packet, opener.read(|flow| flow.generation), is_recent) != End::Likely {
+            return;
+        }
     }
     let is_stream = is_stream(packet.proto, flow.passed.packets);
     let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
     let mut rx = step.seen;
-    if let Some(acked) = packet.acked(skb) {
+    if flow.has(Flow::<A>::NUMBERED)
+        && let Some(acked) = packet.acked(skb)
+    {
         if acked != Acked(flow.generation) {
             entry.set_acked(acked);
             rx = rx.with(Seen::ADVANCED);
@@ -246,20 +285,24 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
     let Some(opener) = maps::opener(flow, packet.proto) else { return };
-    // A backend without memory of its last answer (SYN cookies) gives another one.
+    let mut tx = opener.read(|flow| flow.tx);
+    // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one.
     if answers
-        && opener.read(Flow::is_half_open)
+        && flow.has(Flow::<A>::NUMBERED)
         && let Some(numbers) = packet.numbers(skb)
     {
+        rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT));
+        entry.set_rx(rx);
         opener.set_proof(Proof::of(numbers.seq));
+        tx = Seen::PACKET.with(tx.only(Seen::DIRECT));
+        opener.set_tx(tx);
     }
-    let tx = opener.read(|flow| flow.tx);
     note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
     opener.set_rx(rx);
     opener.set_last_secs(now_secs);
     // The client's packets write these bits on other CPUs.
     let tx = opener.read(|flow| flow.tx);
-    let revoked = if step.revokes_reset { Seen::RST.with(Seen::REDIALLED) } else { Seen::REDIALLED };
+    let revoked = if step.revokes_reset { DIALLED.with(Seen::RST) } else { DIALLED };
     if tx.has(revoked) {
         opener.set_tx(tx.without(revoked));
     }

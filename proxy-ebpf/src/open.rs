@@ -56,7 +56,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let Scratch { packet, flow, other, opening, .. } = scratch;
     let Opening { source, .. } = opening;
     let client = SockAddr::new(source.addr, packet.src.port);
-    *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags, now_secs());
+    *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags | Flow::<A>::NUMBERED, now_secs());
     flow.generation = if packet.proto == Proto::TCP { Proof::NONE.0 } else { source.generation };
     flow.service = opening.service;
     // A changed address brings the client's port among the node's own: there it must come from our range.

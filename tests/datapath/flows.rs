@@ -23,6 +23,9 @@ packet_tests! {
     syn_on_silent_flow_leaves_it_to_backend_that_answers,
     syn_on_silent_flow_opens_another_where_backend_is_silent_too,
     syn_on_silent_flow_opens_another_where_backend_knows_none,
+    early_goodbye_counts_once_backend_ends,
+    backend_that_accepts_again_begins_another_connection,
+    refusal_of_syn_on_established_flow_ends_it,
 }
 
 #[test]

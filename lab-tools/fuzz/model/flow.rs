@@ -61,8 +61,12 @@ pub(crate) struct Flow {
     /// The backend has acknowledged more with its last packets, and when it was heard last.
     pub(crate) backend_advanced: bool,
     pub(crate) backend_secs: u32,
-    /// The client has dialled again after a minute, and the backend has said nothing since.
+    /// The client has dialled again, and the backend has said nothing since ...
+    pub(crate) dialled: bool,
+    /// ... after a minute.
     pub(crate) redialled: bool,
+    /// The client has said goodbye behind data that nothing speaks of.
+    pub(crate) is_leaving: bool,
     /// When either side last said anything, in seconds since boot.
     pub(crate) last_secs: u32,
     pub(crate) sent: Passed,
@@ -76,6 +80,15 @@ pub(crate) struct Said {
     pub(crate) goodbye: bool,
     /// It reset the connection, and no side has gone on as if it had not.
     pub(crate) reset: bool,
+}
+
+/// What is made of a packet that would end a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Likely,
+    /// It counts once the other side ends as well, if it is the client's.
+    Early,
+    Ignored,
 }
 
 impl Said {
@@ -133,7 +146,7 @@ impl Flow {
         let (client, backend) = (self.client_said, self.backend_said);
         client.reset
             || backend.reset
-            || (client.goodbye && backend.goodbye)
+            || ((client.goodbye || self.is_leaving) && backend.goodbye)
             || now_secs.saturating_sub(self.last_secs) > self.timeout_secs()
     }
 
@@ -151,15 +164,26 @@ impl Flow {
         }
     }
 
-    /// Returns true if a packet would end the connection, but has a number that the other side, which has acknowledged that
-    /// much, does not expect (RFC 5961 §3.2): exactly what it has acknowledged; up to 2^23 more if more may be on its way.
-    pub(crate) fn denies_end(&self, transport: Option<&Transport>, said: Said, acked: u32, advances: bool) -> bool {
-        let Some(Transport { seq: Some(seq), ends, resets, .. }) = transport else { return false };
+    /// The backend accepts another connection, which its client has to prove.
+    pub(crate) fn begin_anew(&mut self) {
+        self.backend_said = Said::default();
+        self.client_said = Said { anything: true, ..Said::default() };
+        (self.assured, self.is_leaving) = (false, false);
+    }
+
+    /// Judges a packet that would end the connection. The other side expects the number that it has acknowledged (RFC 5961 §3.2),
+    /// or up to 2^25 more if more may be on its way.
+    pub(crate) fn judge_end(&self, transport: Option<&Transport>, said: Said, acked: u32, advances: bool) -> End {
+        let Some(Transport { seq: Some(seq), ends, resets, .. }) = transport else { return End::Likely };
         if !self.assured || !(*ends && !said.goodbye || *resets) || acked == 0 {
-            return false;
+            return End::Likely;
         }
-        let most = if advances { (1 << 23) - 1 } else { 0 };
-        seq.wrapping_sub(acked) > most
+        match seq.wrapping_sub(acked) {
+            0 => End::Likely,
+            ahead if ahead < 1 << 25 && advances => End::Likely,
+            ahead if ahead < 1 << 25 && !resets => End::Early,
+            _ => End::Ignored,
+        }
     }
 
     fn timeout_secs(&self) -> u32 {

@@ -3,7 +3,7 @@
 use proxy_common::counter::{Event, Reason};
 use testbed::reference::model as reference;
 
-use super::flow::{Leg, Table};
+use super::flow::{End, Leg, Table};
 use super::wire::{self, Part};
 use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, open};
 
@@ -80,30 +80,33 @@ impl Model {
         let transport = packet.transport.as_ref();
         let is_recent = |last_secs: u32| now_secs.saturating_sub(last_secs) <= 2;
         let redialled = flow.redialled;
-        let is_denied = match leg {
+        let end = match leg {
             Leg::ToBackend => {
                 let advances = flow.backend_advanced && is_recent(flow.backend_secs);
-                flow.denies_end(transport, flow.client_said, flow.backend_acked, advances)
+                flow.judge_end(transport, flow.client_said, flow.backend_acked, advances)
             }
-            _ => {
-                let advances = is_recent(flow.last_secs);
-                !redialled && flow.denies_end(transport, flow.backend_said, flow.client_acked, advances)
-            }
+            _ if flow.dialled || redialled => End::Likely,
+            _ => flow.judge_end(transport, flow.backend_said, flow.client_acked, is_recent(flow.last_secs)),
         };
+        let is_denied = end != End::Likely;
         let mut is_alive = !is_denied;
+        flow.is_leaving |= leg == Leg::ToBackend && end == End::Early;
         let passed = match leg {
             Leg::ToBackend if is_denied => &mut flow.sent,
             Leg::ToClient if is_denied => &mut flow.returned,
             Leg::ToBackend => {
                 let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
                 let resets = packet.says(|transport| transport.resets);
+                let was_assured = flow.assured;
                 flow.assured |= flow.is_proven_by(transport) && !opens && !resets;
                 if flow.assured {
                     flow.client_acked = transport.and_then(|transport| transport.ack).unwrap_or(flow.client_acked);
                 }
-                flow.redialled |= packet.proto == wire::TCP && opens && now_secs.saturating_sub(flow.last_secs) > 60;
+                let dials = packet.proto == wire::TCP && opens && was_assured;
+                flow.dialled |= dials;
+                flow.redialled |= dials && now_secs.saturating_sub(flow.last_secs) > 60;
                 is_alive = !(redialled && opens);
-                if resets {
+                if resets || dials {
                     flow.backend_secs = 0;
                 }
                 flow.client_said.hear(packet.transport.as_ref());
@@ -111,16 +114,21 @@ impl Model {
                 &mut flow.sent
             }
             Leg::ToClient => {
+                let answers = packet.says(|transport| transport.answer.is_some());
+                if answers {
+                    flow.begin_anew();
+                }
                 flow.backend_said.hear(packet.transport.as_ref());
                 flow.assured |= packet.says(|transport| transport.accepts);
                 flow.answer = transport.and_then(|transport| transport.answer).or(flow.answer);
                 if let Some(acked) = transport.and_then(|transport| transport.ack) {
                     let is_first = flow.backend_secs != now_secs;
-                    flow.backend_advanced = acked != flow.backend_acked || flow.backend_advanced && !is_first;
+                    let is_more = answers || acked != flow.backend_acked;
+                    flow.backend_advanced = is_more || flow.backend_advanced && !is_first;
                     flow.backend_acked = acked;
                 }
                 flow.backend_secs = now_secs;
-                flow.redialled = false;
+                (flow.dialled, flow.redialled) = (false, false);
                 flow.client_said.reset &= flow.backend_said.reset;
                 &mut flow.returned
             }
@@ -131,7 +139,7 @@ impl Model {
         if is_alive {
             flow.last_secs = now_secs;
         }
-        if is_denied {
+        if end == End::Ignored {
             *self.counts.events.entry(Event::EndIgnored).or_default() += 1;
         }
     }

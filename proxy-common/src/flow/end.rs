@@ -5,8 +5,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acked(pub u32);
 
-/// The bytes that one side can have on their way: Linux's default limit of a receive buffer is 6 MiB (`tcp_rmem`).
-const WINDOW: u32 = 1 << 23;
+/// The bytes that one side can have on their way: the limit of a receive buffer is 32 MiB in Linux 6.18 (`tcp_rmem`).
+const WINDOW: u32 = 1 << 25;
 
 /// After so many seconds nothing of what a side has sent is on its way.
 const SILENCE_SECS: u32 = 2;
@@ -22,8 +22,13 @@ impl Acked {
     /// see the packets has to guess it, out of 2^32.
     #[inline(always)]
     pub const fn permits_end(self, seq: u32, advances: bool) -> bool {
-        let ahead = seq.wrapping_sub(self.0);
-        self.0 == Self::UNKNOWN.0 || ahead == 0 || ahead < WINDOW && advances
+        self.0 == Self::UNKNOWN.0 || seq == self.0 || self.is_behind(seq) && advances
+    }
+
+    /// Returns true if a side that has sent this number may have the rest on its way.
+    #[inline(always)]
+    pub const fn is_behind(self, seq: u32) -> bool {
+        seq.wrapping_sub(self.0) < WINDOW
     }
 }
 

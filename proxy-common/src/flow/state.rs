@@ -26,7 +26,7 @@ impl State {
     pub const fn of(tx: Seen, rx: Seen) -> Self {
         if tx.has(Seen::RST) || rx.has(Seen::RST) {
             Self::Reset
-        } else if tx.has(Seen::FIN) && rx.has(Seen::FIN) {
+        } else if tx.has(Seen::FIN.with(Seen::LEAVING)) && rx.has(Seen::FIN) {
             Self::Closed
         } else if tx.has(Seen::FIN) || rx.has(Seen::FIN) {
             Self::HalfClosed

@@ -43,6 +43,12 @@ impl Told {
         self.0 & Seen::RST.0 != 0
     }
 
+    /// Returns true for a FIN without RST.
+    #[inline(always)]
+    pub const fn is_goodbye(self) -> bool {
+        self.0 & (Seen::FIN.0 | Seen::RST.0) == Seen::FIN.0
+    }
+
     #[inline(always)]
     pub const fn opens_connection(self) -> bool {
         self.0 & OPENER != 0
