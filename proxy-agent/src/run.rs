@@ -29,8 +29,9 @@ use crate::run::servers::Servers;
 use crate::settings::Settings;
 use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
+use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
-use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
+use proxy_datapath::{Cgroup, Datapath, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
 use proxy_metrics::Metrics;
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undo};
@@ -79,8 +80,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
-        let desired = Desired::with_options(node_of_ours.clone().unwrap_or_default(), settings.model);
-        let desired = desired.within(Room::of(&datapath.loaded.max_entries));
+        let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, .. } = datapath;
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
@@ -130,6 +130,11 @@ fn take_over(settings: &Settings, object: &[u8], persistence: Persistence, cgrou
         datapath.attachments.attach_sockets(cgroup, options)?;
     }
     Ok(datapath)
+}
+
+/// Returns an empty desired state for maps of this room.
+fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions) -> Desired {
+    Desired::with_options(node_name.unwrap_or_default(), options).within(Room::of(&loaded.max_entries))
 }
 
 /// Detaches the programs if nothing keeps them: programs that end with this process should end in order.

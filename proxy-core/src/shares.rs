@@ -67,6 +67,8 @@ impl Room {
 pub(crate) struct Shares<A: Addr> {
     room: Room,
     by_namespace: BTreeMap<Shared, Rows>,
+    /// The most rows that a namespace may have in each map; None where all have room.
+    levels: [Option<usize>; MAPS],
     left_out: LeftOut<A>,
     /// Set if a model has changed since [`Self::settle`].
     is_stale: bool,
@@ -77,7 +79,13 @@ pub(crate) type LeftOut<A> = BTreeMap<ObjectName, BTreeSet<FrontendKey<A>>>;
 
 impl<A: Addr> Default for Shares<A> {
     fn default() -> Self {
-        Self { room: Room::default(), by_namespace: BTreeMap::new(), left_out: LeftOut::new(), is_stale: false }
+        Self {
+            room: Room::default(),
+            by_namespace: BTreeMap::new(),
+            levels: [None; MAPS],
+            left_out: LeftOut::new(),
+            is_stale: false,
+        }
     }
 }
 
@@ -112,10 +120,11 @@ impl<A: Addr> Shares<A> {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
         }
-        let levels = self.levels();
+        let level_of = |map: usize| level(self.by_namespace.values().map(|rows| rows[map]), self.room.0[map]);
+        self.levels = std::array::from_fn(level_of);
         let before = std::mem::take(&mut self.left_out);
-        if levels.iter().any(Option::is_some) {
-            self.left_out = left_out(models, &self.by_namespace, &levels);
+        if self.levels.iter().any(Option::is_some) {
+            self.left_out = left_out(models, &self.by_namespace, &self.levels);
         }
         let services = before.keys().chain(self.left_out.keys());
         let changed = services.filter(|service| before.get(*service) != self.left_out.get(*service));
@@ -128,7 +137,7 @@ impl<A: Addr> Shares<A> {
         let Some(left_out) = self.left_out.get(service) else { return Vec::new() };
         let left_out = left_out.iter().filter(|key| model.ports.get(key).is_some()).count();
         let (namespace, ports) = (&service.namespace, model.ports.keys().count());
-        let full = self.levels().into_iter().zip(self.by_namespace[namespace]).zip(KINDS);
+        let full = self.levels.into_iter().zip(self.by_namespace[namespace]).zip(KINDS);
         let full = full.filter_map(|((level, rows), kind)| Some((level.filter(|level| rows > *level)?, kind)));
         let shares: Vec<_> = full.map(|(level, (kind, flag))| format!("{level} {kind} ({flag})")).collect();
         let why = format!(
@@ -137,11 +146,6 @@ impl<A: Addr> Shares<A> {
         );
         let object = ObjectRef { kind: "Service", name: service.clone() };
         vec![Skipped { object, field: "spec.ports".to_owned(), why, cause: Cause::NoRoom }]
-    }
-
-    /// Returns the most rows that a namespace may have in each map; None where all have room.
-    fn levels(&self) -> [Option<usize>; MAPS] {
-        std::array::from_fn(|map| level(self.by_namespace.values().map(|rows| rows[map]), self.room.0[map]))
     }
 }
 
@@ -325,6 +329,20 @@ mod tests {
         desired.apply(wide("greedy/new", 1, 10).created(2).into());
         desired.apply(wide("greedy/old", 2, 10).created(1).into());
         assert_eq!(served(&mut desired, room), [("10.96.0.1".to_owned(), 4), ("10.96.0.2".to_owned(), 11)].into());
+    }
+
+    /// A tenant that fills the room does not get the address of another.
+    #[test]
+    fn frontend_without_room_passes_to_no_other_service() {
+        let room = frontends(8);
+        let mut desired = desired(room);
+        desired.apply(wide("a/old", 1, 3).created(1).into());
+        desired.apply(wide("a/new", 2, 1).external_ip("203.0.113.9").created(2).into());
+        desired.apply(wide("b/late", 3, 1).external_ip("203.0.113.9").created(3).into());
+        assert_eq!(
+            served(&mut desired, room),
+            [("10.96.0.1", 4), ("10.96.0.2", 1), ("10.96.0.3", 2)].map(|(addr, n)| (addr.to_owned(), n)).into()
+        );
     }
 
     #[test]

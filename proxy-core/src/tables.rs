@@ -103,30 +103,28 @@ impl<A: Addr> FamilyTables<A> {
         let mut models: Vec<_> = models.collect();
         models.sort_unstable_by_key(|model| &model.claim);
         let left_out = shares::left_out_of(&models, room);
-        let is_left_out = |model: &FamilyModel<A>, key| {
-            left_out.get(&model.claim.service).is_some_and(|keys: &BTreeSet<FrontendKey<A>>| keys.contains(key))
+        let is_left_out = |model: &FamilyModel<A>, key: &FrontendKey<A>| {
+            left_out.get(&model.claim.service).is_some_and(|keys| keys.contains(key))
         };
         let mut holders: BTreeMap<_, &FamilyModel<A>> = BTreeMap::new();
         let claimed_frontends = |external: bool| {
             let claimed_frontends = models
                 .iter()
                 .flat_map(|model| model.frontends.iter().map(move |(key, claimed)| (*model, key, claimed.frontend)));
-            let claimed_frontends = claimed_frontends.filter(|(model, key, _)| !is_left_out(model, key));
             claimed_frontends.filter(move |(_, _, frontend)| frontend.kind.is_external() == external)
         };
         for (model, key, _) in claimed_frontends(false) {
             holders.entry(*key).or_insert(model);
         }
-        // A ClusterIP belongs to its Service, with room or without.
-        let addresses = models.iter().flat_map(|model| model.frontends.keys());
-        let addresses: BTreeSet<_> = addresses.filter(|key| **key == FrontendKey::address(key.addr)).collect();
         for (model, key, frontend) in claimed_frontends(true) {
-            let is_cluster_ip = addresses.contains(&FrontendKey::address(key.addr));
+            let is_cluster_ip = holders.contains_key(&FrontendKey::address(key.addr));
             let has_port = holders.get(&frontend.service).is_some_and(|holder| holder.claim == model.claim);
             if !is_cluster_ip && has_port {
                 holders.entry(*key).or_insert(model);
             }
         }
+        // What has no room is no other Service's.
+        holders.retain(|key, model| !is_left_out(model, key));
         let mut tables = Self::default();
         for (key, model) in &holders {
             tables.insert(key, model);

@@ -118,8 +118,13 @@ impl<A: Addr> Family<A> {
         touched.iter().chain(addresses.flat_map(at)).chain(offered).copied().collect()
     }
 
-    /// Returns the model whose rows are in force.
+    /// Returns the model whose rows are in force, if they have room.
     fn holder(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
+        self.owner(key).filter(|model| !self.shares.leave_out(&model.claim.service, key))
+    }
+
+    /// Returns the model that holds the frontend, with room or without: no other one gets what has no room.
+    fn owner(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
         self.claimants(key).find(|model| self.refusal(key, model).is_none())
     }
 
@@ -132,26 +137,22 @@ impl<A: Addr> Family<A> {
     /// Returns the reason why a model may not have a frontend that it offers, regardless of other claims.
     fn refusal(&self, key: &FrontendKey<A>, model: &FamilyModel<A>) -> Option<String> {
         let frontend = model.frontends.get(key)?.frontend;
-        if self.shares.leave_out(&model.claim.service, key) {
-            return Some(format!("{key:?} has no room on this node"));
-        }
         if !frontend.kind.is_external() {
             return None;
         }
         if let Some(owner) = self.claimants(&FrontendKey::address(key.addr)).next() {
             return Some(format!("{key:?} is at the ClusterIP of Service {}", owner.claim.service));
         }
-        let holder = self.holder(&frontend.service).filter(|holder| holder.claim != model.claim)?;
+        let holder = self.owner(&frontend.service).filter(|holder| holder.claim != model.claim)?;
         Some(format!("{key:?} would lead to {:?}, which is held by Service {}", frontend.service, holder.claim.service))
     }
 
     /// Returns the claims to this frontend that are not in force. Services may share an address, so long as their ports
     /// differ.
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
-        let holder = self.holder(key).map(|holder| &holder.claim);
-        let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
         // What has no room is reported once for its Service.
-        let lost = lost.filter(|model| !self.shares.leave_out(&model.claim.service, key));
+        let holder = self.owner(key).map(|holder| &holder.claim);
+        let lost = self.claimants(key).filter(|model| Some(&model.claim) != holder);
         let conflict = |model: &FamilyModel<A>| {
             let claimed = model.frontends.get(key).filter(|claimed| claimed.frontend.kind != FrontendKind::ADDRESS)?;
             let held = || Some(format!("{key:?} is held by Service {}", holder?.service));

@@ -4,6 +4,7 @@
 //! itself, the position outlives the client, and gaps between events are noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -240,6 +241,10 @@ where
                 },
                 Ok(None) if began.elapsed() < self.life() => Err(WatchEnd::Closed(StreamEnd::Early)),
                 Ok(None) => Err(WatchEnd::Closed(StreamEnd::InTime)),
+                // The next watch from the same position would begin with the same line.
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    Err(self.lose(format!("unreadable event: {error}")))
+                }
                 Err(error) => Err(WatchEnd::Closed(StreamEnd::Broken(error.to_string()))),
             };
             if let Err(end) = taken {
