@@ -54,14 +54,7 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     let to = Family::ALL.map(|family| SocketAddr::new(n1.host.addrs.ip(family), NODE_PORT));
     let (client, flooder) = (lab.host("xl"), lab.host("x"));
 
-    let mut standing = Vec::new();
-    for to in to.iter().flat_map(|to| [*to; CONNECTIONS]) {
-        standing.push(Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"))?);
-    }
-    let mut silent = Vec::new();
-    for to in to.iter().flat_map(|to| [*to; CONNECTIONS]) {
-        silent.push(Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"))?);
-    }
+    let (mut standing, mut silent) = (connect(client, to)?, connect(client, to)?);
     let victims = silent.iter().map(|connection| Ok(connection.ends().map_err(|fault| anyhow!("{fault}"))?[0]));
     let victims = victims.collect::<Result<Vec<_>>>()?;
     let strangers = to.map(|to| {
@@ -100,6 +93,12 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     exchange(&mut standing)?;
     exchange(&mut silent).context("after the flood")?;
     agent.stop()
+}
+
+/// Opens connections to both addresses.
+fn connect(client: &Host, to: [SocketAddr; 2]) -> Result<Vec<Connection>> {
+    let dial = |to| Dial::new(Protocol::Tcp, to).connect(&client.ns).map_err(|fault| anyhow!("{fault}"));
+    to.into_iter().flat_map(|to| [to; CONNECTIONS]).map(dial).collect()
 }
 
 /// Uses connections that stood before the flood.
