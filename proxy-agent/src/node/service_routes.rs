@@ -200,6 +200,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn first_frontends_get_the_rules() {
+        let addr = |last: u8| IpAddr::from([198, 51, 100, last]);
+        let first = (1..=256).map(|port| (addr(200), Proto::TCP, port));
+        let external_frontends = first.chain([(addr(1), Proto::TCP, 80)]).collect();
+        let desired = Node { external_frontends, ..Node::default() }.desired();
+        assert!(desired.left_out == 1 && !desired.rules.contains(&Rule::To(addr(1), Proto::TCP, 80)));
+    }
+
     struct Node {
         service_cidrs: Vec<IpNet>,
         service_addresses: BTreeSet<IpAddr>,
