@@ -160,12 +160,12 @@ impl Seen {
     /// The client has dialled again on a flow that was silent for long, and the backend has not said since that it knows the flow.
     /// Of what goes there, in the opener's entry.
     pub const REDIALLED: Self = Self(1 << 5);
-    /// A SYN has come on an established flow, and no packet of the backend since. Of what goes there, in the opener's entry.
-    pub const DIALLED: Self = Self(1 << 7);
     /// A FIN has come whose number is ahead of what the backend has acknowledged: it counts once the backend ends as well. Of what
     /// goes there, in the opener's entry.
     pub const LEAVING: Self = Self(1 << 6);
-    /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry.
+    /// A SYN has come on an established flow, and no packet of the backend since. Of what goes there, in the opener's entry.
+    pub const DIALLED: Self = Self(1 << 7);
+    /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry; LEAVING has the same bit.
     pub const ADVANCED: Self = Self(1 << 6);
 
     #[inline(always)]

@@ -172,7 +172,7 @@ enum End {
     Likely,
     /// A FIN behind data that nothing speaks of. The other side accepts it if it has got that data.
     Early,
-    /// The other side ignores it, as it judges by the same number.
+    /// The other side ignores it as well, unless the packet is a RST behind data that it is about to get.
     Ignored,
 }
 

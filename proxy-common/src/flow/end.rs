@@ -12,7 +12,7 @@ const WINDOW: u32 = 1 << 25;
 const SILENCE_SECS: u32 = 2;
 
 impl Acked {
-    /// The programs have not seen that side since they were loaded.
+    /// That side has acknowledged nothing yet.
     pub const UNKNOWN: Self = Self(0);
 
     /// Returns true if a FIN or RST with this sequence number may come from a side of which the other has acknowledged this
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn side_that_was_never_seen_permits_everything() {
+    fn side_that_acknowledged_nothing_permits_everything() {
         assert!(Acked::UNKNOWN.permits_end(77, false));
     }
 }
