@@ -14,7 +14,7 @@ use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Send
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
-use crate::packet::{self, TcpHeader, TcpStart};
+use crate::packet::{self, Numbers, TcpHeader, TcpStart};
 use crate::skb::{ETH_LEN, PacketMark, Skb};
 use crate::{Action, guest, lookup, redirect};
 
@@ -26,8 +26,7 @@ pub struct Head<A: Addr> {
     pub proto: Proto,
     /// The flags of TCP, or 0.
     pub flags: u8,
-    /// What TCP acknowledges, as it is in the packet.
-    pub acked: u32,
+    pub numbers: Numbers,
     /// The word of an IPv4 header that ends with the checksum.
     pub check: u32,
     /// Bytes of transport header and payload.
@@ -119,14 +118,14 @@ fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
     let is_kept =
         entry.read(|flow| flow.has(Flow::<A>::NUMBERED) && (flow.kind == Kind::UNDNAT || flow.tx.has(Seen::ASSURED)));
     if head.proto == Proto::TCP && head.flags & packet::ACK != 0 && is_kept {
-        entry.set_acked(Acked(u32::from_be(head.acked)));
+        entry.set_acked(Acked(u32::from_be(head.numbers.acked)));
     }
 }
 
 /// Returns true if a packet of the backend is the first to acknowledge more: its source is judged, for the number counts.
 #[inline(always)]
 fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
-    let is_more = |flow: &Flow<A>| flow.generation != u32::from_be(head.acked) && !flow.rx.has(Seen::ADVANCED);
+    let is_more = |flow: &Flow<A>| flow.generation != u32::from_be(head.numbers.acked) && !flow.rx.has(Seen::ADVANCED);
     head.proto == Proto::TCP && entry.read(is_more)
 }
 
@@ -187,16 +186,16 @@ fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) 
     step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
-/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags, and what it
-/// acknowledges. None if the header is another's, or not all there.
+/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags and
+/// numbers. None if the header is another's, or not all there.
 #[inline(always)]
-pub fn flags_and_acked(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, u32)> {
+pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, Numbers)> {
     match proto {
         Proto::TCP if len >= packet::TCP_LEN => {
-            let TcpStart { flags, ack, .. } = skb.peek::<TcpHeader>(at)?.start;
-            Some((flags, ack))
+            let TcpStart { flags, numbers, .. } = skb.peek::<TcpHeader>(at)?.start;
+            Some((flags, numbers))
         }
-        Proto::UDP if len >= packet::UDP_LEN => Some((0, 0)),
+        Proto::UDP if len >= packet::UDP_LEN => Some((0, Numbers::NONE)),
         _ => None,
     }
 }

@@ -60,10 +60,10 @@ fn learn<A: Net>(
     let Some(kind) = flow.kind.known() else { return Followed::Unknown };
     let is_news = match kind {
         EntryKind::Dnat => {
-            let proves = proves(skb, packet, flow);
+            let proves = proves(packet, flow);
             step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told()).is_news
         }
-        EntryKind::Undnat if advances(skb, packet, flow) => true,
+        EntryKind::Undnat if advances(packet, flow) => true,
         // A datagram that assures a stream is not judged for that alone.
         EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
             step(Sender::Backend { rx: flow.rx, is_stream: false }, packet.told()).is_news
@@ -76,7 +76,7 @@ fn learn<A: Net>(
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
-    if heed(skb, &entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
+    if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
 }
 
 /// Returns true if the packet came in through a device at which its sender cannot be. See [`net::is_forged`](crate::net::is_forged).
@@ -96,7 +96,6 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
 /// Brings a flow up to date with a packet that looks like one of it. False if it is none.
 #[inline(always)]
 fn heed<A: Net>(
-    skb: Skb,
     entry: &Entry<A>,
     packet: &Packet<A>,
     mark: PacketMark,
@@ -116,14 +115,14 @@ fn heed<A: Net>(
                 close(flow, packet.proto);
                 return false;
             }
-            there(skb, entry, flow, packet, now_secs);
+            there(entry, flow, packet, now_secs);
         }
         EntryKind::Undnat if mark.is_forward() => return false,
         EntryKind::Undnat if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) => {
             return false;
         }
         EntryKind::Snat if !mark.is_forward() => return false,
-        EntryKind::Undnat => back(skb, entry, flow, packet),
+        EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}
     }
@@ -151,17 +150,17 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
 ///
 /// The sender of packets in another's name does not see the number that it had to acknowledge.
 #[inline(never)]
-fn proves<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
+fn proves<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     if packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED) && flow.is_half_open() {
-        return packet.acked(skb).is_some_and(|acked| Proof(flow.generation).is_met(acked));
+        return packet.acked().is_some_and(|acked| Proof(flow.generation).is_met(acked));
     }
     packet.proto == Proto::UDP || packet.proto == Proto::TCP && !flow.has(Flow::<A>::NUMBERED)
 }
 
 /// Returns true if a packet of the backend acknowledges other data than its last ones: such a packet has to come from the backend.
 #[inline(never)]
-fn advances<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    !flow.rx.has(Seen::ADVANCED) && packet.acked(skb).is_some_and(|acked| acked != Acked(flow.generation))
+fn advances<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    !flow.rx.has(Seen::ADVANCED) && packet.acked().is_some_and(|acked| acked != Acked(flow.generation))
 }
 
 /// The judgement of a FIN or RST, in a register.
@@ -177,12 +176,12 @@ enum End {
 }
 
 #[inline(never)]
-fn judge_end<A: Net>(skb: Skb, packet: &Packet<A>, acked: u32, advances: bool) -> End {
-    let Some(numbers) = packet.numbers(skb) else { return End::Likely };
-    if Acked(acked).permits_end(numbers.seq, advances) {
+fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, advances: bool) -> End {
+    let Some(seq) = packet.seq() else { return End::Likely };
+    if Acked(acked).permits_end(seq, advances) {
         return End::Likely;
     }
-    if packet.told().is_goodbye() && Acked(acked).is_behind(numbers.seq) {
+    if packet.told().is_goodbye() && Acked(acked).is_behind(seq) {
         return End::Early;
     }
     maps::count(Event::EndIgnored);
@@ -191,7 +190,7 @@ fn judge_end<A: Net>(skb: Skb, packet: &Packet<A>, acked: u32, advances: bool) -
 
 /// Applies the step of a packet towards the backend.
 #[inline(always)]
-fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
+fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) {
     entry.count(packet.segments, packet.len);
     // A stranger can make the backend speak. Only the client can make it acknowledge more.
     let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
@@ -200,7 +199,7 @@ fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>,
         && !flow.is_half_open()
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {
-        let end = judge_end(skb, packet, undnat.read(|flow| flow.generation), undnat.read(advances));
+        let end = judge_end(packet, undnat.read(|flow| flow.generation), undnat.read(advances));
         if end == End::Early && !flow.tx.has(Seen::LEAVING) {
             entry.set_tx(flow.tx.with(Seen::LEAVING));
         }
@@ -208,11 +207,11 @@ fn there<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>,
             return;
         }
     }
-    let proves = proves(skb, packet, flow);
+    let proves = proves(packet, flow);
     let step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
     if step.seen.has(Seen::ASSURED)
         && flow.has(Flow::<A>::NUMBERED)
-        && let Some(acked) = packet.acked(skb)
+        && let Some(acked) = packet.acked()
     {
         entry.set_acked(acked);
     }
@@ -251,7 +250,7 @@ const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 /// Applies the step of a packet from the backend. The opener's entry is told once a second, and when the state changes.
 /// It is told of every RST, because it may have heard from the client since the last one.
 #[inline(always)]
-pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
+pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     let now_secs = about_now_secs();
     if packet.told().ends(flow.rx)
@@ -261,7 +260,7 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
         && !opener.read(|flow| flow.is_half_open() || flow.tx.has(DIALLED))
     {
         let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
-        if judge_end(skb, packet, opener.read(|flow| flow.generation), is_recent) != End::Likely {
+        if judge_end(packet, opener.read(|flow| flow.generation), is_recent) != End::Likely {
             return;
         }
     }
@@ -269,7 +268,7 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
     let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
     let mut rx = step.seen;
     if flow.has(Flow::<A>::NUMBERED)
-        && let Some(acked) = packet.acked(skb)
+        && let Some(acked) = packet.acked()
     {
         if acked != Acked(flow.generation) {
             entry.set_acked(acked);
@@ -289,11 +288,11 @@ pub fn back<A: Net>(skb: Skb, entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<
     // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one.
     if answers
         && flow.has(Flow::<A>::NUMBERED)
-        && let Some(numbers) = packet.numbers(skb)
+        && let Some(seq) = packet.seq()
     {
         rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT));
         entry.set_rx(rx);
-        opener.set_proof(Proof::of(numbers.seq));
+        opener.set_proof(Proof::of(seq));
         tx = Seen::PACKET.with(tx.only(Seen::DIRECT));
         opener.set_tx(tx);
     }

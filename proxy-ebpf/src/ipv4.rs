@@ -91,13 +91,13 @@ impl Net for Addr4 {
         }
         let len = len.checked_sub(Self::IP_LEN)?;
         let [high, low] = ip.check.to_ne_bytes();
-        let (flags, acked) = established::flags_and_acked(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
+        let (flags, numbers) = established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
         Some(Head {
             src: SockAddr::new(Addr4::from_wire(ip.src), Port::from_wire(sport)),
             dst: SockAddr::new(Addr4::from_wire(ip.dst), Port::from_wire(dport)),
             proto,
             flags,
-            acked,
+            numbers,
             check: u32::from_ne_bytes([ip.ttl, ip.proto, high, low]),
             len,
         })

@@ -98,13 +98,13 @@ impl Net for Addr6 {
         if u32::from_be(ip.version_class_label) >> 28 != 6 || ETH_LEN + Self::IP_LEN + len > skb.len() {
             return None;
         }
-        let (flags, acked) = established::flags_and_acked(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
+        let (flags, numbers) = established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
         Some(Head {
             src: SockAddr::new(Addr6::from_wire(ip.src), Port::from_wire(sport)),
             dst: SockAddr::new(Addr6::from_wire(ip.dst), Port::from_wire(dport)),
             proto,
             flags,
-            acked,
+            numbers,
             check: 0,
             len,
         })

@@ -24,6 +24,7 @@ pub struct Packet<A: Addr> {
     /// The packets and bytes that it counts for.
     pub segments: u32,
     pub len: u32,
+    numbers: Numbers,
     /// The word of [`Head::check`].
     check: u32,
     /// `DECISIONS` is about this packet.
@@ -65,6 +66,8 @@ pub const FIRST: u8 = 1 << 1;
 pub const LATER: u8 = 1 << 2;
 /// The packet has the usual headers: see [`Head`].
 const USUAL: u8 = 1 << 3;
+/// The packet acknowledges something, for TCP.
+const ACKS: u8 = 1 << 4;
 /// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
 
@@ -80,20 +83,23 @@ pub const RST_ACK: u8 = RST | ACK;
 pub struct TcpStart {
     sport: u16,
     dport: u16,
-    /// In network byte order, as the next.
-    seq: u32,
-    pub ack: u32,
+    pub numbers: Numbers,
     data_offset: u8,
     pub flags: u8,
     window: u16,
 }
 
-/// What a TCP packet says of both directions, in host byte order.
+/// TCP's sequence and acknowledgement numbers, as they are in the packet: in network byte order.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct Numbers {
     pub seq: u32,
-    /// None without ACK.
-    pub acked: Option<Acked>,
+    pub acked: u32,
+}
+
+impl Numbers {
+    /// The numbers of a packet that has none.
+    pub const NONE: Self = Self { seq: 0, acked: 0 };
 }
 
 /// All of them, but for options.
@@ -121,6 +127,9 @@ impl Found {
     fn take_flags(&mut self, flags: u8) {
         if opens(flags) {
             self.marks |= OPENS;
+        }
+        if flags & ACK != 0 {
+            self.marks |= ACKS;
         }
         self.told = told(flags);
     }
@@ -159,9 +168,14 @@ impl<A: Net> Packet<A> {
             Some(head) => {
                 skb.set_found(usual(&head, hook));
                 self.check = head.check;
+                self.numbers = head.numbers;
                 (head.src.addr, head.dst.addr)
             }
-            None => read::<A>(skb, hook)?,
+            None => {
+                let (src, dst, numbers) = read::<A>(skb, hook)?;
+                self.numbers = numbers;
+                (src, dst)
+            }
         };
         let found = skb.found();
         self.src = SockAddr::new(src, found.sport);
@@ -176,7 +190,8 @@ impl<A: Net> Packet<A> {
 
     #[inline(always)]
     fn head(&self) -> Head<A> {
-        Head { src: self.src, dst: self.dst, proto: self.proto, flags: 0, acked: 0, check: self.check, len: 0 }
+        let numbers = Numbers::NONE;
+        Head { src: self.src, dst: self.dst, proto: self.proto, flags: 0, numbers, check: self.check, len: 0 }
     }
 
     #[inline(always)]
@@ -212,21 +227,16 @@ impl<A: Net> Packet<A> {
         self.told
     }
 
-    /// Returns the numbers of a TCP packet that has not been rewritten. None of a later fragment.
+    /// Returns TCP's sequence number. None of a later fragment.
     #[inline(always)]
-    pub fn numbers(&self, skb: Skb) -> Option<Numbers> {
-        if self.proto != Proto::TCP || self.marks & LATER != 0 {
-            return None;
-        }
-        let tcp: TcpStart = skb.load(skb.found().l4.into()).ok()?;
-        let acked = (tcp.flags & ACK != 0).then_some(Acked(u32::from_be(tcp.ack)));
-        Some(Numbers { seq: u32::from_be(tcp.seq), acked })
+    pub fn seq(&self) -> Option<u32> {
+        (self.proto == Proto::TCP && self.marks & LATER == 0).then_some(u32::from_be(self.numbers.seq))
     }
 
     /// Returns what a TCP packet acknowledges.
     #[inline(always)]
-    pub fn acked(&self, skb: Skb) -> Option<Acked> {
-        self.numbers(skb)?.acked
+    pub fn acked(&self) -> Option<Acked> {
+        (self.marks & ACKS != 0).then_some(Acked(u32::from_be(self.numbers.acked)))
     }
 
     /// Gives the packet other addresses and ports, and fixes its checksums.
@@ -284,9 +294,9 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     found
 }
 
-/// Reads the headers of any packet. The addresses; the rest is what is found in it.
+/// Reads the headers of any packet. The addresses and TCP's numbers; the rest is what is found in it.
 #[inline(always)]
-fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
+fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A, Numbers), Reason> {
     let header = A::header(skb)?;
     let mut found = Found {
         l4: header.l4 as u16,
@@ -301,6 +311,7 @@ fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
         split: header.split,
         len: header.end - header.l4,
     };
+    let mut numbers = Numbers::NONE;
     if header.part == FragmentPart::LATER {
         skb.set_found(found);
         if !A::recall_fragment(skb) {
@@ -311,20 +322,22 @@ fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A), Reason> {
             skb.set_found(found);
             A::forget_fragment(skb);
         }
-        transport(skb, &header, &mut found)?;
+        numbers = transport(skb, &header, &mut found)?;
         skb.set_found(found);
     }
-    Ok((header.src, header.dst))
+    Ok((header.src, header.dst, numbers))
 }
 
-/// Reads the transport header, which must be there by the lengths that the IP header gives.
+/// Reads the transport header, which must be there by the lengths that the IP header gives. Returns TCP's numbers.
 #[inline(always)]
-fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<(), Reason> {
+fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<Numbers, Reason> {
+    let mut numbers = Numbers::NONE;
     let min_len = match header.proto {
         Proto::TCP => {
             let tcp: TcpStart = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(tcp.sport), Port::from_wire(tcp.dport));
             found.take_flags(tcp.flags);
+            numbers = tcp.numbers;
             TCP_LEN
         }
         Proto::UDP => {
@@ -347,7 +360,7 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
     if header.proto != Proto::SCTP {
         found.check = checksum_offset(header.proto) as u8;
     }
-    if found.len < min_len { Err(Reason::Malformed) } else { Ok(()) }
+    if found.len < min_len { Err(Reason::Malformed) } else { Ok(numbers) }
 }
 
 #[inline(always)]

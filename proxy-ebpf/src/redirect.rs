@@ -145,7 +145,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
         return Ok(Delivery::LEFT);
     }
     if route.to_peer {
-        flow::back(skb, &entry, other, packet);
+        flow::back(&entry, other, packet);
         packet.rewrite(skb, &other.frontend, &other.client)?;
         maps::count(Event::Returned);
     } else if is_unsnat {
