@@ -138,6 +138,8 @@ impl Device {
     pub const STRICT4: u32 = 1 << 4;
     /// A pod's device that no route names (Open vSwitch): its frames are for the address of the device that routes name.
     pub const LOOSE: u32 = 1 << 5;
+    /// Its packets start with their IP header, so no packet is delivered to it past the stack.
+    pub const HEADERLESS: u32 = 1 << 6;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self { flags, addr4, addr6, bridge: 0, mtu: 0, mac: [0; 6], pad: 0 }
@@ -161,6 +163,11 @@ impl Device {
     #[inline(always)]
     pub const fn flags(&self) -> u32 {
         self.flags
+    }
+
+    #[inline(always)]
+    pub const fn is_headerless(&self) -> bool {
+        self.flags & Self::HEADERLESS != 0
     }
 
     #[inline(always)]

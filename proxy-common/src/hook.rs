@@ -12,6 +12,8 @@ impl HookId {
     pub const EGRESS: Self = Self(1);
     pub const ANCHOR: Self = Self(2);
     pub const LO: Self = Self(3);
+    pub const HEADERLESS_INGRESS: Self = Self(4);
+    pub const HEADERLESS_EGRESS: Self = Self(5);
 
     pub const fn name(self) -> &'static str {
         match self.known() {
@@ -23,7 +25,14 @@ impl HookId {
 
 closed! {
     /// A hook of packets, which owns its program's name, its place and its direction.
-    HookId => PacketHook { INGRESS => Ingress, EGRESS => Egress, ANCHOR => Anchor, LO => Lo }
+    HookId => PacketHook {
+        INGRESS => Ingress,
+        EGRESS => Egress,
+        ANCHOR => Anchor,
+        LO => Lo,
+        HEADERLESS_INGRESS => HeaderlessIngress,
+        HEADERLESS_EGRESS => HeaderlessEgress,
+    }
 }
 
 /// The side of a device on which a program is attached.
@@ -38,6 +47,8 @@ pub enum Direction {
 pub enum Place {
     /// Any device of packets from and to other hosts and pods: it carries programs in both directions.
     Device,
+    /// The same, of a device without Ethernet headers: packets start with their IP header.
+    Headerless,
     /// The anchor, with a program on its egress.
     Anchor,
     /// The loopback device, with a program on its egress. A packet that arrives at lo has been translated already.
@@ -56,14 +67,16 @@ impl PacketHook {
             Self::Egress => "kpx_egress",
             Self::Anchor => "kpx_anchor",
             Self::Lo => "kpx_lo",
+            Self::HeaderlessIngress => "kpx_ingress_l3",
+            Self::HeaderlessEgress => "kpx_egress_l3",
         }
     }
 
     /// The hook's name in events.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Ingress => "ingress",
-            Self::Egress => "egress",
+            Self::Ingress | Self::HeaderlessIngress => "ingress",
+            Self::Egress | Self::HeaderlessEgress => "egress",
             Self::Anchor => "anchor",
             Self::Lo => "lo",
         }
@@ -71,17 +84,28 @@ impl PacketHook {
 
     pub const fn direction(self) -> Direction {
         match self {
-            Self::Ingress => Direction::Ingress,
-            Self::Egress | Self::Anchor | Self::Lo => Direction::Egress,
+            Self::Ingress | Self::HeaderlessIngress => Direction::Ingress,
+            Self::Egress | Self::HeaderlessEgress | Self::Anchor | Self::Lo => Direction::Egress,
         }
     }
 
     pub const fn place(self) -> Place {
         match self {
             Self::Ingress | Self::Egress => Place::Device,
+            Self::HeaderlessIngress | Self::HeaderlessEgress => Place::Headerless,
             Self::Anchor => Place::Anchor,
             Self::Lo => Place::Lo,
         }
+    }
+
+    /// Returns true if every node has such a hook, so that its program is loaded at the start.
+    pub fn is_common(self) -> bool {
+        self.place() != Place::Headerless
+    }
+
+    /// The programs that are loaded at the start.
+    pub fn common_programs() -> impl Iterator<Item = &'static str> {
+        Self::ALL.into_iter().filter(|hook| hook.is_common()).map(Self::program)
     }
 
     /// Finds the hook of a place; None if the place carries no program in this direction.

@@ -14,11 +14,10 @@ use aya::programs::tc::SchedClassifierLink;
 use nix::errno::Errno;
 use nix::net::if_::if_nameindex;
 use proxy_common::hook::{PacketHook, Place};
-use proxy_common::names;
 use tracing::{info, warn};
 
 use super::attach::{
-    Attached, AttachedProgram, CLSACT_HANDLE, EGRESS_FIRST, Mechanism, direction, program, remove_filters,
+    Attached, AttachedProgram, CLSACT_HANDLE, EGRESS_FIRST, Mechanism, direction, loaded, remove_filters,
 };
 use super::links::link_name;
 use super::persistence::Persistence;
@@ -26,27 +25,30 @@ use super::pins::{self, remove_pin};
 use super::sockets;
 use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
+use proxy_net::link::headerless;
 
 /// Takes over all that can be, and takes away the pins of devices that are gone.
 pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeMap<u32, Attached>> {
+    let headerless = headerless()?;
     let mut devices = BTreeMap::new();
     let links = persistence.pins.links();
     let mut unknown = pins::names(&links)?;
     unknown.retain(|pin| !sockets::is_pin(pin));
     for device in if_nameindex().context("list the devices")?.iter() {
         let (ifindex, name) = (device.index(), device.name().to_string_lossy().into_owned());
+        let place = place(&name, headerless.contains(&name));
         let mut attached = Attached::new(&name, Mechanism::Tcx);
         for attach_type in EGRESS_FIRST {
             let file = link_name(ifindex, attach_type);
-            if let Some(place) = unknown.iter().position(|pin| *pin == file) {
-                unknown.swap_remove(place);
-                *attached.hook(attach_type) = adopt_link(ebpf, &links.join(file), &name, attach_type)?;
+            if let Some(found) = unknown.iter().position(|pin| *pin == file) {
+                unknown.swap_remove(found);
+                *attached.hook(attach_type) = adopt_link(ebpf, &links.join(file), place, attach_type)?;
             }
         }
         if attached.is_empty() {
             attached.mechanism = Mechanism::Clsact;
             for attach_type in EGRESS_FIRST {
-                *attached.hook(attach_type) = adopt_filter(ebpf, &name, attach_type)?;
+                *attached.hook(attach_type) = adopt_filter(ebpf, &name, place, attach_type)?;
             }
         } else {
             remove_filters(&name);
@@ -64,11 +66,11 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeM
 fn adopt_link(
     ebpf: &mut Ebpf,
     path: &Path,
-    device: &str,
+    place: Place,
     attach_type: TcAttachType,
 ) -> Result<Option<AttachedProgram>> {
     let link = PinnedLink::from_pin(path).map(FdLink::from).and_then(SchedClassifierLink::try_from);
-    let program = program(ebpf, program_at(device, attach_type))?;
+    let program = loaded(ebpf, hook_at(place, attach_type))?;
     let replaced = link.map_err(anyhow::Error::from).and_then(|link| Ok(program.attach_to_link(link)?));
     match replaced {
         Ok(id) => {
@@ -86,25 +88,39 @@ fn adopt_link(
 }
 
 /// None if there is no filter at our place.
-fn adopt_filter(ebpf: &mut Ebpf, device: &str, attach_type: TcAttachType) -> Result<Option<AttachedProgram>> {
-    let program = program(ebpf, program_at(device, attach_type))?;
+fn adopt_filter(
+    ebpf: &mut Ebpf,
+    device: &str,
+    place: Place,
+    attach_type: TcAttachType,
+) -> Result<Option<AttachedProgram>> {
     let Ok(filter) = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None) else {
         return Ok(None); // The device is gone.
     };
+    let program = loaded(ebpf, hook_at(place, attach_type))?;
     let Ok(id) = program.attach_to_link(filter) else { return Ok(None) };
     let filter = program.take_link(id).context("take a filter")?;
     Ok(Some(AttachedProgram::Filter(ManuallyDrop::new(filter))))
 }
 
-/// Returns the name of our program at a hook of a device. At an ingress without one, it is the devices' own: a predecessor
-/// may have taken this device for another.
-pub(super) fn program_at(device: &str, attach_type: TcAttachType) -> &'static str {
-    let place = match device {
+/// Returns true if our program at a hook of a device has this name; one of two, as the device has Ethernet headers or none.
+pub(super) fn is_program_at(device: &str, attach_type: TcAttachType, name: &str) -> bool {
+    [false, true].map(|is_headerless| hook_at(place(device, is_headerless), attach_type).program()).contains(&name)
+}
+
+fn place(device: &str, is_headerless: bool) -> Place {
+    match device {
         anchor::NAME => Place::Anchor,
         "lo" => Place::Lo,
+        _ if is_headerless => Place::Headerless,
         _ => Place::Device,
-    };
-    PacketHook::at(place, direction(attach_type)).map_or(names::INGRESS, PacketHook::program)
+    }
+}
+
+/// Returns our hook at a place. At an ingress without one, it is the devices' own: a predecessor may have taken this
+/// device for another.
+fn hook_at(place: Place, attach_type: TcAttachType) -> PacketHook {
+    PacketHook::at(place, direction(attach_type)).unwrap_or(PacketHook::Ingress)
 }
 
 /// The kernel or this process has run out of something, or may not do it: that says nothing of the link.

@@ -19,6 +19,7 @@ use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
 use super::pins::remove_pin;
 use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
+use super::verifier;
 use super::verify::{MissingProgram, missing};
 use proxy_net::Handle;
 use proxy_net::changes::Changes;
@@ -212,7 +213,8 @@ impl Attachments {
     /// Asks the kernel which of our programs somebody has taken off devices.
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<MissingProgram>> {
         let pins = self.persistence.as_ref().map(|persistence| &persistence.pins);
-        missing(handle, &self.devices, pins, |name| Ok(self.program(name)?.info()?.id())).await
+        let id = |program: &SchedClassifier| program.fd().ok().map(|_| Ok(program.info()?.id())).transpose();
+        missing(handle, &self.devices, pins, |name| id(self.program(name)?)).await
     }
 
     pub(crate) fn keep_maps(&mut self) -> Result<()> {
@@ -293,7 +295,7 @@ impl Attachments {
             let is_there = attached.hook(attach_type).is_some();
             match PacketHook::at(place, direction(attach_type)) {
                 Some(hook) if !is_there => {
-                    let program = self.hold(at, hook.program(), &attached.name, attach_type)?;
+                    let program = self.hold(at, hook, &attached.name, attach_type)?;
                     *attached.hook(attach_type) = Some(program);
                 }
                 None => {
@@ -323,11 +325,11 @@ impl Attachments {
     fn hold(
         &mut self,
         (mechanism, ifindex): (Mechanism, u32),
-        program_name: &str,
+        hook: PacketHook,
         device: &str,
         attach_type: TcAttachType,
     ) -> Result<AttachedProgram> {
-        let link = self.link(mechanism, program_name, device, attach_type)?;
+        let link = self.link(mechanism, hook, device, attach_type)?;
         let Some(Persistence { pins, .. }) = &self.persistence else { return Ok(AttachedProgram::Own { _link: link }) };
         if mechanism == Mechanism::Clsact {
             return Ok(AttachedProgram::Filter(ManuallyDrop::new(link)));
@@ -340,18 +342,19 @@ impl Attachments {
             remove_pin(&path)?; // The pin is of a device that is gone.
         }
         let link = FdLink::try_from(link).context("a TCX link")?;
-        let pinned = link.pin(&path).with_context(|| format!("pin the link of {program_name} on {device}"))?;
+        let pinned = link.pin(&path).with_context(|| format!("pin the link of {} on {device}", hook.program()))?;
         Ok(AttachedProgram::Pinned(pinned))
     }
 
     fn link(
         &mut self,
         mechanism: Mechanism,
-        program_name: &str,
+        hook: PacketHook,
         device: &str,
         attach_type: TcAttachType,
     ) -> Result<SchedClassifierLink> {
-        let program = program(&mut self.ebpf, program_name)?;
+        let name = hook.program();
+        let program = loaded(&mut self.ebpf, hook)?;
         let options = match mechanism {
             Mechanism::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
             Mechanism::Clsact => {
@@ -367,8 +370,8 @@ impl Attachments {
             }
             Err(error) => Err(error),
         };
-        let id = id.with_context(|| format!("attach {program_name} to {device} by {mechanism}"))?;
-        program.take_link(id).with_context(|| format!("take the link of {program_name} on {device}"))
+        let id = id.with_context(|| format!("attach {name} to {device} by {mechanism}"))?;
+        program.take_link(id).with_context(|| format!("take the link of {name} on {device}"))
     }
 }
 
@@ -384,6 +387,15 @@ pub(super) fn remove_filters(device: &str) {
 /// Returns the direction of an attach type for devices.
 pub(super) fn direction(attach_type: TcAttachType) -> Direction {
     if attach_type == TcAttachType::Ingress { Direction::Ingress } else { Direction::Egress }
+}
+
+/// Returns a hook's program, loaded. The kernel gets one that few nodes need with the first device that needs it.
+pub(super) fn loaded(ebpf: &mut Ebpf, hook: PacketHook) -> Result<&mut SchedClassifier> {
+    let program = program(ebpf, hook.program())?;
+    if program.fd().is_err() {
+        verifier::load(|| program.load()).with_context(|| format!("load program {}", hook.program()))?;
+    }
+    Ok(program)
 }
 
 pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {

@@ -101,10 +101,9 @@ impl Datapath {
 }
 
 impl Options {
-    /// Returns the names of the loaded programs.
+    /// Returns the names of the programs that are loaded at the start.
     fn programs(&self) -> Vec<&'static str> {
-        let programs = PacketHook::ALL.into_iter().map(PacketHook::program);
-        programs.chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
+        PacketHook::common_programs().chain(self.sockets.into_iter().flat_map(sockets::programs)).collect()
     }
 
     /// Returns the room of each map that differs from the object's value.
@@ -140,7 +139,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
     }
     let mut ebpf = loader.load(object).context("load the BPF object")?;
-    for name in PacketHook::ALL.map(PacketHook::program) {
+    for name in PacketHook::common_programs() {
         let program = program(&mut ebpf, name)?;
         verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
     }

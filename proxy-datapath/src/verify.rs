@@ -25,12 +25,12 @@ type TcxLink = (u32, Hook, u32);
 
 /// Asks the kernel which of our programs somebody has taken off. Each device with clsact costs two requests. All
 /// devices with TCX cost one read of our own files, which takes no privilege, while a query about a device takes
-/// `CAP_SYS_ADMIN`. `id` gives a program's.
+/// `CAP_SYS_ADMIN`. `id` gives a program's, if it is loaded.
 pub(super) async fn missing(
     handle: &Handle,
     devices: &BTreeMap<u32, Attached>,
     pins: Option<&Pins>,
-    id: impl Fn(&str) -> Result<u32>,
+    id: impl Fn(&str) -> Result<Option<u32>>,
 ) -> Result<Vec<MissingProgram>> {
     let programs = BTreeMap::from([
         (Hook::Ingress, PacketHook::programs_at(Direction::Ingress).collect::<Vec<_>>()),
@@ -47,7 +47,7 @@ pub(super) async fn missing(
             let programs = &programs[&hook];
             let is_there = match attached.mechanism {
                 Mechanism::Tcx => {
-                    let ids = programs.iter().map(|name| id(name));
+                    let ids = programs.iter().filter_map(|name| id(name).transpose());
                     let ids = ids.collect::<Result<Vec<u32>>>()?;
                     ids.iter().any(|id| links.contains(&(ifindex, hook, *id))) && is_pinned(pins, ifindex, hook)
                 }

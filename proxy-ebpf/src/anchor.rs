@@ -6,13 +6,13 @@ use proxy_common::flow::Hook;
 use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::packet::Packet;
-use crate::skb::Skb;
+use crate::skb::{LinkHeader, Skb};
 use crate::{Action, host};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    scratch.packet.parse(skb, Hook::ANCHOR)?;
+    scratch.packet.parse(skb, LinkHeader::Ethernet, Hook::ANCHOR)?;
     match host::send(skb, scratch, 0, decision) {
         Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress(&scratch.packet) => Err(Reason::Unhooked),
         sent => sent,

@@ -5,15 +5,15 @@ use proxy_common::flow::{EntryKind, Hook};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
-use crate::skb::Skb;
+use crate::skb::{LinkHeader, Skb};
 use crate::{Action, flow, guest, maps};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
-    scratch.packet.parse(skb, Hook::EGRESS)?;
+    scratch.packet.parse(skb, link, Hook::EGRESS)?;
     let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
     // A packet that a hook has rewritten is no other program's.
     if !is_known && (mark.is_translated() || !guest::meet(scratch)?) {

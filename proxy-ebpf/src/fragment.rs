@@ -39,7 +39,8 @@ pub fn recall<A: Net>(skb: Skb) -> bool {
 /// With the addresses read to their place, and what is before them in the packet overwritten.
 #[inline(always)]
 fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> Result<T, Reason> {
-    skb.lend(A::SRC_OFFSET - FragmentKey::<A>::ADDRS_OFFSET, |key: &mut FragmentKey<A>| {
+    let at = skb.found().link().len();
+    skb.lend(at + A::SRC_OFFSET - FragmentKey::<A>::ADDRS_OFFSET, |key: &mut FragmentKey<A>| {
         let found = skb.found();
         key.set(found.hook, found.split, found.id);
         borrow(key)

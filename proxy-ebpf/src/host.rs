@@ -14,7 +14,7 @@ use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
-use crate::skb::{PacketMark, Skb};
+use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor};
 
 /// The interface index of lo, in every network namespace.
@@ -164,12 +164,13 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
         return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
-    inject(skb, flow)
+    // Not by an argument, which would take room on the stack.
+    inject(skb, skb.found().link(), flow)
 }
 
 /// Lets the host receive what goes to a socket of its own from the frontend of `flow`.
 #[inline(always)]
-pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Action, Reason> {
+pub fn inject<A: Net>(skb: Skb, link: LinkHeader, flow: &Flow<A>) -> Result<Action, Reason> {
     let (ifindex, mac) = if flow.has(Flow::<A>::HOST_FRONTEND) {
         (LO, [0; 6])
     } else {
@@ -177,6 +178,9 @@ pub fn inject<A: Net>(skb: Skb, flow: &Flow<A>) -> Result<Action, Reason> {
         (node.anchor_ifindex, node.anchor_mac)
     };
     // With a strange MAC address the kernel would take the packet for another host's and drop it.
-    skb.set_destination_mac(&mac)?;
+    match link {
+        LinkHeader::Ethernet => skb.set_destination_mac(&mac)?,
+        LinkHeader::None => skb.add_ethernet(&mac, A::ETHERTYPE)?,
+    }
     Ok(skb.inject(ifindex))
 }

@@ -11,7 +11,7 @@ use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::{FragmentPart, Net, route};
-use crate::skb::{PacketMark, Skb};
+use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, host, maps};
 
 /// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
@@ -23,6 +23,8 @@ const CHECK_OFFSET: u32 = 2;
 /// An ICMP error, and what it quotes. In map memory, as a [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
 pub struct Error<A: Addr> {
+    /// Offset of the IP header.
+    at: u32,
     src: A,
     dst: A,
     icmp: u32,
@@ -50,9 +52,9 @@ pub struct Translated<A: Addr> {
 
 /// Translates an ICMP error that is met at `hook`; `mark` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Result<Action, Reason> {
     let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
-    error.parse(skb)?;
+    error.parse(skb, link)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
     // An error goes to the sender of what it is about.
     if error.quote.src.addr != error.dst {
@@ -75,7 +77,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Re
         Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
         Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => Err(Reason::Protocol),
         Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) => Err(Reason::Protocol),
-        Some(AtHook::Egress) => egress(skb, error, flow),
+        Some(AtHook::Egress) => egress(skb, link, error, flow),
         Some(AtHook::Anchor) | None => at_anchor(skb, error, flow),
     }
 }
@@ -110,7 +112,7 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
 /// is not rewritten, because replies to it would go astray. An error from beyond the client has no better way, and
 /// rp_filter drops it on the error's own way.
 #[inline(always)]
-fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
+fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     if flow.kind == Kind::SNAT {
         error.becomes.src = flow.source.addr;
         error.becomes.quoted_dst = flow.source;
@@ -124,7 +126,7 @@ fn egress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Acti
     error.rewrite(skb)?;
     if flow.has(Flow::<A>::HOST) {
         // On lo: the host itself would not take this packet.
-        return host::inject(skb, flow);
+        return host::inject(skb, link, flow);
     }
     Ok(Action::PASS)
 }
@@ -146,8 +148,9 @@ fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<A
 
 impl<A: Net> Error<A> {
     #[inline(never)]
-    fn parse(&mut self, skb: Skb) -> Result<(), Reason> {
-        let header = A::header(skb)?;
+    fn parse(&mut self, skb: Skb, link: LinkHeader) -> Result<(), Reason> {
+        let header = A::header(skb, link)?;
+        self.at = header.at;
         if header.proto != A::ICMP || header.part != FragmentPart::WHOLE {
             return Err(Reason::Protocol);
         }
@@ -202,7 +205,7 @@ impl<A: Net> Error<A> {
         if A::ICMP_HAS_PSEUDO {
             A::replace_pseudo_checksum(skb, self.icmp + CHECK_OFFSET, 0, from, to)?;
         }
-        A::store_addr(skb, offset, from, to)
+        A::store_addr(skb, self.at, offset, from, to)
     }
 }
 

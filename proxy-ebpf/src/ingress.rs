@@ -13,13 +13,13 @@ use crate::net::{Net, NextHop, is_forged, route};
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
-use crate::skb::{PacketMark, Skb};
+use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, flow, host, maps, monitor};
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    scratch.packet.parse(skb, Hook::INGRESS)?;
+    scratch.packet.parse(skb, link, Hook::INGRESS)?;
     if skb.packet_mark().is_translated() {
         return Err(Reason::SeenBefore);
     }

@@ -11,8 +11,8 @@ use crate::reject::{self, Exit};
 use crate::skb::{ETH_LEN, Skb};
 use crate::{Action, global_fn};
 
-/// The offset of the header checksum, in a frame.
-const CHECK_OFFSET: u32 = ETH_LEN + 10;
+/// The offset of the checksum in the header.
+const CHECK_OFFSET: u32 = 10;
 
 /// RFC 791 §3.1.
 #[derive(Clone, Copy)]
@@ -43,8 +43,8 @@ impl Net for Addr4 {
     const ETHERTYPE: u32 = 0x0800_u16.to_be() as u32;
     const AF: u8 = 2;
     const IP_LEN: u32 = 20;
-    const SRC_OFFSET: u32 = ETH_LEN + 12;
-    const DST_OFFSET: u32 = ETH_LEN + 16;
+    const SRC_OFFSET: u32 = 12;
+    const DST_OFFSET: u32 = 16;
     const ICMP: Proto = Proto(1);
     const ICMP_TYPE: u8 = 3;
     const ICMP_CODE: u8 = 3;
@@ -70,6 +70,7 @@ impl Net for Addr4 {
         }
         let fragment = u16::from_be(ip.fragment);
         Ok(Header {
+            at,
             src: Addr4::from_wire(ip.src),
             dst: Addr4::from_wire(ip.dst),
             proto: Proto(ip.proto),
@@ -115,7 +116,7 @@ impl Net for Addr4 {
         // RFC 1624 §3.
         let sum = u32::from(!u16::from_ne_bytes([high, low])) + (diff & 0xffff) + (diff >> 16);
         let [high, low] = if diff == net::NO_DIFF { [high, low] } else { (!fold(sum)).to_ne_bytes() };
-        skb.store(CHECK_OFFSET - 2, &[u32::from_ne_bytes([ttl, proto, high, low]), src, dst, ports], 0)
+        skb.store(ETH_LEN + CHECK_OFFSET - 2, &[u32::from_ne_bytes([ttl, proto, high, low]), src, dst, ports], 0)
     }
 
     /// Neither 0/8, 127/8, 169.254/16 nor multicast, reserved or broadcast (RFC 6890).
@@ -136,15 +137,13 @@ impl Net for Addr4 {
     /// The quoted header's own checksum makes up for the address in the sum over it, so the ICMP checksum stays.
     #[inline(always)]
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, _check: u32, from: Self, to: Self) -> Result<(), Reason> {
-        let at = at - ETH_LEN;
-        skb.replace_l3_checksum(at + CHECK_OFFSET, from.wire(), to.wire(), size_of::<u32>() as u32)?;
-        skb.store(at + place, &to.wire(), 0)
+        Self::store_addr(skb, at, place, from, to)
     }
 
     #[inline(always)]
-    fn store_addr(skb: Skb, offset: u32, from: Self, to: Self) -> Result<(), Reason> {
-        skb.replace_l3_checksum(CHECK_OFFSET, from.wire(), to.wire(), size_of::<u32>() as u32)?;
-        skb.store(offset, &to.wire(), 0)
+    fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason> {
+        skb.replace_l3_checksum(at + CHECK_OFFSET, from.wire(), to.wire(), size_of::<u32>() as u32)?;
+        skb.store(at + place, &to.wire(), 0)
     }
 
     #[inline(always)]

@@ -45,8 +45,8 @@ impl Net for Addr6 {
     const ETHERTYPE: u32 = 0x86dd_u16.to_be() as u32;
     const AF: u8 = 10;
     const IP_LEN: u32 = 40;
-    const SRC_OFFSET: u32 = ETH_LEN + 8;
-    const DST_OFFSET: u32 = ETH_LEN + 24;
+    const SRC_OFFSET: u32 = 8;
+    const DST_OFFSET: u32 = 24;
     const ICMP: Proto = Proto(58);
     const ICMP_TYPE: u8 = 1;
     const ICMP_CODE: u8 = 4;
@@ -71,6 +71,7 @@ impl Net for Addr6 {
         }
         let start = at + Self::IP_LEN;
         let mut header = Header {
+            at,
             src: Addr6::from_wire(ip.src),
             dst: Addr6::from_wire(ip.dst),
             proto: Proto(ip.next_header),
@@ -121,7 +122,7 @@ impl Net for Addr6 {
         let diff = ((sum & 0xffff_ffff) + (sum >> 32)) as u32;
         established::replace_checksum(skb, head, ports, diff)?;
         skb.add_to_sum(diff);
-        skb.store(Self::SRC_OFFSET, &new, 0)
+        skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
     /// Neither unspecified, loopback, link-local (fe80::/10) nor multicast (RFC 4291 §2.4).
@@ -142,14 +143,14 @@ impl Net for Addr6 {
     #[inline(always)]
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason> {
         skb.replace_l4_checksum(check, 0, diff(&from.wire(), &to.wire()), 0)?;
-        skb.store(at - ETH_LEN + place, &to.wire(), 0)
+        skb.store(at + place, &to.wire(), 0)
     }
 
     /// IPv6 has no header checksum, so nothing makes up for the changed address in a checksum that the device took over
     /// the whole packet: `BPF_F_RECOMPUTE_CSUM` does.
     #[inline(always)]
-    fn store_addr(skb: Skb, offset: u32, _from: Self, to: Self) -> Result<(), Reason> {
-        skb.store(offset, &to.wire(), BPF_F_RECOMPUTE_CSUM)
+    fn store_addr(skb: Skb, at: u32, place: u32, _from: Self, to: Self) -> Result<(), Reason> {
+        skb.store(at + place, &to.wire(), BPF_F_RECOMPUTE_CSUM)
     }
 
     #[inline(always)]

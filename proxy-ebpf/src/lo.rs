@@ -8,7 +8,7 @@ use proxy_common::flow::{Flow, Hook};
 
 use crate::maps::{self, Memory};
 use crate::net::Net;
-use crate::skb::Skb;
+use crate::skb::{LinkHeader, Skb};
 use crate::{Action, flow, host};
 
 #[inline(always)]
@@ -16,7 +16,7 @@ pub fn run<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
-    scratch.packet.parse(skb, Hook::EGRESS)?;
+    scratch.packet.parse(skb, LinkHeader::Ethernet, Hook::EGRESS)?;
     if flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision.lend())? {
         // Another program's connection leaves with another port by a device only. Here its peer is this host, which takes
         // the packet as it is.

@@ -3,20 +3,20 @@
 
 use crate::maps::Memory;
 use crate::net::Net;
-use crate::skb::Skb;
+use crate::skb::{LinkHeader, Skb};
 
 #[cfg(not(feature = "log"))]
 #[inline(always)]
-pub fn packet<A: Net>(_skb: Skb, _outcome: i32, _memory: Memory) {}
+pub fn packet<A: Net>(_skb: Skb, _link: LinkHeader, _outcome: i32, _memory: Memory) {}
 
-/// One packet as it leaves a hook. An outcome from 1000 up is a reason, by its place in `Reason::ALL`; one below is a tc
+/// One packet as it leaves a hook. An outcome from 1024 up is a reason, by its place in `Reason::ALL`; one below is a tc
 /// action. (Names would be strings of many lengths, which is more than the verifier can follow.)
 #[cfg(feature = "log")]
 #[inline(never)]
-pub fn packet<A: Net>(skb: Skb, outcome: i32, memory: Memory) {
+pub fn packet<A: Net>(skb: Skb, link: LinkHeader, outcome: i32, memory: Memory) {
     let ctx = aya_ebpf::programs::TcContext::new(skb.as_ptr());
     let Some((scratch, _)) = memory.scratch::<A>() else { return };
-    let Ok(()) = scratch.packet.parse(skb, proxy_common::flow::Hook::INGRESS) else {
+    let Ok(()) = scratch.packet.parse(skb, link, proxy_common::flow::Hook::INGRESS) else {
         aya_log_ebpf::debug!(&ctx, "device {}: outcome {}", skb.ifindex(), outcome);
         return;
     };

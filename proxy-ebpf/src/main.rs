@@ -1,6 +1,6 @@
 //! kpx's kernel programs.
 //!
-//! `kpx_ingress` and `kpx_egress` sit on every device. The host's own packets to services start on the egress of the
+//! `kpx_ingress` and `kpx_egress` sit on every device; `kpx_ingress_l3` and `kpx_egress_l3` where packets have no Ethernet header. The host's own packets to services start on the egress of the
 //! anchor, with `kpx_anchor`. If the service's address is the host's own, they start on the egress of lo, with `kpx_lo`.
 //! Two rules hold on devices: an ingress hook rewrites only a packet's destination address, an egress hook only its source
 //! address. So routing, rp_filter, conntrack and network
@@ -20,6 +20,7 @@ mod flow;
 mod fragment;
 mod global_fn;
 mod guest;
+mod headerless;
 mod host;
 mod icmp;
 mod ingress;
@@ -49,12 +50,12 @@ use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
-use proxy_common::hook::PacketHook;
+use proxy_common::hook::{PacketHook, Place};
 
 use crate::maps::Memory;
 use crate::net::Net;
 use crate::reject::Exit;
-use crate::skb::{PacketMark, Skb};
+use crate::skb::{LinkHeader, PacketMark, Skb};
 
 /// A tc action.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,19 +76,21 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
     skb.clear_foreign_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = established4(skb, Hook::INGRESS, memory.lend()).or_slow(|| ingress4(skb, memory.lend()));
+            let outcome = established4(skb, Hook::INGRESS, memory.lend())
+                .or_slow(|| ingress4(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::INGRESS, PacketMark::NONE, memory.lend())),
                 PacketHook::Ingress,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = established6(skb, Hook::INGRESS, memory.lend()).or_slow(|| ingress6(skb, memory.lend()));
+            let outcome = established6(skb, Hook::INGRESS, memory.lend())
+                .or_slow(|| ingress6(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::INGRESS, PacketMark::NONE, memory.lend())),
                 PacketHook::Ingress,
                 memory,
             )
@@ -104,19 +107,21 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
     let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = established4(skb, Hook::EGRESS, memory.lend()).or_slow(|| egress4(skb, memory.lend()));
+            let outcome = established4(skb, Hook::EGRESS, memory.lend())
+                .or_slow(|| egress4(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, Hook::EGRESS, mark, memory.lend())),
+                outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())),
                 PacketHook::Egress,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = established6(skb, Hook::EGRESS, memory.lend()).or_slow(|| egress6(skb, memory.lend()));
+            let outcome = established6(skb, Hook::EGRESS, memory.lend())
+                .or_slow(|| egress6(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, Hook::EGRESS, mark, memory.lend())),
+                outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())),
                 PacketHook::Egress,
                 memory,
             )
@@ -133,13 +138,15 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
     match skb.ethertype() {
         Addr4::ETHERTYPE => conclude::<Addr4>(
             skb,
-            anchor4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+            anchor4(skb, memory.lend())
+                .or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
             PacketHook::Anchor,
             memory,
         ),
         Addr6::ETHERTYPE => conclude::<Addr6>(
             skb,
-            anchor6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+            anchor6(skb, memory.lend())
+                .or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
             PacketHook::Anchor,
             memory,
         ),
@@ -155,19 +162,21 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
     let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = lo4(skb, memory.lend()).or_error(|| icmp4(skb, Hook::EGRESS, mark, memory.lend()));
+            let outcome = lo4(skb, memory.lend())
+                .or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend()));
             conclude::<Addr4>(
                 skb,
-                outcome.or_error(|| icmp4(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
                 PacketHook::Lo,
                 memory,
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = lo6(skb, memory.lend()).or_error(|| icmp6(skb, Hook::EGRESS, mark, memory.lend()));
+            let outcome = lo6(skb, memory.lend())
+                .or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend()));
             conclude::<Addr6>(
                 skb,
-                outcome.or_error(|| icmp6(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
+                outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::ANCHOR, PacketMark::NONE, memory.lend())),
                 PacketHook::Lo,
                 memory,
             )
@@ -190,23 +199,23 @@ fn established6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
 }
 
 #[inline(never)]
-fn ingress4(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(ingress::run::<Addr4>(skb, memory))
+fn ingress4(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<Addr4>(skb, link, memory))
 }
 
 #[inline(never)]
-fn ingress6(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(ingress::run::<Addr6>(skb, memory))
+fn ingress6(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<Addr6>(skb, link, memory))
 }
 
 #[inline(never)]
-fn egress4(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(egress::run::<Addr4>(skb, memory))
+fn egress4(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<Addr4>(skb, link, memory))
 }
 
 #[inline(never)]
-fn egress6(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(egress::run::<Addr6>(skb, memory))
+fn egress6(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<Addr6>(skb, link, memory))
 }
 
 #[inline(never)]
@@ -230,14 +239,25 @@ fn lo6(skb: Skb, memory: Memory) -> Outcome {
 }
 
 #[inline(never)]
-fn icmp4(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
-    Outcome::new(icmp::run::<Addr4>(skb, hook, mark, memory))
+fn icmp4(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr4>(skb, link, hook, mark, memory))
 }
 
 #[inline(never)]
-fn icmp6(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
-    Outcome::new(icmp::run::<Addr6>(skb, hook, mark, memory))
+fn icmp6(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
+    Outcome::new(icmp::run::<Addr6>(skb, link, hook, mark, memory))
 }
+
+/// The reasons by their numbers, with room up to a power of two.
+static REASON_AT: [Option<Reason>; 64] = {
+    let mut reasons = [None; 64];
+    let mut index = 0;
+    while index < Reason::ALL.len() {
+        reasons[index] = Some(Reason::ALL[index]);
+        index += 1;
+    }
+    reasons
+};
 
 /// The result of a body, in one register: a tc action, or the reason why there is none.
 #[repr(transparent)]
@@ -245,7 +265,7 @@ struct Outcome(i32);
 
 impl Outcome {
     /// Reasons count up from here; actions are small numbers.
-    const REASONS: i32 = 1_000;
+    const REASONS: i32 = 1_024;
     /// No result yet: the packet has to take the slow path.
     const NOT_ESTABLISHED: Self = Self(i32::MIN);
 
@@ -270,17 +290,21 @@ impl Outcome {
 
     #[inline(always)]
     fn result(self) -> Result<Action, Reason> {
-        match Reason::from_index((self.0 - Self::REASONS) as u32) {
-            Some(reason) => Err(reason),
-            None => Ok(Action(self.0)),
+        if self.0 < Self::REASONS {
+            return Ok(Action(self.0));
         }
+        // A mask, which the verifier follows however the compiler arranges the rest.
+        const MASK: i32 = REASON_AT.len() as i32 - 1;
+        const { assert!(Self::REASONS & MASK == 0 && REASON_AT.len().is_power_of_two()) };
+        REASON_AT[(self.0 & MASK) as usize].map_or(Ok(Action(self.0)), Err)
     }
 }
 
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
 #[inline(always)]
 fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Memory) -> i32 {
-    log::packet::<A>(skb, outcome.0, memory.lend());
+    let link = if hook.place() == Place::Headerless { LinkHeader::None } else { LinkHeader::Ethernet };
+    log::packet::<A>(skb, link, outcome.0, memory.lend());
     let reason = match outcome.result() {
         Ok(Action(action)) => return action,
         Err(reason) => reason,
@@ -290,6 +314,7 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Me
         PacketHook::Anchor => (reason.verdict_at_anchor(), Exit::Host),
         PacketHook::Lo => (reason.verdict(), Exit::Host),
         PacketHook::Ingress | PacketHook::Egress => (reason.verdict(), Exit::Device),
+        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => (reason.verdict(), Exit::Headerless),
     };
     monitor::refused::<A>(skb, hook, reason, verdict, memory);
     let Action(action) = match verdict {

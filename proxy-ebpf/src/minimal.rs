@@ -62,7 +62,7 @@ fn run<A: Net>(skb: Skb, hook: Hook) -> Result<Action, Reason> {
     let flags = if proto == Proto::UDP { BPF_F_MARK_MANGLED_0 } else { 0 };
     A::replace_pseudo_checksum(skb, check_at, flags, from.addr, to.addr)?;
     skb.replace_l4_checksum(check_at, from.port.wire().into(), to.port.wire().into(), flags | 2)?;
-    A::store_addr(skb, addr_at, from.addr, to.addr)?;
+    A::store_addr(skb, ETH_LEN, addr_at, from.addr, to.addr)?;
     skb.store(port_at, &to.port.wire(), 0)?;
     Ok(Action::PASS)
 }

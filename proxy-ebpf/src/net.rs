@@ -18,7 +18,7 @@ use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
 use crate::setting::ZERO;
-use crate::skb::{ETH_LEN, Skb};
+use crate::skb::{LinkHeader, Skb};
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {
@@ -28,7 +28,7 @@ pub trait Net: Addr + Maps {
     const AF: u8;
     /// Length of a header without options or extensions.
     const IP_LEN: u32;
-    /// Offsets in a frame; the destination follows the source.
+    /// Offsets in the header; the destination follows the source.
     const SRC_OFFSET: u32;
     const DST_OFFSET: u32;
     /// Protocol, type and code of "port unreachable": RFC 792 p. 4, RFC 4443 §3.1.
@@ -64,7 +64,7 @@ pub trait Net: Addr + Maps {
     /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is that of
     /// the address, counted as in a frame's own header; `at` the quoted header's.
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason>;
-    fn store_addr(skb: Skb, offset: u32, from: Self, to: Self) -> Result<(), Reason>;
+    fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason>;
     /// Brings a transport checksum up to date with a changed address.
     fn replace_pseudo_checksum(skb: Skb, offset: u32, flags: u32, from: Self, to: Self) -> Result<(), Reason>;
     /// A header for a packet of the host's own making, with `len` bytes behind it.
@@ -86,8 +86,8 @@ pub trait Net: Addr + Maps {
 
     /// Reads and checks a packet's IP header.
     #[inline(always)]
-    fn header(skb: Skb) -> Result<Header<Self>, Reason> {
-        let header = Self::read(skb, ETH_LEN)?;
+    fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
+        let header = Self::read(skb, link.len())?;
         if header.l4 > header.end || header.end > skb.len() {
             return Err(Reason::Malformed);
         }
@@ -173,6 +173,8 @@ fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -
 /// The fields of an IP header, and the start of the transport header.
 #[derive(Clone, Copy)]
 pub struct Header<A> {
+    /// Its offset in the packet.
+    pub at: u32,
     pub src: A,
     pub dst: A,
     pub proto: Proto,

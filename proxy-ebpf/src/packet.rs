@@ -10,7 +10,7 @@ use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Told};
 use crate::established::Head;
 use crate::net::{FragmentPart, Header, Net};
 use crate::sctp;
-use crate::skb::{ETH_LEN, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, Skb};
 
 /// A TCP, UDP or SCTP packet over one family. It lives in map memory ([`Scratch`](crate::maps::Scratch)): the stack is too
 /// small for it.
@@ -68,6 +68,8 @@ pub const LATER: u8 = 1 << 2;
 const USUAL: u8 = 1 << 3;
 /// The packet acknowledges something, for TCP.
 const ACKS: u8 = 1 << 4;
+/// The packet starts with its IP header.
+const HEADERLESS: u8 = 1 << 6;
 /// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
 
@@ -122,6 +124,11 @@ struct UdpHeader {
 pub const UDP_LEN: u32 = size_of::<UdpHeader>() as u32;
 
 impl Found {
+    #[inline(always)]
+    pub fn link(&self) -> LinkHeader {
+        if self.marks & HEADERLESS == 0 { LinkHeader::Ethernet } else { LinkHeader::None }
+    }
+
     /// Takes over what the flags of TCP say.
     #[inline(always)]
     fn take_flags(&mut self, flags: u8) {
@@ -154,14 +161,15 @@ pub fn told(flags: u8) -> Told {
 impl<A: Net> Packet<A> {
     /// Reads a packet as it is at `hook`.
     #[inline(never)]
-    pub fn parse(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
+    pub fn parse(&mut self, skb: Skb, link: LinkHeader, hook: Hook) -> Result<(), Reason> {
         // The room still holds the last packet.
         self.proto = Proto::ANY;
         self.decided = false;
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }
-        let (src, dst) = match A::peek(skb) {
+        let peeked = if link == LinkHeader::Ethernet { A::peek(skb) } else { None };
+        let (src, dst) = match peeked {
             Some(head) if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() => {
                 return Err(Reason::NotUnicast);
             }
@@ -172,7 +180,7 @@ impl<A: Net> Packet<A> {
                 (head.src.addr, head.dst.addr)
             }
             None => {
-                let (src, dst, numbers) = read::<A>(skb, hook)?;
+                let (src, dst, numbers) = read::<A>(skb, link, hook)?;
                 self.numbers = numbers;
                 (src, dst)
             }
@@ -296,8 +304,8 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
 
 /// Reads the headers of any packet. The addresses and TCP's numbers; the rest is what is found in it.
 #[inline(always)]
-fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A, Numbers), Reason> {
-    let header = A::header(skb)?;
+fn read<A: Net>(skb: Skb, link: LinkHeader, hook: Hook) -> Result<(A, A, Numbers), Reason> {
+    let header = A::header(skb, link)?;
     let mut found = Found {
         l4: header.l4 as u16,
         proto: header.proto,
@@ -306,7 +314,7 @@ fn read<A: Net>(skb: Skb, hook: Hook) -> Result<(A, A, Numbers), Reason> {
         dport: Port::ANY,
         id: header.id,
         told: Told::PACKET,
-        marks: header.part.0,
+        marks: header.part.0 | if link == LinkHeader::None { HEADERLESS } else { 0 },
         check: 0,
         split: header.split,
         len: header.end - header.l4,
@@ -368,7 +376,7 @@ fn replace_addr<A: Net>(skb: Skb, found: &Found, offset: u32, from: A, to: A) ->
     if found.check != 0 {
         A::replace_pseudo_checksum(skb, check_at(found), check_flags(found), from, to)?;
     }
-    A::store_addr(skb, offset, from, to)
+    A::store_addr(skb, found.link().len(), offset, from, to)
 }
 
 /// Without `BPF_F_PSEUDO_HDR`: a port is no part of the seed that the hardware starts a checksum from.

@@ -10,7 +10,7 @@ use crate::flow::about_now_secs;
 use crate::maps::Asker;
 use crate::net::{FragmentPart, Header, Net, fold, sum};
 use crate::packet::{ACK, RST_ACK, checksum_offset};
-use crate::skb::{ETH_LEN, Skb};
+use crate::skb::{LinkHeader, Skb};
 use crate::{Action, maps};
 
 /// The way out of an answer.
@@ -19,6 +19,8 @@ use crate::{Action, maps};
 pub enum Exit {
     /// Back out of the device through which the packet came in.
     Device,
+    /// The same, of a device without Ethernet headers.
+    Headerless,
     /// Back into the anchor or lo, through which the packet of a socket of the host was leaving.
     Host,
 }
@@ -60,6 +62,7 @@ struct IcmpHeader {
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
     let (is_for_us, asker) = match exit {
         Exit::Host => (true, Asker::Host),
+        Exit::Headerless => (skb.is_ours(), Asker::Other),
         Exit::Device => {
             let (flags, _) = maps::place_of(skb.ifindex());
             let asker = if flags & Device::POD != 0 { Asker::Pod } else { Asker::Other };
@@ -78,12 +81,13 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
-    let mut header = A::header(skb)?;
+    let link = if exit == Exit::Headerless { LinkHeader::None } else { LinkHeader::Ethernet };
+    let mut header = A::header(skb, link)?;
     if header.part == FragmentPart::LATER {
         return Err(Reason::Rewrite);
     }
     let unfinished = has_unfinished_checksum(skb, header.l4 + checksum_offset(header.proto))?;
-    if header.l4 != ETH_LEN + A::IP_LEN {
+    if header.l4 != header.at + A::IP_LEN {
         cut_options(skb, &mut header)?;
     }
     match header.proto {
@@ -92,11 +96,13 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
         Proto::SCTP if header.end - header.l4 >= INIT_QUOTED => unreachable::<A, A::SctpQuote>(skb, &header, false)?,
         proto => unreachable::<A, A::Quote>(skb, &header, unfinished && proto != Proto::SCTP)?,
     }
-    let macs: [[u8; 6]; 2] = skb.load(0)?;
-    skb.store(0, &[macs[1], macs[0]], 0)?;
+    if link == LinkHeader::Ethernet {
+        let macs: [[u8; 6]; 2] = skb.load(0)?;
+        skb.store(0, &[macs[1], macs[0]], 0)?;
+    }
     Ok(match exit {
         Exit::Host => skb.inject(skb.ifindex()),
-        Exit::Device => skb.redirect(skb.ifindex(), 0),
+        Exit::Device | Exit::Headerless => skb.redirect(skb.ifindex(), 0),
     })
 }
 
@@ -107,11 +113,11 @@ fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
     let len = header.end - header.l4;
     // A few bytes of a transport are quoted, and the kernel does not cut from what is to be segmented.
     skb.resize(header.l4 + TCP_LEN)?;
-    skb.cut(header.l4 - ETH_LEN - A::IP_LEN)?;
-    header.l4 = ETH_LEN + A::IP_LEN;
+    skb.cut(header.l4 - header.at - A::IP_LEN)?;
+    header.l4 = header.at + A::IP_LEN;
     header.end = header.l4 + len;
     let plain = A::ip_header(header.src, header.dst, header.proto, len as u16);
-    skb.store(ETH_LEN, &plain, BPF_F_RECOMPUTE_CSUM)
+    skb.store(header.at, &plain, BPF_F_RECOMPUTE_CSUM)
 }
 
 /// RFC 9293 §3.10.7.1: what a closed port answers.
@@ -148,7 +154,7 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
 #[inline(always)]
 fn unreachable<A: Net, Q: Copy>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
     const ICMP_LEN: u32 = size_of::<IcmpHeader>() as u32;
-    let quote: Q = skb.load(ETH_LEN)?;
+    let quote: Q = skb.load(header.at)?;
     let len = ICMP_LEN + size_of::<Q>() as u32;
     let pseudo = A::icmp_pseudo_sum(header.dst, header.src, len as u16);
     let mut icmp = IcmpHeader { kind: A::ICMP_TYPE, code: A::ICMP_CODE, check: 0, unused: 0, checksum_of_udp: 0 };
@@ -167,7 +173,7 @@ fn unreachable<A: Net, Q: Copy>(skb: Skb, header: &Header<A>, unfinished: bool) 
 
 #[inline(always)]
 fn write_header<A: Net>(skb: Skb, header: &Header<A>, proto: Proto, len: u16) -> Result<(), Reason> {
-    skb.store(ETH_LEN, &A::ip_header(header.dst, header.src, proto, len), BPF_F_RECOMPUTE_CSUM)
+    skb.store(header.at, &A::ip_header(header.dst, header.src, proto, len), BPF_F_RECOMPUTE_CSUM)
 }
 
 /// Returns true if the device is to finish the checksum at `offset`.

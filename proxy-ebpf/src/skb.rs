@@ -9,8 +9,8 @@ use core::ptr::null_mut;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
 use aya_ebpf::helpers::generated::{
-    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
-    bpf_skb_set_tunnel_key,
+    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail,
+    bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
 };
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
@@ -24,8 +24,33 @@ use crate::{Action, maps};
 
 pub use self::mark::PacketMark;
 
-/// Length of an Ethernet header, where every device that we attach to has its IP header.
+/// Length of an Ethernet header.
 pub const ETH_LEN: u32 = 14;
+
+/// The header in front of the IP header, by the kind of the device; each with its length.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum LinkHeader {
+    Ethernet = ETH_LEN,
+    /// Tunnels and the like: packets start with their IP header.
+    None = 0,
+}
+
+impl LinkHeader {
+    #[inline(always)]
+    pub fn len(self) -> u32 {
+        self as u32
+    }
+}
+
+/// IEEE 802.3.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EthernetHeader {
+    dst: [u8; 6],
+    src: [u8; 6],
+    ethertype: u16,
+}
 
 /// Reads a field of the context, as the compiler likes: it may make one access of two.
 macro_rules! field {
@@ -222,6 +247,17 @@ impl Skb {
     #[inline(always)]
     pub fn set_destination_mac(self, mac: &[u8; 6]) -> Result<(), Reason> {
         self.store(0, mac, 0)
+    }
+
+    /// Puts an Ethernet header in front of a packet that has none, as devices with Ethernet need it.
+    #[inline(always)]
+    pub fn add_ethernet(self, dst: &[u8; 6], ethertype: u32) -> Result<(), Reason> {
+        let header = EthernetHeader { dst: *dst, src: [0; 6], ethertype: ethertype as u16 };
+        // SAFETY: the helper takes the context and numbers.
+        match unsafe { bpf_skb_change_head(self.0, ETH_LEN, 0) } {
+            0 => self.store(0, &header, 0),
+            _ => Err(Reason::Rewrite),
+        }
     }
 
     /// Returns what was found in the packet: see [`Found`].

@@ -83,7 +83,7 @@ fn metric_and_device(route: &RouteMessage) -> Option<(u32, u32)> {
 mod tests {
     use proxy_common::addr::{Addr4, Addr6};
 
-    use super::super::link::LinkKind;
+    use super::super::link::{LinkHeader, LinkKind};
     use super::super::role::FarEnd;
     use super::*;
 
@@ -123,7 +123,7 @@ mod tests {
             mac: None,
             mtu: 1500,
             kind: LinkKind::Physical,
-            ethernet: true,
+            header: LinkHeader::Ethernet,
             master: None,
             peer_netns: false,
             queues: false,

@@ -185,6 +185,7 @@ pub fn set_sysctls() -> anyhow::Result<u64> {
 mod tests {
     use super::super::role::FarEnd;
     use super::*;
+    use crate::link::LinkHeader;
 
     #[test]
     fn the_narrowest_way_out_sets_the_mtu() {
@@ -216,7 +217,7 @@ mod tests {
             mac: None,
             mtu,
             kind,
-            ethernet: true,
+            header: LinkHeader::Ethernet,
             master: None,
             peer_netns: false,
             queues: false,

@@ -1,8 +1,9 @@
 //! Reads a network device from the kernel's description.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
+use anyhow::Context;
 use futures::StreamExt;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
@@ -11,6 +12,7 @@ use netlink_packet_route::link::{
     InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::ifaddrs::getifaddrs;
 
 use super::netlink::Handle;
 use super::role::FarEnd;
@@ -25,8 +27,7 @@ pub struct Link {
     /// The MTU in bytes, without the link header.
     pub mtu: u32,
     pub kind: LinkKind,
-    /// Set if packets start with an Ethernet header (`ARPHRD_ETHER`).
-    pub ethernet: bool,
+    pub header: LinkHeader,
     /// The interface index of the bridge, bond, ... that the device is enslaved to.
     pub master: Option<u32>,
     /// Set if the linked device (a veth's other end, a VLAN's parent) is in another network namespace.
@@ -39,6 +40,43 @@ pub struct Link {
     pub addrs: BTreeSet<IpNet>,
     /// The hosts behind the device, as far as they decide its role: see [`Link::is_told_by_routes`].
     pub far_end: FarEnd,
+}
+
+/// The header in front of the IP header of a device's packets, by its hardware type (linux/if_arp.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkHeader {
+    /// `ARPHRD_ETHER`.
+    Ethernet,
+    /// Packets start with their IP header: tun, WireGuard, IPIP, SIT, PPP, raw IP.
+    None,
+    /// Any other.
+    Other,
+}
+
+impl LinkHeader {
+    const fn of(kind: LinkLayerType) -> Self {
+        match kind {
+            LinkLayerType::Ether => Self::Ethernet,
+            LinkLayerType::None
+            | LinkLayerType::Tunnel
+            | LinkLayerType::Tunnel6
+            | LinkLayerType::Sit
+            | LinkLayerType::Ppp
+            | LinkLayerType::Rawip => Self::None,
+            // GRE among them, which has a header of its own if its other end is not configured.
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Returns the names of this network namespace's devices whose packets start with their IP header.
+pub fn headerless() -> anyhow::Result<HashSet<String>> {
+    let entries = getifaddrs().context("list the devices and their addresses")?;
+    let devices = entries.filter(|entry| {
+        let address = entry.address.as_ref().and_then(|address| address.as_link_addr());
+        address.is_some_and(|address| LinkHeader::of(address.hatype().into()) == LinkHeader::None)
+    });
+    Ok(devices.map(|entry| entry.interface_name).collect())
 }
 
 /// The kind of a device, as far as kpx distinguishes kinds.
@@ -70,7 +108,6 @@ impl Link {
         if message.header.interface_family != AddressFamily::Unspec {
             return None;
         }
-        let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
         let mut link = Self {
             index: message.header.index,
             name: String::new(),
@@ -81,7 +118,7 @@ impl Link {
                 LinkLayerType::Ether => LinkKind::Physical,
                 _ => LinkKind::Other,
             },
-            ethernet,
+            header: LinkHeader::of(message.header.link_layer_type),
             master: None,
             peer_netns: false,
             queues: false,

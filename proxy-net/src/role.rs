@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::anchor;
-use super::link::{Link, LinkKind};
+use super::link::{Link, LinkHeader, LinkKind};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -65,7 +65,7 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (LinkKind::Dummy, _) => Role::Ignored("a dummy carries no packets"),
         (LinkKind::Ifb, _) => Role::Ignored("an ifb only shapes what other devices receive"),
         (LinkKind::Nlmon, _) => Role::Ignored("nlmon carries netlink messages"),
-        _ if !link.ethernet => Role::Ignored("not an Ethernet device"),
+        _ if link.header == LinkHeader::Other => Role::Ignored("its packets start neither with Ethernet nor with IP"),
         // A virtual function behind the device that fails over to it (hv_netvsc, net_failover).
         (_, Some(LinkKind::Physical)) => Role::Ignored("its master is served"),
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
@@ -104,7 +104,7 @@ mod tests {
         let device = Role::Device { pod: false };
         let pod = Role::Device { pod: true };
         let cases = [
-            ("lo", Link { ethernet: false, ..link("lo", Loopback) }, Role::Loopback),
+            ("lo", Link { header: LinkHeader::Other, ..link("lo", Loopback) }, Role::Loopback),
             ("anchor", link("kpx0", Veth), Role::Anchor),
             ("anchor's peer", link("kpx1", Veth), Role::Ignored("the anchor's other end")),
             ("a stranger of the anchor's name", link("kpx0", Bridge), device),
@@ -157,10 +157,15 @@ mod tests {
             ("ifb", link("ifb0", Ifb), Role::Ignored("an ifb only shapes what other devices receive")),
             (
                 "nlmon",
-                Link { ethernet: false, ..link("nlmon0", Nlmon) },
+                Link { header: LinkHeader::Other, ..link("nlmon0", Nlmon) },
                 Role::Ignored("nlmon carries netlink messages"),
             ),
-            ("wireguard", Link { ethernet: false, ..link("wg0", Other) }, Role::Ignored("not an Ethernet device")),
+            ("WireGuard", Link { header: LinkHeader::None, ..link("wg0", Other) }, device),
+            (
+                "CAN bus",
+                Link { header: LinkHeader::Other, ..link("can0", Other) },
+                Role::Ignored("its packets start neither with Ethernet nor with IP"),
+            ),
         ];
         let links = [(BRIDGE, Bridge), (BOND, Bond), (VRF, Other)];
         let links = links.map(|(index, kind)| (index, Link { index, ..link("master", kind) })).into();
@@ -180,7 +185,7 @@ mod tests {
             mac: Some([2, 0, 0, 0, 0, 5]),
             mtu: 1500,
             kind,
-            ethernet: true,
+            header: LinkHeader::Ethernet,
             master: None,
             peer_netns: false,
             queues: false,

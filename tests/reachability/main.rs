@@ -44,6 +44,11 @@ fn overlaid_pods_reach_services() {
 }
 
 #[test]
+fn pods_behind_a_tunnel_reach_services() {
+    check(Layout::Tunnel, false, Cluster::with_manifests).unwrap();
+}
+
+#[test]
 fn routed_pods_masqueraded_as_kube_proxy_does() {
     check(Layout::Routed, true, Cluster::with_manifests).unwrap();
 }
@@ -77,6 +82,18 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
     let fixture = Fixture::new(&lab, &cluster, &args)?;
 
     let mut results = Results::default();
+    // A tunnel's own is its devices. All else is as with routed pods.
+    if layout == Layout::Tunnel {
+        run_watched(
+            &lab,
+            Setting { firewall: true, ..Setting::plain(layout, compat) },
+            Checksums::MayBePending,
+            &mut results,
+        )?;
+        let logs = fixture.logs();
+        fixture.stop()?;
+        return results.into_result().with_context(|| format!("{layout:?}; logs of kpx:\n{logs}"));
+    }
     run_settings(&lab, Setting::plain(layout, compat), &mut results)?;
     if !compat {
         special::run(&fixture, &mut results);

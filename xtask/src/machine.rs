@@ -17,6 +17,7 @@ pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftable
 /// The further tools that tests need.
 pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("iptables-nft-restore", "iptables"),
+    ("socat", "socat"),
     ("unzip", "unzip"),
     ("chromium", "chromium"),
     ("chromedriver", "chromium-driver"),

@@ -94,7 +94,7 @@ fn missing_tools_are_installed() {
     let compiler = COMPILER_PACKAGES.to_vec();
     let all = [COMPILER_PACKAGES, LLVM_PACKAGES].concat();
     let lab_tools = vec!["iproute2", "nftables", "ethtool"];
-    let tools = vec!["iproute2", "nftables", "ethtool", "iptables", "unzip", "chromium", "chromium-driver"];
+    let tools = vec!["iproute2", "nftables", "ethtool", "iptables", "socat", "unzip", "chromium", "chromium-driver"];
     let all_and_tools = [all.clone(), tools.clone()].concat();
     let no_tools = Machine { tools: vec![], ..debian() };
     let no_compiler = Machine { debian: None, packages: vec![], ..debian() };
@@ -129,8 +129,16 @@ fn other_way_is_tried_when_one_fails() {
 #[test]
 fn stuck_setup_lists_commands() {
     let (steps, Next::Stuck(help)) = walk(bare_debian(), Need::Tests, |_| false) else { panic!("not stuck") };
-    let tools =
-        Install::Packages(vec!["iproute2", "nftables", "ethtool", "iptables", "unzip", "chromium", "chromium-driver"]);
+    let tools = Install::Packages(vec![
+        "iproute2",
+        "nftables",
+        "ethtool",
+        "iptables",
+        "socat",
+        "unzip",
+        "chromium",
+        "chromium-driver",
+    ]);
     assert_eq!(steps[1..], [tools], "without tools the other way is closed too");
     for command in [
         "apt-get update",

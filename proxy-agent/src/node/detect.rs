@@ -110,6 +110,7 @@ impl Detection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proxy_net::link::LinkHeader;
     use proxy_net::role::FarEnd;
 
     #[test]
@@ -191,7 +192,7 @@ mod tests {
             mac: None,
             mtu: 1500,
             kind,
-            ethernet: true,
+            header: LinkHeader::Ethernet,
             master,
             peer_netns: false,
             queues: false,

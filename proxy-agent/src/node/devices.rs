@@ -7,7 +7,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{self, Device};
 
 use super::detect::Detection;
-use proxy_net::link::{Link, LinkKind};
+use proxy_net::link::{Link, LinkHeader, LinkKind};
 use proxy_net::role::{self, Role, role};
 use proxy_net::{Handle, LinkEvent, addr, fib, sysctl};
 
@@ -113,7 +113,7 @@ impl Devices {
 /// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks see its packets as
 /// well. Some other kinds of device count too.
 fn may_be_macvlan(link: &Link) -> bool {
-    link.kind == LinkKind::Other && link.ethernet && !link.peer_netns
+    link.kind == LinkKind::Other && link.header == LinkHeader::Ethernet && !link.peer_netns
 }
 
 /// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
@@ -130,6 +130,7 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_
         (is_edge(link.kind), Device::EDGE),
         (!has_many_ways && !links.values().any(may_be_macvlan) && is_strict(&routed.name), Device::STRICT4),
         (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
+        (link.header == LinkHeader::None, Device::HEADERLESS),
     ];
     let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
     let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
@@ -182,7 +183,7 @@ mod tests {
             mac: Some([2, 0, 0, 0, 0, index]),
             mtu: 1500,
             kind,
-            ethernet: true,
+            header: LinkHeader::Ethernet,
             master,
             peer_netns: false,
             queues: false,

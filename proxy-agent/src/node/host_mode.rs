@@ -10,7 +10,7 @@ use crate::choices;
 use proxy_core::desired::Desired;
 use proxy_core::model::{ClusterRoute, RemoteNode, Unreachable};
 use proxy_net::fib::RouteClass;
-use proxy_net::link::Link;
+use proxy_net::link::{Link, LinkHeader};
 use proxy_net::pod_route::{Hop, PodRoutes};
 use proxy_net::{Handle, fib};
 use proxy_source::health::{Health, Problem};
@@ -122,7 +122,10 @@ fn hops(
             let neighbour = node.addresses.iter().filter(|ip| ip.is_ipv4() == net.addr().is_ipv4()).find_map(|ip| {
                 let Some(&ClusterRoute::OnLink(device)) = routes.get(ip) else { return None };
                 // A tunnel has no neighbours behind it, only the packets that its other end admits.
-                links.get(&device).filter(|link| link.ethernet).map(|_| Hop { gateway: *ip, device })
+                links
+                    .get(&device)
+                    .filter(|link| link.header == LinkHeader::Ethernet)
+                    .map(|_| Hop { gateway: *ip, device })
             });
             if let Some(hop) = neighbour {
                 hops.entry(net.trunc()).or_insert(hop);
@@ -158,7 +161,7 @@ mod tests {
             ("192.0.2.15", ClusterRoute::OnLink(2)),
         ];
         let routes = routes.map(|(ip, route)| (ip.parse().unwrap(), route)).into();
-        let links = BTreeMap::from([(2, link(2, true)), (3, link(3, false))]);
+        let links = BTreeMap::from([(2, link(2, LinkHeader::Ethernet)), (3, link(3, LinkHeader::None))]);
         let hops = hops(&nodes, &routes, &links);
         let shown: Vec<_> =
             hops.iter().map(|(net, hop)| format!("{net} via {} dev {}", hop.gateway, hop.device)).collect();
@@ -178,14 +181,14 @@ mod tests {
         (name.to_owned(), RemoteNode { addresses, pod_cidrs, ready: true })
     }
 
-    fn link(index: u32, ethernet: bool) -> Link {
+    fn link(index: u32, header: LinkHeader) -> Link {
         Link {
             index,
             name: format!("dev{index}"),
             mac: None,
             mtu: 1500,
             kind: LinkKind::Physical,
-            ethernet,
+            header,
             master: None,
             peer_netns: false,
             queues: false,

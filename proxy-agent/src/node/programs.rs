@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use proxy_common::hook::Place;
 use proxy_datapath::{Attachments, MissingProgram};
+use proxy_net::link::LinkHeader;
 use proxy_net::role::Role;
 use proxy_net::{Handle, anchor};
 use tracing::{info, warn};
@@ -39,6 +40,7 @@ impl DevicePrograms {
         for link in devices.links().values() {
             let place = match devices.role_of(link) {
                 Role::Loopback if self.hooks_lo => Place::Lo,
+                Role::Device { .. } if link.header == LinkHeader::None => Place::Headerless,
                 Role::Device { .. } => Place::Device,
                 Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
             };

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::renamed::old_name;
 use super::{Definition, Pins, definitions};
-use crate::adopt::program_at;
+use crate::adopt::is_program_at;
 use crate::loaded::may_open_by_id;
 use proxy_net::anchor;
 use proxy_net::filter::{Filter, HANDLE, Hook};
@@ -108,7 +108,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
             Hook::Ingress => TcAttachType::Ingress,
             Hook::Egress => TcAttachType::Egress,
         };
-        match filter.program.filter(|_| filter.name == program_at(device, attach_type)) {
+        match filter.program.filter(|_| is_program_at(device, attach_type, &filter.name)) {
             Some(id) => drop(wanted.insert(id, filter.name.as_str())),
             None => warn!(device, filter = filter.name, "a foreign filter has kpx's place"),
         }
@@ -149,9 +149,11 @@ pub fn ensure_no_hidden_links() -> Result<()> {
         for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
             // A kernel without TCX has no links there.
             let (_, programs) = SchedClassifier::query_tcx(&name, attach_type).unwrap_or_default();
-            let ours = programs.iter().find(|program| program.name_as_str() == Some(program_at(&name, attach_type)));
+            let is_ours = |program: &ProgramInfo| {
+                program.name_as_str().is_some_and(|program| is_program_at(&name, attach_type, program))
+            };
             ensure!(
-                ours.is_none(),
+                !programs.iter().any(is_ours),
                 "a kpx has left its programs on {name} by TCX links, and this container does not see their pins: give it \
                  the node's /sys/fs/bpf (docs/migration.md), or run `kpx cleanup` on the node"
             );

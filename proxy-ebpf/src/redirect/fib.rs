@@ -69,7 +69,7 @@ pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, route: &mut FibResult, src
         return false;
     }
     // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
-    let Some(device) = maps::device(fib.ifindex) else { return false };
+    let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else { return false };
     route.to_peer = device.has_peer();
     // The next router of an IPv4 route may have an IPv6 address (RFC 5549).
     route.neighbour.nh_family = fib.family.into();

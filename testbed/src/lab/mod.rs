@@ -21,6 +21,7 @@ mod build;
 mod pods;
 mod remove;
 mod switch;
+mod tunnel;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub use self::address::{CLUSTER_PODS, Dual, DualNet, EXTERNAL, Family, SERVICE_C
 pub use self::pods::VXLAN_PORT;
 pub use self::remove::{keep_until_signal, remove_labs_of};
 pub use self::switch::PodRoute;
+use self::tunnel::TunnelEnd;
 use crate::netns::NetNs;
 
 /// How pods hang on their node.
@@ -46,16 +48,19 @@ pub enum Layout {
     Bridge,
     /// The same, and VXLAN between the nodes, as flannel does by default.
     Vxlan,
+    /// As routed, and a tunnel between the nodes whose packets have no Ethernet header, as Calico's and k3s's may have.
+    Tunnel,
 }
 
 impl Layout {
-    pub const ALL: [Self; 4] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan];
+    pub const ALL: [Self; 5] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan, Self::Tunnel];
 
     /// Returns the MTU of pods' devices, in bytes.
     pub fn mtu(self) -> u32 {
         match self {
             Self::Routed | Self::Ptp | Self::Bridge => LINK_MTU,
             Self::Vxlan => LINK_MTU - pods::OVERHEAD,
+            Self::Tunnel => LINK_MTU - tunnel::OVERHEAD,
         }
     }
 }
@@ -95,6 +100,7 @@ pub struct Lab {
     pub ext: Host,
     /// The router between all of them; the nodes reach it at its address.
     pub fabric: Host,
+    _tunnel: Vec<TunnelEnd>,
     dir: PathBuf,
 }
 

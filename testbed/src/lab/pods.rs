@@ -20,7 +20,7 @@ pub(super) const OVERHEAD: u32 = 50;
 /// Makes what pods share on a node.
 pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     match layout {
-        Layout::Routed | Layout::Ptp => Ok(()),
+        Layout::Routed | Layout::Ptp | Layout::Tunnel => Ok(()),
         Layout::Bridge => bridge(node, layout, pod_net),
         Layout::Vxlan => bridge(node, layout, pod_net).and_then(|()| overlay(node, layout, pod_net)),
     }
@@ -29,7 +29,7 @@ pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<
 /// Gives a pod its device and its way to its node.
 pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result<()> {
     match layout {
-        Layout::Routed => routed(node, pod),
+        Layout::Routed | Layout::Tunnel => routed(node, layout, pod),
         Layout::Ptp => ptp(node, pod, pod_net),
         Layout::Bridge | Layout::Vxlan => bridged(node, layout, pod, pod_net),
     }
@@ -106,11 +106,11 @@ fn bridged(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result
     ))
 }
 
-fn routed(node: &NetNs, pod: &Host) -> Result<()> {
-    let Host { name, ns, addrs } = pod;
+fn routed(node: &NetNs, layout: Layout, pod: &Host) -> Result<()> {
+    let (Host { name, ns, addrs }, mtu) = (pod, layout.mtu());
     node.ip(&format!(
         "link add {name} address {GATEWAY_MAC} type veth peer name eth0 netns {}
-         link set {name} up
+         link set {name} mtu {mtu} up
          route add {}/32 dev {name}
          route add {}/128 dev {name}",
         ns.name(),
@@ -118,7 +118,7 @@ fn routed(node: &NetNs, pod: &Host) -> Result<()> {
         addrs.v6,
     ))?;
     ns.ip(&format!(
-        "link set eth0 up
+        "link set eth0 mtu {mtu} up
          addr add {}/32 dev eth0
          addr add {}/128 dev eth0 nodad
          neigh add 169.254.1.1 lladdr {GATEWAY_MAC} dev eth0 nud permanent

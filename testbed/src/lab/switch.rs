@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::address::{CLUSTER_PODS, EXTERNAL, Family, NODES};
-use super::{Dual, Host, Lab, Layout, Node, pods};
+use super::{Dual, Host, Lab, Layout, Node, pods, tunnel};
 
 /// Over which link the nodes reach each other's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,9 @@ impl Lab {
     pub fn set_pod_route(&self, route: PodRoute) -> Result<()> {
         for (node, other) in [(&self.n1, &self.n2), (&self.n2, &self.n1)] {
             let gateway = node_addrs(other, route);
+            if self.layout == Layout::Tunnel {
+                continue; // Its ends are where they are.
+            }
             if self.layout == Layout::Vxlan {
                 pods::lead_to(&node.host.ns, other.pod_net, gateway.v4)?;
                 continue;
@@ -86,7 +89,10 @@ impl Lab {
         let state = if on { "on" } else { "off" };
         for host in self.hosts() {
             for device in host.ns.run(|| conf_names("/proc/sys/net/ipv4/conf"))? {
-                if ["all", "default", "lo"].contains(&device.as_str()) || device.starts_with("kpx") {
+                if ["all", "default", "lo"].contains(&device.as_str())
+                    || device.starts_with("kpx")
+                    || device == tunnel::DEVICE
+                {
                     continue;
                 }
                 let mut ethtool = Command::new("ethtool");
@@ -189,14 +195,17 @@ impl Node {
     /// The address of the device through which this node reaches its own pods: for one without, the node's stands in.
     pub fn towards_own_pods(&self, layout: Layout) -> Dual {
         match layout {
-            Layout::Routed => self.host.addrs,
+            Layout::Routed | Layout::Tunnel => self.host.addrs,
             Layout::Ptp | Layout::Bridge | Layout::Vxlan => self.pod_net.host(1),
         }
     }
 
     /// The address with which this node reaches the other's pods.
     pub fn towards_pods(&self, layout: Layout, route: PodRoute) -> Dual {
-        if layout == Layout::Vxlan { self.pod_net.host(0) } else { node_addrs(self, route) }
+        match layout {
+            Layout::Vxlan | Layout::Tunnel => self.pod_net.host(0),
+            Layout::Routed | Layout::Ptp | Layout::Bridge => node_addrs(self, route),
+        }
     }
 }
 

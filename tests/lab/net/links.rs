@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::time::{ClockId, clock_gettime};
 use proxy_net::anchor;
-use proxy_net::link::{Link, LinkKind};
+use proxy_net::link::{Link, LinkHeader, LinkKind};
 use proxy_net::role::{Role, role};
 use proxy_net::{LinkEvent, watch};
 use testbed::agent::DEADLINE;
@@ -43,7 +43,10 @@ fn changes_of_devices_are_reported_at_once() {
         println!("veths were reported {delays:?} after `ip` was started");
         ensure!(delays.iter().min() < Some(&LATENCY), "veths were reported {delays:?} after `ip` was started");
         let v0 = devices["v0"].clone();
-        ensure!((v0.kind, v0.ethernet, v0.up, v0.peer_netns) == (LinkKind::Veth, true, false, false), "{v0:?}");
+        ensure!(
+            (v0.kind, v0.header, v0.up, v0.peer_netns) == (LinkKind::Veth, LinkHeader::Ethernet, false, false),
+            "{v0:?}"
+        );
         ensure!(v0.mac.is_some() && v0.mtu == 1500, "{v0:?}");
 
         ip("link set v0 up mtu 1400").await?;
@@ -228,7 +231,7 @@ fn real_devices_have_their_roles() {
             ("veth0", pod),
             ("tap0", device),
             ("tap1", Role::Ignored("its bridge is served")),
-            ("tun0", Role::Ignored("not an Ethernet device")),
+            ("tun0", device),
             ("ifb7", Role::Ignored("an ifb only shapes what other devices receive")),
             ("vxlan0", device),
             ("ptp0", pod),
