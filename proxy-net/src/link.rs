@@ -69,14 +69,18 @@ impl LinkHeader {
     }
 }
 
-/// Returns the names of this network namespace's devices whose packets start with their IP header.
+/// Returns the names of this network namespace's devices whose packets start with their IP header. A device without a link
+/// address counts as one.
 pub fn headerless() -> anyhow::Result<HashSet<String>> {
-    let entries = getifaddrs().context("list the devices and their addresses")?;
-    let devices = entries.filter(|entry| {
+    let (mut names, mut others) = (HashSet::new(), HashSet::new());
+    for entry in getifaddrs().context("list the devices and their addresses")? {
         let address = entry.address.as_ref().and_then(|address| address.as_link_addr());
-        address.is_some_and(|address| LinkHeader::of(address.hatype().into()) == LinkHeader::None)
-    });
-    Ok(devices.map(|entry| entry.interface_name).collect())
+        if address.is_some_and(|address| LinkHeader::of(address.hatype().into()) != LinkHeader::None) {
+            others.insert(entry.interface_name.clone());
+        }
+        names.insert(entry.interface_name);
+    }
+    Ok(names.difference(&others).cloned().collect())
 }
 
 /// The kind of a device, as far as kpx distinguishes kinds.

@@ -26,7 +26,7 @@ pub(crate) const PROMPT: Duration = DEADLINE;
 pub(crate) const TRY: Duration = Duration::from_millis(300);
 
 pub(crate) struct Fixture {
-    base: ServedLab,
+    pub(crate) base: ServedLab,
     pub(crate) web: Service,
 }
 
@@ -41,7 +41,11 @@ impl Deref for Fixture {
 impl Fixture {
     /// The Service is backed by a pod of each node.
     pub(crate) fn new() -> Result<Self> {
-        let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
+        Self::on(Layout::Routed)
+    }
+
+    pub(crate) fn on(layout: Layout) -> Result<Self> {
+        let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
         let web = Service::new("web", 10, &["p2a", "p1b"], PORT).node_port(NODE_PORT).external_ips(EXTERNAL.host(7));
         base.put(&web)?;
         Ok(Self { base, web })
@@ -66,7 +70,8 @@ impl Fixture {
     }
 
     pub(crate) fn connect(&self, client: &str, family: Family) -> Result<Connection> {
-        let mut connection = self.dial(client, family).connect(&self.lab.host(client).ns)?;
+        let connection = self.dial(client, family).connect(&self.lab.host(client).ns);
+        let mut connection = connection.with_context(|| format!("{client} by {family}"))?;
         connection.exchange(b"hello").with_context(|| format!("{client} by {family}"))?;
         Ok(connection)
     }
@@ -115,12 +120,12 @@ pub(crate) fn tcx(ns: &NetNs, device: &str, direction: TcAttachType) -> Result<V
     Ok(programs.iter().map(|program| program.name_as_str().unwrap_or_default().to_owned()).collect())
 }
 
-/// A device carries its two programs, each once.
+/// A device carries its two programs, each once; without Ethernet headers their names are longer.
 pub(crate) fn is_hooked(ns: &NetNs, attach: &str, device: &str) -> Result<bool> {
     let hooks = [("ingress", TcAttachType::Ingress, "kpx_ingress"), ("egress", TcAttachType::Egress, "kpx_egress")];
     for (hook, direction, program) in hooks {
         let is_there = match attach {
-            "tcx" => tcx(ns, device, direction)?.iter().filter(|name| *name == program).count() == 1,
+            "tcx" => tcx(ns, device, direction)?.iter().filter(|name| name.starts_with(program)).count() == 1,
             _ => {
                 let filters = tc(ns, &format!("filter show dev {device} {hook}"))?;
                 filters.lines().filter(|line| line.contains(program)).count() == 1

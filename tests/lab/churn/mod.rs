@@ -9,3 +9,4 @@ mod neighbours;
 mod pods;
 mod repairs;
 mod stacked;
+mod tunnel;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::time::{ClockId, clock_gettime};
 use proxy_net::anchor;
-use proxy_net::link::{Link, LinkHeader, LinkKind};
+use proxy_net::link::{Link, LinkHeader, LinkKind, headerless};
 use proxy_net::role::{Role, role};
 use proxy_net::{LinkEvent, watch};
 use testbed::agent::DEADLINE;
@@ -240,6 +240,7 @@ fn real_devices_have_their_roles() {
             ensure!(devices.role(name) == want, "{:?}: {:?}", devices.role(name), devices[name]);
         }
         ensure!(devices["vxlan0"].kind == LinkKind::Overlay);
+        ensure!(headerless()? == ["tun0".to_owned()].into(), "{:?}", headerless()?);
         Ok(())
     });
 }

@@ -1,0 +1,106 @@
+//! A device without Ethernet headers: the clients behind it, and the connections through it while kpx starts again.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Service, wait_until};
+use testbed::echo::{Dial, Fault, Protocol, pattern};
+use testbed::lab::{Family, Layout};
+
+use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY, is_hooked};
+
+const DEVICE: &str = "tun0";
+const NEAR: u16 = 30_081;
+const FAR: u16 = 30_082;
+const NONE: u16 = 30_083;
+
+#[test]
+fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
+    let fixture = Fixture::on(Layout::Tunnel)?;
+    for (name, nth, backends, node_port) in
+        [("near", 21, &["p1b"][..], NEAR), ("far", 22, &["p2a"], FAR), ("none", 23, &[], NONE)]
+    {
+        fixture.put(&Service::new(name, nth, backends, PORT).node_port(node_port))?;
+    }
+    for (attach, flag) in [("tcx", "--cluster-ip-external=false"), ("clsact", "--cluster-ip-external=true")] {
+        let kpx = fixture.base.kpx(&["--attach", attach, flag])?;
+        wait_until(PROMPT, "the tunnel has its programs", || is_hooked(fixture.node(), attach, DEVICE))?;
+        for family in Family::ALL {
+            let node = fixture.lab.n1.pod_net.host(0).ip(family);
+            let peer = fixture.lab.n2.pod_net.host(0).ip(family);
+            for protocol in Protocol::ALL {
+                let what = format!("{protocol} {family} by {attach}");
+                let dial = |port| Dial::new(protocol, SocketAddr::new(node, port));
+                // The far backend is behind the same tunnel, so the node takes the client's place.
+                for (port, backend, seen_as) in [(NEAR, "p1b", peer), (FAR, "p2a", node)] {
+                    for dial in [dial(port), dial(port).fragments()] {
+                        let answer = dial.exchange(&fixture.lab.n2.host.ns, &pattern(5_000));
+                        let answer = answer.with_context(|| format!("{backend}, {what}"))?;
+                        ensure!(
+                            (answer.backend.as_str(), answer.source.ip()) == (backend, seen_as),
+                            "{what}: {answer:?}"
+                        );
+                    }
+                }
+                let refused = dial(NONE).exchange(&fixture.lab.n2.host.ns, b"hello");
+                ensure!(matches!(refused, Err(Fault::Refused)), "{what}: {refused:?}");
+            }
+            let to = fixture.web.frontend(family);
+            fixture.lab.n2.host.ns.ip(&format!("route replace {} dev {DEVICE}", to.ip()))?;
+            let by_cluster_ip = Dial::new(Protocol::Tcp, to).deadline(TRY).exchange(&fixture.lab.n2.host.ns, b"hello");
+            ensure!(by_cluster_ip.is_ok() == (flag == "--cluster-ip-external=true"), "{flag}: {by_cluster_ip:?}");
+        }
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
+    let fixture = Fixture::on(Layout::Tunnel)?;
+    // The kernel's own check of sources is off.
+    fixture.lab.set_rp_filter(0)?;
+    let kpx = fixture.kpx("tcx")?;
+    let pod = fixture.lab.host("p1a").addrs.v4;
+    let peer = &fixture.lab.n2.host.ns;
+    peer.ip(&format!("addr add {pod}/32 dev lo"))?;
+    let forged = || anyhow::Ok(kpx.status()?["reasons"]["forged"].as_u64().context("no such reason")?);
+    ensure!(forged()? == 0, "before the peer dials");
+    let to = SocketAddr::new(fixture.lab.n1.pod_net.host(0).v4.into(), crate::churn::fixture::NODE_PORT);
+    let dial = Dial::new(Protocol::Tcp, to).source_ip(pod.into()).deadline(TRY);
+    ensure!(dial.exchange(peer, b"hello").is_err(), "the peer is answered in the pod's name");
+    wait_until(PROMPT, "the packet counts as forged", || Ok(forged()? > 0))?;
+    let flows = testbed::agent::kpx(fixture.node(), "flows")?;
+    ensure!(!String::from_utf8_lossy(&flows.stdout).contains(&pod.to_string()), "{flows:?}");
+    kpx.stop()
+}
+
+#[test]
+fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
+    let fixture = Fixture::on(Layout::Tunnel)?;
+    fixture.put(&fixture.web.backed_by(&["p2a"]))?;
+    for attach in ["tcx", "clsact"] {
+        let kpx = fixture.kpx(attach)?;
+        wait_until(PROMPT, "the tunnel has its programs", || is_hooked(fixture.node(), attach, DEVICE))?;
+        let clients = ["p1a", "n1", "x"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
+        let connections = clients.map(|(client, family)| Ok((client, family, fixture.connect(client, family)?)));
+        let mut connections: Vec<_> = connections.collect::<Result<_>>()?;
+        let mut all_go_on = |when: &str| {
+            connections.iter_mut().try_for_each(|(client, family, connection)| {
+                let answer = connection.exchange(b"hello").map(drop);
+                answer.with_context(|| format!("{when}: {client} by {family}, {attach}"))
+            })
+        };
+        kpx.crash()?;
+        all_go_on("while no agent runs")?;
+        let kpx = fixture.kpx(attach)?;
+        all_go_on("with another agent")?;
+        ensure!(is_hooked(fixture.node(), attach, DEVICE)?, "{attach}: the tunnel lost a program");
+        // Put back as on any device.
+        fixture.node().exec(Command::new("ip").args(["link", "set", DEVICE, "mtu", "1400"]))?;
+        fixture.all_served(&["p1a", "n1", "x"])?;
+        kpx.stop()?;
+    }
+    Ok(())
+}
