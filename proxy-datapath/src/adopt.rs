@@ -16,9 +16,8 @@ use nix::net::if_::if_nameindex;
 use proxy_common::hook::{PacketHook, Place};
 use tracing::{info, warn};
 
-use super::attach::{
-    Attached, AttachedProgram, CLSACT_HANDLE, EGRESS_FIRST, Mechanism, direction, loaded, remove_filters,
-};
+use super::attach::{CLSACT_HANDLE, EGRESS_FIRST, Mechanism, direction, loaded, remove_filters};
+use super::attached::{Attached, AttachedProgram};
 use super::links::link_name;
 use super::persistence::Persistence;
 use super::pins::{self, remove_pin};
@@ -37,7 +36,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<BTreeM
     for device in if_nameindex().context("list the devices")?.iter() {
         let (ifindex, name) = (device.index(), device.name().to_string_lossy().into_owned());
         let place = place(&name, headerless.contains(&name));
-        let mut attached = Attached::new(&name, Mechanism::Tcx);
+        let mut attached = Attached::new(&name, place, Mechanism::Tcx);
         for attach_type in EGRESS_FIRST {
             let file = link_name(ifindex, attach_type);
             if let Some(found) = unknown.iter().position(|pin| *pin == file) {
@@ -70,11 +69,14 @@ fn adopt_link(
     attach_type: TcAttachType,
 ) -> Result<Option<AttachedProgram>> {
     let link = PinnedLink::from_pin(path).map(FdLink::from).and_then(SchedClassifierLink::try_from);
-    let program = loaded(ebpf, hook_at(place, attach_type))?;
-    let replaced = link.map_err(anyhow::Error::from).and_then(|link| Ok(program.attach_to_link(link)?));
-    match replaced {
-        Ok(id) => {
-            drop(program.take_link(id).context("take a link")?);
+    let replace = |link| {
+        let program = loaded(ebpf, hook_at(place, attach_type))?;
+        let id = program.attach_to_link(link)?;
+        program.take_link(id).context("take a link")
+    };
+    match link.map_err(anyhow::Error::from).and_then(replace) {
+        Ok(link) => {
+            drop(link);
             let pinned = PinnedLink::from_pin(path).with_context(|| format!("open the pin {}", path.display()))?;
             Ok(Some(AttachedProgram::Pinned(pinned)))
         }
@@ -82,7 +84,7 @@ fn adopt_link(
         Err(error) if is_shortage(&error) => {
             Err(error).with_context(|| format!("take over the link {}", path.display()))
         }
-        // The device that it was for had the same number.
+        // The device that it was for had the same number, or the kernel refuses the program: attaching it tells why.
         Err(error) => unpin(path, &format!("{error:#}")).map(|()| None),
     }
 }
@@ -97,7 +99,8 @@ fn adopt_filter(
     let Ok(filter) = SchedClassifierLink::attached(device, attach_type, PRIORITY, CLSACT_HANDLE, None) else {
         return Ok(None); // The device is gone.
     };
-    let program = loaded(ebpf, hook_at(place, attach_type))?;
+    // Why the kernel refuses a program is told where it is attached.
+    let Ok(program) = loaded(ebpf, hook_at(place, attach_type)) else { return Ok(None) };
     let Ok(id) = program.attach_to_link(filter) else { return Ok(None) };
     let filter = program.take_link(id).context("take a filter")?;
     Ok(Some(AttachedProgram::Filter(ManuallyDrop::new(filter))))

@@ -5,9 +5,9 @@ use std::fmt;
 use std::fs;
 use std::mem::ManuallyDrop;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::Ebpf;
-use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::links::FdLink;
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
 use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
 use nix::net::if_::if_nametoindex;
@@ -15,6 +15,7 @@ use proxy_common::hook::{Direction, PacketHook, Place};
 use tracing::debug;
 
 use super::adopt::adopt;
+use super::attached::{Attached, AttachedProgram};
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
 use super::pins::remove_pin;
@@ -23,7 +24,7 @@ use super::verifier;
 use super::verify::{MissingProgram, missing};
 use proxy_net::Handle;
 use proxy_net::changes::Changes;
-use proxy_net::filter::{HANDLE, Hook, PRIORITY};
+use proxy_net::filter::{HANDLE, PRIORITY};
 
 /// The handle of kpx's place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
@@ -51,86 +52,21 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// A device that carries our programs.
-pub struct Attached {
-    pub name: String,
-    pub mechanism: Mechanism,
-    ingress: Option<AttachedProgram>,
-    egress: Option<AttachedProgram>,
-}
-
-impl Attached {
-    pub(super) fn new(name: &str, mechanism: Mechanism) -> Self {
-        Self { name: name.to_owned(), mechanism, ingress: None, egress: None }
-    }
-
-    pub(super) fn hook(&mut self, attach_type: TcAttachType) -> &mut Option<AttachedProgram> {
-        if attach_type == TcAttachType::Ingress { &mut self.ingress } else { &mut self.egress }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.ingress.is_none() && self.egress.is_none()
-    }
-
-    /// It was given a program at this hook.
-    pub(super) fn has(&self, hook: Hook) -> bool {
-        match hook {
-            Hook::Ingress => self.ingress.is_some(),
-            Hook::Egress => self.egress.is_some(),
-        }
-    }
-
-    fn is_whole(&self, place: Place) -> bool {
-        let is_due = |direction| PacketHook::at(place, direction).is_some();
-        self.egress.is_some() == is_due(Direction::Egress) && self.ingress.is_some() == is_due(Direction::Ingress)
-    }
-
-    /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.
-    fn detach(&mut self) {
-        for program in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
-            program.detach();
-        }
-    }
-}
-
-/// A program of kpx on a hook of a device.
-pub(super) enum AttachedProgram {
-    /// A TCX link, which outlives this value.
-    Pinned(PinnedLink),
-    /// A filter, which outlives this value.
-    Filter(ManuallyDrop<SchedClassifierLink>),
-    /// A link that is detached with this value.
-    Own { _link: SchedClassifierLink },
-}
-
-impl AttachedProgram {
-    fn detach(self) {
-        match self {
-            Self::Pinned(link) => {
-                // This was the last handle, unless the kernel still uses the file.
-                if let Err(error) = link.unpin() {
-                    debug!(%error, "a link's pin was gone");
-                }
-            }
-            Self::Filter(link) => drop(ManuallyDrop::into_inner(link)),
-            Self::Own { .. } => {}
-        }
-    }
-}
-
 /// The devices that carry our programs. A dropped value leaves the programs there if they are to stay.
 pub struct Attachments {
     ebpf: Ebpf,
     /// The mechanism to use. If unset, each device is tried with both, first with the one that outlives the agent.
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
+    /// Why the kernel refuses the program of a hook. It is not asked again with each event.
+    refused: BTreeMap<&'static str, String>,
     persistence: Option<Persistence>,
     sockets: Option<Sockets>,
 }
 
 impl Attachments {
     pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, persistence: Option<Persistence>) -> Self {
-        Self { ebpf, mechanism, devices: BTreeMap::new(), persistence, sockets: None }
+        Self { ebpf, mechanism, devices: BTreeMap::new(), refused: BTreeMap::new(), persistence, sockets: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -156,6 +92,10 @@ impl Attachments {
 
     /// Attaches the programs that a device lacks.
     pub fn attach(&mut self, ifindex: u32, name: &str, place: Place) -> Result<()> {
+        // A modem may switch to packets without Ethernet headers, and a tunnel's program may change its kind.
+        if self.devices.get(&ifindex).is_some_and(|attached| attached.place != place) {
+            self.detach(ifindex);
+        }
         let mut carried = None;
         if let Some(attached) = self.devices.get_mut(&ifindex) {
             attached.name = name.to_owned();
@@ -263,7 +203,7 @@ impl Attachments {
     fn attach_by(&mut self, mechanism: Mechanism, ifindex: u32, name: &str, place: Place) -> Result<()> {
         let (mut attached, before) = match self.devices.remove(&ifindex) {
             Some(same) if same.mechanism == mechanism => (same, None),
-            other => (Attached::new(name, mechanism), other),
+            other => (Attached::new(name, place, mechanism), other),
         };
         let result = self.complete(&mut attached, ifindex, place);
         let (stands, mut goes) = if result.is_ok() { (Some(attached), before) } else { (before, None) };
@@ -354,7 +294,12 @@ impl Attachments {
         attach_type: TcAttachType,
     ) -> Result<SchedClassifierLink> {
         let name = hook.program();
-        let program = loaded(&mut self.ebpf, hook)?;
+        if let Some(why) = self.refused.get(name) {
+            bail!("{why}");
+        }
+        let program = loaded(&mut self.ebpf, hook).inspect_err(|error| {
+            self.refused.insert(name, format!("{error:#}"));
+        })?;
         let options = match mechanism {
             Mechanism::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
             Mechanism::Clsact => {

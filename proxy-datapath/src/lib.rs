@@ -13,6 +13,7 @@ pub mod verifier;
 // The hooks that its programs are on.
 mod adopt;
 mod attach;
+mod attached;
 mod links;
 mod sockets;
 mod verify;
@@ -33,7 +34,8 @@ mod node;
 mod pressure;
 mod tables;
 
-pub use attach::{Attached, Attachments, Mechanism};
+pub use attach::{Attachments, Mechanism};
+pub use attached::Attached;
 pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};

@@ -7,7 +7,8 @@ use anyhow::Result;
 use aya::programs::TcAttachType;
 use proxy_common::hook::{Direction, PacketHook};
 
-use super::attach::{Attached, Mechanism};
+use super::attach::Mechanism;
+use super::attached::Attached;
 use super::links::{Fields, link_name, open_links};
 use super::pins::Pins;
 use proxy_net::Handle;

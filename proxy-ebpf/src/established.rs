@@ -14,8 +14,9 @@ use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Send
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
-use crate::packet::{self, Numbers, TcpHeader, TcpStart};
+use crate::packet;
 use crate::skb::{ETH_LEN, PacketMark, Skb};
+use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
 use crate::{Action, guest, lookup, redirect};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
@@ -38,7 +39,7 @@ impl<A: Addr> Head<A> {
     #[inline(always)]
     fn told(&self) -> Told {
         // A datagram has no flags.
-        packet::told(self.flags)
+        tcp::told(self.flags)
     }
 }
 
@@ -117,7 +118,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
 fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
     let is_kept =
         entry.read(|flow| flow.has(Flow::<A>::NUMBERED) && (flow.kind == Kind::UNDNAT || flow.tx.has(Seen::ASSURED)));
-    if head.proto == Proto::TCP && head.flags & packet::ACK != 0 && is_kept {
+    if head.proto == Proto::TCP && head.flags & tcp::ACK != 0 && is_kept {
         entry.set_acked(Acked(u32::from_be(head.numbers.acked)));
     }
 }
@@ -151,7 +152,7 @@ fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Optio
         return Some(Err(Reason::NotOurs));
     }
     if head.proto == Proto::TCP {
-        return (!packet::opens(head.flags)).then_some(Err(Reason::NoFlow));
+        return (!tcp::opens(head.flags)).then_some(Err(Reason::NoFlow));
     }
     is_not_ours(head, memory).then_some(Err(Reason::NotOurs))
 }
@@ -191,7 +192,7 @@ fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) 
 #[inline(always)]
 pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, Numbers)> {
     match proto {
-        Proto::TCP if len >= packet::TCP_LEN => {
+        Proto::TCP if len >= tcp::TCP_LEN => {
             let TcpStart { flags, numbers, .. } = skb.peek::<TcpHeader>(at)?.start;
             Some((flags, numbers))
         }

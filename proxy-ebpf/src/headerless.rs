@@ -1,10 +1,8 @@
 //! The hooks of devices whose packets start with their IP header: tunnels, WireGuard, PPP, tun.
 //!
 //! They do what the hooks of Ethernet devices do, by the slow path alone. Nothing is delivered past the stack from or to
-//! such a device.
+//! such a device. No packet arrives here that passed no other hook, so nothing clears a foreign mark ([`Device::EDGE`](proxy_common::device::Device::EDGE)).
 
-use aya_ebpf::macros::classifier;
-use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;
 use proxy_common::flow::Hook;
@@ -17,11 +15,8 @@ use crate::{Action, Outcome, conclude, egress4, egress6, icmp4, icmp6, ingress4,
 
 const LINK: LinkHeader = LinkHeader::None;
 
-#[classifier]
-pub fn kpx_ingress_l3(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
-    // SAFETY: this is the entry of a tc program, and the only call here.
-    let mut memory = unsafe { Memory::of_hook() };
+#[inline(always)]
+pub fn ingress(skb: Skb, mut memory: Memory) -> i32 {
     let hook = PacketHook::HeaderlessIngress;
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
@@ -38,11 +33,8 @@ pub fn kpx_ingress_l3(ctx: TcContext) -> i32 {
     }
 }
 
-#[classifier]
-pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
-    // SAFETY: this is the entry of a tc program, and the only call here.
-    let mut memory = unsafe { Memory::of_hook() };
+#[inline(always)]
+pub fn egress(skb: Skb, mut memory: Memory) -> i32 {
     let hook = PacketHook::HeaderlessEgress;
     let mark = skb.packet_mark();
     match skb.ethertype() {

@@ -1,7 +1,8 @@
 //! kpx's kernel programs.
 //!
-//! `kpx_ingress` and `kpx_egress` sit on every device; `kpx_ingress_l3` and `kpx_egress_l3` where packets have no Ethernet header. The host's own packets to services start on the egress of the
-//! anchor, with `kpx_anchor`. If the service's address is the host's own, they start on the egress of lo, with `kpx_lo`.
+//! `kpx_ingress` and `kpx_egress` sit on every device whose packets have an Ethernet header; `kpx_ingress_l3` and
+//! `kpx_egress_l3` on those whose packets start with IP. The host's own packets to services start on the egress of the anchor,
+//! with `kpx_anchor`. If the service's address is the host's own, they start on the egress of lo, with `kpx_lo`.
 //! Two rules hold on devices: an ingress hook rewrites only a packet's destination address, an egress hook only its source
 //! address. So routing, rp_filter, conntrack and network
 //! policy in between see "client to backend" and back, and nothing else.
@@ -43,6 +44,7 @@ mod select;
 mod setting;
 mod skb;
 mod socket;
+mod tcp;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
@@ -183,6 +185,18 @@ pub fn kpx_lo(ctx: TcContext) -> i32 {
         }
         _ => not_ip(Action::PASS),
     }
+}
+
+#[classifier]
+pub fn kpx_ingress_l3(ctx: TcContext) -> i32 {
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    headerless::ingress(Skb::new(&ctx), unsafe { Memory::of_hook() })
+}
+
+#[classifier]
+pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    headerless::egress(Skb::new(&ctx), unsafe { Memory::of_hook() })
 }
 
 // Bodies are functions of their own, one per family. So the verifier's work stays small, and their stack is free again

@@ -61,8 +61,8 @@ pub trait Net: Addr + Maps {
     fn is_unicast(self) -> bool;
     /// Returns true for the type of an ICMP message that quotes the packet it is about.
     fn is_icmp_error(kind: u8) -> bool;
-    /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is that of
-    /// the address, counted as in a frame's own header; `at` the quoted header's.
+    /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another address. `place` is the
+    /// offset of the address in its header; `at` that of the quoted header.
     fn store_quoted_addr(skb: Skb, at: u32, place: u32, check: u32, from: Self, to: Self) -> Result<(), Reason>;
     fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason>;
     /// Brings a transport checksum up to date with a changed address.

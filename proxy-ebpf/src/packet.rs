@@ -11,6 +11,7 @@ use crate::established::Head;
 use crate::net::{FragmentPart, Header, Net};
 use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::tcp::{self, ACK, Numbers, TCP_LEN, TcpStart};
 
 /// A TCP, UDP or SCTP packet over one family. It lives in map memory ([`Scratch`](crate::maps::Scratch)): the stack is too
 /// small for it.
@@ -39,7 +40,7 @@ pub struct Packet<A: Addr> {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Found {
-    /// Offset of the transport header, in the frame.
+    /// Offset of the transport header in the packet, link header included.
     pub l4: u16,
     pub proto: Proto,
     /// The hook that read the headers.
@@ -73,46 +74,6 @@ const HEADERLESS: u8 = 1 << 6;
 /// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
 
-pub const FIN: u8 = 0x01;
-pub const SYN: u8 = 0x02;
-pub const RST: u8 = 0x04;
-pub const ACK: u8 = 0x10;
-pub const RST_ACK: u8 = RST | ACK;
-
-/// The first 16 of the 20 bytes of a TCP header.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct TcpStart {
-    sport: u16,
-    dport: u16,
-    pub numbers: Numbers,
-    data_offset: u8,
-    pub flags: u8,
-    window: u16,
-}
-
-/// TCP's sequence and acknowledgement numbers, as they are in the packet: in network byte order.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Numbers {
-    pub seq: u32,
-    pub acked: u32,
-}
-
-impl Numbers {
-    /// The numbers of a packet that has none.
-    pub const NONE: Self = Self { seq: 0, acked: 0 };
-}
-
-/// All of them, but for options.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct TcpHeader {
-    pub start: TcpStart,
-    rest: [u16; 2],
-}
-pub const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
-
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UdpHeader {
@@ -132,30 +93,14 @@ impl Found {
     /// Takes over what the flags of TCP say.
     #[inline(always)]
     fn take_flags(&mut self, flags: u8) {
-        if opens(flags) {
+        if tcp::opens(flags) {
             self.marks |= OPENS;
         }
         if flags & ACK != 0 {
             self.marks |= ACKS;
         }
-        self.told = told(flags);
+        self.told = tcp::told(flags);
     }
-}
-
-/// Returns true if a TCP packet with these flags is the first of a connection.
-#[inline(always)]
-pub fn opens(flags: u8) -> bool {
-    flags & (SYN | ACK | RST | FIN) == SYN
-}
-
-/// Reads from the flags of TCP what the packet tells its flow.
-#[inline(always)]
-pub fn told(flags: u8) -> Told {
-    let fin = if flags & FIN != 0 { Told::FIN } else { Told::PACKET };
-    let rst = if flags & RST != 0 { Told::RST } else { Told::PACKET };
-    let opener = if opens(flags) { Told::OPENER } else { Told::PACKET };
-    let answer = if flags & (SYN | RST_ACK | FIN) == SYN | ACK { Told::ANSWER } else { Told::PACKET };
-    fin.with(rst).with(opener).with(answer)
 }
 
 impl<A: Net> Packet<A> {

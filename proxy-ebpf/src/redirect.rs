@@ -14,7 +14,7 @@ use self::fib::{find, leave};
 use crate::maps::{self, Scratch};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::{PacketMark, Skb};
+use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, flow};
 
 pub use self::fib::{FibResult, Forward};
@@ -69,8 +69,8 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> De
     if is_known && flow.kind == Kind::DNAT && flow.tx.has(Seen::DIRECT) && flow.tx.with(packet.seen()).has(END) {
         note_direct(flow, packet.proto, false);
     }
-    // The bridge routes the packets of its ports.
-    if !skb.is_ours() || skb.is_tagged() {
+    // The bridge routes the packets of its ports. The stack's next hop is no neighbour with an address behind a tunnel.
+    if !skb.is_ours() || skb.is_tagged() || skb.found().link() == LinkHeader::None {
         return Delivery::LEFT;
     }
     let delivered = match scratch.flow.kind.known() {

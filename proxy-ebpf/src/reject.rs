@@ -9,8 +9,9 @@ use proxy_common::device::Device;
 use crate::flow::about_now_secs;
 use crate::maps::Asker;
 use crate::net::{FragmentPart, Header, Net, fold, sum};
-use crate::packet::{ACK, RST_ACK, checksum_offset};
+use crate::packet::checksum_offset;
 use crate::skb::{LinkHeader, Skb};
+use crate::tcp::{ACK, RST_ACK};
 use crate::{Action, maps};
 
 /// The way out of an answer.
@@ -102,7 +103,12 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     }
     Ok(match exit {
         Exit::Host => skb.inject(skb.ifindex()),
-        Exit::Device | Exit::Headerless => skb.redirect(skb.ifindex(), 0),
+        Exit::Device => skb.redirect(skb.ifindex(), 0),
+        Exit::Headerless => {
+            // Some tunnels find their other end by the packet's route, which this helper looks up. It takes Ethernet's alone.
+            skb.add_ethernet(&[0; 6], A::ETHERTYPE)?;
+            skb.redirect_neigh(skb.ifindex())
+        }
     })
 }
 

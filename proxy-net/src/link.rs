@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
+use std::sync::LazyLock;
 
 use anyhow::Context;
 use futures::StreamExt;
@@ -13,6 +14,7 @@ use netlink_packet_route::link::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::ifaddrs::getifaddrs;
+use nix::sys::utsname::uname;
 
 use super::netlink::Handle;
 use super::role::FarEnd;
@@ -54,23 +56,36 @@ pub enum LinkHeader {
 }
 
 impl LinkHeader {
-    const fn of(kind: LinkLayerType) -> Self {
+    fn of(kind: LinkLayerType) -> Self {
         match kind {
             LinkLayerType::Ether => Self::Ethernet,
-            LinkLayerType::None
-            | LinkLayerType::Tunnel
-            | LinkLayerType::Tunnel6
-            | LinkLayerType::Sit
-            | LinkLayerType::Ppp
-            | LinkLayerType::Rawip => Self::None,
+            LinkLayerType::None | LinkLayerType::Ppp | LinkLayerType::Rawip => Self::None,
+            LinkLayerType::Tunnel | LinkLayerType::Tunnel6 | LinkLayerType::Sit if tunnels_hide_outer_headers() => {
+                Self::None
+            }
             // GRE among them, which has a header of its own if its other end is not configured.
             _ => Self::Other,
         }
     }
 }
 
-/// Returns the names of this network namespace's devices whose packets start with their IP header. A device without a link
-/// address counts as one.
+/// Returns true if what comes in by an IP tunnel starts with the inner header: from Linux 5.14 on.
+fn tunnels_hide_outer_headers() -> bool {
+    static FROM_5_14: LazyLock<bool> = LazyLock::new(|| {
+        let release = uname().map(|uname| uname.release().to_string_lossy().into_owned()).unwrap_or_default();
+        version(&release).is_none_or(|version| version >= (5, 14))
+    });
+    *FROM_5_14
+}
+
+/// Reads the first two numbers of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// Returns the names of this network namespace's devices whose packets start with their IP header, and of all others without a
+/// link address (a CAN bus): the list that this asks for does not tell those apart.
 pub fn headerless() -> anyhow::Result<HashSet<String>> {
     let (mut names, mut others) = (HashSet::new(), HashSet::new());
     for entry in getifaddrs().context("list the devices and their addresses")? {
@@ -99,6 +114,8 @@ pub enum LinkKind {
     Vlan,
     /// A VXLAN or GENEVE device.
     Overlay,
+    /// An IPsec interface (xfrm, VTI). The kernel puts the outer link header in front of what it has decrypted.
+    Ipsec,
     Dummy,
     Ifb,
     Nlmon,
@@ -175,6 +192,7 @@ fn kind(info: &LinkInfo) -> Option<LinkKind> {
         InfoKind::Bond | InfoKind::Team => LinkKind::Bond,
         InfoKind::Vlan => LinkKind::Vlan,
         InfoKind::Vxlan | InfoKind::Geneve => LinkKind::Overlay,
+        InfoKind::Xfrm | InfoKind::Vti | InfoKind::Vti6 => LinkKind::Ipsec,
         InfoKind::Dummy => LinkKind::Dummy,
         InfoKind::Ifb => LinkKind::Ifb,
         InfoKind::Nlmon => LinkKind::Nlmon,
@@ -222,5 +240,27 @@ pub(super) async fn get(handle: &Handle, mut which: LinkMessage) -> anyhow::Resu
         Some(NetlinkPayload::Error(error)) if error.raw_code() == -nix::libc::ENODEV => Ok(None),
         Some(NetlinkPayload::Error(error)) => Err(error.to_io().into()),
         answer => anyhow::bail!("unexpected answer to a request for a device: {answer:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_have_versions() {
+        assert_eq!(version("5.10.0-46-cloud-amd64"), Some((5, 10)));
+        assert_eq!(version("6.18.44+deb13"), Some((6, 18)));
+        assert_eq!(version("7.0-rc1"), Some((7, 0)));
+        assert_eq!(version("mainline"), None);
+    }
+
+    #[test]
+    fn devices_differ_in_their_link_headers() {
+        let of = |kind: u16| LinkHeader::of(kind.into());
+        // linux/if_arp.h: Ethernet, none, PPP, GRE, InfiniBand, CAN.
+        let kinds = [1, 0xfffe, 512, 778, 32, 280].map(of);
+        let [ethernet, none, other] = [LinkHeader::Ethernet, LinkHeader::None, LinkHeader::Other];
+        assert_eq!(kinds, [ethernet, none, none, other, other, other]);
     }
 }

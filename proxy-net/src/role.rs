@@ -62,6 +62,7 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (LinkKind::Loopback, _) => Role::Loopback,
         (LinkKind::Veth, _) if link.name == anchor::NAME => Role::Anchor,
         (LinkKind::Veth, _) if link.name == anchor::PEER => Role::Ignored("the anchor's other end"),
+        (LinkKind::Ipsec, _) => Role::Ignored("an IPsec interface shows packets with the header of their tunnel"),
         (LinkKind::Dummy, _) => Role::Ignored("a dummy carries no packets"),
         (LinkKind::Ifb, _) => Role::Ignored("an ifb only shapes what other devices receive"),
         (LinkKind::Nlmon, _) => Role::Ignored("nlmon carries netlink messages"),
@@ -160,18 +161,22 @@ mod tests {
                 Link { header: LinkHeader::Other, ..link("nlmon0", Nlmon) },
                 Role::Ignored("nlmon carries netlink messages"),
             ),
-            ("WireGuard", Link { header: LinkHeader::None, ..link("wg0", Other) }, device),
-            (
-                "CAN bus",
-                Link { header: LinkHeader::Other, ..link("can0", Other) },
-                Role::Ignored("its packets start neither with Ethernet nor with IP"),
-            ),
         ];
         let links = [(BRIDGE, Bridge), (BOND, Bond), (VRF, Other)];
         let links = links.map(|(index, kind)| (index, Link { index, ..link("master", kind) })).into();
         for (name, link, want) in cases {
             assert_eq!(role(&link, &links), want, "{name}");
         }
+    }
+
+    #[test]
+    fn devices_without_ethernet_headers_have_their_roles() {
+        let of = |kind, header| role(&Link { header, ..link("wg0", kind) }, &BTreeMap::new());
+        assert_eq!(of(Other, LinkHeader::None), Role::Device { pod: false });
+        let can = Role::Ignored("its packets start neither with Ethernet nor with IP");
+        assert_eq!(of(Other, LinkHeader::Other), can);
+        let ipsec = Role::Ignored("an IPsec interface shows packets with the header of their tunnel");
+        assert_eq!(of(Ipsec, LinkHeader::None), ipsec);
     }
 
     const BRIDGE: u32 = 10;

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use testbed::agent::{Cluster, Service};
 use testbed::capture::{Capture, Checksums, Packet};
 use testbed::echo::Servers;
-use testbed::lab::{Family, Lab, Layout, PodRoute};
+use testbed::lab::{Family, Lab, Layout, PodRoute, TunnelKind};
 
 use crate::fixture::{Fixture, compat_args, create_services};
 use crate::results::Results;
@@ -45,7 +45,7 @@ fn overlaid_pods_reach_services() {
 
 #[test]
 fn pods_behind_a_tunnel_reach_services() {
-    check(Layout::Tunnel, false, Cluster::with_manifests).unwrap();
+    check(Layout::Tunnel(TunnelKind::Tun), false, Cluster::with_manifests).unwrap();
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
 
     let mut results = Results::default();
     // A tunnel's own is its devices. All else is as with routed pods.
-    if layout == Layout::Tunnel {
+    if let Layout::Tunnel(_) = layout {
         run_watched(
             &lab,
             Setting { firewall: true, ..Setting::plain(layout, compat) },

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use self::debian::{Debian, IPVSADM, NEWEST};
+use self::debian::{Debian, IPVSADM, NEWEST, WIREGUARD};
 use self::initramfs::Userland;
 use self::modules::Modules;
 use self::qemu::Accelerator;
@@ -48,6 +48,7 @@ const SUITES: &[&str] = &[
     "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
     "sockets sctp /bin/vm --exact plain::pods_reach_services_by_the_default_mechanism",
     "sockets-by-clsact sctp,tcx /bin/vm --exact plain::pods_reach_services_by_clsact",
+    "tunnels sctp,wireguard,ip6_tunnel /bin/vm --exact plain::pods_behind_tunnels_of_the_kernel_reach_services",
     "packets - /bin/kernel --skip reference::",
 ];
 
@@ -66,7 +67,7 @@ pub(crate) struct Options {
     /// Go on with the next kernel when one fails
     #[arg(long)]
     keep_going: bool,
-    /// Run only these tests: check, ipvs, sockets, sockets-by-clsact, packets
+    /// Run only these tests: check, ipvs, sockets, sockets-by-clsact, tunnels, packets
     #[arg(long, value_delimiter = ',', value_name = "SUITE")]
     only: Vec<String>,
     /// Use the programs of the last run
@@ -84,7 +85,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let debian = Debian::new()?;
     debian.ensure_qemu()?;
     let folder = workspace::target_dir()?.join("vmtest");
-    let userland = Userland::new(&programs(&folder, !options.no_build)?, &[debian.tool(IPVSADM)?], &options.suites()?)?;
+    let userland = Userland::new(
+        &programs(&folder, !options.no_build)?,
+        &[debian.tool(IPVSADM)?, debian.tool(WIREGUARD)?],
+        &options.suites()?,
+    )?;
 
     let mut outcomes = Vec::new();
     for name in &options.kernels {

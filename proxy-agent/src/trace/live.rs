@@ -242,7 +242,11 @@ async fn entry<A: Family>(
 }
 
 fn at_device<A: Family>(input: &TraceInput<A>, device: String, ifindex: u32) -> Result<Entry> {
-    ensure!(input.devices.contains_key(&ifindex), "kpx has no ingress program on {device}");
+    let row = input.devices.get(&ifindex).with_context(|| format!("kpx has no ingress program on {device}"))?;
+    ensure!(
+        !row.is_headerless(),
+        "packets that come in by {device} have no Ethernet header, and trace makes none like that"
+    );
     Ok(Entry { program: names::INGRESS, device, ifindex })
 }
 

@@ -6,8 +6,7 @@ use anyhow::{Context, Result};
 
 use super::address::{CLUSTER_PODS, Dual, DualNet, Family, NODES, OUTSIDE, PODS, SECOND, SERVICE_CIDR};
 use super::remove::ns_name;
-use super::tunnel::TunnelEnd;
-use super::{Host, Lab, Layout, Node, pods};
+use super::{Host, Lab, Layout, Node, pods, tunnel};
 use crate::netns::NetNs;
 
 /// Number of `xl` on the nodes' segments.
@@ -21,9 +20,10 @@ pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
     let n2 = node(id, &fabric, layout, "n2", 1, &["p2a", "p2b"])?;
     let xl = neighbour(id, &fabric)?;
     second_link(&fabric, [&n1.host, &n2.host, &xl])?;
-    let ends = if layout == Layout::Tunnel { vec![(&n1, &n2), (&n2, &n1)] } else { Vec::new() };
-    let ends = ends.into_iter().map(|(node, other)| TunnelEnd::start(node, other, layout.mtu()));
-    let _tunnel = ends.collect::<Result<_>>().context("make the tunnel")?;
+    let _tunnel = match layout {
+        Layout::Tunnel(kind) => tunnel::make(kind, [&n1, &n2], &fabric, &dir).context("make the tunnel")?,
+        Layout::Routed | Layout::Ptp | Layout::Bridge | Layout::Vxlan => Vec::new(),
+    };
     let lab = Lab { layout, n1, n2, x, xl, ext, fabric, _tunnel, dir };
     lab.set_external_route(&lab.n1)?;
     // So that an outsider's packet to a ClusterIP meets a node, which has to decide.

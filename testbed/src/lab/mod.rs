@@ -34,6 +34,7 @@ pub use self::pods::VXLAN_PORT;
 pub use self::remove::{keep_until_signal, remove_labs_of};
 pub use self::switch::PodRoute;
 use self::tunnel::TunnelEnd;
+pub use self::tunnel::TunnelKind;
 use crate::netns::NetNs;
 
 /// How pods hang on their node.
@@ -49,18 +50,18 @@ pub enum Layout {
     /// The same, and VXLAN between the nodes, as flannel does by default.
     Vxlan,
     /// As routed, and a tunnel between the nodes whose packets have no Ethernet header, as Calico's and k3s's may have.
-    Tunnel,
+    Tunnel(TunnelKind),
 }
 
 impl Layout {
-    pub const ALL: [Self; 5] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan, Self::Tunnel];
+    pub const ALL: [Self; 5] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan, Self::Tunnel(TunnelKind::Tun)];
 
     /// Returns the MTU of pods' devices, in bytes.
     pub fn mtu(self) -> u32 {
         match self {
             Self::Routed | Self::Ptp | Self::Bridge => LINK_MTU,
             Self::Vxlan => LINK_MTU - pods::OVERHEAD,
-            Self::Tunnel => LINK_MTU - tunnel::OVERHEAD,
+            Self::Tunnel(kind) => kind.mtu(),
         }
     }
 }

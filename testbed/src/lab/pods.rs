@@ -20,7 +20,7 @@ pub(super) const OVERHEAD: u32 = 50;
 /// Makes what pods share on a node.
 pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     match layout {
-        Layout::Routed | Layout::Ptp | Layout::Tunnel => Ok(()),
+        Layout::Routed | Layout::Ptp | Layout::Tunnel(_) => Ok(()),
         Layout::Bridge => bridge(node, layout, pod_net),
         Layout::Vxlan => bridge(node, layout, pod_net).and_then(|()| overlay(node, layout, pod_net)),
     }
@@ -29,7 +29,7 @@ pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<
 /// Gives a pod its device and its way to its node.
 pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result<()> {
     match layout {
-        Layout::Routed | Layout::Tunnel => routed(node, layout, pod),
+        Layout::Routed | Layout::Tunnel(_) => routed(node, layout, pod),
         Layout::Ptp => ptp(node, pod, pod_net),
         Layout::Bridge | Layout::Vxlan => bridged(node, layout, pod, pod_net),
     }

@@ -48,7 +48,7 @@ impl Lab {
     pub fn set_pod_route(&self, route: PodRoute) -> Result<()> {
         for (node, other) in [(&self.n1, &self.n2), (&self.n2, &self.n1)] {
             let gateway = node_addrs(other, route);
-            if self.layout == Layout::Tunnel {
+            if matches!(self.layout, Layout::Tunnel(_)) {
                 continue; // Its ends are where they are.
             }
             if self.layout == Layout::Vxlan {
@@ -195,7 +195,7 @@ impl Node {
     /// The address of the device through which this node reaches its own pods: for one without, the node's stands in.
     pub fn towards_own_pods(&self, layout: Layout) -> Dual {
         match layout {
-            Layout::Routed | Layout::Tunnel => self.host.addrs,
+            Layout::Routed | Layout::Tunnel(_) => self.host.addrs,
             Layout::Ptp | Layout::Bridge | Layout::Vxlan => self.pod_net.host(1),
         }
     }
@@ -203,7 +203,7 @@ impl Node {
     /// The address with which this node reaches the other's pods.
     pub fn towards_pods(&self, layout: Layout, route: PodRoute) -> Dual {
         match layout {
-            Layout::Vxlan | Layout::Tunnel => self.pod_net.host(0),
+            Layout::Vxlan | Layout::Tunnel(_) => self.pod_net.host(0),
             Layout::Routed | Layout::Ptp | Layout::Bridge => node_addrs(self, route),
         }
     }

@@ -120,15 +120,28 @@ pub(crate) fn tcx(ns: &NetNs, device: &str, direction: TcAttachType) -> Result<V
     Ok(programs.iter().map(|program| program.name_as_str().unwrap_or_default().to_owned()).collect())
 }
 
-/// A device carries its two programs, each once; without Ethernet headers their names are longer.
+/// A device carries its two programs, each once.
 pub(crate) fn is_hooked(ns: &NetNs, attach: &str, device: &str) -> Result<bool> {
-    let hooks = [("ingress", TcAttachType::Ingress, "kpx_ingress"), ("egress", TcAttachType::Egress, "kpx_egress")];
+    carries(ns, attach, device, ["kpx_ingress", "kpx_egress"])
+}
+
+/// A device without Ethernet headers carries the programs for such devices, each once.
+pub(crate) fn is_hooked_headerless(ns: &NetNs, attach: &str, device: &str) -> Result<bool> {
+    carries(ns, attach, device, ["kpx_ingress_l3", "kpx_egress_l3"])
+}
+
+fn carries(ns: &NetNs, attach: &str, device: &str, [ingress, egress]: [&str; 2]) -> Result<bool> {
+    let hooks = [("ingress", TcAttachType::Ingress, ingress), ("egress", TcAttachType::Egress, egress)];
     for (hook, direction, program) in hooks {
         let is_there = match attach {
-            "tcx" => tcx(ns, device, direction)?.iter().filter(|name| name.starts_with(program)).count() == 1,
+            "tcx" => tcx(ns, device, direction)?.iter().filter(|name| *name == program).count() == 1,
             _ => {
                 let filters = tc(ns, &format!("filter show dev {device} {hook}"))?;
-                filters.lines().filter(|line| line.contains(program)).count() == 1
+                filters
+                    .lines()
+                    .filter(|line| line.contains(&format!("{program} ")) || line.contains(&format!("{program}:")))
+                    .count()
+                    == 1
             }
         };
         if !is_there {

@@ -1,14 +1,15 @@
 //! A device without Ethernet headers: the clients behind it, and the connections through it while kpx starts again.
 
 use std::net::SocketAddr;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use aya::programs::TcAttachType;
 use testbed::agent::{Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, pattern};
-use testbed::lab::{Family, Layout};
+use testbed::lab::{Family, Layout, TunnelKind};
 
-use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY, is_hooked};
+use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY, ifindex, is_hooked_headerless, tc, tcx};
+use crate::churn::links::detach_all;
 
 const DEVICE: &str = "tun0";
 const NEAR: u16 = 30_081;
@@ -17,7 +18,7 @@ const NONE: u16 = 30_083;
 
 #[test]
 fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
-    let fixture = Fixture::on(Layout::Tunnel)?;
+    let fixture = Fixture::on(Layout::Tunnel(TunnelKind::Tun))?;
     for (name, nth, backends, node_port) in
         [("near", 21, &["p1b"][..], NEAR), ("far", 22, &["p2a"], FAR), ("none", 23, &[], NONE)]
     {
@@ -25,7 +26,7 @@ fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
     }
     for (attach, flag) in [("tcx", "--cluster-ip-external=false"), ("clsact", "--cluster-ip-external=true")] {
         let kpx = fixture.base.kpx(&["--attach", attach, flag])?;
-        wait_until(PROMPT, "the tunnel has its programs", || is_hooked(fixture.node(), attach, DEVICE))?;
+        wait_until(PROMPT, "the tunnel has its programs", || is_hooked_headerless(fixture.node(), attach, DEVICE))?;
         for family in Family::ALL {
             let node = fixture.lab.n1.pod_net.host(0).ip(family);
             let peer = fixture.lab.n2.pod_net.host(0).ip(family);
@@ -58,7 +59,7 @@ fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
 
 #[test]
 fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
-    let fixture = Fixture::on(Layout::Tunnel)?;
+    let fixture = Fixture::on(Layout::Tunnel(TunnelKind::Tun))?;
     // The kernel's own check of sources is off.
     fixture.lab.set_rp_filter(0)?;
     let kpx = fixture.kpx("tcx")?;
@@ -78,11 +79,11 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
 
 #[test]
 fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
-    let fixture = Fixture::on(Layout::Tunnel)?;
+    let fixture = Fixture::on(Layout::Tunnel(TunnelKind::Tun))?;
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;
     for attach in ["tcx", "clsact"] {
         let kpx = fixture.kpx(attach)?;
-        wait_until(PROMPT, "the tunnel has its programs", || is_hooked(fixture.node(), attach, DEVICE))?;
+        wait_until(PROMPT, "the tunnel has its programs", || is_hooked_headerless(fixture.node(), attach, DEVICE))?;
         let clients = ["p1a", "n1", "x"].into_iter().flat_map(|client| Family::ALL.map(|family| (client, family)));
         let connections = clients.map(|(client, family)| Ok((client, family, fixture.connect(client, family)?)));
         let mut connections: Vec<_> = connections.collect::<Result<_>>()?;
@@ -96,10 +97,16 @@ fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
         all_go_on("while no agent runs")?;
         let kpx = fixture.kpx(attach)?;
         all_go_on("with another agent")?;
-        ensure!(is_hooked(fixture.node(), attach, DEVICE)?, "{attach}: the tunnel lost a program");
+        ensure!(is_hooked_headerless(fixture.node(), attach, DEVICE)?, "{attach}: the tunnel lost a program");
         // Put back as on any device.
-        fixture.node().exec(Command::new("ip").args(["link", "set", DEVICE, "mtu", "1400"]))?;
-        fixture.all_served(&["p1a", "n1", "x"])?;
+        if attach == "tcx" {
+            detach_all(kpx.pid(), ifindex(fixture.node(), DEVICE)?, "ingress")?;
+            ensure!(tcx(fixture.node(), DEVICE, TcAttachType::Ingress)?.is_empty(), "a program is left");
+        } else {
+            tc(fixture.node(), &format!("filter del dev {DEVICE} ingress"))?;
+        }
+        let is_back = || is_hooked_headerless(fixture.node(), attach, DEVICE);
+        wait_until(PROMPT, "the program is put back", is_back)?;
         kpx.stop()?;
     }
     Ok(())

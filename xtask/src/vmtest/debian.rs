@@ -24,6 +24,7 @@ pub(super) const QEMU: &str = "qemu-system-x86_64";
 /// A program for guests, and its packages.
 pub(super) type Package = (&'static str, &'static [&'static str]);
 pub(super) const IPVSADM: Package = ("sbin/ipvsadm", &["ipvsadm", "libnl-3-200", "libnl-genl-3-200", "libpopt0"]);
+pub(super) const WIREGUARD: Package = ("usr/bin/wg", &["wireguard-tools"]);
 pub(super) const IPSET: Package = ("usr/sbin/ipset", &["ipset", "libipset13", "libmnl0"]);
 
 /// A program for guests, and the folders of its libraries.

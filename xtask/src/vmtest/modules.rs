@@ -17,6 +17,8 @@ pub(super) const WANTED: &[&str] = &[
     "br_netfilter",
     "8021q",
     "vxlan",
+    "wireguard",
+    "ip6_tunnel",
     "sch_ingress",
     "cls_bpf",
     "act_bpf",

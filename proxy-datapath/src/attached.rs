@@ -1,0 +1,80 @@
+//! The programs of kpx on one device, and what keeps each of them there.
+
+use std::mem::ManuallyDrop;
+
+use aya::programs::TcAttachType;
+use aya::programs::links::PinnedLink;
+use aya::programs::tc::SchedClassifierLink;
+use proxy_common::hook::{Direction, PacketHook, Place};
+use tracing::debug;
+
+use super::attach::Mechanism;
+use proxy_net::filter::Hook;
+
+/// A device that carries our programs.
+pub struct Attached {
+    pub name: String,
+    pub(super) place: Place,
+    pub mechanism: Mechanism,
+    ingress: Option<AttachedProgram>,
+    egress: Option<AttachedProgram>,
+}
+
+impl Attached {
+    pub(super) fn new(name: &str, place: Place, mechanism: Mechanism) -> Self {
+        Self { name: name.to_owned(), place, mechanism, ingress: None, egress: None }
+    }
+
+    pub(super) fn hook(&mut self, attach_type: TcAttachType) -> &mut Option<AttachedProgram> {
+        if attach_type == TcAttachType::Ingress { &mut self.ingress } else { &mut self.egress }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ingress.is_none() && self.egress.is_none()
+    }
+
+    /// It was given a program at this hook.
+    pub(super) fn has(&self, hook: Hook) -> bool {
+        match hook {
+            Hook::Ingress => self.ingress.is_some(),
+            Hook::Egress => self.egress.is_some(),
+        }
+    }
+
+    pub(super) fn is_whole(&self, place: Place) -> bool {
+        let is_due = |direction| PacketHook::at(place, direction).is_some();
+        self.egress.is_some() == is_due(Direction::Egress) && self.ingress.is_some() == is_due(Direction::Ingress)
+    }
+
+    /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.
+    pub(super) fn detach(&mut self) {
+        for program in [self.ingress.take(), self.egress.take()].into_iter().flatten() {
+            program.detach();
+        }
+    }
+}
+
+/// A program of kpx on a hook of a device.
+pub(super) enum AttachedProgram {
+    /// A TCX link, which outlives this value.
+    Pinned(PinnedLink),
+    /// A filter, which outlives this value.
+    Filter(ManuallyDrop<SchedClassifierLink>),
+    /// A link that is detached with this value.
+    Own { _link: SchedClassifierLink },
+}
+
+impl AttachedProgram {
+    pub(super) fn detach(self) {
+        match self {
+            Self::Pinned(link) => {
+                // This was the last handle, unless the kernel still uses the file.
+                if let Err(error) = link.unpin() {
+                    debug!(%error, "a link's pin was gone");
+                }
+            }
+            Self::Filter(link) => drop(ManuallyDrop::into_inner(link)),
+            Self::Own { .. } => {}
+        }
+    }
+}
