@@ -130,9 +130,14 @@ impl Bench {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: 0, gso_size: size })
     }
 
-    /// Runs a program as [`Self::run_on`] lo does, on a packet with these bits of notes.
-    pub fn run_noted(&self, program: &str, packet: &[u8], notes: u32) -> Result<Outcome> {
-        self.run_in(program, packet, Surroundings { ifindex: LO, more_mark: notes, gso_size: 0 })
+    /// Runs a program as [`Self::run_on`] does, on a packet with these bits of its mark.
+    pub fn run_marked(&self, program: &str, packet: &[u8], ifindex: u32, mark: u32) -> Result<Outcome> {
+        self.run_in(program, packet, Surroundings { ifindex, more_mark: mark, gso_size: 0 })
+    }
+
+    /// Returns the mark of a packet as an ingress hook has put it out.
+    pub fn mark_of(&self, packet: &[u8]) -> Option<u32> {
+        self.marks().get(packet).copied()
     }
 
     /// Runs a program as [`Self::run`] does, on a packet that the host itself has made.
