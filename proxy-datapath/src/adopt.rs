@@ -127,7 +127,7 @@ fn hook_at(place: Place, attach_type: TcAttachType) -> PacketHook {
 }
 
 /// The kernel or this process has run out of something, or may not do it: that says nothing of the link.
-fn is_shortage(error: &anyhow::Error) -> bool {
+pub(super) fn is_shortage(error: &anyhow::Error) -> bool {
     const SHORTAGES: [Errno; 6] =
         [Errno::EPERM, Errno::EINTR, Errno::EAGAIN, Errno::ENOMEM, Errno::ENFILE, Errno::EMFILE];
     let number = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);

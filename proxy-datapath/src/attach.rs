@@ -14,7 +14,7 @@ use nix::net::if_::if_nametoindex;
 use proxy_common::hook::{Direction, PacketHook, Place};
 use tracing::debug;
 
-use super::adopt::adopt;
+use super::adopt::{adopt, is_shortage};
 use super::attached::{Attached, AttachedProgram};
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
@@ -298,7 +298,9 @@ impl Attachments {
             bail!("{why}");
         }
         let program = loaded(&mut self.ebpf, hook).inspect_err(|error| {
-            self.refused.insert(name, format!("{error:#}"));
+            if !is_shortage(error) {
+                self.refused.insert(name, format!("{error:#}"));
+            }
         })?;
         let options = match mechanism {
             Mechanism::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),

@@ -1,7 +1,7 @@
 //! The hooks of devices whose packets start with their IP header: tunnels, WireGuard, PPP, tun.
 //!
 //! They do what the hooks of Ethernet devices do, by the slow path alone. Nothing is delivered past the stack from or to
-//! such a device. No packet arrives here that passed no other hook, so nothing clears a foreign mark ([`Device::EDGE`](proxy_common::device::Device::EDGE)).
+//! such a device. It is never an edge ([`Device::EDGE`](proxy_common::device::Device::EDGE)), so nothing clears a mark here.
 
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
@@ -18,15 +19,20 @@ pub struct Cgroup {
     path: PathBuf,
     /// Where this process was.
     before: PathBuf,
+    /// One test at a time: the kernel moves a process with all of its threads, other tests' as well.
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Cgroup {
-    /// Every thread of this process goes along.
+    /// Every thread of this process goes along. Waits while another test has entered.
     pub fn enter() -> Result<Self> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let root = root()?;
         let all = fs::read_to_string("/proc/self/cgroup").context("read this process's cgroups")?;
         let before = all.lines().find_map(|line| line.strip_prefix("0::/")).context("no cgroup of version 2")?;
-        let this = Self { path: root.join(format!("kpx-test-{}", std::process::id())), before: root.join(before) };
+        let this =
+            Self { path: root.join(format!("kpx-test-{}", std::process::id())), before: root.join(before), _alone };
         fs::create_dir_all(&this.path).with_context(|| format!("create {}", this.path.display()))?;
         join(&this.path)?;
         Ok(this)
