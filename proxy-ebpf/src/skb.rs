@@ -15,7 +15,7 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
-use proxy_common::device::{Device, INJECTED_MARK, INJECTED_MASK, Node};
+use proxy_common::device::{Device, INJECTED_MARK, Node};
 
 use self::mark::{MADE_HERE, MARKS};
 use crate::packet::Found;
@@ -364,10 +364,10 @@ impl Skb {
         }
     }
 
-    /// Puts the packet into a device, as if it had arrived there for the host. Other programs' bits of the mark stay.
+    /// Puts the packet into a device, as if it had arrived there for the host.
     #[inline(always)]
     pub fn inject(self, ifindex: u32) -> Action {
-        self.set_mark(self.mark() & !INJECTED_MASK | INJECTED_MARK);
+        set_field!(self.mark, INJECTED_MARK);
         self.redirect(ifindex, u64::from(BPF_F_INGRESS))
     }
 

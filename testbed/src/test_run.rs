@@ -135,11 +135,6 @@ impl Bench {
         self.run_in(program, packet, Surroundings { ifindex, more_mark: mark, gso_size: 0 })
     }
 
-    /// Returns the mark of a packet as an ingress hook has put it out.
-    pub fn mark_of(&self, packet: &[u8]) -> Option<u32> {
-        self.marks().get(packet).copied()
-    }
-
     /// Runs a program as [`Self::run`] does, on a packet that the host itself has made.
     pub fn run_own(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
         self.run_own_on(program, packet, LO)

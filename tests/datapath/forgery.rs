@@ -2,10 +2,9 @@
 //! flow and touch none.
 
 use anyhow::{Result, ensure};
-use nix::net::if_::if_nametoindex;
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::{Device, INJECTED_MARK};
-use proxy_common::names::{ANCHOR, INGRESS};
+use proxy_common::device::Device;
+use proxy_common::names::INGRESS;
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 
 use crate::fixture::{fixtures, fixtures_of};
@@ -38,23 +37,6 @@ fn class_of_pods_packet_is_ignored() -> Result<()> {
         ensure!(noted.verdict == Pass, "{:?}", noted.verdict);
         let text = fixture.names.text(&noted.packet)?;
         ensure!(text == "tcp S client:1000 > pod:8080", "became {text}");
-    }
-    Ok(())
-}
-
-/// Other programs keep their own bits in the mark of a packet, and only kpx's eight say that it is for the host.
-#[test]
-fn reply_to_host_keeps_other_programs_bits_of_mark() -> Result<()> {
-    const OTHERS: u32 = 0x0012_0000;
-    for mut fixture in fixtures("mark")? {
-        let opener = fixture.names.frame("tcp S node:1000 > web:80")?;
-        let sent = fixture.run(ANCHOR, &opener)?;
-        fixture.names.learn(&sent.packet, "tcp S node:$p > pod:8080")?;
-        let reply = fixture.names.frame("tcp SA pod:8080 > node:$p")?;
-        let ifindex = fixture.netns.run(|| if_nametoindex("pod0"))?;
-        let given = fixture.netns.run(|| fixture.bench.run_marked(INGRESS, &reply, ifindex, OTHERS))?;
-        let mark = fixture.bench.mark_of(&given.packet);
-        ensure!(given.verdict == Redirect && mark == Some(INJECTED_MARK | OTHERS), "{:?}, {mark:x?}", given.verdict);
     }
     Ok(())
 }
