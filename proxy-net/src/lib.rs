@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 // The sockets and files by which the kernel is asked.
+pub mod kernel;
 mod netlink;
 pub mod sysctl;
 

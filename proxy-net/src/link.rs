@@ -16,6 +16,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::utsname::uname;
 
+use super::kernel;
 use super::netlink::Handle;
 use super::role::FarEnd;
 
@@ -73,19 +74,14 @@ impl LinkHeader {
 fn tunnels_hide_outer_headers() -> bool {
     static FROM_5_14: LazyLock<bool> = LazyLock::new(|| {
         let release = uname().map(|uname| uname.release().to_string_lossy().into_owned()).unwrap_or_default();
-        version(&release).is_none_or(|version| version >= (5, 14))
+        kernel::version(&release).is_none_or(|version| version >= (5, 14))
     });
     *FROM_5_14
 }
 
-/// Reads the first two numbers of a kernel's release.
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-/// Returns the names of this network namespace's devices whose packets start with their IP header, and of all others without a
-/// link address (a CAN bus): the list that this asks for does not tell those apart.
+/// Returns the names of this network namespace's devices whose packets start with their IP header.
+///
+/// Devices without a link address (a CAN bus) are among them: the list that this asks for does not tell those apart.
 pub fn headerless() -> anyhow::Result<HashSet<String>> {
     let (mut names, mut others) = (HashSet::new(), HashSet::new());
     for entry in getifaddrs().context("list the devices and their addresses")? {
@@ -246,14 +242,6 @@ pub(super) async fn get(handle: &Handle, mut which: LinkMessage) -> anyhow::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn releases_have_versions() {
-        assert_eq!(version("5.10.0-46-cloud-amd64"), Some((5, 10)));
-        assert_eq!(version("6.18.44+deb13"), Some((6, 18)));
-        assert_eq!(version("7.0-rc1"), Some((7, 0)));
-        assert_eq!(version("mainline"), None);
-    }
 
     #[test]
     fn devices_differ_in_their_link_headers() {

@@ -5,6 +5,7 @@ use super::facts::{
 };
 use super::{Finding, Level};
 use crate::cli::output::list;
+use proxy_net::kernel::version;
 use proxy_net::role::TELL_PODS;
 
 /// The first kernel that does not charge BPF memory to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
@@ -161,17 +162,11 @@ fn memlock(facts: &Facts) -> Finding {
     const WHAT: &str = "memlock";
     match facts.memlock {
         None => ok(WHAT, "no limit"),
-        Some(limit) if version(&facts.kernel) >= MEMLOCK_FREE => {
+        Some(limit) if version(&facts.kernel).is_some_and(|version| version >= MEMLOCK_FREE) => {
             ok(WHAT, format!("{} KiB, which this kernel does not ask of maps", limit / 1024))
         }
         Some(limit) => fail(WHAT, format!("{} KiB, too little for the maps", limit / 1024), "ulimit -l unlimited"),
     }
-}
-
-/// Parses the major and the minor number; an unusual release counts as 0.0.
-fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or_default());
-    (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default())
 }
 
 fn ip_forward(facts: &Facts) -> Finding {
