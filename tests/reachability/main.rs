@@ -82,25 +82,21 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
     let fixture = Fixture::new(&lab, &cluster, &args)?;
 
     let mut results = Results::default();
-    // A tunnel's own is its devices. All else is as with routed pods.
-    if let Layout::Tunnel(_) = layout {
-        run_watched(
-            &lab,
-            Setting { firewall: true, ..Setting::plain(layout, compat) },
-            Checksums::MayBePending,
-            &mut results,
-        )?;
-        let logs = fixture.logs();
-        fixture.stop()?;
-        return results.into_result().with_context(|| format!("{layout:?}; logs of kpx:\n{logs}"));
+    let plain = Setting::plain(layout, compat);
+    // A tunnel differs from routed pods in its devices alone: one setting shows them.
+    let has_more = !matches!(layout, Layout::Tunnel(_));
+    if has_more {
+        run_settings(&lab, plain, &mut results)?;
+    } else {
+        run_watched(&lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, &mut results)?;
     }
-    run_settings(&lab, Setting::plain(layout, compat), &mut results)?;
-    if !compat {
+    let has_more = has_more && !compat;
+    if has_more {
         special::run(&fixture, &mut results);
     }
     let mut logs = fixture.logs();
     fixture.stop()?;
-    if !compat {
+    if has_more {
         logs += &run_flags(&lab, &servers, &cluster, &mut results)?;
     }
     println!("{layout:?} {}\n{results}", mode(compat));

@@ -54,14 +54,13 @@ pub(super) fn make(kind: TunnelKind, nodes: [&Node; 2], fabric: &Host, dir: &Pat
             fabric.ns.ip(&format!("link set {}-1 mtu {UNDERLAY_MTU}", node.host.name))?;
         }
     }
-    let made = match kind {
-        TunnelKind::Tun => ends.map(|(node, other)| tun(node, other)).into_iter().collect::<Result<_>>()?,
-        TunnelKind::WireGuard => wireguard(nodes, dir).map(|()| Vec::new())?,
-        TunnelKind::Ip6Tnl => {
-            ends.into_iter().try_for_each(|(node, other)| ip6tnl(node, other)).map(|()| Vec::new())?
-        }
-    };
+    let mut processes = Vec::new();
     for (node, other) in ends {
+        match kind {
+            TunnelKind::Tun => processes.push(tun(node, other)?),
+            TunnelKind::WireGuard => wireguard(node, other, dir)?,
+            TunnelKind::Ip6Tnl => ip6tnl(node, other)?,
+        }
         let (own, [to4, to6]) = (node.pod_net.host(0), Family::ALL.map(|family| other.pod_net.cidr(family)));
         node.host.ns.ip(&format!(
             "link set {DEVICE} mtu {mtu} txqueuelen 10000 up
@@ -72,7 +71,7 @@ pub(super) fn make(kind: TunnelKind, nodes: [&Node; 2], fabric: &Host, dir: &Pat
             own.v4, own.v6,
         ))?;
     }
-    Ok(made)
+    Ok(processes)
 }
 
 fn tun(node: &Node, other: &Node) -> Result<TunnelEnd> {
@@ -91,23 +90,23 @@ fn ip6tnl(node: &Node, other: &Node) -> Result<()> {
     node.host.ns.ip(&format!("link add {DEVICE} type ip6tnl mode any local {local} remote {remote} encaplimit none"))
 }
 
-fn wireguard(nodes: [&Node; 2], dir: &Path) -> Result<()> {
-    let [first, second] = nodes.map(|node| public_key(&dir.join(node.host.name)));
-    for (node, other, peer) in [(nodes[0], nodes[1], second?), (nodes[1], nodes[0], first?)] {
-        node.host.ns.ip(&format!("link add {DEVICE} type wireguard"))?;
-        let mut set = Command::new("wg");
-        set.args(["set", DEVICE, "listen-port", &PORT.to_string(), "private-key"]).arg(dir.join(node.host.name));
-        let endpoint = format!("{}:{PORT}", other.second.v4);
-        set.args(["peer", &peer, "endpoint", &endpoint, "allowed-ips", "0.0.0.0/0,::/0"]);
-        node.host.ns.exec(&mut set)?;
-    }
-    Ok(())
+fn wireguard(node: &Node, other: &Node, dir: &Path) -> Result<()> {
+    let [own, peer] = [node, other].map(|node| dir.join(node.host.name));
+    let [_, peer] = [public_key(&own)?, public_key(&peer)?];
+    node.host.ns.ip(&format!("link add {DEVICE} type wireguard"))?;
+    let mut set = Command::new("wg");
+    set.args(["set", DEVICE, "listen-port", &PORT.to_string(), "private-key"]).arg(own);
+    let endpoint = format!("{}:{PORT}", other.second.v4);
+    set.args(["peer", &peer, "endpoint", &endpoint, "allowed-ips", "0.0.0.0/0,::/0"]);
+    node.host.ns.exec(&mut set).map(drop)
 }
 
-/// Makes a key pair, the private one in a file.
+/// Returns the public key of the private one in a file, which is made if there is none.
 fn public_key(file: &Path) -> Result<String> {
-    let private = check(Command::new("wg").arg("genkey").output(), "wg genkey")?;
-    fs::write(file, private).with_context(|| format!("write {}", file.display()))?;
+    if !file.exists() {
+        let private = check(Command::new("wg").arg("genkey").output(), "wg genkey")?;
+        fs::write(file, private).with_context(|| format!("write {}", file.display()))?;
+    }
     let stdin = File::open(file).with_context(|| format!("open {}", file.display()))?;
     Ok(check(Command::new("wg").arg("pubkey").stdin(stdin).output(), "wg pubkey")?.trim().to_owned())
 }
