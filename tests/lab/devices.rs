@@ -22,6 +22,8 @@ use testbed::netns::NetNs;
 use testbed::test_run::Bench;
 use testbed::text::Names;
 
+use crate::churn::fixture::{is_hooked, is_hooked_headerless};
+
 #[test]
 fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-new", std::process::id()))?;
@@ -191,6 +193,23 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         send_frame(&node, "wire", &tagged)?;
         expect(&bench, &BTreeMap::from([(Reason::NotOurs, 2), (Reason::SeenBefore, 1), (Reason::Vlan, 2)]))?;
         node.run(|| drop(bench)); // Filters are taken off where they are.
+    }
+    Ok(())
+}
+
+#[test]
+fn a_device_that_changes_its_kind_gets_other_programs() -> Result<()> {
+    for (mechanism, attach) in [(Mechanism::Tcx, "tcx"), (Mechanism::Clsact, "clsact")] {
+        let node = NetNs::create(format!("kpx-{}-kind-{mechanism}", std::process::id()))?;
+        node.wire()?;
+        let mut bench = Bench::load(Options { mechanism: Some(mechanism), ..Options::default() })?;
+        for place in [Place::Device, Place::Headerless, Place::Device] {
+            let attachments = &mut bench.datapath.attachments;
+            node.run(|| attachments.attach(nix::net::if_::if_nametoindex("eth0")?, "eth0", place))?;
+            let found = [is_hooked(&node, attach, "eth0")?, is_hooked_headerless(&node, attach, "eth0")?];
+            ensure!(found == [place == Place::Device, place == Place::Headerless], "{attach}, {place:?}: {found:?}");
+        }
+        node.run(|| drop(bench));
     }
     Ok(())
 }

@@ -1,14 +1,14 @@
 //! A device without Ethernet headers: the clients behind it, and the connections through it while kpx starts again.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::TcAttachType;
-use testbed::agent::{Service, wait_until};
+use testbed::agent::{Service, kpx as kpx_in, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, pattern};
 use testbed::lab::{Family, Layout, TunnelKind};
 
-use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY, ifindex, is_hooked_headerless, tc, tcx};
+use crate::churn::fixture::{Fixture, NODE_PORT, PORT, PROMPT, TRY, ifindex, is_hooked_headerless, tc, tcx};
 use crate::churn::links::detach_all;
 
 const DEVICE: &str = "tun0";
@@ -63,17 +63,24 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
     // The kernel's own check of sources is off.
     fixture.lab.set_rp_filter(0)?;
     let kpx = fixture.kpx("tcx")?;
-    let pod = fixture.lab.host("p1a").addrs.v4;
     let peer = &fixture.lab.n2.host.ns;
-    peer.ip(&format!("addr add {pod}/32 dev lo"))?;
     let forged = || anyhow::Ok(kpx.status()?["reasons"]["forged"].as_u64().context("no such reason")?);
-    ensure!(forged()? == 0, "before the peer dials");
-    let to = SocketAddr::new(fixture.lab.n1.pod_net.host(0).v4.into(), crate::churn::fixture::NODE_PORT);
-    let dial = Dial::new(Protocol::Tcp, to).source_ip(pod.into()).deadline(TRY);
-    ensure!(dial.exchange(peer, b"hello").is_err(), "the peer is answered in the pod's name");
-    wait_until(PROMPT, "the packet counts as forged", || Ok(forged()? > 0))?;
-    let flows = testbed::agent::kpx(fixture.node(), "flows")?;
-    ensure!(!String::from_utf8_lossy(&flows.stdout).contains(&pod.to_string()), "{flows:?}");
+    for family in Family::ALL {
+        let pod = fixture.lab.host("p1a").addrs.ip(family);
+        let own = fixture.lab.n2.pod_net.host(0).ip(family);
+        peer.ip(&format!("addr add {pod} dev lo{}", if pod.is_ipv6() { " nodad" } else { "" }))?;
+        let before = forged()?;
+        let to = SocketAddr::new(fixture.lab.n1.pod_net.host(0).ip(family), NODE_PORT);
+        let dial = |from| Dial::new(Protocol::Tcp, to).source_ip(from).deadline(TRY).exchange(peer, b"hello");
+        ensure!(dial(pod).is_err(), "the peer is answered in the pod's name, {family}");
+        wait_until(PROMPT, "the packet counts as forged", || Ok(forged()? > before))?;
+        // The peer's flow in its own name shows that this one would be listed.
+        dial(own).with_context(|| format!("in its own name, {family}"))?;
+        let flows = kpx_in(fixture.node(), &format!("flows --run-dir {}", kpx.run_dir().display()))?;
+        let listed = String::from_utf8_lossy(&flows.stdout);
+        let names = |client: IpAddr| listed.contains(SocketAddr::new(client, 0).to_string().trim_end_matches('0'));
+        ensure!(flows.status.success() && names(own) && !names(pod), "{family}: {flows:?}");
+    }
     kpx.stop()
 }
 
@@ -107,6 +114,15 @@ fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
         }
         let is_back = || is_hooked_headerless(fixture.node(), attach, DEVICE);
         wait_until(PROMPT, "the program is put back", is_back)?;
+        fixture.all_served(&["p1a", "n1", "x"])?;
+        for client in Family::ALL.map(|family| fixture.lab.host("p2a").addrs.ip(family)) {
+            let run_dir = kpx.run_dir().display();
+            let to = fixture.web.frontend(if client.is_ipv4() { Family::V4 } else { Family::V6 });
+            let trace = format!("trace --from {client} --to {to} --in-device {DEVICE} --run-dir {run_dir}");
+            let refused = kpx_in(fixture.node(), &trace)?;
+            let why = String::from_utf8_lossy(&refused.stderr);
+            ensure!(!refused.status.success() && why.contains("have no Ethernet header"), "{refused:?}");
+        }
         kpx.stop()?;
     }
     Ok(())
