@@ -98,14 +98,9 @@ impl PacketHook {
         }
     }
 
-    /// Returns true if every node has such a hook, so that its program is loaded at the start.
-    pub fn is_common(self) -> bool {
-        self.place() != Place::Headerless
-    }
-
-    /// The programs that are loaded at the start.
+    /// The programs that are loaded at the start: those of the hooks that every node has.
     pub fn common_programs() -> impl Iterator<Item = &'static str> {
-        Self::ALL.into_iter().filter(|hook| hook.is_common()).map(Self::program)
+        Self::ALL.into_iter().filter(|hook| hook.place() != Place::Headerless).map(Self::program)
     }
 
     /// Finds the hook of a place; None if the place carries no program in this direction.

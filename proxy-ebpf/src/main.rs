@@ -52,7 +52,7 @@ use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
-use proxy_common::hook::{PacketHook, Place};
+use proxy_common::hook::PacketHook;
 
 use crate::maps::Memory;
 use crate::net::Net;
@@ -317,19 +317,18 @@ impl Outcome {
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.
 #[inline(always)]
 fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Memory) -> i32 {
-    let link = if hook.place() == Place::Headerless { LinkHeader::None } else { LinkHeader::Ethernet };
-    log::packet::<A>(skb, link, outcome.0, memory.lend());
+    let exit = match hook {
+        PacketHook::Anchor | PacketHook::Lo => Exit::Host,
+        PacketHook::Ingress | PacketHook::Egress => Exit::Device,
+        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => Exit::Headerless,
+    };
+    log::packet::<A>(skb, exit.link(), outcome.0, memory.lend());
     let reason = match outcome.result() {
         Ok(Action(action)) => return action,
         Err(reason) => reason,
     };
     maps::count(reason);
-    let (verdict, exit) = match hook {
-        PacketHook::Anchor => (reason.verdict_at_anchor(), Exit::Host),
-        PacketHook::Lo => (reason.verdict(), Exit::Host),
-        PacketHook::Ingress | PacketHook::Egress => (reason.verdict(), Exit::Device),
-        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => (reason.verdict(), Exit::Headerless),
-    };
+    let verdict = if hook == PacketHook::Anchor { reason.verdict_at_anchor() } else { reason.verdict() };
     monitor::refused::<A>(skb, hook, reason, verdict, memory);
     let Action(action) = match verdict {
         Verdict::Pass => Action::PASS,

@@ -69,7 +69,7 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> De
     if is_known && flow.kind == Kind::DNAT && flow.tx.has(Seen::DIRECT) && flow.tx.with(packet.seen()).has(END) {
         note_direct(flow, packet.proto, false);
     }
-    // The bridge routes the packets of its ports. The stack's next hop is no neighbour with an address behind a tunnel.
+    // The bridge routes the packets of its ports. What comes in by a device without Ethernet headers brings no room for one.
     if !skb.is_ours() || skb.is_tagged() || skb.found().link() == LinkHeader::None {
         return Delivery::LEFT;
     }

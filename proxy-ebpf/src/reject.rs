@@ -26,6 +26,14 @@ pub enum Exit {
     Host,
 }
 
+impl Exit {
+    /// The header in front of the IP header, in packet and answer alike.
+    #[inline(always)]
+    pub fn link(self) -> LinkHeader {
+        if self == Self::Headerless { LinkHeader::None } else { LinkHeader::Ethernet }
+    }
+}
+
 /// RFC 9293 §3.1.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -82,7 +90,7 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
-    let link = if exit == Exit::Headerless { LinkHeader::None } else { LinkHeader::Ethernet };
+    let link = exit.link();
     let mut header = A::header(skb, link)?;
     if header.part == FragmentPart::LATER {
         return Err(Reason::Rewrite);
@@ -105,7 +113,8 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
         Exit::Host => skb.inject(skb.ifindex()),
         Exit::Device => skb.redirect(skb.ifindex(), 0),
         Exit::Headerless => {
-            // Some tunnels find their other end by the packet's route, which this helper looks up. It takes Ethernet's alone.
+            // Some tunnels find their other end by the packet's route, which this helper looks up. It takes a packet only with
+            // an Ethernet header, and takes that off for such a device.
             skb.add_ethernet(&[0; 6], A::ETHERTYPE)?;
             skb.redirect_neigh(skb.ifindex())
         }
