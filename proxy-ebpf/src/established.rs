@@ -59,6 +59,10 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() {
         return None;
     }
+    // An opener takes the slow path whether it has a flow or not.
+    if hook == Hook::INGRESS && head.proto == Proto::TCP && tcp::opens(head.flags) {
+        return None;
+    }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
     let kind = entry.read(|flow| flow.kind).known()?;
@@ -141,7 +145,7 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
     }
 }
 
-/// There is no flow. What arrives may open one.
+/// There is no flow. A datagram that arrives may open one.
 #[inline(always)]
 fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
@@ -152,7 +156,7 @@ fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Optio
         return Some(Err(Reason::NotOurs));
     }
     if head.proto == Proto::TCP {
-        return (!tcp::opens(head.flags)).then_some(Err(Reason::NoFlow));
+        return Some(Err(Reason::NoFlow));
     }
     is_not_ours(head, memory).then_some(Err(Reason::NotOurs))
 }

@@ -253,9 +253,11 @@ const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     let now_secs = about_now_secs();
-    if packet.told().ends(flow.rx)
-        && flow.has(Flow::<A>::NUMBERED)
-        && let Some(opener) = maps::opener(flow, packet.proto)
+    let mut opener = None;
+    if packet.told().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
+        opener = maps::opener(flow, packet.proto);
+    }
+    if let Some(opener) = &opener
         // A backend that does not know the flow resets with the number 0.
         && !opener.read(|flow| flow.is_half_open() || flow.tx.has(DIALLED))
     {
@@ -283,7 +285,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     }
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
-    let Some(opener) = maps::opener(flow, packet.proto) else { return };
+    let Some(opener) = opener.or_else(|| maps::opener(flow, packet.proto)) else { return };
     let mut tx = opener.read(|flow| flow.tx);
     // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one.
     if answers

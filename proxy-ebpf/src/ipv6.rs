@@ -130,7 +130,8 @@ impl Net for Addr6 {
     fn is_unicast(self) -> bool {
         let addr = self.wire();
         let first = u32::from_be(addr[0]);
-        let is_small = addr[0] == 0 && addr[1] == 0 && addr[2] == 0 && u32::from_be(addr[3]) < 2;
+        // Two conditions instead of four: the verifier follows both outcomes of each.
+        let is_small = addr[0] == 0 && addr[1] | addr[2] | addr[3] & !1_u32.to_be() == 0;
         first >> 24 != 0xff && first >> 22 != 0xfe80 >> 6 && !is_small
     }
 

@@ -12,7 +12,7 @@ use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
 use crate::packet::Packet;
 
-/// Source ports tried before a flow is given up. At nine tenths full one in five flows would need more.
+/// Source ports tried in a draw. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
 
 /// Tries among them that pass by the ports of other programs' connections.
@@ -64,16 +64,18 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !enqueue_half_open(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
-    match claim_port(flow, packet, keeps_port) {
-        // Once more, with the port that was tried last.
-        Err(Reason::NoSourcePort) if evict(flow, other, packet.proto) => claim_port(flow, packet, true),
-        Err(Reason::FlowsFull) if make_room::<A>() => {
-            // The first try may have left the opener's count.
-            flow.passed = Passed::NOTHING;
-            claim_port(flow, packet, true)
-        }
-        result => result,
+    let proto = packet.proto;
+    let mut claimed = if keeps_port || draw_port(flow, proto, false) { claim(flow, packet) } else { Claim::Taken };
+    // Another flow has the port. A second draw looks before it takes one, and then the port that was drawn last is made free.
+    if claimed == Claim::Taken && (draw_port(flow, proto, true) || evict(flow, other, proto)) {
+        claimed = claim(flow, packet);
     }
+    if claimed == Claim::Full && make_room::<A>() {
+        // The first try may have left the opener's count.
+        flow.passed = Passed::NOTHING;
+        claimed = claim(flow, packet);
+    }
+    conclude(flow, proto, claimed)
 }
 
 /// Puts `flow` at the end of the half-open queue, before it exists. If the queue is full, its first flow has to go.
@@ -136,24 +138,9 @@ fn is_evictable<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     flow.is_evictable(proto, now_secs())
 }
 
-/// Makes the entries of `flow`, from a source port that is free. A function of its own, as the ports make many paths.
+/// Counts a flow that has its entries.
 #[inline(never)]
-fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) -> Result<(), Reason> {
-    let proto = packet.proto;
-    let mut keeps_port = keeps_port;
-    let mut claimed = Claim::Taken;
-    for nth in 0..PORT_TRIES {
-        let draws = !keeps_port;
-        if draws {
-            flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
-        }
-        keeps_port = false;
-        // Rather another's port than none.
-        claimed = if draws && nth < GUEST_TRIES && is_guests(flow, proto) { Claim::Taken } else { claim(flow, packet) };
-        if claimed != Claim::Taken {
-            break;
-        }
-    }
+fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<(), Reason> {
     match claimed {
         Claim::Made => {
             maps::count(Event::FlowOpened);
@@ -171,6 +158,29 @@ fn claim_port<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, keeps_port: bool) 
         Claim::Taken => Err(Reason::NoSourcePort),
         Claim::Full => Err(Reason::FlowsFull),
     }
+}
+
+/// Gives `flow` a source port at random. One that `looks` returns false if all that it tries are other flows'.
+///
+/// The tries only look, so that the verifier need not follow a claim at each of them.
+#[inline(never)]
+fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
+    for nth in 0..PORT_TRIES {
+        flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
+        // Rather another program's port than none.
+        let is_avoided = nth < GUEST_TRIES && is_guests(flow, proto);
+        if !is_avoided && !(looks && is_taken(flow, proto)) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Returns true if an entry of another flow is in the way.
+#[inline(never)]
+fn is_taken<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    maps::is_flow(&flow.undnat_key(proto))
+        || flow.is_snat_on_devices() && maps::is_flow(&flow.key_as(Kind::UNSNAT, proto))
 }
 
 /// Returns true if replies of the flow would come in with the tuple of another program's connection.
@@ -226,7 +236,7 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 }
 
 /// Makes all entries of `flow`, or none.
-#[inline(always)]
+#[inline(never)]
 fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Claim {
     let proto = packet.proto;
     let snat = flow.is_snat_on_devices();

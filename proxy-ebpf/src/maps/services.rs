@@ -53,7 +53,7 @@ fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     if service.addr.is_unspecified() {
         return None;
     }
-    let _first = map.insert(service, NOTHING, u64::from(BPF_NOEXIST));
+    let _first = map.insert(service, &NOTHING, u64::from(BPF_NOEXIST));
     map.find(service)
 }
 
