@@ -172,15 +172,15 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
 #[inline(always)]
 pub fn inject<A: Net>(skb: Skb, link: LinkHeader, flow: &Flow<A>) -> Result<Action, Reason> {
     let (ifindex, mac) = if flow.has(Flow::<A>::HOST_FRONTEND) {
-        (LO, [0; 6])
+        (LO, &[0; 6])
     } else {
         let node = maps::node().ok_or(Reason::NoRoute)?;
-        (node.anchor_ifindex, node.anchor_mac)
+        (node.anchor_ifindex, &node.anchor_mac)
     };
     // With a strange MAC address the kernel would take the packet for another host's and drop it.
     match link {
-        LinkHeader::Ethernet => skb.set_destination_mac(&mac)?,
-        LinkHeader::None => skb.add_ethernet(&mac, A::ETHERTYPE)?,
+        LinkHeader::Ethernet => skb.set_destination_mac(mac)?,
+        LinkHeader::None => skb.add_ethernet(mac, A::ETHERTYPE)?,
     }
     Ok(skb.inject(ifindex))
 }

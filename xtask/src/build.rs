@@ -222,6 +222,9 @@ fn rustflags(linker: &Path) -> String {
     [
         &format!("-Clinker={}", linker.display()),
         "-Clink-arg=--btf",
+        // LLVM would call a loop of bytes instead, for each packet and in the verifier.
+        "-Clink-arg=--llvm-args=--max-store-memset=64",
+        "-Clink-arg=--llvm-args=--max-store-memmove=64",
         "-Cdebuginfo=2", // BTF is made from it.
         &format!("--cfg=bpf_target_arch=\"{ARCH}\""),
     ]
@@ -260,7 +263,7 @@ mod tests {
         assert!(nightly.contains(" rustup run nightly cargo build -Zbuild-std=core --locked"), "{nightly}");
         assert!(nightly.ends_with("--target bpfel-unknown-none --target-dir target/bpf --features=log"), "{nightly}");
         for command in [debian, nightly] {
-            assert!(command.contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Cdebuginfo=2 --cfg="), "{command}");
+            assert!(command.contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Clink-arg=--llvm-args="), "{command}");
         }
     }
 
