@@ -168,8 +168,8 @@ fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
     for nth in 0..PORT_TRIES {
         flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
         // Rather another program's port than none.
-        let is_avoided = nth < GUEST_TRIES && is_guests(flow, proto);
-        if !is_avoided && !(looks && is_taken(flow, proto)) {
+        let is_avoided = nth < GUEST_TRIES && is_guests(flow, proto) || looks && is_taken(flow, proto);
+        if !is_avoided {
             return true;
         }
     }

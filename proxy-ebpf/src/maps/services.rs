@@ -10,7 +10,7 @@ use super::{Find, Live};
 use crate::net::Net;
 
 /// In the object's read-only data: the stack has no room for it.
-static NOTHING: ServiceCounts = ServiceCounts::NOTHING;
+static NOTHING: &ServiceCounts = &ServiceCounts::NOTHING;
 
 #[inline(always)]
 pub fn service_opened<A: Net>(service: &FrontendKey<A>) {
@@ -53,7 +53,7 @@ fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     if service.addr.is_unspecified() {
         return None;
     }
-    let _first = map.insert(service, &NOTHING, u64::from(BPF_NOEXIST));
+    let _first = map.insert(service, NOTHING, u64::from(BPF_NOEXIST));
     map.find(service)
 }
 
