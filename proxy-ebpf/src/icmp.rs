@@ -76,7 +76,9 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, mem
         // Errors from here about another program's connection with a new port are rare, and quote what its peer never saw.
         Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
         Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => Err(Reason::Protocol),
-        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) => Err(Reason::Protocol),
+        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) && !skb.has_lost(mark) => {
+            Err(Reason::Protocol)
+        }
         Some(AtHook::Egress) => egress(skb, link, error, flow),
         Some(AtHook::Anchor) | None => at_anchor(skb, error, flow),
     }

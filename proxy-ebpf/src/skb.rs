@@ -15,9 +15,9 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
-use proxy_common::device::{Device, INJECTED_MARK, Node};
+use proxy_common::device::{Device, INJECTED_MARK, INJECTED_MASK, Node};
 
-use self::mark::{MADE_HERE, MARKS};
+use self::mark::{CLASS, MADE_HERE, MARKS};
 use crate::packet::Found;
 use crate::setting::EXPOSES_PACKET_MARK;
 use crate::{Action, maps};
@@ -124,21 +124,33 @@ impl Skb {
     /// Returns the mark that earlier hooks of this host have left on the packet.
     #[inline(always)]
     pub fn packet_mark(self) -> PacketMark {
-        let mut noted = field!(self.tc_index);
-        if is_kept_in_mark() {
-            noted |= self.mark();
-        }
         let made_here = if self.came_in() { 0 } else { MADE_HERE };
-        PacketMark(noted & MARKS | made_here)
+        PacketMark(self.noted() & MARKS | made_here)
+    }
+
+    #[inline(always)]
+    fn noted(self) -> u32 {
+        let noted = field!(self.tc_index);
+        if is_kept_in_mark() { noted | self.mark() } else { noted }
+    }
+
+    /// Returns true if `mark`, found on this packet, is none because a filter of another program may have written over it.
+    ///
+    /// A clsact filter that ends with `TC_ACT_OK` leaves its class in `tc_index` (`sch_handle_ingress` in net/core/dev.c).
+    /// A class from inside a pod does not get here: see [`Self::clear_foreign_mark`].
+    #[inline(never)]
+    pub fn has_lost(self, mark: PacketMark) -> bool {
+        mark.0 & (MARKS | MADE_HERE) == 0 && self.noted() & CLASS != 0
     }
 
     /// Takes away what others have noted before the packet passed any hook of this host: a pod, or another host's class.
     #[inline(always)]
     pub fn clear_foreign_mark(self) {
-        if self.packet_mark().0 & MARKS != 0 {
+        if self.noted() & (MARKS | CLASS) != 0 {
             let (flags, _) = maps::place_of(self.ifindex());
             if flags & Device::EDGE != 0 {
-                self.clear_packet_mark();
+                // What a pod names a class says nothing here. On other devices a program of the node may have named one.
+                self.clear(if flags & Device::POD != 0 { MARKS | CLASS } else { MARKS });
             }
         }
     }
@@ -168,9 +180,14 @@ impl Skb {
     /// Takes the mark away: the next host must not find it (it survives veth).
     #[inline(always)]
     pub fn clear_packet_mark(self) {
-        set_field!(self.tc_index, field!(self.tc_index) & !MARKS);
+        self.clear(MARKS);
+    }
+
+    #[inline(always)]
+    fn clear(self, bits: u32) {
+        set_field!(self.tc_index, field!(self.tc_index) & !bits);
         if is_kept_in_mark() {
-            self.set_mark(self.mark() & !MARKS);
+            self.set_mark(self.mark() & !bits);
         }
     }
 
@@ -367,7 +384,7 @@ impl Skb {
     /// Puts the packet into a device, as if it had arrived there for the host.
     #[inline(always)]
     pub fn inject(self, ifindex: u32) -> Action {
-        set_field!(self.mark, INJECTED_MARK);
+        self.set_mark(self.mark() & !INJECTED_MASK | INJECTED_MARK);
         self.redirect(ifindex, u64::from(BPF_F_INGRESS))
     }
 

@@ -63,7 +63,7 @@ impl Model {
             }
             (Table::Leaving, _) => {
                 let frame = frame(src_or(flow.backend, flow.frontend), dst, flow.client, flow.frontend);
-                self.give(if flow.by_host { inject(frame, &flow) } else { pass(unnoted(sent), frame) })
+                self.give(if flow.by_host { inject(sent, frame, &flow) } else { pass(unnoted(sent), frame) })
             }
             (Table::Starting, _) => {
                 let src = src_or(flow.client, flow.source);
@@ -78,11 +78,12 @@ impl Model {
 /// hook has marked or that the host itself has met.
 fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
+    let is_marked = translated || sent.has_lost_mark() || !sent.came_in;
     match leg {
-        Leg::AsNode => translated || !sent.came_in,
+        Leg::AsNode => is_marked,
         Leg::ToBackend => false,
         _ if forward => false,
-        _ => flow.by_host || !flow.changes_address() || translated || !sent.came_in,
+        _ => flow.by_host || !flow.changes_address() || is_marked,
     }
 }
 

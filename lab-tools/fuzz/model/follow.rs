@@ -151,10 +151,10 @@ impl Model {
         let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
         let flow = &self.flows[&id];
         match leg {
-            Leg::AsNode => forward,
+            Leg::AsNode => forward || sent.has_lost_mark(),
             _ if forward => false,
             _ if flow.by_host || !flow.changes_address() => true,
-            _ => translated || (!sent.came_in && !is_fragment),
+            _ => translated || sent.has_lost_mark() || (!sent.came_in && !is_fragment),
         }
     }
 

@@ -175,7 +175,7 @@ impl Model {
     /// A reply to a socket of the host goes in where that socket's packets go out.
     pub(super) fn give_back(&mut self, sent: &Sent, packet: &Packet, table: Table, flow: &Flow) -> Result<Got, Reason> {
         let frame = self.translate(sent, packet, table, flow.frontend, flow.client)?;
-        Ok(self.give(inject(frame, flow)))
+        Ok(self.give(inject(sent, frame, flow)))
     }
 
     /// Gives a packet other peers. A first fragment is remembered as it was.

@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 use anyhow::{Result, ensure};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::device::INJECTED_MARK;
+use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
 use proxy_common::guest::Guest;
 use proxy_common::service_counts::ServiceCounts;
 use testbed::reference::cluster::Cluster;
@@ -39,6 +39,8 @@ pub(crate) const TRANSLATED: u32 = 1 << 15;
 pub(crate) const FORWARD: u32 = 1 << 14;
 pub(crate) const KEEPS_SOURCE: u32 = 1 << 13;
 pub(crate) const DONE: u32 = TRANSLATED | FORWARD | KEEPS_SOURCE;
+/// The bits beside them, which only a class of another program sets.
+const CLASS: u32 = KEEPS_SOURCE - 1;
 
 /// A bit of a mark that carries notes of hooks: the host has made the packet.
 pub(crate) const MADE_HERE: u32 = 1;
@@ -57,6 +59,13 @@ pub(crate) struct Sent {
     /// The number of its packets on the wire, if the kernel knows.
     pub(crate) segments: u32,
     pub(crate) frame: Vec<u8>,
+}
+
+impl Sent {
+    /// Has a class taken the place of what hooks had noted?
+    fn has_lost_mark(&self) -> bool {
+        self.came_in && self.mark & DONE == 0 && self.mark & CLASS != 0
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,9 +181,13 @@ impl Model {
     }
 
     fn want(&mut self, sent: &Sent, got: &Got, now_secs: u32, chosen: open::Chosen<'_>) -> Result<Got> {
-        // Where no hook of the node's came before, a note is a stranger's.
-        let is_strange = matches!(sent.at, At::Ingress(device) if device.is_edge());
-        let sent = &if is_strange { Sent { mark: sent.mark & !DONE, ..sent.clone() } } else { sent.clone() };
+        // Where no hook of the node's came before, a note is a stranger's, and so is a pod's class.
+        let strange = match sent.at {
+            At::Ingress(Device::Pod) => DONE | CLASS,
+            At::Ingress(device) if device.is_edge() => DONE,
+            _ => 0,
+        };
+        let sent = &Sent { mark: sent.mark & !strange, ..sent.clone() };
         let Some(family) = wire::family(&sent.frame) else { return Ok(self.not_ip(sent)) };
         let translated = match sent.at {
             At::Ingress(_) => self.arriving(sent, got, family, now_secs, chosen)?,
@@ -225,7 +238,7 @@ impl Model {
         }
         let Some(frame) = refusal::answer(&sent.frame) else { return Got { verdict: Verdict::Drop, ..pass } };
         *self.counts.events.entry(Event::Rejected).or_default() += 1;
-        let mark = if matches!(sent.at, At::Ingress(_)) { sent.mark } else { INJECTED_MARK };
+        let mark = if matches!(sent.at, At::Ingress(_)) { sent.mark } else { injected(sent) };
         Got { verdict, mark, frame }
     }
 
@@ -269,11 +282,16 @@ fn leave(sent: &Sent, mut frame: Vec<u8>, backend: IpAddr, note: u32) -> Got {
     Got { verdict: Verdict::Redirect, mark: noted(unnoted(sent), note), frame }
 }
 
+/// The mark by which the host knows a packet that was put into it, beside the bits of others.
+fn injected(sent: &Sent) -> u32 {
+    unnoted(sent) & !INJECTED_MASK | INJECTED_MARK
+}
+
 /// Lets the host receive a packet.
-fn inject(mut frame: Vec<u8>, flow: &Flow) -> Got {
+fn inject(sent: &Sent, mut frame: Vec<u8>, flow: &Flow) -> Got {
     let mac = if flow.on_lo { [0; 6] } else { testbed::reference::facts::MAC };
     frame[..6].copy_from_slice(&mac);
-    Got { verdict: Verdict::Redirect, mark: INJECTED_MARK, frame }
+    Got { verdict: Verdict::Redirect, mark: injected(sent), frame }
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -5,6 +5,8 @@ const TRANSLATED: u32 = 1 << 15;
 const FORWARD: u32 = 1 << 14;
 const DONE: u32 = 1 << 13;
 pub(super) const MARKS: u32 = TRANSLATED | FORWARD | DONE;
+/// The bits of `tc_index` where another's filter leaves a class, beside ours.
+pub(super) const CLASS: u32 = DONE - 1;
 /// The host has made the packet. A bit of no field but `mark`, where the packet mark is kept there.
 pub(super) const MADE_HERE: u32 = 1 << 0;
 

@@ -1,5 +1,7 @@
 //! Programs of others on the same hooks, before ours and after.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
@@ -8,6 +10,7 @@ use proxy_common::names::{EMPTY, IPV4, IPV6};
 use proxy_datapath::verifier;
 use testbed::agent::wait_until;
 use testbed::lab::Family;
+use testbed::netns::NetNs;
 use testbed::test_run::object;
 
 use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
@@ -64,17 +67,10 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     let node = fixture.node();
     let kpx = fixture.kpx("clsact")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    let add = |prio: u16| -> Result<()> {
-        for (_, hook, _) in HOOKS {
-            // TC_ACT_UNSPEC: on to the next.
-            let mut command = std::process::Command::new("tc");
-            command.args(["filter", "add", "dev", "p1a", hook, "prio", &prio.to_string(), "protocol", "all"]);
-            node.exec(command.args(["bpf", "da", "bytecode", "1,6 0 0 4294967295,"]))?;
-        }
-        Ok(())
-    };
-    add(1)?;
-    add(60_000)?;
+    for (prio, (_, hook, _)) in HOOKS.into_iter().flat_map(|hook| [("1", hook), ("60000", hook)]) {
+        // TC_ACT_UNSPEC: on to the next.
+        add_filter(node, &format!("p1a {hook} prio {prio}"), &["da"])?;
+    }
     fixture.all_served(&["p1a", "n1", "x"]).context("with others around")?;
     kept.exchange(b"with others around")?;
     fixture.settles()?;
@@ -89,4 +85,31 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     fixture.all_served(&["p1a", "n1", "x"]).context("put back among others")?;
     kept.exchange(b"put back among others")?;
     kpx.stop()
+}
+
+/// The kernel writes the class over the mark that kpx leaves on masqueraded packets.
+#[test]
+fn a_class_of_anothers_filter_changes_nothing() -> Result<()> {
+    let fixture = Fixture::new()?;
+    fixture.put(&fixture.web.backed_by(&["p2a"]))?;
+    for attach in ["tcx", "clsact"] {
+        let kpx = fixture.kpx(attach)?;
+        wait_until(PROMPT, "eth0 has its programs", || is_hooked(fixture.node(), attach, "eth0"))?;
+        if attach == "tcx" {
+            tc(fixture.node(), "qdisc add dev eth0 clsact")?;
+        }
+        // TC_ACT_OK: no filter behind it has its turn.
+        add_filter(fixture.node(), "eth0 ingress prio 60000", &["flowid", "1:1"])?;
+        fixture.all_served(&["p1a", "n1", "x"]).with_context(|| format!("by {attach}"))?;
+        tc(fixture.node(), "qdisc del dev eth0 clsact")?;
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
+/// Adds a filter of another program for all packets, at a device, a hook and a priority.
+fn add_filter(node: &NetNs, place: &str, result: &[&str]) -> Result<()> {
+    let mut command = Command::new("tc");
+    command.args(["filter", "add", "dev"]).args(place.split_whitespace()).args(["protocol", "all", "bpf"]);
+    node.exec(command.args(["bytecode", "1,6 0 0 4294967295,"]).args(result)).map(drop)
 }
