@@ -62,7 +62,10 @@ fn learn<A: Net>(
     let is_news = match kind {
         EntryKind::Dnat => {
             let proves = proves(packet, flow);
-            step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told()).is_news
+            // A client that acknowledges the number of the backend's answer has got that answer: it is where it says.
+            let is_shown = proves && packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED);
+            let tx = if is_shown { flow.tx.with(Seen::ASSURED) } else { flow.tx };
+            step(Sender::Client { tx, rx: flow.rx, proves }, packet.told()).is_news
         }
         EntryKind::Undnat if advances(packet, flow) => true,
         // A datagram that assures a stream is not judged for that alone.

@@ -159,7 +159,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
 #[inline(always)]
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     let opens = packet.opens() && packet.proto != Proto::UDP;
-    opens || packet.seen().has(END) || packet.is_fragment() || is_its_turn(flow, flow::now_secs())
+    opens || packet.seen().has(END) || packet.is_fragment() || is_its_turn(flow, flow::about_now_secs())
 }
 
 /// Returns true if the stack hears of the flow with this packet, and so does not forget it. `flow` is as before the packet.

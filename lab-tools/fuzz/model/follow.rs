@@ -45,7 +45,8 @@ impl Model {
         let (client, backend) = (flow.client_said, flow.backend_said);
         let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
         let answers = packet.says(|transport| transport.answer.is_some());
-        let assures = !flow.assured && flow.is_proven_by(packet.transport.as_ref());
+        // A number that only the backend's answer held says where the client is.
+        let assures = packet.proto != wire::TCP && !flow.assured && flow.is_proven_by(packet.transport.as_ref());
         let ends = packet.says(|transport| transport.ends) && !client.goodbye;
         let resets = packet.says(|transport| transport.resets) || client.reset || backend.reset;
         opens || answers || assures || ends || resets || flow.last_secs != now_secs
