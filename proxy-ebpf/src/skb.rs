@@ -1,6 +1,7 @@
 //! A packet in the kernel's hands. All access is by the kernel's helpers. They know where the bytes are when a packet is
 //! not linear, and what to do to a checksum that the hardware will finish.
 
+mod foreign;
 mod mark;
 
 use core::mem::{MaybeUninit, transmute};
@@ -15,12 +16,12 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
-use proxy_common::device::{Device, INJECTED_MARK, INJECTED_MASK, Node};
+use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
 
-use self::mark::{CLASS, MADE_HERE, MARKS};
+use self::mark::{MADE_HERE, MARKS};
+use crate::Action;
 use crate::packet::Found;
 use crate::setting::EXPOSES_PACKET_MARK;
-use crate::{Action, maps};
 
 pub use self::mark::PacketMark;
 
@@ -134,27 +135,6 @@ impl Skb {
         if is_kept_in_mark() { noted | self.mark() } else { noted }
     }
 
-    /// Returns true if `mark`, found on this packet, is none because a filter of another program may have written over it.
-    ///
-    /// A clsact filter that ends with `TC_ACT_OK` leaves its class in `tc_index` (`sch_handle_ingress` in net/core/dev.c).
-    /// A class from inside a pod does not get here: see [`Self::clear_foreign_mark`].
-    #[inline(never)]
-    pub fn has_lost(self, mark: PacketMark) -> bool {
-        mark.0 & (MARKS | MADE_HERE) == 0 && self.noted() & CLASS != 0
-    }
-
-    /// Takes away what others have noted before the packet passed any hook of this host: a pod, or another host's class.
-    #[inline(always)]
-    pub fn clear_foreign_mark(self) {
-        if self.noted() & (MARKS | CLASS) != 0 {
-            let (flags, _) = maps::place_of(self.ifindex());
-            if flags & Device::EDGE != 0 {
-                // What a pod names a class says nothing here. On other devices a program of the node may have named one.
-                self.clear(if flags & Device::POD != 0 { MARKS | CLASS } else { MARKS });
-            }
-        }
-    }
-
     /// Sets the mark for the hooks that follow. Our bits may hold something else before. The kernel leaves a class there
     /// that another's filter has named, in a pod as well, and it survives veth.
     #[inline(always)]
@@ -162,18 +142,6 @@ impl Skb {
         set_field!(self.tc_index, field!(self.tc_index) & !MARKS | mark.0);
         if is_kept_in_mark() {
             self.set_mark(self.mark() & !MARKS | mark.0);
-        }
-    }
-
-    /// Marks that nothing is left to do, where another egress hook follows (a bridge's port). That hook must not take the
-    /// packet for another program's. Elsewhere, takes the mark away.
-    #[inline(always)]
-    pub fn settle_packet_mark(self) {
-        let is_stacked = maps::node().is_some_and(|node| node.has(Node::STACKED));
-        if is_stacked && maps::is_stacked(self.ifindex()) {
-            self.set_packet_mark(PacketMark::DONE);
-        } else {
-            self.clear_packet_mark();
         }
     }
 
