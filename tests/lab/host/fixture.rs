@@ -172,6 +172,9 @@ pub(crate) fn problem(agent: &Agent<'_>, what: &str) -> Result<Option<String>> {
 
 /// All that kpx could change on a host: devices and their settings, routes, rules, filters, programs.
 pub(crate) fn state(host: &Host) -> Result<String> {
+    // A device that has just come up gets its routes with its addresses.
+    let tentative = || host.ns.exec(Command::new("ip").args(["-6", "-o", "addr", "show", "tentative"]));
+    wait_until(DEADLINE, "all addresses may be used", || Ok(tentative()?.is_empty()))?;
     let mut state = String::new();
     let commands: [(&str, &[&str]); 6] = [
         ("ip", &["-j", "link", "show"]),
