@@ -6,6 +6,7 @@
 //! packet ingress:eth0 in mark=0x0 segments=0 0200…
 //! age 45
 //! endpoints 99
+//! misplaced packet ingress:pod0 in mark=0x0 segments=0 0200…
 //! ```
 
 use std::fmt::Write as _;
@@ -15,6 +16,7 @@ use testbed::reference::place::Device;
 
 use crate::model::{At, MADE_HERE, Sent, hex, made_here, unhex};
 use crate::steps::Step;
+use crate::stranger::Pretence;
 
 pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
     let mut text = why.lines().map(|line| format!("# {line}\n")).collect::<String>();
@@ -24,6 +26,7 @@ pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
             Step::Age(secs) => writeln!(text, "age {secs}"),
             Step::Endpoints(seed) => writeln!(text, "endpoints {seed}"),
             Step::Packet(sent) => writeln!(text, "{}", packet(sent)),
+            Step::Stranger(pretence) => writeln!(text, "{} {}", pretence.name(), packet(&pretence.sent)),
         };
     }
     text
@@ -44,21 +47,25 @@ pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
             ["cluster", seed] => cluster = Some(seed.parse()?),
             ["age", secs] => steps.push(Step::Age(secs.parse()?)),
             ["endpoints", seed] => steps.push(Step::Endpoints(seed.parse()?)),
-            ["packet", at, whose, mark, segments, frame] => {
-                let mark = mark.strip_prefix("mark=0x").context("mark=")?;
-                let segments = segments.strip_prefix("segments=").context("segments=")?;
-                steps.push(Step::Packet(Sent {
-                    at: place(at)?,
-                    came_in: *whose == "in",
-                    mark: u32::from_str_radix(mark, 16)? & !MADE_HERE | made_here(*whose == "in"),
-                    segments: segments.parse()?,
-                    frame: unhex(frame)?,
-                }));
-            }
+            ["packet", rest @ ..] => steps.push(Step::Packet(sent(rest)?)),
+            [name, "packet", rest @ ..] => steps.push(Step::Stranger(Pretence::named(name, sent(rest)?)?)),
             _ => bail!("{line}: not a step"),
         }
     }
     Ok((cluster.context("no cluster")?, steps))
+}
+
+fn sent(words: &[&str]) -> Result<Sent> {
+    let [at, whose, mark, segments, frame] = words else { bail!("{words:?}: not a packet") };
+    let mark = mark.strip_prefix("mark=0x").context("mark=")?;
+    let segments = segments.strip_prefix("segments=").context("segments=")?;
+    Ok(Sent {
+        at: place(at)?,
+        came_in: *whose == "in",
+        mark: u32::from_str_radix(mark, 16)? & !MADE_HERE | made_here(*whose == "in"),
+        segments: segments.parse()?,
+        frame: unhex(frame)?,
+    })
 }
 
 fn at(at: At) -> String {

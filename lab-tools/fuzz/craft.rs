@@ -144,6 +144,14 @@ pub(crate) fn transport(dice: &mut Dice, src: SocketAddr, dst: SocketAddr, proto
     transport
 }
 
+/// Gives a TCP header other numbers, and fixes its checksum.
+pub(crate) fn renumber(transport: &mut [u8], src: IpAddr, dst: IpAddr, numbers: [u32; 2]) {
+    transport[4..12].copy_from_slice(&numbers.map(u32::to_be_bytes).concat());
+    transport[16..18].fill(0);
+    let checksum = !fold(pseudo_sum(src, dst, TCP, transport.len()) + sum(transport));
+    transport[16..18].copy_from_slice(&checksum.to_be_bytes());
+}
+
 /// Mostly this number, so that most clients acknowledge what their backends have sent, and some just do not.
 fn random_near(dice: &mut Dice, number: u32) -> u32 {
     match dice.random_range(0..20) {

@@ -14,3 +14,4 @@ mod mutate;
 mod run;
 mod session;
 mod steps;
+mod stranger;

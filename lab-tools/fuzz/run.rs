@@ -13,6 +13,7 @@ use crate::fixture::Fixture;
 use crate::kernel_log::KernelLog;
 use crate::session::{Results, Session};
 use crate::steps::{self, Step};
+use crate::stranger::Pretence;
 
 /// Packets to one cluster, since a cluster costs as much as many packets.
 const STEPS: usize = 1_000;
@@ -23,7 +24,10 @@ const SECS: u64 = 8;
 /// Packets that bring everything about.
 const ENOUGH: u64 = 20_000;
 /// The outcomes that a run must have to prove anything.
-const SEEN: [&str; 19] = [
+const SEEN: [&str; 22] = [
+    "blind",
+    "misplaced",
+    "unhooked",
     "flow_opened",
     "forwarded",
     "returned",
@@ -146,7 +150,7 @@ fn random(
         steps.push(step.clone());
         let Ok(got) = session.step(&step)? else { return Ok(false) };
         last = match (step, got) {
-            (Step::Packet(sent), Some(got)) => Some((sent, got)),
+            (Step::Packet(sent) | Step::Stranger(Pretence { sent, .. }), Some(got)) => Some((sent, got)),
             _ => None,
         };
     }

@@ -9,6 +9,7 @@ use crate::corpus;
 use crate::fixture::Fixture;
 use crate::model::{Got, Model, Sent, hex};
 use crate::steps::Step;
+use crate::stranger::Witness;
 
 /// Packets between two looks at the counters: reading them costs as much as many packets.
 const UNCOUNTED: u32 = 64;
@@ -52,6 +53,14 @@ impl<'a> Session<'a> {
                 self.model.set_world(cluster);
             }
             Step::Packet(sent) => return self.packet(sent).map(|got| got.map(Some)),
+            Step::Stranger(pretence) => {
+                let witness = Witness::before(&self.model, pretence);
+                let Ok(got) = self.packet(&pretence.sent)? else { return Ok(Err(Blurred)) };
+                *self.results.entry(pretence.name()).or_default() += 1;
+                *self.results.entry("established_beside_strangers").or_default() += witness.established();
+                witness.after(&self.model, &got).with_context(|| corpus::packet(&pretence.sent))?;
+                return Ok(Ok(Some(got)));
+            }
         }
         Ok(Ok(None))
     }

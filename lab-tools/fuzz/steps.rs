@@ -5,17 +5,20 @@ use std::net::{IpAddr, SocketAddr};
 use rand::Rng;
 use testbed::reference::cluster::{Hook, Proto};
 use testbed::reference::generate::{self, Dice, one};
-use testbed::reference::place::{Device, Family, OUTSIDE};
+use testbed::reference::place::{self, Device, Family, OUTSIDE};
 use testbed::test_run::Verdict;
 
 use crate::craft::{self, Between};
 use crate::model::wire::{SCTP, TCP, UDP};
 use crate::model::{At, DONE, FORWARD, Got, Leg, MADE_HERE, Model, Sent, TRANSLATED, Table, made_here};
 use crate::mutate;
+use crate::stranger::{self, Pretence};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Packet(Sent),
+    /// A second party sends it.
+    Stranger(Pretence),
     /// Nothing happens for so many seconds.
     Age(u32),
     /// Endpoints come and go, by these dice.
@@ -36,6 +39,16 @@ pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) 
         0..4 => return Step::Age(one(dice, &AGES)),
         4..6 => return Step::Endpoints(dice.random()),
         _ => {}
+    }
+    if dice.random_bool(0.2)
+        && let Some(sent) = handshake(dice, model)
+    {
+        return Step::Packet(sent);
+    }
+    if dice.random_bool(0.2)
+        && let Some(pretence) = stranger::pretence(dice, model)
+    {
+        return Step::Stranger(pretence);
     }
     let mut sent = match dice.random_range(0..100) {
         0..35 => first(dice, model),
@@ -92,6 +105,32 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Sent {
     let between = Between::random(dice);
     let frame = craft::frame(dice, src.ip(), dst.ip(), proto, &between, &transport);
     sent(dice, at, Some(leg), frame)
+}
+
+/// The next packet of a connection that is not established, as the kernels of both ends send it. None if there is no such connection.
+fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
+    let (_, flow) = model.flows.iter().rev().take(4).find(|(_, flow)| flow.proto == TCP && !flow.assured)?;
+    let is_answer = flow.answer.is_none();
+    let legs = flow.legs();
+    let ((table, proto, src, dst), _) =
+        legs.into_iter().find(|(_, leg)| *leg == if is_answer { Leg::ToClient } else { Leg::ToBackend })?;
+    let at = match table {
+        Table::Arriving => At::Ingress(place::route(src.ip())?),
+        Table::Starting if flow.on_lo => At::Lo,
+        Table::Starting => At::Anchor,
+        Table::Leaving if flow.to_host => At::Lo,
+        Table::Leaving => At::Egress(place::route(dst.ip())?),
+    };
+    if matches!(at, At::Ingress(device) | At::Egress(device) if !Device::OUTER.contains(&device)) {
+        return None;
+    }
+    let (says, numbers) = if is_answer { (0x12, [1_000, 1_001]) } else { (0x10, [1_001, flow.answer? + 1]) };
+    let mut transport = craft::transport(dice, src, dst, proto, says);
+    craft::renumber(&mut transport, src.ip(), dst.ip(), numbers);
+    let frame = craft::frame(dice, src.ip(), dst.ip(), proto, &Between::default(), &transport);
+    let came_in = matches!(at, At::Ingress(_)) || matches!(at, At::Egress(_)) && !flow.to_host;
+    let mark = if matches!(at, At::Egress(_)) && flow.changes_address() { TRANSLATED } else { 0 };
+    Some(Sent { at, came_in, mark: mark | made_here(came_in), segments: 0, frame })
 }
 
 /// An ICMP error about a packet of a flow that went the other way.

@@ -294,9 +294,11 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.set_last_secs(now_secs);
     let Some(opener) = opener.or_else(|| maps::opener(flow, packet.proto)) else { return };
     let mut tx = opener.read(|flow| flow.tx);
-    // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one.
+    // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one. Once the client has shown
+    // itself, only its own SYN makes that possible.
     if answers
         && flow.has(Flow::<A>::NUMBERED)
+        && (!tx.has(Seen::ASSURED) || tx.has(DIALLED))
         && let Some(seq) = packet.seq()
     {
         rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT));

@@ -25,6 +25,7 @@ packet_tests! {
     syn_on_silent_flow_opens_another_where_backend_knows_none,
     early_goodbye_counts_once_backend_ends,
     backend_that_accepts_again_begins_another_connection,
+    answer_that_no_opener_asked_for_begins_nothing,
     refusal_of_syn_on_established_flow_ends_it,
 }
 

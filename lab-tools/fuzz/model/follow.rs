@@ -30,10 +30,9 @@ impl Model {
         let (src, dst) = packet.peers();
         match (sent.at, leg) {
             (At::Anchor | At::Lo, Leg::ToBackend) => sent.came_in && self.is_news(packet, id, now_secs),
-            (At::Ingress(_), Leg::ToClient) => reference::is_forged(&open::question(sent.at, packet.proto, src, dst)),
+            (At::Ingress(_), Leg::ToClient) => open::is_forged(sent.at, packet.proto, src, dst),
             (At::Ingress(_), Leg::ToBackend) => {
-                self.is_news(packet, id, now_secs)
-                    && reference::is_forged(&open::question(sent.at, packet.proto, src, dst))
+                self.is_news(packet, id, now_secs) && open::is_forged(sent.at, packet.proto, src, dst)
             }
             _ => false,
         }
@@ -115,13 +114,15 @@ impl Model {
                 &mut flow.sent
             }
             Leg::ToClient => {
-                let answers = packet.says(|transport| transport.answer.is_some());
+                let is_awaited = !flow.assured || flow.dialled || flow.redialled;
+                let answer = transport.and_then(|transport| transport.answer).filter(|_| is_awaited);
+                let answers = answer.is_some();
                 if answers {
                     flow.begin_anew();
                 }
                 flow.backend_said.hear(packet.transport.as_ref());
                 flow.assured |= packet.says(|transport| transport.accepts);
-                flow.answer = transport.and_then(|transport| transport.answer).or(flow.answer);
+                flow.answer = answer.or(flow.answer);
                 if let Some(acked) = transport.and_then(|transport| transport.ack) {
                     let is_first = flow.backend_secs != now_secs;
                     let is_more = answers || acked != flow.backend_acked;

@@ -32,6 +32,7 @@ use testbed::reference::place::Device;
 use testbed::test_run::Verdict;
 
 pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
+pub(crate) use self::open::is_forged;
 use self::wire::{Ip, Transport};
 
 /// The hooks' bits of a mark: rewritten, on its way to a backend, and with the source with which it has to leave.
@@ -150,6 +151,11 @@ impl Model {
 
     pub(crate) fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// How many flows have ever been opened.
+    pub(crate) fn opened(&self) -> u64 {
+        self.next
     }
 
     /// Endpoints have come or gone.

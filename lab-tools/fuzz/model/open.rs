@@ -36,6 +36,11 @@ pub(super) fn question(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Q
     Question0 { hook, proto, src, dst }
 }
 
+/// Is this sender somewhere else than behind the device through which the packet comes in?
+pub(crate) fn is_forged(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> bool {
+    reference::is_forged(&question(at, proto, src, dst))
+}
+
 impl Model {
     /// Opens the flow that the packet starts, if one may. The error outside is a wrong choice.
     pub(super) fn open(

@@ -1,0 +1,169 @@
+//! A second party: it sends in the name of either end of others' flows, and reads none of their packets.
+//!
+//! It is another tenant's pod, a machine outside, one behind another uplink, or it sends through a device without hooks. The
+//! model says what becomes of each packet. The [`Witness`] says what no such packet may bring about, whatever the model says.
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, bail, ensure};
+use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
+use rand::Rng;
+use testbed::reference::generate::{self, Dice, one};
+use testbed::reference::place::Device;
+use testbed::test_run::Verdict;
+
+use crate::craft::{self, Between};
+use crate::model::wire::TCP;
+use crate::model::{At, Flow, Got, Leg, Model, Sent, is_forged};
+
+/// A packet in another's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pretence {
+    pub(crate) place: Place,
+    pub(crate) sent: Sent,
+}
+
+/// The place of the stranger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Beside the one in whose name it sends. It knows none of its numbers.
+    Blind,
+    /// Behind a device at which that one cannot be.
+    Misplaced,
+    /// Behind a device without hooks: the packet comes to the anchor.
+    Unhooked,
+}
+
+impl Place {
+    const ALL: [Self; 3] = [Self::Blind, Self::Misplaced, Self::Unhooked];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Blind => "blind",
+            Self::Misplaced => "misplaced",
+            Self::Unhooked => "unhooked",
+        }
+    }
+}
+
+impl Pretence {
+    pub(crate) fn name(&self) -> &'static str {
+        self.place.name()
+    }
+
+    pub(crate) fn named(name: &str, sent: Sent) -> Result<Self> {
+        match Place::ALL.into_iter().find(|place| place.name() == name) {
+            Some(place) => Ok(Self { place, sent }),
+            None => bail!("{name}: no stranger's place"),
+        }
+    }
+}
+
+/// A protocol, the two ends in whose names the stranger speaks, and the transport's bytes.
+type Speech = (u8, SocketAddr, SocketAddr, Vec<u8>);
+
+/// Makes a packet in another's name. None if there is nothing to pretend.
+pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
+    let at = if dice.random_bool(0.1) { At::Anchor } else { At::Ingress(one(dice, &Device::OUTER)) };
+    let (proto, src, dst, transport) = if dice.random_bool(0.2) { opener(dice, model) } else { of_flow(dice, model)? };
+    let place = match at {
+        At::Anchor => Place::Unhooked,
+        _ if is_forged(at, proto, src, dst) => Place::Misplaced,
+        _ => Place::Blind,
+    };
+    // A datagram has no number to guess: see docs/limits.md.
+    if place == Place::Blind && proto != TCP {
+        return None;
+    }
+    let frame = craft::frame(dice, src.ip(), dst.ip(), proto, &Between::default(), &transport);
+    Some(Pretence { place, sent: Sent { at, came_in: true, mark: 0, segments: 0, frame } })
+}
+
+fn opener(dice: &mut Dice, model: &Model) -> Speech {
+    let packet = generate::packet(dice, model.cluster());
+    let src = SocketAddr::new(packet.src.ip(), dice.random_range(40_000..40_008));
+    (TCP, src, packet.dst, craft::transport(dice, src, packet.dst, TCP, 2))
+}
+
+/// A packet of one end of a flow, with numbers that no end would send. A stranger is near one end only.
+fn of_flow(dice: &mut Dice, model: &Model) -> Option<Speech> {
+    /// No window reaches as far.
+    const FAR: u32 = 1 << 31;
+    let established: Vec<_> = model.flows.iter().filter(|(_, flow)| flow.assured && is_safe(flow)).collect();
+    let (id, flow) = if established.is_empty() || dice.random_bool(0.3) {
+        let newest = *model.flows.keys().next_back()?;
+        model.flows.range(dice.random_range(0..=newest)..).next()?
+    } else {
+        one(dice, &established)
+    };
+    let is_client = id % 2 == 0;
+    let legs = flow.legs().into_iter().filter(|(_, leg)| matches!(leg, Leg::ToBackend | Leg::AsNode) == is_client);
+    let legs: Vec<_> = legs.collect();
+    let ((_, proto, src, dst), _) = legs[dice.random_range(0..legs.len())];
+    let says = match proto {
+        // SYN, SYN ACK, ACK, FIN ACK, RST, RST ACK
+        TCP => one(dice, &[2, 0x12, 0x10, 0x18, 0x11, 4, 0x14]),
+        // INIT, INIT ACK, COOKIE ECHO, COOKIE ACK, DATA, ABORT, SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE
+        _ => one(dice, &[1, 2, 10, 11, 0, 6, 7, 8, 14]),
+    };
+    let mut transport = craft::transport(dice, src, dst, proto, says);
+    if proto == TCP {
+        let (heard, answer) = if is_client {
+            (flow.backend_acked, flow.answer.unwrap_or(0))
+        } else {
+            (flow.client_acked, flow.backend_acked)
+        };
+        craft::renumber(&mut transport, src.ip(), dst.ip(), [heard, answer].map(|number| number.wrapping_add(FAR)));
+    }
+    Some((proto, src, dst, transport))
+}
+
+/// What others have before a stranger's packet.
+pub(crate) struct Witness {
+    /// The flows that live, and whether each is established.
+    flows: Vec<(u64, bool)>,
+    opened: u64,
+    place: Place,
+}
+
+impl Witness {
+    pub(crate) fn before(model: &Model, Pretence { place, .. }: &Pretence) -> Self {
+        let flows = model.flows.iter().filter(|(_, flow)| is_safe(flow));
+        Self { flows: flows.map(|(id, flow)| (*id, flow.assured)).collect(), opened: model.opened(), place: *place }
+    }
+
+    /// How many established flows it watches.
+    pub(crate) fn established(&self) -> u64 {
+        self.flows.iter().map(|(_, assured)| u64::from(*assured)).sum()
+    }
+
+    /// Returns an error if the packet changed what is others'.
+    pub(crate) fn after(&self, model: &Model, got: &Got) -> Result<()> {
+        for (id, assured) in &self.flows {
+            let after = model.flows.get(id);
+            ensure!(after.is_some() || !assured, "a stranger has closed an established flow");
+            let Some(flow) = after else { continue };
+            ensure!(flow.assured == *assured, "a stranger has changed whether a flow is established: {flow:?}");
+            ensure!(!assured || !has_end(flow), "a stranger has ended an established flow: {flow:?}");
+        }
+        if self.place == Place::Blind {
+            return Ok(());
+        }
+        ensure!(model.opened() == self.opened, "a stranger has opened a flow in another's name");
+        let is_given = self.place == Place::Misplaced
+            && got.verdict == Verdict::Redirect
+            && got.mark & INJECTED_MASK == INJECTED_MARK;
+        ensure!(!is_given, "the host has got a stranger's packet as an answer");
+        Ok(())
+    }
+}
+
+/// Returns true for a flow that no stranger may change. A client that dials again takes any answer, and datagrams prove nothing.
+fn is_safe(flow: &Flow) -> bool {
+    flow.proto == TCP && !flow.is_guest && !flow.dialled && !flow.redialled && !has_end(flow)
+}
+
+fn has_end(flow: &Flow) -> bool {
+    let (client, backend) = (flow.client_said, flow.backend_said);
+    client.reset || backend.reset || client.goodbye || backend.goodbye
+}
