@@ -87,8 +87,8 @@ fn opener(dice: &mut Dice, model: &Model) -> Speech {
 
 /// A packet of one end of a flow, with numbers that no end would send. A stranger is near one end only.
 fn of_flow(dice: &mut Dice, model: &Model) -> Option<Speech> {
-    /// No window reaches as far.
-    const FAR: u32 = 1 << 31;
+    /// No window reaches as far. Strangers at both ends do not agree on numbers.
+    const FAR: [u32; 2] = [1 << 31, 3 << 29];
     let established: Vec<_> = model.flows.iter().filter(|(_, flow)| flow.assured && is_safe(flow)).collect();
     let (id, flow) = if established.is_empty() || dice.random_bool(0.3) {
         let newest = *model.flows.keys().next_back()?;
@@ -113,7 +113,8 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Option<Speech> {
         } else {
             (flow.client_acked, flow.backend_acked)
         };
-        craft::renumber(&mut transport, src.ip(), dst.ip(), [heard, answer].map(|number| number.wrapping_add(FAR)));
+        let far = FAR[usize::from(is_client)];
+        craft::renumber(&mut transport, src.ip(), dst.ip(), [heard, answer].map(|number| number.wrapping_add(far)));
     }
     Some((proto, src, dst, transport))
 }
