@@ -6,7 +6,7 @@ use expect_test::expect_file;
 
 use super::case::{Case, Expect, Seen, To};
 use super::special::SPECIALS;
-use super::table::{ABOUT, CASES, CASES_OF_FLAGS, NOT_RUN};
+use super::table::{ABOUT, ASYMMETRIC, CASES, CASES_OF_FLAGS, NOT_RUN};
 
 #[test]
 fn document_lists_the_cases() {
@@ -42,13 +42,16 @@ one byte, more than a segment, bursts of 60 kB, and UDP datagrams of 2,000 and 9
 with a firewall that drops what connection tracking finds invalid, with and without checksum offload, when every
 checksum of every packet is verified too. ClusterIPs besides with rp_filter 0, 1 and 2, with and without a default route.
 
+Nodes of other shapes run fewer cases:
+- Two uplinks, where n1 answers x by another than x reaches n1 by, with rp_filter 0 and 2: ASYMMETRIC.
+
 \"Sees\" is the address with which the backend sees its client: its own, a node's primary one, or that of the device
 through which n1 or n2 reaches the backend: a bridge's, the gateway's, or the overlay's. The default mode keeps the client's address
 where the answer comes back all the same; `--masquerade compat` does as kube-proxy does.
 ";
 
 fn document() -> String {
-    let mut text = HEAD.to_owned();
+    let mut text = HEAD.replace("ASYMMETRIC", &ASYMMETRIC.join(", "));
     text += "\n## Cases\n\n| case | what |\n|---|---|\n";
     for (id, what) in ABOUT {
         writeln!(text, "| {id} | {what} |").expect("a string has room");

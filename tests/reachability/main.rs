@@ -16,12 +16,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use testbed::agent::{Cluster, Service};
 use testbed::capture::{Capture, Checksums, Packet};
 use testbed::echo::Servers;
-use testbed::lab::{Family, Lab, Layout, PodRoute, TunnelKind};
+use testbed::lab::{Family, Lab, Layout, PodRoute, TunnelKind, Ways};
 
 use crate::fixture::{Fixture, compat_args, create_services};
 use crate::results::Results;
 use crate::setting::{Setting, mode};
-use crate::table::{CASES, CASES_OF_FLAGS};
+use crate::table::{ASYMMETRIC, CASES, CASES_OF_FLAGS};
 
 #[test]
 fn routed_pods_reach_services() {
@@ -96,6 +96,9 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
     }
     let mut logs = fixture.logs();
     fixture.stop()?;
+    if layout == Layout::Routed && !compat {
+        logs += &run_asymmetric(&lab, &cluster, &mut results)?;
+    }
     if has_more {
         logs += &run_flags(&lab, &servers, &cluster, &mut results)?;
     }
@@ -119,6 +122,24 @@ fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> 
     rows::run(lab, &overlay, CASES, results);
     run_watched(lab, Setting { firewall: true, ..plain }, Checksums::MayBePending, results)?;
     run_watched(lab, Setting { firewall: true, offload: false, ..plain }, Checksums::Complete, results)
+}
+
+/// With answers of n1 that leave by another link than the questions came in by.
+fn run_asymmetric(lab: &Lab, cluster: &Cluster, results: &mut Results) -> Result<String> {
+    let plain = Setting::plain(lab.layout, false);
+    let setting = |rp_filter, ways| Setting { rp_filter, ways, ..plain };
+    let settings = [Ways::OutByEth1, Ways::InByEth1].map(|ways| [setting(0, ways), setting(2, ways)]);
+    settings[0][0].apply(lab)?; // kpx reads `rp_filter` when it starts.
+    let fixture = Fixture::new(lab, cluster, &[])?;
+    for setting in settings.as_flattened() {
+        setting.apply(lab)?;
+        let cases = CASES.iter().filter(|case| case.client == "x" && ASYMMETRIC.contains(&case.id));
+        rows::run(lab, setting, cases, results);
+    }
+    plain.apply(lab)?;
+    let logs = fixture.logs();
+    fixture.stop()?;
+    Ok(logs)
 }
 
 /// With flags that change who may dial what.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::Result;
-use testbed::lab::{Lab, Layout, PodRoute};
+use testbed::lab::{Lab, Layout, PodRoute, Ways};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Setting {
@@ -12,6 +12,7 @@ pub(crate) struct Setting {
     pub(crate) rp_filter: u8,
     pub(crate) default_route: bool,
     pub(crate) pod_route: PodRoute,
+    pub(crate) ways: Ways,
     pub(crate) firewall: bool,
     pub(crate) offload: bool,
 }
@@ -19,14 +20,15 @@ pub(crate) struct Setting {
 impl Setting {
     /// Returns the setting of a node out of the box.
     pub(crate) fn plain(layout: Layout, compat: bool) -> Self {
-        let pod_route = PodRoute::Eth0;
-        Self { layout, compat, rp_filter: 1, default_route: true, pod_route, firewall: false, offload: true }
+        let (pod_route, ways) = (PodRoute::Eth0, Ways::Eth0);
+        Self { layout, compat, rp_filter: 1, default_route: true, pod_route, ways, firewall: false, offload: true }
     }
 
     pub(crate) fn apply(&self, lab: &Lab) -> Result<()> {
         lab.set_rp_filter(self.rp_filter)?;
         lab.set_default_route(self.default_route)?;
         lab.set_pod_route(self.pod_route)?;
+        lab.set_ways(self.ways)?;
         lab.set_firewall(self.firewall)?;
         lab.set_offload(self.offload)
     }
@@ -34,9 +36,9 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { layout, compat, rp_filter, default_route, pod_route, firewall, offload } = self;
+        let Self { layout, compat, rp_filter, default_route, pod_route, ways, firewall, offload } = self;
         write!(f, "{layout:?}, {}, rp_filter={rp_filter} default_route={default_route} ", mode(*compat))?;
-        write!(f, "pods by {pod_route:?} firewall={firewall} offload={offload}")
+        write!(f, "pods by {pod_route:?} outside by {ways:?} firewall={firewall} offload={offload}")
     }
 }
 

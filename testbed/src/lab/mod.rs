@@ -32,7 +32,7 @@ use anyhow::{Context, Result};
 pub use self::address::{CLUSTER_PODS, Dual, DualNet, EXTERNAL, Family, SERVICE_CIDR};
 pub use self::pods::VXLAN_PORT;
 pub use self::remove::{keep_until_signal, remove_labs_of};
-pub use self::switch::PodRoute;
+pub use self::switch::{PodRoute, Ways};
 use self::tunnel::TunnelEnd;
 pub use self::tunnel::TunnelKind;
 use crate::netns::NetNs;

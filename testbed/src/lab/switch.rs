@@ -5,7 +5,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::address::{CLUSTER_PODS, EXTERNAL, Family, NODES};
+use super::address::{CLUSTER_PODS, EXTERNAL, Family, NODES, OUTSIDE, SECOND};
+use super::build::add_addr;
 use super::{Dual, Host, Lab, Layout, Node, pods, tunnel};
 
 /// Over which link the nodes reach each other's pods.
@@ -15,6 +16,17 @@ pub enum PodRoute {
     Eth0,
     /// The second link, as an overlay would be: its addresses are not the nodes' primary ones.
     Eth1,
+}
+
+/// By which links of n1 packets come in from outside, and by which they leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ways {
+    /// Both by the fabric's link.
+    Eth0,
+    /// Out by the second link.
+    OutByEth1,
+    /// In by the second link.
+    InByEth1,
 }
 
 const FIREWALL: &str = "table inet firewall";
@@ -58,6 +70,32 @@ impl Lab {
             let lines = Family::ALL
                 .map(|family| format!("route replace {} via {}", other.pod_net.cidr(family), gateway.ip(family)));
             node.host.ns.ip(&lines.join("\n"))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the ways between n1 and the outside, also where there was no default route. A strict `rp_filter` of n1 drops
+    /// what comes in by one link and leaves by the other.
+    pub fn set_ways(&self, ways: Ways) -> Result<()> {
+        let (fabric, n1) = (&self.fabric.ns, &self.n1);
+        if ways != Ways::Eth0 {
+            // The fabric, too, meets packets that it would answer by another link.
+            fabric.sysctl("ipv4/conf/all/rp_filter", "0")?;
+            fabric.sysctl("ipv4/conf/sec0/rp_filter", "0")?;
+            fabric.ip(&add_addr("sec0", SECOND, 1).replace("addr add", "addr replace"))?;
+        }
+        let router = if ways == Ways::OutByEth1 { SECOND.host(1) } else { NODES.host(1) };
+        for family in Family::ALL {
+            let (own, second, router) = (n1.host.addrs.ip(family), n1.second.ip(family), router.ip(family));
+            let (to, at) = match ways {
+                Ways::InByEth1 => (format!("via {second}"), second),
+                Ways::Eth0 | Ways::OutByEth1 => ("dev fab0".to_owned(), own),
+            };
+            fabric.ip(&format!("route replace {own} {to}\nroute replace {} via {at}", EXTERNAL.cidr(family)))?;
+            n1.host.ns.ip(&format!("route replace {} via {router}", OUTSIDE.cidr(family)))?;
+            if ways != Ways::Eth0 {
+                n1.host.ns.ip(&format!("route replace default via {router}"))?;
+            }
         }
         Ok(())
     }
