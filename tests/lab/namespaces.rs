@@ -46,6 +46,8 @@ fn hosts_reach_each_other_in_every_layout() {
         lab.set_firewall(true).unwrap();
         for (offload, checksums) in [(true, Checksums::MayBePending), (false, Checksums::Complete)] {
             lab.set_offload(offload).unwrap();
+            // The kernel does not let macvlan devices finish what they hand to each other.
+            let checksums = if layout == Layout::Macvlan { Checksums::MayBePending } else { checksums };
             let captures: Vec<Capture> = lab.backends().map(|host| Capture::start(host).unwrap()).collect();
             check_paths(&lab, &format!("{layout:?} firewall offload={offload}"));
             for capture in captures {

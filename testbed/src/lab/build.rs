@@ -6,23 +6,25 @@ use anyhow::{Context, Result};
 
 use super::address::{CLUSTER_PODS, Dual, DualNet, Family, NODES, OUTSIDE, PODS, SECOND, SERVICE_CIDR};
 use super::remove::ns_name;
-use super::{Host, Lab, Layout, Node, pods, tunnel};
+use super::{Host, Lab, Layout, Node, Uplink, pods, tunnel, uplink};
 use crate::netns::NetNs;
 
 /// Number of `xl` on the nodes' segments.
 const NEIGHBOUR: u8 = 30;
 
-pub(super) fn build(id: &str, layout: Layout, dir: PathBuf) -> Result<Lab> {
+pub(super) fn build(id: &str, layout: Layout, uplink: Uplink, dir: PathBuf) -> Result<Lab> {
     let fabric = fabric(id)?;
     let x = outsider(id, &fabric, "x", OUTSIDE.host(10))?;
     let ext = outsider(id, &fabric, "ext", OUTSIDE.host(20))?;
-    let n1 = node(id, &fabric, layout, "n1", 0, &["p1a", "p1b", "p1c"])?;
-    let n2 = node(id, &fabric, layout, "n2", 1, &["p2a", "p2b"])?;
+    let shape = (layout, uplink);
+    let n1 = node(id, &fabric, shape, "n1", 0, &["p1a", "p1b", "p1c"])?;
+    let n2 = node(id, &fabric, shape, "n2", 1, &["p2a", "p2b"])?;
     let xl = neighbour(id, &fabric)?;
-    second_link(&fabric, [&n1.host, &n2.host, &xl])?;
     let _tunnel = match layout {
         Layout::Tunnel(kind) => tunnel::make(kind, [&n1, &n2], &fabric, &dir).context("make the tunnel")?,
-        Layout::Routed | Layout::Ptp | Layout::Bridge | Layout::Vxlan => Vec::new(),
+        Layout::Routed | Layout::Ptp | Layout::Bridge | Layout::Vxlan | Layout::Macvlan | Layout::Netkit(_) => {
+            Vec::new()
+        }
     };
     let lab = Lab { layout, n1, n2, x, xl, ext, fabric, _tunnel, dir };
     lab.set_external_route(&lab.n1)?;
@@ -83,14 +85,22 @@ fn neighbour(id: &str, fabric: &Host) -> Result<Host> {
     let ns = NetNs::create(ns_name(id, "xl"))?;
     plug(&fabric.ns, "fab0", "xl", &ns, "eth0")?;
     ns.ip(&format!("link set eth0 up\n{}", add_addr("eth0", NODES, NEIGHBOUR)))?;
+    second_link(fabric, "xl", &ns, NEIGHBOUR)?;
     Ok(Host { name: "xl", ns, addrs: NODES.host(NEIGHBOUR) })
 }
 
 /// A node with its pods. `nth` from 0 numbers its addresses.
-fn node(id: &str, fabric: &Host, layout: Layout, name: &'static str, nth: u8, pods: &[&'static str]) -> Result<Node> {
+fn node(
+    id: &str,
+    fabric: &Host,
+    (layout, uplink): (Layout, Uplink),
+    name: &'static str,
+    nth: u8,
+    pods: &[&'static str],
+) -> Result<Node> {
     let ns = NetNs::create(ns_name(id, name))?;
     forward(&ns)?;
-    plug(&fabric.ns, "fab0", name, &ns, "eth0")?;
+    uplink::make(uplink, &fabric.ns, name, &ns)?;
     let gateway = NODES.host(1);
     ns.ip(&format!(
         "link set eth0 up
@@ -103,6 +113,7 @@ fn node(id: &str, fabric: &Host, layout: Layout, name: &'static str, nth: u8, po
         OUTSIDE.cidr(Family::V6),
         gateway.v6,
     ))?;
+    second_link(fabric, name, &ns, 11 + nth)?;
     let pod_net = PODS[usize::from(nth)];
     masquerade(&ns, &pod_net)?;
     pods::prepare(&ns, layout, pod_net)?;
@@ -141,14 +152,10 @@ pub(super) fn plug(owner: &NetNs, bridge: &str, port: &str, ns: &NetNs, device: 
     ))
 }
 
-/// A segment beside the fabric, from each host's `eth1`, with the host's number on the first.
-fn second_link(fabric: &Host, hosts: [&Host; 3]) -> Result<()> {
-    for host in hosts {
-        plug(&fabric.ns, "sec0", &format!("{}-1", host.name), &host.ns, "eth1")?;
-        let number = host.addrs.v4.octets()[3];
-        host.ns.ip(&format!("link set eth1 up\n{}", add_addr("eth1", SECOND, number)))?;
-    }
-    Ok(())
+/// Gives a host an `eth1` on the segment beside the fabric, with the number that it has on the first.
+fn second_link(fabric: &Host, name: &str, ns: &NetNs, number: u8) -> Result<()> {
+    plug(&fabric.ns, "sec0", &format!("{name}-1"), ns, "eth1")?;
+    ns.ip(&format!("link set eth1 up\n{}", add_addr("eth1", SECOND, number)))
 }
 
 fn forward(ns: &NetNs) -> Result<()> {

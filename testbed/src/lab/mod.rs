@@ -18,10 +18,13 @@
 
 mod address;
 mod build;
+mod macvlan;
+mod netkit;
 mod pods;
 mod remove;
 mod switch;
 mod tunnel;
+mod uplink;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,11 +33,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 
 pub use self::address::{CLUSTER_PODS, Dual, DualNet, EXTERNAL, Family, SERVICE_CIDR};
+pub use self::netkit::NetkitLayer;
 pub use self::pods::VXLAN_PORT;
 pub use self::remove::{keep_until_signal, remove_labs_of};
 pub use self::switch::{PodRoute, Ways};
 use self::tunnel::TunnelEnd;
 pub use self::tunnel::TunnelKind;
+pub use self::uplink::Uplink;
 use crate::netns::NetNs;
 
 /// How pods hang on their node.
@@ -51,15 +56,21 @@ pub enum Layout {
     Vxlan,
     /// As routed, and a tunnel between the nodes whose packets have no Ethernet header, as Calico's and k3s's may have.
     Tunnel(TunnelKind),
+    /// On macvlan devices above the second link, with one host route per pod, as the plugin macvlan does.
+    Macvlan,
+    /// As ptp, on pairs of netkit devices, which Cilium may use. Few kernels of build machines have them.
+    Netkit(NetkitLayer),
 }
 
 impl Layout {
-    pub const ALL: [Self; 5] = [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan, Self::Tunnel(TunnelKind::Tun)];
+    /// The layouts that every kernel with the needs of tests has.
+    pub const ALL: [Self; 6] =
+        [Self::Routed, Self::Ptp, Self::Bridge, Self::Vxlan, Self::Tunnel(TunnelKind::Tun), Self::Macvlan];
 
     /// Returns the MTU of pods' devices, in bytes.
     pub fn mtu(self) -> u32 {
         match self {
-            Self::Routed | Self::Ptp | Self::Bridge => LINK_MTU,
+            Self::Routed | Self::Ptp | Self::Bridge | Self::Macvlan | Self::Netkit(_) => LINK_MTU,
             Self::Vxlan => LINK_MTU - pods::OVERHEAD,
             Self::Tunnel(kind) => kind.mtu(),
         }
@@ -108,13 +119,18 @@ pub struct Lab {
 impl Lab {
     /// Builds a lab; first removes what dead processes left of theirs.
     pub fn start(layout: Layout) -> Result<Self> {
+        Self::start_with(layout, Uplink::Card)
+    }
+
+    /// Builds a lab whose nodes reach the fabric by such devices.
+    pub fn start_with(layout: Layout, uplink: Uplink) -> Result<Self> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         remove::remove_on_signals();
         remove::remove_stale_labs()?;
         let id = remove::lab_id(std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         let dir = remove::lab_dir(&id);
         fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
-        build::build(&id, layout, dir.clone()).inspect_err(|_| {
+        build::build(&id, layout, uplink, dir.clone()).inspect_err(|_| {
             let _ = fs::remove_dir_all(&dir); // The reason why there is no lab says more.
         })
     }

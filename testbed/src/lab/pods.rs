@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 
 use super::address::{DualNet, Family};
 use super::build::{add_addr, plug};
-use super::{Host, Layout};
+use super::{Host, Layout, macvlan, netkit};
 use crate::netns::NetNs;
 
 /// The MAC address of the node's end of every routed pod's veth. It is always the same, and so is a pod's neighbour entry.
@@ -20,7 +20,8 @@ pub(super) const OVERHEAD: u32 = 50;
 /// Makes what pods share on a node.
 pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     match layout {
-        Layout::Routed | Layout::Ptp | Layout::Tunnel(_) => Ok(()),
+        Layout::Routed | Layout::Ptp | Layout::Tunnel(_) | Layout::Netkit(_) => Ok(()),
+        Layout::Macvlan => macvlan::prepare(node, pod_net),
         Layout::Bridge => bridge(node, layout, pod_net),
         Layout::Vxlan => bridge(node, layout, pod_net).and_then(|()| overlay(node, layout, pod_net)),
     }
@@ -30,7 +31,12 @@ pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<
 pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet) -> Result<()> {
     match layout {
         Layout::Routed | Layout::Tunnel(_) => routed(node, layout, pod),
-        Layout::Ptp => ptp(node, pod, pod_net),
+        Layout::Ptp => {
+            node.ip(&format!("link add {} type veth peer name eth0 netns {}", pod.name, pod.ns.name()))?;
+            ptp(node, pod, pod_net)
+        }
+        Layout::Netkit(mode) => netkit::make(node, pod, mode).and_then(|()| ptp(node, pod, pod_net)),
+        Layout::Macvlan => macvlan::connect(node, pod, pod_net),
         Layout::Bridge | Layout::Vxlan => bridged(node, layout, pod, pod_net),
     }
 }
@@ -130,10 +136,9 @@ fn routed(node: &NetNs, layout: Layout, pod: &Host) -> Result<()> {
     ))
 }
 
-/// The pod's side first, then the node's: the order of the plugin.
+/// Configures a pair's ends. The pod's side first, then the node's: the order of the plugin.
 fn ptp(node: &NetNs, pod: &Host, pod_net: DualNet) -> Result<()> {
     let (Host { name, ns, addrs }, gateway) = (pod, pod_net.host(1));
-    node.ip(&format!("link add {name} type veth peer name eth0 netns {}", ns.name()))?;
     // All that is for other pods of the node goes to the gateway, too.
     let routes = Family::ALL.map(|family| {
         let (net, via) = (pod_net.cidr(family), gateway.ip(family));
