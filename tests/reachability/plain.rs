@@ -14,12 +14,12 @@ use anyhow::{Context, Result};
 use testbed::agent::{Cluster, Service};
 use testbed::echo::Servers;
 use testbed::kernel;
-use testbed::lab::{Lab, Layout, TunnelKind};
+use testbed::lab::{Lab, Layout, NetkitLayer, TunnelKind, Uplink};
 
-use self::fixture::{Fixture, create_services};
+use self::fixture::{Fixture, compat_args, create_services};
 use self::results::Results;
 use self::setting::Setting;
-use self::table::CASES;
+use self::table::{CASES, SHAPED};
 
 #[test]
 fn pods_reach_services_by_the_default_mechanism() {
@@ -45,16 +45,40 @@ fn pods_behind_tunnels_of_the_kernel_reach_services() {
         println!("not run for IP tunnels: before Linux 5.14 they get no programs");
     }
     for kind in kinds {
-        tunnelled(kind).with_context(|| format!("{kind:?}")).unwrap();
+        some(Layout::Tunnel(kind), Uplink::Card, &TUNNELLED).with_context(|| format!("{kind:?}")).unwrap();
     }
 }
 
-fn tunnelled(kind: TunnelKind) -> Result<()> {
-    let lab = Lab::start(Layout::Tunnel(kind))?;
-    serve(&lab, &[], |results| {
-        let plain = Setting::plain(lab.layout, false);
+#[test]
+fn nodes_on_a_vlan_serve() {
+    some(Layout::Routed, Uplink::Vlan, SHAPED).unwrap();
+}
+
+#[test]
+fn nodes_on_a_bond_serve() {
+    some(Layout::Bridge, Uplink::Bond, SHAPED).unwrap();
+}
+
+#[test]
+fn pods_on_macvlan_devices_reach_services() {
+    some(Layout::Macvlan, Uplink::Card, SHAPED).unwrap();
+}
+
+#[test]
+fn pods_on_netkit_pairs_reach_services() {
+    for layer in [NetkitLayer::L2, NetkitLayer::L3] {
+        some(Layout::Netkit(layer), Uplink::Card, SHAPED).with_context(|| format!("{layer:?}")).unwrap();
+    }
+}
+
+fn some(layout: Layout, uplink: Uplink, cases: &[&str]) -> Result<()> {
+    let lab = Lab::start_with(layout, uplink)?;
+    // Only their addresses tell such pods.
+    let compat = layout == Layout::Macvlan;
+    serve(&lab, if compat { compat_args() } else { Vec::new() }, |results| {
+        let plain = Setting::plain(lab.layout, compat);
         plain.apply(&lab)?;
-        rows::run(&lab, &plain, CASES.iter().filter(|case| TUNNELLED.contains(&case.id)), results);
+        rows::run(&lab, &plain, CASES.iter().filter(|case| cases.contains(&case.id)), results);
         Ok(())
     })
 }
@@ -62,7 +86,7 @@ fn tunnelled(kind: TunnelKind) -> Result<()> {
 /// Everything as it is, without offloads, and without those of the nodes' links alone.
 fn check(args: &[&str]) -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
-    serve(&lab, args, |results| {
+    serve(&lab, args.iter().map(|&arg| arg.to_owned()).collect(), |results| {
         let plain = Setting::plain(lab.layout, false);
         for setting in [plain, Setting { offload: false, ..plain }] {
             setting.apply(&lab)?;
@@ -76,14 +100,13 @@ fn check(args: &[&str]) -> Result<()> {
 }
 
 /// Runs rows in a lab with kpx on both nodes, and only then fails, with all that went wrong.
-fn serve(lab: &Lab, args: &[&str], run: impl FnOnce(&mut Results) -> Result<()>) -> Result<()> {
+fn serve(lab: &Lab, args: Vec<String>, run: impl FnOnce(&mut Results) -> Result<()>) -> Result<()> {
     let servers = Servers::start()?;
     create_services(lab, &servers)?;
     let cluster = Cluster::with_manifests(lab)?;
     for object in services::services(lab).iter().flat_map(|service: &Service| service.objects(lab)) {
         cluster.put(&object)?;
     }
-    let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
     let fixture = Fixture::new(lab, &cluster, &args)?;
     let mut results = Results::default();
     run(&mut results)?;

@@ -42,13 +42,17 @@ const PROGRAMS: &[Program] = &[
 ];
 
 /// The suites that guests run, quick ones first: name, kernel modules and other needs (`-` for none), program and
-/// arguments.
+/// arguments. Suites with one name up to a `/` are chosen together, and skipped one by one.
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
     "sockets sctp /bin/vm --exact plain::pods_reach_services_by_the_default_mechanism",
     "sockets-by-clsact sctp,tcx /bin/vm --exact plain::pods_reach_services_by_clsact",
     "tunnels sctp,wireguard,ip6_tunnel /bin/vm --exact plain::pods_behind_tunnels_of_the_kernel_reach_services",
+    "shapes/vlan sctp,8021q /bin/vm --exact plain::nodes_on_a_vlan_serve",
+    "shapes/bond sctp,bonding /bin/vm --exact plain::nodes_on_a_bond_serve",
+    "shapes/macvlan sctp,macvlan /bin/vm --exact plain::pods_on_macvlan_devices_reach_services",
+    "shapes/netkit sctp,netkit /bin/vm --exact plain::pods_on_netkit_pairs_reach_services",
     "packets - /bin/kernel --skip reference::",
 ];
 
@@ -67,7 +71,7 @@ pub(crate) struct Options {
     /// Go on with the next kernel when one fails
     #[arg(long)]
     keep_going: bool,
-    /// Run only these tests: check, ipvs, sockets, sockets-by-clsact, tunnels, packets
+    /// Run only these tests: check, ipvs, sockets, sockets-by-clsact, tunnels, shapes, packets
     #[arg(long, value_delimiter = ',', value_name = "SUITE")]
     only: Vec<String>,
     /// Use the programs of the last run
@@ -111,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 impl Options {
     /// Returns the wanted suites, one per line.
     fn suites(&self) -> Result<String> {
-        let name = |suite: &str| suite.split(' ').next().unwrap_or_default().to_owned();
+        let name = |suite: &str| suite.split([' ', '/']).next().unwrap_or_default().to_owned();
         let unknown = self.only.iter().find(|only| !SUITES.iter().any(|suite| name(suite) == **only));
         if let Some(unknown) = unknown {
             bail!("there are no tests {unknown}");

@@ -16,6 +16,8 @@ pub(super) const WANTED: &[&str] = &[
     "dummy",
     "br_netfilter",
     "8021q",
+    "bonding",
+    "macvlan",
     "vxlan",
     "wireguard",
     "ip6_tunnel",

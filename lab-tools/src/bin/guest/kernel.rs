@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use nix::kmod::{ModuleInitFlags, finit_module};
@@ -60,6 +61,14 @@ pub(super) fn load_modules() -> Result<Vec<String>> {
         finit_module(&file, c"", ModuleInitFlags::empty()).with_context(|| format!("load the module {name}"))?;
     }
     lines("missing")
+}
+
+/// Returns true if the kernel makes netkit devices, which are no module.
+pub(super) fn makes_netkit() -> Result<bool> {
+    let ip = |words: &str| Command::new("/bin/ip").args(words.split(' ')).output().context("run ip");
+    let makes = ip("link add probe type netkit")?.status.success();
+    ip("link del probe")?;
+    Ok(makes)
 }
 
 /// From the kernel's log.

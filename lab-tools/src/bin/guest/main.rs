@@ -11,9 +11,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use nix::sys::reboot::{RebootMode, reboot};
 
-/// Each line has a name, the kernel's required features, a program, and its arguments. The features are modules and
-/// [`TCX`], with commas between, or `-`.
+/// Each line has a name, the kernel's required features, a program, and its arguments. The features are modules,
+/// [`TCX`] and [`NETKIT`], with commas between, or `-`.
 const SUITES: &str = "/etc/suites";
+const NETKIT: &str = "netkit";
 const TCX: &str = "tcx";
 const TCX_SINCE: (u32, u32) = (6, 6);
 
@@ -69,6 +70,9 @@ impl<'a> Suite<'a> {
     fn is_for_others(&self, missing: &[String]) -> Result<Option<String>> {
         if self.needs.contains(&TCX) && testbed::kernel::version()? < TCX_SINCE {
             return Ok(Some("this kernel has no TCX: programs are attached by clsact".to_owned()));
+        }
+        if self.needs.contains(&NETKIT) && !kernel::makes_netkit()? {
+            return Ok(Some("this kernel makes no netkit devices".to_owned()));
         }
         let lacks = self.needs.iter().find(|need| missing.iter().any(|missing| missing == *need));
         Ok(lacks.map(|module| format!("this kernel has no module {module}")))
