@@ -14,8 +14,8 @@ use proxy_common::names::{ANCHOR, INGRESS, IPV4, IPV6, LO};
 use proxy_datapath::Options;
 use testbed::test_run::{Outcome, Verdict};
 
-use crate::reference::frame;
 use testbed::reference::cluster::{Cluster, Hook, Packet, Proto};
+use testbed::reference::frame;
 use testbed::reference::node::Node;
 use testbed::reference::place::{Device, Family};
 

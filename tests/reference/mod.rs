@@ -5,7 +5,6 @@
 
 mod affinity;
 mod fixture;
-mod frame;
 mod outcomes;
 mod pairs;
 mod sequences;

@@ -4,6 +4,7 @@
 pub mod cluster;
 pub mod endpoints;
 pub mod facts;
+pub mod frame;
 pub mod generate;
 pub mod model;
 pub mod node;

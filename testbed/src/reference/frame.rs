@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail, ensure};
 use etherparse::{IpHeaders, IpNumber, NetSlice, PacketBuilder, PacketBuilderStep, SlicedPacket, ip_number};
 
-use testbed::reference::cluster::{Packet, Proto};
+use super::cluster::{Packet, Proto};
 
 /// A SYN, a datagram, or an INIT.
-pub(crate) fn of(packet: &Packet) -> Result<Vec<u8>> {
+pub fn of(packet: &Packet) -> Result<Vec<u8>> {
     let (src, dst) = (packet.src.port(), packet.dst.port());
     let mut frame = Vec::new();
     match packet.proto {
@@ -38,7 +38,7 @@ fn init(src: u16, dst: u16) -> Vec<u8> {
 }
 
 /// Source and destination of a translated packet.
-pub(crate) fn peers(frame: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
+pub fn peers(frame: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
     let (src, dst, proto, payload) = parts(frame)?;
     ensure!([ip_number::TCP, ip_number::UDP, ip_number::SCTP].contains(&proto), "protocol {proto:?}");
     let port = |at: usize| payload.get(at..at + 2).map(|port| u16::from_be_bytes([port[0], port[1]]));
@@ -47,7 +47,7 @@ pub(crate) fn peers(frame: &[u8]) -> Result<(SocketAddr, SocketAddr)> {
 }
 
 /// Tells if a frame refuses `packet` at once.
-pub(crate) fn is_refusal_of(packet: &Packet, frame: &[u8]) -> Result<bool> {
+pub fn is_refusal_of(packet: &Packet, frame: &[u8]) -> Result<bool> {
     const RST: u8 = 1 << 2;
     let (src, dst, proto, payload) = parts(frame)?;
     let is_back = src == packet.dst.ip() && dst == packet.src.ip();
