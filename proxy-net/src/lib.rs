@@ -5,6 +5,7 @@
 // The sockets and files by which the kernel is asked.
 pub mod kernel;
 mod netlink;
+mod raw;
 pub mod sysctl;
 
 // Devices.

@@ -4,14 +4,12 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage};
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::netlink::{self, kernel};
+use super::raw::{self, Message};
 
 /// The types of messages.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -101,39 +99,5 @@ impl Handle {
 /// Builds a request with a `struct inet_diag_req_v2`.
 fn request(kind: u16, flags: u16, family: u8, id: &[u8; ID_LEN]) -> NetlinkMessage<Message> {
     let head = [family, IPPROTO_UDP, 0, 0];
-    let bytes = [&head[..], &ESTABLISHED.to_ne_bytes(), id].concat();
-    let mut message =
-        NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(Message { kind, bytes }));
-    message.header.flags = NLM_F_REQUEST | flags;
-    message.finalize();
-    message
-}
-
-/// The content of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    kind: u16,
-    bytes: Vec<u8>,
-}
-
-impl NetlinkSerializable for Message {
-    fn message_type(&self) -> u16 {
-        self.kind
-    }
-
-    fn buffer_len(&self) -> usize {
-        self.bytes.len()
-    }
-
-    fn serialize(&self, buffer: &mut [u8]) {
-        buffer[..self.bytes.len()].copy_from_slice(&self.bytes);
-    }
-}
-
-impl NetlinkDeserializable for Message {
-    type Error = std::convert::Infallible;
-
-    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Self::Error> {
-        Ok(Self { kind: header.message_type, bytes: payload.to_vec() })
-    }
+    raw::request(kind, NLM_F_REQUEST | flags, [&head[..], &ESTABLISHED.to_ne_bytes(), id].concat())
 }
