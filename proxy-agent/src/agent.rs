@@ -162,10 +162,7 @@ impl Agent {
                         bail!("the watch on devices has ended");
                     }
                     let _work = self.reports.liveness.work();
-                    let result = self.node.on_links(link_batch.drain(..), &self.health).await;
-                    self.record(&Problem::Devices, result);
-                    self.reports.repairs(self.node.take_repairs());
-                    self.health_checks.listen_on(self.node.listen_addresses()).await;
+                    self.on_links(&mut link_batch).await?;
                     // Each pass asks for all routes, once for all pending events. The first pass may have waited for
                     // devices.
                     let is_due = self.node.is_host_mode() || !self.synced;
@@ -202,6 +199,17 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// Takes in changes of devices and addresses.
+    async fn on_links(&mut self, events: &mut Vec<LinkEvent>) -> Result<()> {
+        let result = self.node.on_links(events.drain(..), &self.health).await;
+        self.record(&Problem::Devices, result);
+        self.reports.repairs(self.node.take_repairs());
+        self.health_checks.listen_on(self.node.listen_addresses()).await;
+        // Packets to an address that has left the host must not wait for their Service.
+        let is_due = self.desired.keep_by_host(self.node.kept_addresses()) && self.synced;
+        if is_due { self.sync().await } else { Ok(()) }
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.

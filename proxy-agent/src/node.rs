@@ -14,7 +14,7 @@ mod programs;
 mod rows;
 mod service_routes;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
@@ -41,6 +41,7 @@ use proxy_source::health::{Health, Problem};
 use rows::{NodeFlags, NodeRows};
 use service_routes::{DesiredRoutes, RouteChanges, RouteInputs, ServiceRoutes};
 
+pub(crate) use devices::KUBE_IPVS0;
 pub use fast_path::FastPath;
 pub use options::{Masquerade, NodeOptions};
 
@@ -124,6 +125,11 @@ impl Node {
     /// Returns the addresses of all devices.
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         self.devices.addresses()
+    }
+
+    /// Returns the addresses whose packets the host keeps, with the device that has each.
+    pub fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
+        self.devices.kept_addresses()
     }
 
     pub fn options(&self) -> &NodeOptions {

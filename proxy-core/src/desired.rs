@@ -17,6 +17,7 @@ use crate::tables::{FamilyTables, Tables};
 
 mod family;
 mod host_mode;
+mod kept;
 mod ledger;
 mod snapshot;
 

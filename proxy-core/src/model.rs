@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -52,6 +53,9 @@ pub struct ServiceModel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyModel<A: Addr> {
     pub claim: Claim,
+    /// Set if a device of the host has the ClusterIP, and the host keeps the packets to it. The frontends there are
+    /// claimed, so that no other Service gets them, and not in force.
+    pub is_kept_by_host: bool,
     /// The addresses that clients may dial. Other Services may claim the same frontend, so some may not be in force.
     pub frontends: Flat<FrontendKey<A>, ClaimedFrontend<A>>,
     /// The ports, by their ClusterIP frontends.
@@ -150,6 +154,11 @@ impl<A: Addr> FamilyModel<A> {
         let slices: Vec<_> = parts.slices.iter().filter_map(|slice| Slice::new(slice, parts.node, skipped)).collect();
 
         let mut reader = Reader::new("Service", name, skipped);
+        let keeper = parts.node.kept_addresses.get(&cluster_ip.ip());
+        if let Some(device) = keeper {
+            let why = format!("{} is an address of device {device}: packets to it stay with the host", cluster_ip.ip());
+            reader.keep_by_host(format_args!("spec.clusterIP"), why);
+        }
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
         let mut frontends = ClaimedFrontends::at(cluster_ip);
@@ -179,7 +188,13 @@ impl<A: Addr> FamilyModel<A> {
         }
         let (frontends, ports) = (frontends.0.into(), ports.into());
         let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
-        Some(Self { claim, frontends, ports, source_ranges, local_ready, unreachable })
+        let is_kept_by_host = keeper.is_some();
+        Some(Self { claim, is_kept_by_host, frontends, ports, source_ranges, local_ready, unreachable })
+    }
+
+    /// Returns true if the packets to this frontend stay with the host.
+    pub(crate) fn is_kept(&self, frontend: &Frontend<A>) -> bool {
+        self.is_kept_by_host && !frontend.kind.is_external()
     }
 }
 
@@ -208,6 +223,12 @@ impl Parts<'_> {
         });
         (endpoints, unreachable.collect())
     }
+}
+
+/// Returns all ClusterIPs of a Service, as far as they can be read.
+pub(crate) fn cluster_ips(service: &compact::Service) -> impl Iterator<Item = IpAddr> {
+    let texts = service.cluster_ip.iter().chain(&service.cluster_ips);
+    texts.filter_map(|text| ip(text).ok()).filter(|ip| !ip.is_unspecified())
 }
 
 /// Returns the ClusterIP of one family. `clusterIPs` is in the order of `ipFamilies`, and `clusterIP` is its first

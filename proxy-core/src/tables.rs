@@ -132,9 +132,11 @@ impl<A: Addr> FamilyTables<A> {
         tables
     }
 
-    /// Adds the rows of one frontend as `model` has them: its own, and those of the service port that it names.
+    /// Adds the rows of one frontend as `model` has them: its own, and those of the service port that it names. A
+    /// frontend that the host keeps has no row, but its service port serves the other frontends.
     pub fn insert(&mut self, key: &FrontendKey<A>, model: &FamilyModel<A>) {
-        self.frontends.extend(model.frontends.get(key).map(|claimed| (*key, claimed.frontend)));
+        let frontend = model.frontends.get(key).map(|claimed| claimed.frontend);
+        self.frontends.extend(frontend.filter(|frontend| !model.is_kept(frontend)).map(|frontend| (*key, frontend)));
         let Some(port) = model.ports.get(key) else { return };
         self.services.insert(*key, port.service);
         for set in Set::ALL {

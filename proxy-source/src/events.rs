@@ -115,12 +115,13 @@ impl Events {
         let Skipped { object, field, why, cause } = skipped;
         self.tell(Event {
             regarding: Regarding { object: object.clone(), uid: uid.map(str::to_owned) },
-            severity: Severity::Warning,
+            severity: if *cause == Cause::KeptByHost { Severity::Normal } else { Severity::Warning },
             reason: match cause {
                 Cause::Invalid => "InvalidField",
                 Cause::Conflict => "FrontendConflict",
                 Cause::Refused => "FrontendRefused",
                 Cause::NoRoom => "ShareExceeded",
+                Cause::KeptByHost => "FrontendKeptByHost",
             },
             action: "Sync",
             note: format!("{field}: {why}"),
@@ -276,6 +277,7 @@ mod tests {
         events.skipped(&skipped(Cause::Invalid), Some("1234"));
         events.skipped(&skipped(Cause::Conflict), None);
         events.skipped(&skipped(Cause::Refused), None);
+        events.skipped(&skipped(Cause::KeptByHost), None);
         let service = ObjectRef { kind: "Service", name: web.clone() };
         events.endpoint_refused(service, Some("5678"), &skipped(Cause::Refused));
         let rows = [
@@ -292,6 +294,7 @@ mod tests {
             "EndpointSlice default/web-1 Some(\"1234\") Warning InvalidField Sync: ports[0]: port 0",
             "EndpointSlice default/web-1 None Warning FrontendConflict Sync: ports[0]: port 0",
             "EndpointSlice default/web-1 None Warning FrontendRefused Sync: ports[0]: port 0",
+            "EndpointSlice default/web-1 None Normal FrontendKeptByHost Sync: ports[0]: port 0",
             "Service default/web Some(\"5678\") Warning EndpointRefused Sync: EndpointSlice default/web-1 ports[0]: port 0",
         ];
         for row in rows {

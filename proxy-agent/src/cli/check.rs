@@ -16,7 +16,6 @@ use serde::Serialize;
 
 use super::output::{Form, OutputArgs, cell, green, red, yellow};
 
-pub(super) use facts::KUBE_IPVS0;
 pub(super) use processes::{holds_lock, kube_proxies};
 pub(super) use rules::{Chains, KubeProxyRules};
 

@@ -77,10 +77,14 @@ pub(super) fn check(
         return Err(fields.invalid.into_iter().chain(own.invalid).collect());
     };
     let pod_routing = is_host.then_some(kpx.pod_routes);
-    let host_routes = pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default)));
-    let (ips, cidrs) = (node_ips.clone(), service_cidrs.clone());
-    let algorithm = kpx.lb_algorithm.0;
-    let model = ModelOptions { algorithm, node_ips: ips, external_ip_cidrs, service_cidrs: cidrs, host_routes };
+    let model = ModelOptions {
+        algorithm: kpx.lb_algorithm.0,
+        node_ips: node_ips.clone(),
+        external_ip_cidrs,
+        service_cidrs: service_cidrs.clone(),
+        host_routes: pod_routing.map(|routes| Arc::new(HostRoutes::unknown(routes == PodRoutes::Default))),
+        ..ModelOptions::default()
+    };
     let node = NodeOptions {
         node_ips,
         service_cidrs,

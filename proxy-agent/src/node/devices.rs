@@ -11,6 +11,9 @@ use proxy_net::link::{Link, LinkHeader, LinkKind};
 use proxy_net::role::{self, Role, role};
 use proxy_net::{Handle, LinkEvent, addr, fib, sysctl};
 
+/// The device of kube-proxy's mode ipvs, which has every ClusterIP.
+pub(crate) const KUBE_IPVS0: &str = "kube-ipvs0";
+
 /// The devices of this host, as of the last event.
 #[derive(Debug)]
 pub(super) struct Devices {
@@ -69,6 +72,13 @@ impl Devices {
         up.flat_map(|link| link.addrs.iter().map(|net| net.addr())).collect()
     }
 
+    /// Returns the addresses of devices that lead nowhere, with the name of each device. A process of the host serves such
+    /// an address, as NodeLocal DNSCache does. kpx itself serves the addresses of kube-ipvs0.
+    pub(super) fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
+        let kept = self.links.values().filter(|link| link.name != KUBE_IPVS0 && leads_nowhere(link, &self.links));
+        kept.flat_map(|link| link.addrs.iter().map(|net| (net.addr(), link.name.clone()))).collect()
+    }
+
     pub(super) fn role(&self, ifindex: u32) -> Option<Role> {
         self.links.get(&ifindex).map(|link| self.role_of(link))
     }
@@ -107,6 +117,15 @@ impl Devices {
     pub(super) fn flags(&self) -> u32 {
         let is_stacked = self.links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
         if is_stacked { device::Node::STACKED } else { 0 }
+    }
+}
+
+/// Returns true for a dummy device, and for a bridge without ports.
+fn leads_nowhere(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
+    match link.kind {
+        LinkKind::Dummy => true,
+        LinkKind::Bridge => !links.values().any(|port| port.master == Some(link.index)),
+        _ => false,
     }
 }
 
@@ -174,6 +193,26 @@ mod tests {
         assert_eq!((row_of(&bridge).bridge, row_of(&bridge).mac), (0, [2, 0, 0, 0, 0, 7]));
         assert!(row_of(&port).flags() & Device::EDGE != 0);
         assert!(row_of(&bridge).flags() & Device::EDGE == 0, "its port has a hook");
+    }
+
+    #[test]
+    fn addresses_of_devices_that_lead_nowhere_are_kept() {
+        let mut links = [
+            link(2, "eth0", LinkKind::Physical, None),
+            link(3, "nodelocaldns", LinkKind::Dummy, None),
+            link(4, KUBE_IPVS0, LinkKind::Dummy, None),
+            link(5, "cni0", LinkKind::Bridge, None),
+            link(6, "veth0", LinkKind::Veth, Some(5)),
+            link(7, "empty0", LinkKind::Bridge, None),
+            link(8, "lo", LinkKind::Loopback, None),
+        ];
+        for link in &mut links {
+            link.addrs.extend(format!("10.96.0.{}/32", link.index).parse::<ipnet::IpNet>());
+        }
+        let mut devices = Devices::new(true);
+        devices.take([LinkEvent::All(links.into())]);
+        let kept: Vec<_> = devices.kept_addresses().iter().map(|(addr, name)| format!("{addr} {name}")).collect();
+        assert_eq!(kept, ["10.96.0.3 nodelocaldns", "10.96.0.7 empty0"]);
     }
 
     fn link(index: u8, name: &str, kind: LinkKind, master: Option<u32>) -> Link {

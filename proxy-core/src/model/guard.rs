@@ -9,8 +9,8 @@ use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::frontend::FrontendKind;
 
 use super::node::{ModelOptions, node_addresses};
-use super::read::{ip, ip_of};
-use super::service_cidrs;
+use super::read::ip_of;
+use super::{cluster_ips, service_cidrs};
 use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::store::Store;
@@ -125,8 +125,7 @@ fn not_on_a_network(ip: IpAddr) -> Option<&'static str> {
 /// Returns the ClusterIPs of a Service that another proxy serves.
 fn of_other_proxy(service: &Service) -> impl Iterator<Item = IpAddr> {
     let is_other = service.is_of_other_proxy && service.type_.as_deref() != Some("ExternalName");
-    let texts = service.cluster_ip.iter().chain(&service.cluster_ips).filter(move |_| is_other);
-    texts.filter_map(|text| ip(text).ok()).filter(|ip| !ip.is_unspecified())
+    cluster_ips(service).filter(move |_| is_other)
 }
 
 fn socket_addresses(slice: &EndpointSlice) -> impl Iterator<Item = SocketAddr> {

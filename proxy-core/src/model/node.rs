@@ -1,5 +1,6 @@
 //! Reads the node's properties that matter to Services.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ pub struct ModelOptions {
     pub service_cidrs: Vec<IpNet>,
     /// The routes of a host in host mode. A node reaches every backend.
     pub host_routes: Option<Arc<HostRoutes>>,
+    /// The addresses whose packets the host keeps, with the device that has each: no ClusterIP frontend is there.
+    pub kept_addresses: BTreeMap<IpAddr, String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,6 +45,8 @@ pub struct NodeModel {
     pub guard: Guard,
     /// The view of the cluster in host mode.
     pub host_mode: Option<HostMode>,
+    /// The addresses whose packets the host keeps: see [`ModelOptions::kept_addresses`].
+    pub kept_addresses: BTreeMap<IpAddr, String>,
 }
 
 impl NodeModel {
@@ -58,6 +63,7 @@ impl NodeModel {
             algorithm: options.algorithm,
             guard: Guard::of(store, options),
             host_mode: options.host_routes.clone().map(|host_routes| HostMode::of(store, host_routes)),
+            kept_addresses: options.kept_addresses.clone(),
         }
     }
 }

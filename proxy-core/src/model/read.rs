@@ -30,6 +30,8 @@ pub enum Cause {
     Refused,
     /// The maps have no more room for Services of this namespace.
     NoRoom,
+    /// A device of this host has the address, and the host keeps the packets to it.
+    KeptByHost,
 }
 
 /// An object of the cluster: `Service default/web`.
@@ -70,6 +72,11 @@ impl<'a> Reader<'a> {
     /// Records a refusal. Returns true if the field is admitted.
     pub(super) fn admit(&mut self, field: fmt::Arguments<'_>, admitted: Result<(), String>) -> bool {
         admitted.map_err(|why| self.push(field, why, Cause::Refused)).is_ok()
+    }
+
+    /// Records that the host keeps the packets to an address.
+    pub(super) fn keep_by_host(&mut self, field: fmt::Arguments<'_>, why: String) {
+        self.push(field, why, Cause::KeptByHost);
     }
 
     fn push(&mut self, field: fmt::Arguments<'_>, why: String, cause: Cause) {

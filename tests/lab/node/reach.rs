@@ -1,4 +1,5 @@
 //! The host's own sockets reach external frontends under every rp_filter, although no route leads to these addresses.
+//! Where a device of the host has a ClusterIP, packets to it stay with the host.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +20,7 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         node.ip("route del default via 192.0.2.254\nroute del default via fd00::fe")?;
         let pod = pod(&node)?;
         let kpx = Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;
-        serve(&pod)?;
+        serve(&pod, &["10.244.1.5:8443", "[fd00:1::5]:8443"], "hello")?;
         for to in ["10.96.0.20:443", "203.0.113.7:443", "[2001:db8::7]:443", "192.0.2.1:30443", "[fd00::1]:30443"] {
             let answer = dial(&node, to).with_context(|| format!("rp_filter {rp_filter}, {to}"))?;
             ensure!(answer == "hello", "{to}: {answer}");
@@ -36,6 +37,31 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         kpx.stop()?;
     }
     Ok(())
+}
+
+#[test]
+fn a_cluster_ip_on_a_device_that_leads_nowhere_stays_with_the_host() -> Result<()> {
+    let node = NetNs::machine("local-dns")?;
+    node.sysctl("ipv4/ip_forward", "1")?;
+    let pod = pod(&node)?;
+    let kpx = Agent::start_alone(&node, &[("shop", SHOP), ("slices", SLICES)], "")?.healthy()?;
+    serve(&pod, &["10.244.1.5:8443"], "hello")?;
+    serve(&node, &["0.0.0.0:443"], "local")?;
+    let answers = |from: &NetNs, want: &str| {
+        wait_until(DEADLINE, want, || Ok(dial(from, "10.96.0.20:443").is_ok_and(|answer| answer == want)))
+    };
+    for round in ["first", "second"] {
+        answers(&pod, "hello").and(answers(&node, "hello")).context(round)?;
+        // Like NodeLocal DNSCache's dummy device, which not every kernel has: it is never set up.
+        node.ip("link add nodelocaldns type bridge\naddr add 10.96.0.20/32 dev nodelocaldns")?;
+        answers(&pod, "local").and(answers(&node, "local")).context(round)?;
+        ensure!(dial(&pod, "192.0.2.1:30443")? == "hello", "node ports are served");
+        let status = kpx.typed_status()?;
+        let why = "Service default/shop spec.clusterIP: 10.96.0.20 is an address of device nodelocaldns: packets to it stay with the host";
+        ensure!(status.healthy && status.skipped == [why], "{:?}", status.skipped);
+        node.ip("link del nodelocaldns")?;
+    }
+    kpx.stop()
 }
 
 /// A pod with 10.244.1.5 and fd00:1::5 behind a routed device.
@@ -61,13 +87,13 @@ fn pod(node: &NetNs) -> Result<NetNs> {
 }
 
 /// Greets each client until the test process ends.
-fn serve(pod: &NetNs) -> Result<()> {
-    for addr in ["10.244.1.5:8443", "[fd00:1::5]:8443"] {
-        let listener = pod.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
+fn serve(ns: &NetNs, addrs: &[&str], greeting: &'static str) -> Result<()> {
+    for addr in addrs {
+        let listener = ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 // A client that has gone has seen enough.
-                let _written = stream.write_all(b"hello");
+                let _written = stream.write_all(greeting.as_bytes());
             }
         });
     }

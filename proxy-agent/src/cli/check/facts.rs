@@ -18,6 +18,7 @@ use super::rules::KubeProxyRules;
 use crate::choices::RUN_DIR;
 use crate::control;
 use crate::control::client::Client;
+use crate::node::KUBE_IPVS0;
 use crate::privileges::{Need, missing_here};
 use proxy_net::anchor::anchor_mtu;
 use proxy_net::filter;
@@ -132,9 +133,6 @@ async fn usable(kubeconfig: Option<PathBuf>) -> Option<Result<(), String>> {
     let source = Source::Kubernetes(kubernetes::Options { kubeconfig: Some(kubeconfig?), ..Default::default() });
     Some(source.check().await.map_err(|error| format!("{error:#}")))
 }
-
-/// The device of kube-proxy's mode ipvs.
-pub(in crate::cli) const KUBE_IPVS0: &str = "kube-ipvs0";
 
 /// A period that is longer than this command runs.
 const ONCE: Duration = Duration::from_secs(3_600);

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, ensure};
 use nix::net::if_::if_nametoindex;
 
 use super::{Removed, keep};
-use crate::cli::check::{Chains, KUBE_IPVS0, KubeProxyRules};
+use crate::cli::check::{Chains, KubeProxyRules};
+use crate::node::KUBE_IPVS0;
 use proxy_net::Handle;
 
 /// The list of IPVS's virtual servers in this network namespace, below three lines of headings.
