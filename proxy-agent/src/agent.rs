@@ -1,5 +1,6 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
+mod notices;
 mod port_conflicts;
 mod readings;
 mod reports;
@@ -17,6 +18,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use crate::agent::notices::Notices;
+pub use crate::agent::notices::past_ipsec;
 use crate::agent::port_conflicts::PortConflicts;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
@@ -84,6 +87,7 @@ pub struct Agent {
     reconciler: Reconciler,
     port_conflicts: PortConflicts,
     undetected_pods: UndetectedPods,
+    notices: Notices,
     /// The time of the next write of what the kernel refused, and the length of the last wait.
     retry: Option<(Instant, Duration)>,
     /// The time of the next attempt to update the node, after a failed one.
@@ -121,6 +125,7 @@ impl Agent {
             reconciler: Reconciler::default(),
             port_conflicts: PortConflicts::default(),
             undetected_pods: UndetectedPods::default(),
+            notices: Notices::default(),
             retry: None,
             node_retry: None,
             synced: false,
@@ -207,6 +212,7 @@ impl Agent {
         self.record(&Problem::Devices, result);
         self.reports.repairs(self.node.take_repairs());
         self.health_checks.listen_on(self.node.listen_addresses()).await;
+        self.notices.look(self.schedule.sync_period).await;
         // Packets to an address that has left the host must not wait for their Service.
         let is_due = self.desired.keep_by_host(self.node.kept_addresses()) && self.synced;
         if is_due { self.sync().await } else { Ok(()) }

@@ -38,6 +38,9 @@ pub struct Status {
     /// The backends that are left out because this host, which is not a node, cannot reach them.
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
+    /// The properties of this host that kpx does not obey. The agent stays healthy.
+    #[serde(default)]
+    pub notices: Vec<String>,
     pub devices: Vec<DeviceStatus>,
     /// The state of socket load balancing; None if it is off.
     #[serde(default)]

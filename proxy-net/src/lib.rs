@@ -20,6 +20,7 @@ pub mod anchor;
 
 // Routes and rules.
 pub mod fib;
+pub mod foreign_rule;
 pub mod next_hop;
 pub mod pod_route;
 pub mod route;
@@ -32,6 +33,7 @@ pub mod filter;
 pub mod forward;
 pub mod listeners;
 pub mod sock_diag;
+pub mod xfrm;
 
 // The list of changes to the host.
 pub mod changes;

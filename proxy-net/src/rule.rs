@@ -155,7 +155,12 @@ async fn read(handle: &Handle) -> anyhow::Result<BTreeSet<Rule>> {
 
 /// Returns all rules with our protocol and preference.
 async fn ours(handle: &Handle) -> anyhow::Result<Vec<RuleMessage>> {
-    let mut ours = Vec::new();
+    list(handle, is_ours).await
+}
+
+/// Returns the rules of both families that `pick` selects.
+pub(super) async fn list(handle: &Handle, pick: impl Fn(&RuleMessage) -> bool) -> anyhow::Result<Vec<RuleMessage>> {
+    let mut picked = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         if family == AddressFamily::Inet6 && !sysctl::has_ipv6() {
             continue;
@@ -163,15 +168,15 @@ async fn ours(handle: &Handle) -> anyhow::Result<Vec<RuleMessage>> {
         let mut request = RuleMessage::default();
         request.header.family = family;
         let rules = dump(handle, RouteNetlinkMessage::GetRule(request), |message| match message {
-            RouteNetlinkMessage::NewRule(rule) => Some(rule).filter(is_ours),
+            RouteNetlinkMessage::NewRule(rule) => Some(rule).filter(&pick),
             _ => None,
         });
-        ours.extend(rules.await.with_context(|| format!("list the {family:?} rules"))?);
+        picked.extend(rules.await.with_context(|| format!("list the {family:?} rules"))?);
     }
-    Ok(ours)
+    Ok(picked)
 }
 
-fn is_ours(rule: &RuleMessage) -> bool {
+pub(super) fn is_ours(rule: &RuleMessage) -> bool {
     let has = |attribute| rule.attributes.contains(&attribute);
     has(RuleAttribute::Protocol(RouteProtocol::Other(route::PROTOCOL))) && has(RuleAttribute::Priority(PREFERENCE))
 }

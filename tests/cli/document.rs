@@ -111,7 +111,7 @@ const SECTIONS: [Section; 5] = [
         about: "\
 The agent's state on one screen: health and problems, the fill of maps, and packets that were translated,
 dropped or rejected. With `-o wide` also packets that merely passed, and all devices, programs and maps. Ends with 1 if
-the agent is not healthy.
+the agent is not healthy. A *notice* names what the host has and kpx does not obey; the agent stays healthy.
 ",
         example: "status",
         data: Some("status"),
@@ -158,7 +158,7 @@ const CHECK: &str = "
 
 Checks if this host is fit for kpx, and says how to mend it. It loads the programs and attaches them in a network
 namespace of its own. It looks at capabilities, sysctls, CNI, other programs on the devices, leftovers of a kube-proxy,
-ports and MTU. Ends with 1 if a line says `fail`.
+ports, MTU, IPsec policies and routing rules. Ends with 1 if a line says `fail`.
 ";
 
 const TAIL: &str = "

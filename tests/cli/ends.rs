@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{binary, kpx};
+use testbed::agent::{Agent, DEADLINE, binary, kpx};
 
 use crate::node::{Node, namespace};
 
@@ -45,6 +45,26 @@ fn a_node_that_forwards_nothing_is_not_fit() -> Result<()> {
         ensure!(of(what)?["level"] == "ok", "{report:#}");
     }
     Ok(())
+}
+
+#[test]
+fn policies_and_rules_that_packets_pass_by_are_found() -> Result<()> {
+    // The agent looks at its start and once in a sync period.
+    let agent = Agent::start_alone(namespace("past")?, &[], "--iptables-sync-period 1s")?.healthy()?;
+    let found = |what: &str| -> Result<String> {
+        let report: serde_json::Value = serde_json::from_slice(&kpx(agent.ns(), "check -o json")?.stdout)?;
+        let findings = report["findings"].as_array().context("findings")?;
+        let finding = findings.iter().find(|finding| finding["what"] == what).context("a finding")?;
+        Ok(format!("{} {}", finding["level"], finding["found"]))
+    };
+    ensure!(found("IPsec")?.starts_with("\"ok\"") && found("routing rules")?.starts_with("\"ok\""));
+    ensure!(agent.typed_status()?.notices.is_empty());
+    agent.ns().ip("rule add pref 9 fwmark 0x80/0x80 lookup 7
+         xfrm policy add dst 10.244.2.0/24 dir out tmpl src 192.0.2.1 dst 192.0.2.2 proto esp mode tunnel")?;
+    ensure!(found("routing rules")?.ends_with("masqueraded clients: ip -4 rule 9: fwmark 0x80\""));
+    let ipsec = "IPsec policies do not hold for the host's packets to Services; this host has 1, first src 0.0.0.0/0 dst 10.244.2.0/24";
+    assert_eq!(found("IPsec")?, format!("\"warn\" \"{ipsec}\""));
+    agent.wait(DEADLINE, "a notice", |status| status.healthy && status.notices == [ipsec])
 }
 
 #[test]

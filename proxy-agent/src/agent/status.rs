@@ -44,6 +44,7 @@ impl Agent {
             problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
             skipped: self.desired.skipped().map(ToString::to_string).collect(),
             unreachable: unreachable_status(&self.desired),
+            notices: self.notices.texts().to_vec(),
             devices: devices.collect(),
             sockets: self.node.attachments().sockets_status(),
             kept_by: self.persistence_kind().name().to_owned(),

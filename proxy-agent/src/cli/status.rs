@@ -104,7 +104,7 @@ fn options(options: &OptionsStatus) -> String {
     text
 }
 
-/// Lists the reasons why the agent is unhealthy, and the objects that it could not use.
+/// Lists the reasons why the agent is unhealthy, the objects that it could not use, and its notices.
 fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![red(&problem.what), cell(&problem.why), cell(format!("for {}", age::since(problem.since)))]
@@ -114,7 +114,8 @@ fn problems(status: &Status, form: Form) -> String {
         let UnreachableStatus { service, port, backend, why } = unreachable;
         vec![yellow("unreachable"), cell(format!("{backend} of {service} {port}: {why}"))]
     });
-    Form { headers: false, ..form }.table(&[], problems.chain(skipped).chain(unreachable))
+    let notices = status.notices.iter().map(|notice| vec![yellow("notice"), cell(notice)]);
+    Form { headers: false, ..form }.table(&[], problems.chain(skipped).chain(unreachable).chain(notices))
 }
 
 fn families(status: &Status, form: Form) -> String {

@@ -22,8 +22,10 @@ use crate::node::KUBE_IPVS0;
 use crate::privileges::{Need, missing_here};
 use proxy_net::anchor::anchor_mtu;
 use proxy_net::filter;
+use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::link::Link;
 use proxy_net::role::{Role, role, why_no_pod};
+use proxy_net::xfrm::{self, Policy};
 use proxy_net::{self as net, LinkEvent, sysctl};
 use proxy_source::{Source, kubernetes};
 
@@ -48,6 +50,12 @@ pub(super) struct Facts {
     pub(super) programs: BTreeSet<String>,
     /// The programs of others on kpx's hooks: device, hook, program.
     pub(super) others: Vec<(String, &'static str, String)>,
+    /// The IPsec policies for outgoing packets.
+    pub(super) ipsec: Vec<Policy>,
+    /// The reason why the policies are not known.
+    pub(super) ipsec_unknown: Option<String>,
+    /// The routing rules that the programs' look-ups do not ask.
+    pub(super) unasked_rules: Vec<ForeignRule>,
     /// The sysctl that decides whether processes without CAP_BPF may use bpf(2): 0 permits it. None if the kernel has none.
     pub(super) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
@@ -95,6 +103,10 @@ pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
         sysctls.extend(sysctl::read(key)?.map(|value| (key, value)));
     }
     let kpx_runs = control::lock().is_err();
+    let (ipsec, ipsec_unknown) = match xfrm::outgoing_policies().await {
+        Ok(policies) => (policies, None),
+        Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+    };
     Ok(Facts {
         kernel: kernel()?,
         missing_capabilities: missing_here()?,
@@ -107,6 +119,9 @@ pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
         cni: cni(Path::new(CNI_DIR)),
         programs: loaded_programs().filter_map(|info| Some(info.ok()?.name_as_str()?.to_owned())).collect(),
         others: others(links.values()).await?,
+        ipsec,
+        ipsec_unknown,
+        unasked_rules: unasked_rules().await?,
         unprivileged_bpf_disabled: unprivileged_bpf_disabled(),
         kpx_runs,
         kept_by: kept_by().await,
@@ -196,6 +211,14 @@ async fn others(links: impl Iterator<Item = &Link>) -> Result<Vec<(String, &'sta
     };
     tokio::select! {
         others = find => others,
+        () = driver => bail!("the netlink socket has failed"),
+    }
+}
+
+async fn unasked_rules() -> Result<Vec<ForeignRule>> {
+    let (driver, handle) = net::connect()?;
+    tokio::select! {
+        rules = foreign_rule::unasked(&handle) => rules,
         () = driver => bail!("the netlink socket has failed"),
     }
 }

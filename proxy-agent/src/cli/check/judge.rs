@@ -4,6 +4,7 @@ use super::facts::{
     BRIDGE_IPTABLES, CONNTRACK_COUNT, CONNTRACK_MAX, Facts, IP_FORWARD, IP6_FORWARD, PORTS, ROUTE_LOCALNET, RP_FILTER,
 };
 use super::{Finding, Level};
+use crate::agent::past_ipsec;
 use crate::cli::output::list;
 use proxy_net::kernel::version;
 use proxy_net::role::TELL_PODS;
@@ -25,7 +26,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
     findings.extend([conntrack(facts), br_netfilter(facts), cni(facts), translators(facts), others(facts)]);
     findings.extend([kube_proxy(facts), kube_proxy_rules(facts), kube_ipvs0(facts), ports(facts), mtu(facts)]);
-    findings.push(pods(facts));
+    findings.extend([pods(facts), ipsec(facts), routing_rules(facts)]);
     findings.extend(kubeconfig(facts));
     findings
 }
@@ -345,6 +346,30 @@ fn pods(facts: &Facts) -> Finding {
             warn(WHAT, format!("{why}; and {} more", rest.len()), format!("if they lead to pods, set {TELL_PODS}"))
         }
     }
+}
+
+/// Judges the IPsec policies, which no packet asks that the programs redirect to a device.
+fn ipsec(facts: &Facts) -> Finding {
+    const WHAT: &str = "IPsec";
+    if let Some(why) = &facts.ipsec_unknown {
+        return warn(WHAT, format!("not known: {why}"), "run kpx check as root, or see ip xfrm policy");
+    }
+    match past_ipsec(&facts.ipsec) {
+        None => ok(WHAT, "no policy for packets that leave the host"),
+        Some(found) => warn(WHAT, found, "let WireGuard encrypt what nodes exchange: docs/limits.md"),
+    }
+}
+
+/// Judges the routing rules of others, which the programs' look-ups ask only in part.
+fn routing_rules(facts: &Facts) -> Finding {
+    const WHAT: &str = "routing rules";
+    if facts.unasked_rules.is_empty() {
+        return ok(WHAT, "none by mark, type of service, protocol, port, user, outgoing device or VRF");
+    }
+    let rules: Vec<_> = facts.unasked_rules.iter().map(ToString::to_string).collect();
+    let found =
+        format!("not asked for the host's packets to Services and for masqueraded clients: {}", rules.join("; "));
+    warn(WHAT, found, "if such packets must take those routes, add rules by address or incoming device: docs/limits.md")
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ fn right_node_has_no_problem() {
 type Change = fn(&mut Facts);
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 43] = [
+const CASES: [(&str, Level, &str, Change); 45] = [
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];
     }),
@@ -111,6 +111,8 @@ const CASES: [(&str, Level, &str, Change); 43] = [
         f.mtu = 1450;
         f.pod_mtu = Some(1500);
     }),
+    ("IPsec", Level::Warn, "not known: no CAP_NET_ADMIN", |f| f.ipsec_unknown = Some("no CAP_NET_ADMIN".to_owned())),
+    ("IPsec", Level::Ok, "no policy", |f| f.ipsec.clear()),
     ("pods", Level::Warn, "v0 has an address", |f| f.no_pods = vec!["v0 has an address".to_owned()]),
     ("pods", Level::Warn, "v0 has an address; and 1 more", |f| {
         f.no_pods = ["v0", "v1"].map(|name| format!("{name} has an address")).into();
