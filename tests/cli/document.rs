@@ -158,7 +158,7 @@ const CHECK: &str = "
 
 Checks if this host is fit for kpx, and says how to mend it. It loads the programs and attaches them in a network
 namespace of its own. It looks at capabilities, sysctls, CNI, other programs on the devices, leftovers of a kube-proxy,
-ports, MTU, IPsec policies and routing rules. Ends with 1 if a line says `fail`.
+ports, MTU, IPsec policies, routing rules and PREEMPT_RT. Ends with 1 if a line says `fail`.
 ";
 
 const TAIL: &str = "

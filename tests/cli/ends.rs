@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
 use testbed::agent::{Agent, DEADLINE, binary, kpx};
 
 use crate::node::{Node, namespace};
@@ -65,6 +66,22 @@ fn policies_and_rules_that_packets_pass_by_are_found() -> Result<()> {
     let ipsec = "IPsec policies do not hold for the host's packets to Services; this host has 1, first src 0.0.0.0/0 dst 10.244.2.0/24";
     assert_eq!(found("IPsec")?, format!("\"warn\" \"{ipsec}\""));
     agent.wait(DEADLINE, "a notice", |status| status.healthy && status.notices == [ipsec])
+}
+
+#[test]
+fn a_realtime_kernel_that_may_lack_the_lock_is_refused() -> Result<()> {
+    let (ns, dir) = (namespace("realtime")?, TempDir::with_prefix("kpx-cli-")?);
+    let script = "printf 6.18.0-kpx >release && printf '#1 SMP PREEMPT_RT' >version
+        mount --bind release /proc/sys/kernel/osrelease && mount --bind version /proc/sys/kernel/version
+        \"$0\" check; exec timeout 30 \"$0\" run --run-dir run --bpf-dir \"$1\" --manifests .";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).arg(binary()?).arg(ns.bpf_dir()).current_dir(dir.path());
+    let output = ns.run(|| command.output())?;
+    let told = [&output.stdout[..], &output.stderr].concat();
+    let told = String::from_utf8_lossy(&told);
+    ensure!(output.status.code() == Some(1) && told.contains("kpx: this kernel is PREEMPT_RT, "), "{told}");
+    ensure!(told.lines().any(|line| line.starts_with("fail    preemption")), "{told}");
+    Ok(())
 }
 
 #[test]

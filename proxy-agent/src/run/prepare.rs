@@ -1,6 +1,7 @@
 //! Prepares all that needs more capabilities than serving, before these are given up.
 
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Builder;
@@ -11,6 +12,7 @@ use crate::settings::Settings;
 use proxy_datapath::{Cgroup, Pins, ensure_bpf_fs, ensure_no_hidden_links};
 use proxy_net as net;
 use proxy_net::filter::{self, Filter};
+use proxy_net::kernel::{MEND_PREEMPTION, Preemption};
 
 /// The results of the preparation.
 pub struct Prepared {
@@ -22,11 +24,16 @@ pub struct Prepared {
     pub cgroup: Option<Cgroup>,
 }
 
+/// Refuses a kernel whose programs may interrupt each other: they would mix up packets.
+///
 /// Reads the source's configuration before the host is changed, and locks this network namespace before maps are looked
 /// for. The folder of pins may be this container's alone, and its lock then keeps no other kpx out.
 ///
 /// The process must have only one thread, and this function keeps it so.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
+    if let Err(why) = Preemption::read(Path::new("/"))?.verdict() {
+        bail!("this kernel is {why}; {MEND_PREEMPTION}");
+    }
     let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(settings.source.check()).context("the source")?;
     let lock = control::lock()?;

@@ -23,6 +23,7 @@ use crate::privileges::{Need, missing_here};
 use proxy_net::anchor::anchor_mtu;
 use proxy_net::filter;
 use proxy_net::foreign_rule::{self, ForeignRule};
+use proxy_net::kernel::Preemption;
 use proxy_net::link::Link;
 use proxy_net::role::{Role, role, why_no_pod};
 use proxy_net::xfrm::{self, Policy};
@@ -34,6 +35,7 @@ use proxy_source::{Source, kubernetes};
 pub(super) struct Facts {
     /// The kernel's release, as `uname -r` prints it.
     pub(super) kernel: String,
+    pub(super) preemption: Preemption,
     /// The capabilities that kpx needs and this process lacks.
     pub(super) missing_capabilities: Vec<Need>,
     pub(super) probed: Probed,
@@ -109,6 +111,7 @@ pub(super) async fn gather(kubeconfig: Option<PathBuf>) -> Result<Facts> {
     };
     Ok(Facts {
         kernel: kernel()?,
+        preemption: Preemption::read(Path::new("/"))?,
         missing_capabilities: missing_here()?,
         probed: probe(),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),

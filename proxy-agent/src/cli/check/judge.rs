@@ -6,7 +6,7 @@ use super::facts::{
 use super::{Finding, Level};
 use crate::agent::past_ipsec;
 use crate::cli::output::list;
-use proxy_net::kernel::version;
+use proxy_net::kernel::{MEND_PREEMPTION, version};
 use proxy_net::role::TELL_PODS;
 
 /// The first kernel that does not charge BPF memory to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and those before it).
@@ -20,7 +20,8 @@ const TRANSLATORS: [(&str, &str, &str); 2] = [
 
 /// Returns the findings in the order in which they are shown.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let mut findings = vec![kernel(facts), capabilities(facts), programs(facts), attach(facts), btf(facts)];
+    let mut findings =
+        vec![kernel(facts), preemption(facts), capabilities(facts), programs(facts), attach(facts), btf(facts)];
     findings.push(unprivileged_bpf(facts));
     findings.extend([cgroup2(facts), sockets(facts), bpf_fs(facts), restarts(facts)]);
     findings.extend([memlock(facts), ip_forward(facts), ip6_forward(facts), rp_filter(facts), route_localnet(facts)]);
@@ -46,6 +47,15 @@ fn fail(what: &'static str, found: impl Into<String>, fix: impl Into<String>) ->
 /// Reports the kernel's release. The features are probed, because a version says nothing of a distribution's backports.
 fn kernel(facts: &Facts) -> Finding {
     ok("kernel", &facts.kernel)
+}
+
+/// Judges whether the programs of one CPU keep each other out of their memory. The agent does not start where they do not.
+fn preemption(facts: &Facts) -> Finding {
+    const WHAT: &str = "preemption";
+    match facts.preemption.verdict() {
+        Ok(why) => ok(WHAT, why),
+        Err(why) => fail(WHAT, why, MEND_PREEMPTION),
+    }
 }
 
 fn capabilities(facts: &Facts) -> Finding {

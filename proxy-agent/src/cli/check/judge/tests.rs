@@ -1,6 +1,7 @@
 use super::*;
 use crate::cli::check::rules::{Chains, KubeProxyRules};
 use crate::privileges::NEEDED;
+use proxy_net::kernel::Preemption;
 
 /// Returns the facts of a node on which everything is right.
 fn node() -> Facts {
@@ -36,10 +37,14 @@ fn right_node_has_no_problem() {
 type Change = fn(&mut Facts);
 
 /// The finding and its level for each fact, on a node that is fit but for one change.
-const CASES: [(&str, Level, &str, Change); 45] = [
+const CASES: [(&str, Level, &str, Change); 47] = [
     ("capabilities", Level::Fail, "missing: CAP_BPF, to create maps and load programs", |f| {
         f.missing_capabilities = vec![NEEDED[0]];
     }),
+    ("preemption", Level::Fail, "PREEMPT_RT, perhaps built without PREEMPT_RT_NEEDS_BH_LOCK", |f| {
+        f.preemption = Preemption { release: "6.18.1".to_owned(), is_realtime: true, config: None };
+    }),
+    ("preemption", Level::Ok, "no PREEMPT_RT", |f| f.preemption.release = "6.18.1".to_owned()),
     ("unprivileged bpf", Level::Warn, "any process", |f| f.unprivileged_bpf_disabled = Some(0)),
     ("unprivileged bpf", Level::Ok, "off", |f| f.unprivileged_bpf_disabled = Some(2)),
     ("programs", Level::Fail, "load kpx_ingress", |f| f.probed.programs = Err("load kpx_ingress".to_owned())),
