@@ -129,7 +129,7 @@ pub(crate) struct Witness {
 
 impl Witness {
     pub(crate) fn before(model: &Model, Pretence { place, .. }: &Pretence) -> Self {
-        let flows = model.flows.iter().filter(|(_, flow)| is_safe(flow));
+        let flows = model.flows.iter().filter(|(_, flow)| is_safe(flow) && !model.is_over(flow));
         Self { flows: flows.map(|(id, flow)| (*id, flow.assured)).collect(), opened: model.opened(), place: *place }
     }
 

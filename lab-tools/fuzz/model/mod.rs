@@ -123,6 +123,8 @@ pub(crate) struct Model {
     is_fast: bool,
     pub(crate) flows: BTreeMap<u64, Flow>,
     next: u64,
+    /// The second of the last packet.
+    now_secs: u32,
     index: HashMap<Tuple, (u64, Leg)>,
     fragments: HashMap<FragmentKey, (u16, u16, u8)>,
     /// Which backend a client had of a service port; none if that is unknown.
@@ -140,6 +142,7 @@ impl Model {
             is_fast,
             flows: BTreeMap::new(),
             next: 0,
+            now_secs: 0,
             index: HashMap::new(),
             fragments: HashMap::new(),
             affinities: BTreeMap::new(),
@@ -151,6 +154,12 @@ impl Model {
 
     pub(crate) fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// Has it ended, or will it in a moment by its silence?
+    pub(crate) fn is_over(&self, flow: &Flow) -> bool {
+        const MOMENT: u32 = 2;
+        flow.is_over(self.now_secs + MOMENT)
     }
 
     /// How many flows have ever been opened.
@@ -176,6 +185,7 @@ impl Model {
     /// Says how what a program made of a packet differs from what it must make of it. `chosen` looks a choice up that the packet
     /// does not show.
     pub(crate) fn judge(&mut self, sent: &Sent, got: &Got, now_secs: u32, chosen: open::Chosen<'_>) -> Result<()> {
+        self.now_secs = now_secs;
         let want = self.want(sent, got, now_secs, chosen)?;
         ensure!(got.verdict == want.verdict, "the verdict is {:?} and should be {:?}", got.verdict, want.verdict);
         if want.verdict == Verdict::Drop {
