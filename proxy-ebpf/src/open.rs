@@ -73,7 +73,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if claimed == Claim::Full && make_room::<A>() {
         // The first try may have left the opener's count.
         flow.passed = Passed::NOTHING;
-        claimed = claim(flow, packet);
+        claimed = if keeps_port || draw_port(flow, proto, true) { claim(flow, packet) } else { Claim::Taken };
     }
     conclude(flow, proto, claimed)
 }
