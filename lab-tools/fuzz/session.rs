@@ -57,7 +57,9 @@ impl<'a> Session<'a> {
                 let witness = Witness::before(&self.model, pretence);
                 let Ok(got) = self.packet(&pretence.sent)? else { return Ok(Err(Blurred)) };
                 *self.results.entry(pretence.name()).or_default() += 1;
-                *self.results.entry("established_beside_strangers").or_default() += witness.established();
+                if witness.watches_established() {
+                    *self.results.entry("established_beside_strangers").or_default() += 1;
+                }
                 witness.after(&self.model, &got).with_context(|| corpus::packet(&pretence.sent))?;
                 return Ok(Ok(Some(got)));
             }

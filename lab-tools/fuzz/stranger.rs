@@ -1,7 +1,7 @@
 //! A second party: it sends in the name of either end of others' flows, and reads none of their packets.
 //!
 //! It is another tenant's pod, a machine outside, one behind another uplink, or it sends through a device without hooks. The
-//! model says what becomes of each packet. The [`Witness`] says what no such packet may bring about, whatever the model says.
+//! model says what becomes of each packet. The [`Witness`] says what no such packet may bring about, by the model's flows.
 
 use std::net::SocketAddr;
 
@@ -119,7 +119,7 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Option<Speech> {
     Some((proto, src, dst, transport))
 }
 
-/// What others have before a stranger's packet.
+/// The possessions of others before a stranger's packet.
 pub(crate) struct Witness {
     /// The flows that live, and whether each is established.
     flows: Vec<(u64, bool)>,
@@ -133,9 +133,9 @@ impl Witness {
         Self { flows: flows.map(|(id, flow)| (*id, flow.assured)).collect(), opened: model.opened(), place: *place }
     }
 
-    /// How many established flows it watches.
-    pub(crate) fn established(&self) -> u64 {
-        self.flows.iter().map(|(_, assured)| u64::from(*assured)).sum()
+    /// Returns true if an established flow is among the flows that it watches.
+    pub(crate) fn watches_established(&self) -> bool {
+        self.flows.iter().any(|(_, assured)| *assured)
     }
 
     /// Returns an error if the packet changed what is others'.

@@ -62,7 +62,7 @@ fn learn<A: Net>(
     let is_news = match kind {
         EntryKind::Dnat => {
             let proves = proves(packet, flow);
-            // A client that acknowledges the number of the backend's answer has got that answer: it is where it says.
+            // The number shows that the sender got the backend's answer, and that says more than the route back does.
             let is_shown = proves && packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED);
             let tx = if is_shown { flow.tx.with(Seen::ASSURED) } else { flow.tx };
             step(Sender::Client { tx, rx: flow.rx, proves }, packet.told()).is_news

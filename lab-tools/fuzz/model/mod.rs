@@ -162,7 +162,7 @@ impl Model {
         flow.is_over(self.now_secs + MOMENT)
     }
 
-    /// How many flows have ever been opened.
+    /// Returns the number of flows that were ever opened.
     pub(crate) fn opened(&self) -> u64 {
         self.next
     }

@@ -9,8 +9,8 @@ use crate::maps;
 impl Skb {
     /// Returns true if `mark`, found on this packet, is none because a filter of another program may have written over it.
     ///
-    /// A clsact filter that ends with `TC_ACT_OK` leaves its class in `tc_index` (`sch_handle_ingress` in net/core/dev.c).
-    /// A class from inside a pod does not get here: see [`Self::clear_foreign_mark`].
+    /// A clsact filter that ends with `TC_ACT_OK` leaves its class in `tc_index` (`tc_run` in net/core/dev.c). Class 0 does not show.
+    /// A class from inside a pod does not get here, if the pod's device is known as one: see [`Self::clear_foreign_mark`].
     #[inline(never)]
     pub fn has_lost(self, mark: PacketMark) -> bool {
         mark.0 & (MARKS | MADE_HERE) == 0 && self.noted() & CLASS != 0
