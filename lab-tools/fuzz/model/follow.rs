@@ -19,17 +19,28 @@ impl Model {
     ) -> Result<Option<(u64, Leg)>, Reason> {
         let (src, dst) = packet.peers();
         let Some((id, leg)) = self.index.get(&(table, packet.proto, src, dst)).copied() else { return Ok(None) };
-        if self.is_in_anothers_name(sent, packet, id, leg, now_secs) {
+        if self.is_in_anothers_name(sent, packet, table, id, leg, now_secs) {
             return Err(Reason::Forged);
         }
         Ok(self.heed(sent, packet, id, leg, now_secs))
     }
 
     /// Would a flow learn something from a packet whose sender cannot be where it came in?
-    fn is_in_anothers_name(&self, sent: &Sent, packet: &Packet, id: u64, leg: Leg, now_secs: u32) -> bool {
+    fn is_in_anothers_name(
+        &self,
+        sent: &Sent,
+        packet: &Packet,
+        table: Table,
+        id: u64,
+        leg: Leg,
+        now_secs: u32,
+    ) -> bool {
         let (src, dst) = packet.peers();
         match (sent.at, leg) {
-            (At::Anchor | At::Lo, Leg::ToBackend) => sent.came_in && self.is_news(packet, id, now_secs),
+            // Another program's connection is met where it leaves, and there nothing is judged.
+            (At::Anchor | At::Lo, Leg::ToBackend) => {
+                table == Table::Starting && sent.came_in && self.is_news(packet, id, now_secs)
+            }
             (At::Ingress(_), Leg::ToClient) => open::is_forged(sent.at, packet.proto, src, dst),
             (At::Ingress(_), Leg::ToBackend) => {
                 self.is_news(packet, id, now_secs) && open::is_forged(sent.at, packet.proto, src, dst)
