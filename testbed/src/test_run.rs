@@ -8,10 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use nix::time::{ClockId, clock_gettime};
 use proxy_common::names::{self, ANCHOR, EGRESS, EMPTY, INGRESS};
 use proxy_datapath::object;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::{Datapath, Options, Sizes, verifier};
+
+use crate::agent::wait_until;
 
 /// The interface index of lo, in every network namespace.
 const LO: u32 = 1;
@@ -71,6 +74,14 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kp
 pub fn object() -> Result<&'static [u8]> {
     ensure!(!OBJECT.is_empty(), "no benchmark programs: `cargo xtask test` and `cargo xtask bench` build them");
     Ok(OBJECT)
+}
+
+/// Waits until the programs' clock has gone on by so many seconds.
+pub fn let_seconds_pass(secs: u32) -> Result<()> {
+    let now_secs =
+        || clock_gettime(ClockId::CLOCK_BOOTTIME).map(|now| now.tv_sec()).context("read the time since boot");
+    let end_secs = now_secs()? + i64::from(secs);
+    wait_until(Duration::from_secs(u64::from(secs) + 5), "the programs' clock goes on", || Ok(now_secs()? >= end_secs))
 }
 
 fn load_empty() -> Result<Ebpf> {

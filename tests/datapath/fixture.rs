@@ -19,7 +19,7 @@ use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::{Maps, open};
 use testbed::netns::NetNs;
-use testbed::test_run::{self, Bench, Verdict};
+use testbed::test_run::{self, Bench, Verdict, let_seconds_pass};
 use testbed::text::{DST_MAC, Names};
 
 use self::addrs::FAMILIES;
@@ -119,7 +119,7 @@ impl Runner for Fixture {
             Step::BackendMoves { service, port, old, new } => self.leave(service, *port, old, new),
             Step::Flood(count) => flood(self, 30_000, *count),
             Step::ForgetFlows => self.change_flows(|_| None),
-            Step::Silence(secs) => self.change_flows(|last_secs| Some(last_secs.saturating_sub(*secs))),
+            Step::Silence(secs) => self.be_silent(*secs),
             Step::Segments(_) | Step::FramesForOthers(_) => {
                 bail!("the step is for fixture fast only")
             }
@@ -129,12 +129,23 @@ impl Runner for Fixture {
 
 impl Fixture {
     /// Changes the second of flows' last packets, or removes the flows.
-    pub(crate) fn change_flows(&self, change: impl Fn(u32) -> Option<u32>) -> Result<()> {
+    pub(crate) fn change_flows(&self, change: impl FnMut(u32) -> Option<u32>) -> Result<()> {
         if self.is_v4() {
             change_flows::<Addr4>(self, IPV4.flows, change)
         } else {
             change_flows::<Addr6>(self, IPV6.flows, change)
         }
+    }
+
+    /// Makes all flows older. A flow cannot be older than the machine: one that has just booted waits for the rest.
+    fn be_silent(&self, secs: u32) -> Result<()> {
+        let mut missing = 0;
+        self.change_flows(|last_secs| {
+            missing = missing.max((secs + 1).saturating_sub(last_secs) * u32::from(last_secs > 0));
+            Some(last_secs)
+        })?;
+        let_seconds_pass(missing)?;
+        self.change_flows(|last_secs| Some(last_secs.saturating_sub(secs - missing)))
     }
 
     pub(crate) fn is_v4(&self) -> bool {
@@ -367,7 +378,7 @@ fn tables<A: Addr>(names: &Names) -> Result<Vec<FamilyChange<A>>> {
     Ok(changes)
 }
 
-fn change_flows<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u32) -> Option<u32>) -> Result<()>
+fn change_flows<A: Addr>(fixture: &Fixture, name: &str, mut change: impl FnMut(u32) -> Option<u32>) -> Result<()>
 where
     FlowKey<A>: Pod,
     Flow<A>: Pod,
