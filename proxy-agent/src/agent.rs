@@ -196,6 +196,7 @@ impl Agent {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
                     self.record(&Problem::Conntrack, reconciled);
                 }
+                () = self.notices.next(self.schedule.sync_period) => {}
                 error = self.lifecycle.give_up(&self.health) => return Err(error),
                 query = inbox.queries.recv() => {
                     let query = query.context("the query channel is closed")?;
@@ -212,7 +213,6 @@ impl Agent {
         self.record(&Problem::Devices, result);
         self.reports.repairs(self.node.take_repairs());
         self.health_checks.listen_on(self.node.listen_addresses()).await;
-        self.notices.look(self.schedule.sync_period).await;
         // Packets to an address that has left the host must not wait for their Service.
         let is_due = self.desired.keep_by_host(self.node.kept_addresses()) && self.synced;
         if is_due { self.sync().await } else { Ok(()) }

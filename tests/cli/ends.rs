@@ -65,7 +65,9 @@ fn policies_and_rules_that_packets_pass_by_are_found() -> Result<()> {
     ensure!(found("routing rules")?.ends_with("masqueraded clients: ip -4 rule 9: fwmark 0x80\""));
     let ipsec = "IPsec policies do not hold for the host's packets to Services; this host has 1, first src 0.0.0.0/0 dst 10.244.2.0/24";
     assert_eq!(found("IPsec")?, format!("\"warn\" \"{ipsec}\""));
-    agent.wait(DEADLINE, "a notice", |status| status.healthy && status.notices == [ipsec])
+    agent.wait(DEADLINE, "a notice", |status| status.healthy && status.notices == [ipsec])?;
+    agent.ns().ip("xfrm policy flush")?;
+    agent.wait(DEADLINE, "no notice", |status| status.notices.is_empty())
 }
 
 #[test]

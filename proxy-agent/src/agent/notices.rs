@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use proxy_net::xfrm::{self, Policy};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     texts: Vec<String>,
-    looked: Option<Instant>,
+    /// The time of the next look; None is at once.
+    due: Option<Instant>,
 }
 
 impl Notices {
-    /// Looks for notices, at most once in `period`.
-    pub(super) async fn look(&mut self, period: Duration) {
-        if self.looked.is_some_and(|looked| looked.elapsed() < period) {
-            return;
+    /// Waits until a look is due, and looks: at once, and then once in each `period`. The future may be cancelled.
+    pub(super) async fn next(&mut self, period: Duration) {
+        if let Some(due) = self.due {
+            sleep_until(due).await;
         }
-        self.looked = Some(Instant::now());
         let texts = match xfrm::outgoing_policies().await {
             Ok(policies) => Vec::from_iter(past_ipsec(&policies)),
             Err(error) => vec![format!("the IPsec policies are not known: {error:#}")],
@@ -30,6 +30,7 @@ impl Notices {
             info!(notice, "that part of the configuration is gone");
         }
         self.texts = texts;
+        self.due = Some(Instant::now() + period);
     }
 
     pub(super) fn texts(&self) -> &[String] {
