@@ -105,8 +105,9 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     if flow.kind != Kind::UNSNAT {
         maps::count(if to_backend { Event::Forwarded } else { Event::Returned });
     }
-    error.rewrite(skb)?;
+    // The mark comes before the call. Behind it, old kernels would take the branch for dead code: see "Do not" in the README.
     skb.set_packet_mark(if to_backend { PacketMark::FORWARD } else { PacketMark::BACK });
+    error.rewrite(skb)?;
     Ok(Action::PASS)
 }
 
@@ -136,15 +137,16 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
 /// The host does not take a reply.
 #[inline(always)]
 fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
-    let node = maps::node().ok_or(Reason::RouteLost)?;
-    let next_hop = route(skb, node.anchor_ifindex, &error.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
-    maps::count(Event::Forwarded);
     error.becomes.src = error.src_or(flow.client.addr, flow.source.addr);
     error.becomes.dst = flow.backend.addr;
     error.becomes.quoted_src = flow.backend;
     error.becomes.quoted_dst = flow.source;
     error.rewrite(skb)?;
     skb.set_packet_mark(PacketMark::FORWARD);
+    // For the reason that `ingress` names, the route is looked up behind the call.
+    let node = maps::node().ok_or(Reason::RouteLost)?;
+    let next_hop = route(skb, node.anchor_ifindex, &error.src, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
+    maps::count(Event::Forwarded);
     host::leave(skb, next_hop)
 }
 
