@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod echo;
 pub mod exposition;
 pub mod http;
+pub mod kept_lines;
 pub mod kernel;
 pub mod kernel_tables;
 pub mod lab;

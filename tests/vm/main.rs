@@ -2,5 +2,6 @@
 
 mod check;
 mod ipvs;
+mod lines;
 #[path = "../reachability/plain.rs"]
 mod plain;

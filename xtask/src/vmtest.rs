@@ -45,6 +45,7 @@ const PROGRAMS: &[Program] = &[
 /// arguments. Suites with one name up to a `/` are chosen together, and skipped one by one.
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
+    "lines - /bin/vm lines::",
     "ipvs ip_vs,ip_vs_rr,dummy /bin/vm ipvs::",
     "sockets sctp /bin/vm --exact plain::pods_reach_services_by_the_default_mechanism",
     "sockets-by-clsact sctp,tcx /bin/vm --exact plain::pods_reach_services_by_clsact",
@@ -71,7 +72,7 @@ pub(crate) struct Options {
     /// Go on with the next kernel when one fails
     #[arg(long)]
     keep_going: bool,
-    /// Run only these tests: check, ipvs, sockets, sockets-by-clsact, tunnels, shapes, packets
+    /// Run only these tests: check, lines, ipvs, sockets, sockets-by-clsact, tunnels, shapes, packets
     #[arg(long, value_delimiter = ',', value_name = "SUITE")]
     only: Vec<String>,
     /// Use the programs of the last run
@@ -89,11 +90,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let debian = Debian::new()?;
     debian.ensure_qemu()?;
     let folder = workspace::target_dir()?.join("vmtest");
-    let userland = Userland::new(
-        &programs(&folder, !options.no_build)?,
-        &[debian.tool(IPVSADM)?, debian.tool(WIREGUARD)?],
-        &options.suites()?,
-    )?;
+    let mut files = programs(&folder, !options.no_build)?;
+    if options.wants("lines") {
+        files.push(("lines", lines_of_host(&folder)?));
+    }
+    let userland = Userland::new(&files, &[debian.tool(IPVSADM)?, debian.tool(WIREGUARD)?], &options.suites()?)?;
 
     let mut outcomes = Vec::new();
     for name in &options.kernels {
@@ -209,6 +210,15 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
         Ok((*path, kept))
     };
     PROGRAMS.iter().map(program).collect()
+}
+
+/// Returns a file of the lines that the host's kernel keeps of the kernel programs.
+fn lines_of_host(folder: &Path) -> Result<PathBuf> {
+    let file = folder.join("lines");
+    let mut command = shell::as_root(Path::new("env"))?;
+    command.arg(format!("KPX_LINES={}", file.display())).arg(folder.join("vm")).args(["--quiet", "lines::"]);
+    shell::run(command)?;
+    Ok(file)
 }
 
 /// Links without shared libraries. Only this last step gets these flags, so that the earlier steps are shared with a
