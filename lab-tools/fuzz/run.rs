@@ -24,7 +24,7 @@ const SECS: u64 = 8;
 /// Packets that bring everything about.
 const ENOUGH: u64 = 20_000;
 /// The outcomes that a run must have to prove anything.
-const SEEN: [&str; 23] = [
+const SEEN: [&str; 24] = [
     "established_beside_strangers",
     "blind",
     "misplaced",
@@ -48,6 +48,7 @@ const SEEN: [&str; 23] = [
     "source_range",
     "unallocated",
     "rewrite",
+    "cut_header",
 ];
 
 #[test]

@@ -54,6 +54,8 @@ pub enum Reason {
     Unhooked,
     /// In another's name: its source is the node's own, or the route back to it leads through another device.
     Forged,
+    /// A first fragment to a service lacks a part of its transport header.
+    CutHeader,
 }
 
 /// The fate of a packet that was not translated.
@@ -79,7 +81,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -105,6 +107,7 @@ impl Reason {
         Self::Draining,
         Self::Unhooked,
         Self::Forged,
+        Self::CutHeader,
     ];
 
     /// The reason whose place in [`Self::ALL`] is `index`.
@@ -140,7 +143,8 @@ impl Reason {
             | Self::RouteLost
             | Self::Rewrite
             | Self::Unhooked
-            | Self::Forged => Verdict::Drop,
+            | Self::Forged
+            | Self::CutHeader => Verdict::Drop,
         }
     }
 
@@ -186,6 +190,7 @@ impl Reason {
             Self::Draining => "draining",
             Self::Unhooked => "unhooked",
             Self::Forged => "forged",
+            Self::CutHeader => "cut_header",
         }
     }
 }

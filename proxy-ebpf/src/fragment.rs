@@ -1,11 +1,13 @@
 //! Fragments: only the first one of a packet has ports, the later ones take them from it.
 
+use proxy_common::addr::{Port, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::device::Node;
 use proxy_common::fragment::{FragmentKey, Ports};
 
-use crate::maps;
 use crate::net::Net;
 use crate::skb::Skb;
+use crate::{lookup, maps};
 
 /// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what they have in common
 /// at this hook.
@@ -34,6 +36,22 @@ pub fn recall<A: Net>(skb: Skb) -> bool {
     (found.sport, found.dport, found.proto) = (ports.src, ports.dst, ports.proto);
     skb.set_found(found);
     true
+}
+
+/// Returns true if a first fragment, which is too short for its transport header, is for a Service of this node.
+#[inline(always)]
+pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
+    if maps::node().is_none_or(|node| node.has(Node::HOST | Node::DRAINING)) {
+        return false;
+    }
+    let found = skb.found();
+    let ports =
+        if found.len < size_of::<[u16; 2]>() as u32 { Err(Reason::Malformed) } else { skb.load(found.l4.into()) };
+    let [_, port] = ports.unwrap_or([0; 2]);
+    let dst = skb.lend(found.link().len() + A::DST_OFFSET, |addr: &mut A| {
+        lookup::is_services(&SockAddr::new(*addr, Port::from_wire(port)), found.proto)
+    });
+    dst == Ok(true)
 }
 
 /// With the addresses read to their place, and what is before them in the packet overwritten.

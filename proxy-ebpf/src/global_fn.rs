@@ -69,6 +69,16 @@ global_functions! {
         0
     }
 
+    /// Calls [`fragment::is_stub_for_service`]; 0 if not.
+    fn kpx_stub4(skb: *mut __sk_buff) -> u32 {
+        fragment::is_stub_for_service::<Addr4>(Skb::from_ptr(skb)).into()
+    }
+
+    /// Calls [`fragment::is_stub_for_service`]; 0 if not.
+    fn kpx_stub6(skb: *mut __sk_buff) -> u32 {
+        fragment::is_stub_for_service::<Addr6>(Skb::from_ptr(skb)).into()
+    }
+
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
     fn kpx_forget4(spares: u32) -> u32 {
         forget_first::<Addr4>(spares).into()

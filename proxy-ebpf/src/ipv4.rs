@@ -208,6 +208,11 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
+    fn is_stub_for_service(skb: Skb) -> bool {
+        global_fn::kpx_stub4(skb.as_ptr()) != 0
+    }
+
+    #[inline(always)]
     fn forget_first_flow(spares: bool) -> bool {
         global_fn::kpx_forget4(spares.into()) != 0
     }

@@ -27,6 +27,19 @@ pub fn frontend<A: Net>(dialled: &SockAddr<A>, proto: Proto, decision: &mut Deci
     Err(if maps::is_in_service_cidr(dialled.addr) { Reason::Unallocated } else { Reason::NotOurs })
 }
 
+/// Returns true if [`frontend`] finds a frontend, or a Service's address without one.
+#[inline(always)]
+pub fn is_services<A: Net>(dialled: &SockAddr<A>, proto: Proto) -> bool {
+    let SockAddr { addr, port, .. } = *dialled;
+    if maps::has_frontend(&FrontendKey::new(addr, port, proto)) {
+        return true;
+    }
+    match maps::own_addr(&addr) {
+        Some(own) => own.takes_node_ports() && maps::has_frontend(&FrontendKey::<A>::node_port(port, proto)),
+        None => maps::has_frontend(&FrontendKey::address(addr)) || maps::is_in_service_cidr(addr),
+    }
+}
+
 /// Reads the row that the decision names.
 #[inline(always)]
 fn take<A: Net>(decision: &mut Decision<A>) -> bool {

@@ -80,6 +80,7 @@ pub trait Net: Addr + Maps {
     fn remember_fragment(skb: Skb);
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
+    fn is_stub_for_service(skb: Skb) -> bool;
 
     /// Calls [`open::forget_first`](crate::open::forget_first).
     fn forget_first_flow(spares: bool) -> bool;

@@ -275,7 +275,15 @@ fn read<A: Net>(skb: Skb, link: LinkHeader, hook: Hook) -> Result<(A, A, Numbers
             skb.set_found(found);
             A::forget_fragment(skb);
         }
-        numbers = transport(skb, &header, &mut found)?;
+        numbers = match transport(skb, &header, &mut found) {
+            // The stack may join the fragments, and no ingress hook would translate the whole.
+            Err(Reason::Malformed)
+                if header.part == FragmentPart::FIRST && hook == Hook::INGRESS && A::is_stub_for_service(skb) =>
+            {
+                return Err(Reason::CutHeader);
+            }
+            read => read?,
+        };
         skb.set_found(found);
     }
     Ok((header.src, header.dst, numbers))

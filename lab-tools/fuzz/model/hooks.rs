@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use proxy_common::counter::Reason;
+use testbed::reference::model::Answer;
 use testbed::reference::place::Family;
 
 use super::flow::{Flow, Leg, Table};
-use super::wire::{self, Part};
+use super::wire::{self, Ip, Part};
 use super::{
     At, DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, inject, leave, noted, open, pass, rewrite, unnoted,
 };
@@ -25,8 +26,23 @@ impl Model {
         if let Part::First { id, split } = ip.part {
             self.fragments.remove(&(table, id, split, ip.src, ip.dst));
         }
-        let transport = wire::transport(&sent.frame, &ip)?;
+        let transport = match wire::transport(&sent.frame, &ip) {
+            Err(Reason::Malformed)
+                if ip.part != Part::Whole && table == Table::Arriving && self.is_for_service(sent, &ip) =>
+            {
+                return Err(Reason::CutHeader);
+            }
+            read => read?,
+        };
         Ok(Packet { ip, ports: (transport.sport, transport.dport), proto: ip.proto, transport: Some(transport) })
+    }
+
+    /// Does a packet, of whose transport header a part is there, go to a Service?
+    fn is_for_service(&mut self, sent: &Sent, ip: &Ip) -> bool {
+        let has_ports = ip.end >= ip.l4 + 4;
+        let port = |at| wire::half(&sent.frame, at).filter(|_| has_ports).unwrap_or(0);
+        let (src, dst) = (SocketAddr::new(ip.src, port(ip.l4)), SocketAddr::new(ip.dst, port(ip.l4 + 2)));
+        !matches!(self.answer(sent.at, ip.proto, src, dst).0, Answer::Pass(Reason::NotOurs))
     }
 
     pub(super) fn arriving(

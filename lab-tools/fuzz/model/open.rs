@@ -90,7 +90,13 @@ impl Model {
     }
 
     /// Asks the reference model, once for each client address.
-    fn answer(&mut self, at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Rc<(Answer, Option<SocketAddr>)> {
+    pub(super) fn answer(
+        &mut self,
+        at: At,
+        proto: u8,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Rc<(Answer, Option<SocketAddr>)> {
         let cluster = &self.cluster;
         let answer = self.answers.entry((at, proto, src.ip(), dst)).or_insert_with(|| {
             let question = question(at, proto, src, dst);

@@ -217,6 +217,7 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::Forged => {
             "its source is forged: it is the node's own, or the way back to it leads through another device"
         }
+        Reason::CutHeader => "a first fragment too short for its transport header",
         Reason::Unhooked => "its flow is alive, but no program met it on arrival: a program was taken off that device",
         Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",

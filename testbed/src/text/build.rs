@@ -10,6 +10,8 @@ use super::wire::*;
 
 pub const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// The bytes of a transport that are left where it is cut.
+const CUT: usize = 8;
 /// The first sequence number of both sides of every TCP connection.
 const ISN: u32 = 1_000;
 
@@ -34,8 +36,13 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
         let (from, to) = (addr(dst)?, addr(src)?);
         return ip(from.ip(), to.ip(), &extras, icmp(names, "port-unreachable", from, to, &quoted)?);
     }
+    // As in a quote, the flags will be cut off.
+    let (words, most) = match words {
+        ["cut", proto, rest @ ..] => ([&[*proto], any_flags(proto), rest].concat(), CUT),
+        _ => (words.to_vec(), usize::MAX),
+    };
     let is_later = extras.iter().any(|extra| matches!(extra, Extra::Later(_)));
-    let (what, rest) = match words {
+    let (what, rest) = match words.as_slice() {
         ["udp", rest @ ..] => (["udp", ""], rest),
         [what, rest @ ..] if is_later => ([*what, ""], rest),
         [what @ ("tcp" | "sctp" | "icmp"), kind, rest @ ..] => ([*what, *kind], rest),
@@ -43,7 +50,7 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
     };
     let [src, ">", dst, rest @ ..] = rest else { bail!("no SOURCE > DESTINATION") };
     let (src, dst) = (names.peer(src)?, names.peer(dst)?);
-    let transport = match what {
+    let (proto, mut transport) = match what {
         _ if is_later => {
             let proto = match what[0] {
                 "tcp" => TCP,
@@ -58,7 +65,17 @@ fn packet(names: &Names, words: &[&str]) -> Result<Vec<u8>> {
         ["sctp", chunks] => (SCTP, sctp(chunks, src, dst, &payload(rest)?)?),
         [_, kind] => icmp(names, kind, src, dst, rest)?,
     };
-    ip(src.ip(), dst.ip(), &extras, transport)
+    transport.truncate(most);
+    ip(src.ip(), dst.ip(), &extras, (proto, transport))
+}
+
+/// Returns flags that a packet of this transport may have, and none if it has no flags.
+fn any_flags(proto: &str) -> &'static [&'static str] {
+    match proto {
+        "tcp" => &["A"],
+        "sctp" => &["DATA"],
+        _ => &[],
+    }
 }
 
 /// The part of an IP header beside a transport.
@@ -213,14 +230,8 @@ fn icmp(names: &Names, kind: &str, src: SocketAddr, dst: SocketAddr, rest: &[&st
     let mut message = [&start[..], &[0, 0, 0, 0, a, b]].concat();
     message.extend(match rest {
         ["about", "cut", proto, quoted @ ..] => {
-            // The flags will be cut off.
-            let flags: &[&str] = match *proto {
-                "tcp" => &["A"],
-                "sctp" => &["DATA"],
-                _ => &[],
-            };
-            let mut quoted = packet(names, &[&[*proto], flags, quoted].concat())?;
-            quoted.truncate(super::read::transport_at(&quoted)? + 8);
+            let mut quoted = packet(names, &[&[*proto], any_flags(proto), quoted].concat())?;
+            quoted.truncate(super::read::transport_at(&quoted)? + CUT);
             quoted
         }
         ["about", quoted @ ..] => packet(names, quoted)?,

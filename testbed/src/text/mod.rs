@@ -15,7 +15,8 @@
 //! Brackets before it hold the parts of the IP header beside a transport. `[options]` or `[options=16]` stands for
 //! bytes of IPv4 options or of an IPv6 destination header. `first=ID` and `later=ID` stand for a fragment. IPv6 also
 //! has `hop`, `routing`, `auth`, `esp`, `none` and `visits` (a routing header that is not done with). `atomic` stands
-//! for a fragment header on a whole packet. A later fragment has no ports: `[later=7] udp client > web +64`.
+//! for a fragment header on a whole packet. A later fragment has no ports: `[later=7] udp client > web +64`. After
+//! `[first=7] cut tcp …`, only 8 bytes of the transport are in the first fragment, and no TCP flags are named.
 
 mod build;
 pub use build::DST_MAC;

@@ -112,6 +112,10 @@ impl<'a> Ip<'a> {
         if self.extras.is_empty() { String::new() } else { format!("[{}] ", self.extras.join(",")) }
     }
 
+    fn is_first(&self) -> bool {
+        self.extras.iter().any(|extra| extra.starts_with("first="))
+    }
+
     fn pseudo(&self) -> Result<Sum16BitWords> {
         pseudo(self.src, self.dst, self.proto, self.transport.len())
     }
@@ -135,7 +139,7 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
         format!("{what} {} > {}{}", names.peer_name(src), names.peer_name(dst), payload(payload_len))
     };
     if bytes.len() == 8 && (proto != "udp" || word(bytes, 4) != 8) {
-        ensure!(!whole, "only 8 bytes of {proto}");
+        ensure!(!whole || ip.is_first(), "only 8 bytes of {proto}");
         return Ok(peers(&format!("cut {proto}"), 0));
     }
     if proto == "sctp" && bytes.len() == CUT_SCTP && !whole {
