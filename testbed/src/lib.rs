@@ -16,6 +16,8 @@ pub mod netns;
 pub mod pod;
 #[cfg(feature = "packets")]
 pub mod reference;
+#[cfg(feature = "packets")]
+pub mod rows;
 pub mod served_lab;
 #[cfg(feature = "packets")]
 pub mod test_run;

@@ -10,12 +10,14 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node};
 use proxy_common::names::{EGRESS, INGRESS};
 use testbed::agent::{DEADLINE, wait_until};
+use testbed::rows::Outcome;
+use testbed::rows::parse::Row;
+use testbed::rows::step::Step;
 use testbed::test_run::Verdict::{Pass, Redirect};
 
 use crate::fixture::{Fixture, counted_since, fixtures_of};
 use crate::offload::sum;
-use crate::packets::step::Step;
-use crate::packets::{Outcome, Row, Runner};
+use crate::packets::Runner;
 use crate::reuse::Setup;
 
 /// Neighbours: name, device, last byte of the link address.

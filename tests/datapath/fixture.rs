@@ -19,13 +19,15 @@ use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::{Maps, open};
 use testbed::netns::NetNs;
+use testbed::rows::Outcome;
+use testbed::rows::parse::Row;
+use testbed::rows::step::{Step, with_addrs};
 use testbed::test_run::{self, Bench, Verdict, let_seconds_pass};
 use testbed::text::{DST_MAC, Names};
 
 use self::addrs::FAMILIES;
 use crate::half_open::flood;
-use crate::packets::step::{Step, with_addrs};
-use crate::packets::{Outcome, Row, Runner, run_section};
+use crate::packets::{Runner, run_section};
 use crate::reuse::{Reused, Setup};
 
 /// kpx draws source ports from here on.

@@ -2,11 +2,12 @@
 
 use anyhow::{Result, ensure};
 use proxy_common::names::INGRESS;
+use testbed::rows::parse::Row;
 use testbed::test_run::Verdict::{self, Drop, Pass};
 use testbed::text::Names;
 
 use crate::fixture::{Fixture, fixtures};
-use crate::packets::{Row, packet_tests, rows_of};
+use crate::packets::{packet_tests, rows_of};
 
 packet_tests! {
     fragments:

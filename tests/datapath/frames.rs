@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use proxy_common::names::INGRESS;
+use testbed::rows::words;
 use testbed::test_run::Verdict::Pass;
 
 use crate::fixture::{counted_since, fixtures};
-use crate::packets::words;
 
 #[test]
 fn foreign_frames_pass_untouched() -> Result<()> {

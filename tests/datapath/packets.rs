@@ -1,18 +1,13 @@
 //! Runs the packet rows of `rows/*.packets`, whose format `rows/README.md` describes.
 
-mod parse;
-pub(crate) mod step;
-mod update;
-
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use testbed::test_run::Verdict;
+use testbed::rows::Outcome;
+use testbed::rows::parse::{Item, Row, Section, aligned, sections};
+use testbed::rows::step::{Kind, Step};
+use testbed::rows::update::{self, is_updating};
 
-pub(crate) use self::parse::Row;
-use self::parse::{Item, Section};
-use self::step::{Kind, Step};
-use self::update::is_updating;
 use crate::fast_fixture::FastFixture;
 use crate::fixture::{Fixture, fixtures_with_room};
 use crate::policy::{external_with_room, services_with_room};
@@ -51,14 +46,6 @@ macro_rules! packet_tests {
 }
 pub(crate) use packet_tests;
 
-/// The outcome of a row: verdict, packet out, and the counters that grew, in alphabetical order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    pub(crate) verdict: Verdict,
-    pub(crate) out: String,
-    pub(crate) counted: Vec<String>,
-}
-
 /// A fixture that rows and steps run in.
 pub(crate) trait Runner {
     fn fixture(&mut self) -> &mut Fixture;
@@ -69,7 +56,7 @@ pub(crate) trait Runner {
 
 /// Runs a section in fixtures of its own, of both families.
 pub(crate) fn run(file: &str, section: &str) -> Result<()> {
-    let section = Section::find(file, section)?;
+    let section = find_section(file, section)?;
     for (kind, items) in section.parts()? {
         match kind {
             Kind::Plain { room } => run_in(fixtures_with_room("rows", room)?, items),
@@ -88,13 +75,13 @@ fn run_in<R: Runner>(runners: Vec<R>, items: &[Item]) -> Result<()> {
 /// Runs a section, named as in `flows::closed_flow_gives_its_port_back`, in a fixture that the test has made.
 pub(crate) fn run_section(runner: &mut impl Runner, name: &str) -> Result<()> {
     let (file, section) = name.split_once("::").with_context(|| format!("section {name} names no file"))?;
-    run_items(runner, &Section::find(file, section)?.items)
+    run_items(runner, &find_section(file, section)?.items)
 }
 
 /// Returns the rows of a section that the test runs in its own way.
 pub(crate) fn rows_of(name: &str) -> Result<Vec<Row>> {
     let (file, section) = name.split_once("::").with_context(|| format!("section {name} names no file"))?;
-    let items = Section::find(file, section)?.items.into_iter();
+    let items = find_section(file, section)?.items.into_iter();
     items
         .map(|item| match item {
             Item::Row(row) => Ok(row),
@@ -136,15 +123,18 @@ fn run_row(runner: &mut impl Runner, row: &Row) -> Result<()> {
 }
 
 /// Returns the path of a file of rows from the top of the workspace.
-fn path_of(name: &str) -> PathBuf {
-    Path::new(file!()).with_file_name("rows").join(name).with_extension("packets")
+fn path_of(name: &str) -> String {
+    Path::new(file!()).with_file_name("rows").join(name).with_extension("packets").display().to_string()
 }
 
-/// Returns the counters in `text`, in alphabetical order.
-pub(crate) fn words(text: &str) -> Vec<String> {
-    let mut words: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
-    words.sort();
-    words
+fn sections_of(file: &str) -> Result<Vec<Section>> {
+    let found = FILES.iter().find(|known| known.name == file);
+    sections(&path_of(file), found.with_context(|| format!("no file of rows is called {file}"))?.rows)
+}
+
+fn find_section(file: &str, name: &str) -> Result<Section> {
+    let section = sections_of(file)?.into_iter().find(|section| section.name == name);
+    section.with_context(|| format!("{} has no section {name}", path_of(file)))
 }
 
 #[test]
@@ -152,7 +142,7 @@ fn every_section_is_run_by_a_test() -> Result<()> {
     for file in FILES {
         let generated = file.tests.split("packet_tests! {").skip(1).filter_map(|list| list.split('}').next());
         let generated: Vec<&str> = generated.flat_map(|list| list.split([',', ':', ' ', '\n'])).collect();
-        for section in Section::all(file.name)? {
+        for section in sections_of(file.name)? {
             let name = format!("{}::{}", file.name, section.name);
             let is_rust = FILES.iter().any(|file| file.tests.contains(&format!("\"{name}\"")));
             let is_included = FILES.iter().any(|file| file.rows.lines().any(|line| line == format!("* rows {name}")));
@@ -170,15 +160,15 @@ fn every_section_is_run_by_a_test() -> Result<()> {
 #[test]
 fn rows_are_aligned() -> Result<()> {
     FILES.iter().try_for_each(|file| {
-        let aligned = parse::aligned(file.name, file.rows)?;
+        let aligned = aligned(&path_of(file.name), file.rows)?;
         if is_updating() {
-            return update::align(file.name);
+            return update::align(&path_of(file.name));
         }
         let is_wrong = |(line, aligned): &(&str, &str)| line != aligned;
         let wrong = file.rows.lines().zip(aligned.lines()).position(|lines| is_wrong(&lines));
         match wrong {
             Some(index) => {
-                bail!("{}:{}: not aligned (UPDATE_EXPECT=1 aligns it)", path_of(file.name).display(), index + 1)
+                bail!("{}:{}: not aligned (UPDATE_EXPECT=1 aligns it)", path_of(file.name), index + 1)
             }
             None => Ok(()),
         }
@@ -203,8 +193,8 @@ fn errors_have_line_and_column() {
         ("== a\n* lo is pod round", "2:13: no flag of a device is called \"round\""),
     ];
     for (text, error) in cases {
-        let found = parse::sections("x", text).expect_err(text).to_string();
-        let want = format!("{}:{error}", path_of("x").display());
+        let found = sections(&path_of("x"), text).expect_err(text).to_string();
+        let want = format!("{}:{error}", path_of("x"));
         assert_eq!(found, want);
     }
 }

@@ -4,11 +4,12 @@ use anyhow::{Result, ensure};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::device::Node;
 use testbed::agent::{DEADLINE, wait_until};
+use testbed::rows::words;
 
 use crate::fast_fixture::{FAST, TURN_SECS, hops};
 use crate::fixture::{counted_since, fixtures_of};
 use crate::offload::{Notes, Wire};
-use crate::packets::{packet_tests, words};
+use crate::packets::packet_tests;
 
 packet_tests! {
     stack:

@@ -27,6 +27,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("proxy-ebpf/src/socket/peer", "a call's address and its socket are reached through pointers and helpers"),
     ("tests/lab/churn/links", "detaches links of others, which no crate has a call for"),
     ("testbed/src/apiserver/listen", "asks for the namespace of a socket, which no crate has a call for"),
+    ("testbed/src/kept_lines", "asks the kernel for the lines of a program, which no crate has a call for"),
 ];
 
 /// The modules whose tests may wait without a condition.

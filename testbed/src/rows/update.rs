@@ -8,12 +8,10 @@ use std::{env, fs};
 use anyhow::{Context, Result, ensure};
 
 use super::parse::{Row, aligned};
-use super::path_of;
-
 /// The outcomes that rows had so far, by file and line; its lock is also that of the files.
 static OUTCOMES: Mutex<BTreeMap<(String, usize), String>> = Mutex::new(BTreeMap::new());
 
-pub(super) fn is_updating() -> bool {
+pub fn is_updating() -> bool {
     env::var_os("UPDATE_EXPECT").is_some()
 }
 
@@ -22,7 +20,7 @@ fn outcomes() -> MutexGuard<'static, BTreeMap<(String, usize), String>> {
 }
 
 /// Writes a row as it was found, unless an earlier run of it, in the other family above all, has found it otherwise.
-pub(super) fn record(written: &Row, found: &Row) -> Result<()> {
+pub fn record(written: &Row, found: &Row) -> Result<()> {
     let mut outcomes = outcomes();
     let key = (written.file.clone(), written.line);
     let first = outcomes.entry(key).or_insert_with(|| found.to_string());
@@ -41,7 +39,7 @@ pub(super) fn record(written: &Row, found: &Row) -> Result<()> {
 }
 
 /// Aligns a file as it is now.
-pub(super) fn align(file: &str) -> Result<()> {
+pub fn align(file: &str) -> Result<()> {
     let _outcomes = outcomes();
     let path = path_here(file)?;
     let text = fs::read_to_string(&path)?;
@@ -55,7 +53,6 @@ fn write(path: &Path, file: &str, text: &str) -> Result<()> {
 
 /// Returns the path of a file of rows on this machine.
 fn path_here(file: &str) -> Result<PathBuf> {
-    let path = path_of(file);
-    let found = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join(&path)).find(|path| path.exists());
-    found.with_context(|| format!("{} is not here", path.display()))
+    let found = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join(file)).find(|path| path.exists());
+    found.with_context(|| format!("{file} is not here"))
 }

@@ -5,10 +5,10 @@ use std::fmt;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::names::{ANCHOR, EGRESS, INGRESS, LO};
-use testbed::test_run::Verdict;
 
 use super::step::{Kind, Step};
-use super::{FILES, Outcome, path_of, words};
+use super::{Outcome, words};
+use crate::test_run::Verdict;
 
 const HOOKS: [(&str, &str); 4] = [("ingress", INGRESS), ("egress", EGRESS), ("anchor", ANCHOR), ("lo", LO)];
 const VERDICTS: [(&str, Verdict); 3] =
@@ -18,15 +18,15 @@ const COLUMNS: usize = 5;
 const NOTHING: &str = "-";
 
 #[derive(Debug)]
-pub(crate) struct Section {
-    pub(super) name: String,
-    pub(super) place: String,
-    pub(super) items: Vec<Item>,
+pub struct Section {
+    pub name: String,
+    pub place: String,
+    pub items: Vec<Item>,
 }
 
 /// A line of a section.
 #[derive(Debug)]
-pub(super) enum Item {
+pub enum Item {
     Fixture {
         place: String,
         kind: Kind,
@@ -46,20 +46,20 @@ pub(super) enum Item {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub struct Row {
     /// File, line and column of the packet in.
-    pub(crate) place: String,
+    pub place: String,
     pub(super) file: String,
     pub(super) line: usize,
     hook: String,
     /// The program of the hook.
-    pub(crate) program: &'static str,
+    pub program: &'static str,
     /// The device that the packet is on, if the row names one.
-    pub(crate) device: Option<String>,
-    pub(crate) packet: String,
+    pub device: Option<String>,
+    pub packet: String,
     verdict: String,
     /// The packet out: text, `same`, or `-` for a dropped packet.
-    pub(crate) out: String,
+    pub out: String,
     /// The counters that grow, in alphabetical order.
     counted: Vec<String>,
 }
@@ -105,13 +105,13 @@ impl Row {
         })
     }
 
-    pub(crate) fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> Verdict {
         let verdict = VERDICTS.iter().find(|(name, _)| *name == self.verdict);
         verdict.map_or(Verdict::Other(0), |(_, verdict)| *verdict)
     }
 
     /// Returns the row with another outcome.
-    pub(super) fn with(&self, outcome: &Outcome) -> Self {
+    pub fn with(&self, outcome: &Outcome) -> Self {
         let name = VERDICTS.iter().find(|(_, verdict)| *verdict == outcome.verdict);
         let verdict = name.map_or_else(|| format!("{:?}", outcome.verdict), |(name, _)| (*name).to_owned());
         Self { verdict, out: outcome.out.clone(), counted: outcome.counted.clone(), ..self.clone() }
@@ -141,18 +141,8 @@ fn is_counter(name: &str) -> bool {
 }
 
 impl Section {
-    pub(super) fn all(file: &str) -> Result<Vec<Self>> {
-        let found = FILES.iter().find(|known| known.name == file);
-        sections(file, found.with_context(|| format!("no file of rows is called {file}"))?.rows)
-    }
-
-    pub(super) fn find(file: &str, name: &str) -> Result<Self> {
-        let section = Self::all(file)?.into_iter().find(|section| section.name == name);
-        section.with_context(|| format!("{} has no section {name}", path_of(file).display()))
-    }
-
     /// Splits the section at its fixtures.
-    pub(super) fn parts(&self) -> Result<Vec<(Kind, &[Item])>> {
+    pub fn parts(&self) -> Result<Vec<(Kind, &[Item])>> {
         let starts: Vec<(usize, Kind)> = (0..)
             .zip(&self.items)
             .filter_map(|(at, item)| match item {
@@ -169,11 +159,11 @@ impl Section {
 /// Returns the place of a column, counted in bytes from 0, as file, line and column, counted in characters from 1.
 fn place(file: &str, line: usize, column: usize, text: &str) -> String {
     let column = text.get(..column).map_or(column, |before| before.chars().count()) + 1;
-    format!("{}:{line}:{column}", path_of(file).display())
+    format!("{file}:{line}:{column}")
 }
 
-/// Reads a file.
-pub(super) fn sections(file: &str, text: &str) -> Result<Vec<Section>> {
+/// Reads the text of `file`, a path from the top of the workspace; an error names its line and column.
+pub fn sections(file: &str, text: &str) -> Result<Vec<Section>> {
     let mut sections: Vec<Section> = Vec::new();
     for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
         let at = |column| place(file, line, column, text);
@@ -213,7 +203,7 @@ fn item(file: &str, line: usize, text: &str) -> Result<Item> {
 }
 
 /// Returns the text with the columns of each section aligned.
-pub(super) fn aligned(file: &str, text: &str) -> Result<String> {
+pub fn aligned(file: &str, text: &str) -> Result<String> {
     let lines: Vec<(usize, &str)> = (1..).zip(text.lines()).collect();
     let is_row = |text: &str| text.contains('|') && !text.starts_with(['#', '*']);
     let mut aligned = String::new();

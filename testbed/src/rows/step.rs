@@ -10,7 +10,7 @@ use proxy_common::device::{Device, Node};
 
 /// The fixture of a section; `room` is the number of flow entries, by default as many as a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     Plain { room: Option<u32> },
     Services { room: Option<u32> },
     External { room: Option<u32> },
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// `come in by pod0`
     ComeInBy(String),
     /// `host path carries received packets`, or `own`
@@ -142,7 +142,7 @@ fn device(text: &str) -> Result<(String, Option<Device>), Wrong> {
 }
 
 /// Replaces names in braces by addresses.
-pub(crate) fn with_addrs(text: &str, addr: impl Fn(&str) -> Result<IpAddr>) -> Result<String> {
+pub fn with_addrs(text: &str, addr: impl Fn(&str) -> Result<IpAddr>) -> Result<String> {
     let mut parts = text.split('{');
     let mut replaced = parts.next().unwrap_or_default().to_owned();
     for part in parts {
