@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
-use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
@@ -15,6 +15,7 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::Guest;
+use proxy_common::half_open::{CLASSES, PaddedEnds};
 use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
@@ -41,10 +42,12 @@ pub(crate) struct Fixture {
 
 struct Tables<A: Addr> {
     flows: Vec<HashMap<MapData, FlowKey<A>, Flow<A>>>,
-    affinity: HashMap<MapData, AffinityKey<A>, Affinity<A>>,
-    fragments: HashMap<MapData, FragmentKey<A>, Ports>,
+    affinity: [HashMap<MapData, AffinityKey<A>, Affinity<A>>; 2],
+    fragments: [HashMap<MapData, FragmentKey<A>, Ports>; 2],
+    clients: HashMap<MapData, A, u32>,
+    lasting: Array<MapData, u32>,
     guests: HashMap<MapData, FlowKey<A>, Guest>,
-    half_open: Queue<MapData, FlowKey<A>>,
+    half_open_ends: Array<MapData, PaddedEnds>,
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
 }
@@ -233,7 +236,7 @@ fn name(leg: Leg) -> &'static str {
     }
 }
 
-impl<A: Addr> Tables<A>
+impl<A: Addr + Pod> Tables<A>
 where
     FlowKey<A>: Pod,
     Flow<A>: Pod,
@@ -246,10 +249,18 @@ where
     fn new(bench: &Bench, maps: &FamilyMaps) -> Result<Self> {
         Ok(Self {
             flows: vec![bench.map(INGRESS, maps.flows)?.try_into()?],
-            affinity: bench.map(INGRESS, maps.affinity)?.try_into()?,
-            fragments: bench.map(INGRESS, maps.fragments)?.try_into()?,
+            affinity: [
+                bench.map(INGRESS, maps.affinity)?.try_into()?,
+                bench.map(INGRESS, maps.new_affinity)?.try_into()?,
+            ],
+            fragments: [
+                bench.map(INGRESS, maps.fragments)?.try_into()?,
+                bench.map(INGRESS, maps.far_fragments)?.try_into()?,
+            ],
+            clients: bench.map(INGRESS, maps.clients)?.try_into()?,
+            lasting: bench.map(INGRESS, maps.lasting)?.try_into()?,
             guests: bench.map(EGRESS, maps.guests)?.try_into()?,
-            half_open: bench.map(INGRESS, maps.half_open)?.try_into()?,
+            half_open_ends: bench.map(INGRESS, maps.half_open_ends)?.try_into()?,
             connections: bench.map(INGRESS, maps.connections)?.try_into()?,
             counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
         })
@@ -257,11 +268,13 @@ where
 
     fn forget(&mut self) -> Result<()> {
         self.flows.iter_mut().try_for_each(clear)?;
-        clear(&mut self.affinity)?;
-        clear(&mut self.fragments)?;
+        self.affinity.iter_mut().try_for_each(clear)?;
+        self.fragments.iter_mut().try_for_each(clear)?;
+        clear(&mut self.clients)?;
+        self.lasting.set(0, 0, 0)?;
         clear(&mut self.guests)?;
-        // Flows that are gone still stand in it.
-        while self.half_open.pop(0).is_ok() {}
+        // Flows that are gone still stand in the rings.
+        (0..CLASSES).try_for_each(|ring| self.half_open_ends.set(ring, PaddedEnds::EMPTY, 0))?;
         clear(&mut self.connections)?;
         clear(&mut self.counts)
     }

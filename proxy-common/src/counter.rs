@@ -38,6 +38,8 @@ pub enum Reason {
     StaleSlot,
     /// The flow table is full.
     FlowsFull,
+    /// The client holds as much of the flow table as is free: see [`share`](crate::share).
+    ClientShare,
     /// Every source port tried towards this backend is taken.
     NoSourcePort,
     /// The source address must change and the node has no address of this family.
@@ -81,7 +83,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -99,6 +101,7 @@ impl Reason {
         Self::Unallocated,
         Self::StaleSlot,
         Self::FlowsFull,
+        Self::ClientShare,
         Self::NoSourcePort,
         Self::NoNodeAddress,
         Self::NoRoute,
@@ -137,6 +140,7 @@ impl Reason {
             | Self::Unallocated
             | Self::StaleSlot
             | Self::FlowsFull
+            | Self::ClientShare
             | Self::NoSourcePort
             | Self::NoNodeAddress
             | Self::NoRoute
@@ -182,6 +186,7 @@ impl Reason {
             Self::Unallocated => "unallocated",
             Self::StaleSlot => "stale_slot",
             Self::FlowsFull => "flows_full",
+            Self::ClientShare => "client_share",
             Self::NoSourcePort => "no_source_port",
             Self::NoNodeAddress => "no_node_address",
             Self::NoRoute => "no_route",

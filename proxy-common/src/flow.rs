@@ -30,11 +30,13 @@ use crate::service_counts::Passed;
 
 mod end;
 mod proof;
+mod seen;
 mod state;
 mod step;
 
 pub use end::{Acked, is_recent};
 pub use proof::Proof;
+pub use seen::Seen;
 pub use state::State;
 pub use step::{Sender, Step, Told, is_stream, step};
 
@@ -142,56 +144,14 @@ pub struct Flow<A: Addr> {
 assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4 + 8 + 4 + 16);
 assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4 + 20 + 16);
 
-/// A set of bits: the packets seen of one direction of a flow.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen(u8);
-
-impl Seen {
-    pub const NOTHING: Self = Self(0);
-    pub const PACKET: Self = Self(1 << 0);
-    pub const FIN: Self = Self(1 << 1);
-    pub const RST: Self = Self(1 << 2);
-    /// The client has shown that it got an answer, or the backend has gone on after several: no address was borrowed.
-    pub const ASSURED: Self = Self(1 << 3);
-    /// Nothing speaks against delivering this direction past the stack. Of what comes back: it comes in with the addresses
-    /// with which it leaves, so that no program between the hooks translates the flow again. In both entries, of either direction.
-    pub const DIRECT: Self = Self(1 << 4);
-    /// The client has dialled again on a flow that was silent for long, and the backend has not said since that it knows the flow.
-    /// Of what goes there, in the opener's entry.
-    pub const REDIALLED: Self = Self(1 << 5);
-    /// A FIN has come whose number is ahead of what the backend has acknowledged: it counts once the backend ends as well. Of what
-    /// goes there, in the opener's entry.
-    pub const LEAVING: Self = Self(1 << 6);
-    /// A SYN has come on an established flow, and no packet of the backend since. Of what goes there, in the opener's entry.
-    pub const DIALLED: Self = Self(1 << 7);
-    /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry; LEAVING has the same bit.
-    pub const ADVANCED: Self = Self(1 << 6);
-
-    #[inline(always)]
-    pub const fn has(self, other: Self) -> bool {
-        self.0 & other.0 != 0
-    }
-
-    #[inline(always)]
-    pub const fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    #[inline(always)]
-    pub const fn only(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    #[inline(always)]
-    pub const fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-}
-
-/// Source ports that kpx gives to flows start here: above Linux's default `ip_local_port_range`, so that they are not
-/// those of the node's own connections.
+/// Source ports that kpx gives to the host's flows start here: above Linux's default `ip_local_port_range`, so that they are not
+/// those of the node's own connections. So do the ports of flows that keep their client's address.
 pub const SOURCE_PORT_FIRST: u16 = 61_000;
+
+/// Source ports of masqueraded clients: below Linux's default `ip_local_port_range`, and below the default range of node ports.
+/// The host has its ports to itself.
+pub const CLIENT_PORT_FIRST: u16 = 1_024;
+pub const CLIENT_PORT_LAST: u16 = 29_999;
 
 /// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the last FIN again if that
 /// was lost.
@@ -199,6 +159,9 @@ pub const LINGER_SECS: u32 = 3;
 
 /// A client that dials again from the port of a flow silent for this long may have forgotten that flow.
 const REDIAL_SECS: u32 = 60;
+
+/// A client that has sent as many datagrams is a stream, though no backend answers: of logs, of measurements.
+const STREAM: u64 = 16;
 
 /// A backend that has not answered the opener of such a client for this long has forgotten the flow as well, or is gone.
 const ANSWER_SECS: u32 = 3;
@@ -217,6 +180,8 @@ impl<A: Addr> Flow<A> {
     pub const COUNTED: u8 = 1 << 3;
     /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did not.
     pub const NUMBERED: u8 = 1 << 5;
+    /// The client is behind a device that is no pod's, where any host may send under its name.
+    pub const REMOTE: u8 = 1 << 6;
     /// Another program's connection, that left with a tuple which a flow has: it got another source port where it left.
     pub const GUEST: u8 = 1 << 4;
 
@@ -260,6 +225,24 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub const fn client_between(&self) -> SockAddr<A> {
         SockAddr::new(self.client.addr, self.source.port)
+    }
+
+    /// Returns true if the client is behind an uplink.
+    #[inline(always)]
+    pub const fn is_far(&self) -> bool {
+        self.has(Self::REMOTE)
+    }
+
+    /// The client whose share of the table the flow counts for: see [`crate::share`].
+    #[inline(always)]
+    pub fn holder(&self) -> A {
+        self.client.addr.site_if(self.is_far())
+    }
+
+    /// The number of entries that the flow has.
+    #[inline(always)]
+    pub fn entries(&self) -> u32 {
+        2 << u32::from(self.is_snat_on_devices())
     }
 
     /// Key of this entry.
@@ -325,9 +308,31 @@ impl<A: Addr> Flow<A> {
 
     /// Returns true, in the opener's entry, if the client has not shown yet that it exists. A sender under a false name gets no
     /// further than this. Such a flow makes room for others.
+    ///
+    /// A UDP client behind an uplink never shows it: any host can send two datagrams under its name.
     #[inline(always)]
-    pub const fn is_half_open(&self) -> bool {
-        !self.tx.has(Seen::ASSURED) && !self.rx.has(Seen::ASSURED)
+    pub const fn is_half_open(&self, proto: Proto) -> bool {
+        self.shows_no_client(proto) | !self.is_assured()
+    }
+
+    /// Returns true if no packet can show that the client exists.
+    #[inline(always)]
+    pub const fn shows_no_client(&self, proto: Proto) -> bool {
+        (proto.0 == Proto::UDP.0) & self.is_far()
+    }
+
+    /// Returns true, in the opener's entry, if both sides have spoken, each knowing of the other.
+    #[inline(always)]
+    pub const fn is_assured(&self) -> bool {
+        self.tx.with(self.rx).has(Seen::ASSURED)
+    }
+
+    /// Returns true, in the opener's entry, if a UDP client has gone on since that second. While flows get no place for longer
+    /// than a moment, true if it has sent many datagrams and was just heard: each costs a flood a packet.
+    #[inline(always)]
+    pub const fn is_stream_since(&self, since_secs: u32, now_secs: u32) -> bool {
+        let is_going_on = self.passed.packets >= STREAM && is_recent(self.idle_secs(now_secs));
+        self.last_secs > since_secs || is_going_on
     }
 
     #[inline(always)]

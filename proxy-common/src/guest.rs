@@ -34,7 +34,7 @@ impl Guest {
         } else if ended {
             ENDED_SECS
         } else {
-            silence_secs(proto, packet.opens)
+            silence_secs(proto, packet.opens && !packet.is_seen_alone)
         };
         Self { until_secs: now_secs.saturating_add(silence_secs), ended: ended.into() }
     }
@@ -57,6 +57,8 @@ pub struct Packet {
     pub opens: bool,
     pub ends: bool,
     pub resets: bool,
+    /// No packet between the connection's first ones and its last ones is looked at.
+    pub is_seen_alone: bool,
 }
 
 /// How long netfilter keeps a silent connection, at the least.
@@ -87,6 +89,7 @@ mod tests {
             all.until_secs - NOW
         };
         assert_eq!(tcp(&[opens]), 120);
+        assert_eq!(tcp(&[Packet { is_seen_alone: true, ..opens }]), 8_100, "its other packets are not seen");
         assert_eq!(tcp(&[opens, goes_on]), 8_100);
         assert_eq!(tcp(&[opens, goes_on, ends, goes_on]), 120, "its last acknowledgement is no new life");
         assert_eq!(tcp(&[opens, goes_on, resets]), 10);

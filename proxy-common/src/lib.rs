@@ -17,6 +17,7 @@ pub mod flow;
 pub mod fragment;
 pub mod frontend;
 pub mod guest;
+pub mod half_open;
 pub mod hook;
 pub mod layout;
 pub mod maps;
@@ -24,6 +25,7 @@ pub mod monitor;
 pub mod names;
 pub mod policy;
 pub mod service_counts;
+pub mod share;
 pub mod socket;
 
 #[cfg(feature = "user")]

@@ -31,14 +31,23 @@ macro_rules! family_maps {
             /// Source ports that other programs' connections have.
             guests: GUESTS4 GUESTS6: LruHashMap<FlowKey<A>, Guest> = 32_768, 0, none;
             /// Openers' keys, oldest first: the half-open flows among them make room.
-            half_open: HALF_OPEN4 HALF_OPEN6: Queue<FlowKey<A>> = FLOWS / 4, 0, none;
+            half_open: HALF_OPEN_RING4 HALF_OPEN_RING6: Array<Place<A>> = FLOWS / 4 * CLASSES, 0, none;
+            half_open_ends: HALF_OPEN_ENDS4 HALF_OPEN_ENDS6: Array<PaddedEnds> = RINGS_MAX * CLASSES, 0, none;
+            /// The entries of flows beyond half-open, of each client.
+            clients: CLIENTS4 CLIENTS6: LruHashMap<A, u32> = 65_536, 0, keep;
+            /// The entries of flows beyond half-open.
+            lasting: LASTING4 LASTING6: Array<u32> = 1, 0, none;
             /// The backend that a client had.
             affinity: AFFINITY4 AFFINITY6: LruHashMap<AffinityKey<A>, Affinity<A>> = 65_536, 0, keep;
+            /// The same of clients that have not shown themselves yet. They evict only each other.
+            new_affinity: NEW_AFFINITY4 NEW_AFFINITY6: LruHashMap<AffinityKey<A>, Affinity<A>> = 16_384, 0, keep;
             /// The turn of a set, in round robin.
             cursors: CURSORS4 CURSORS6: LruHashMap<SetKey<A>, u32> = 65_536, 0, keep;
             /// Open flows of a backend, for least connections.
             connections: CONNECTIONS4 CONNECTIONS6: LruHashMap<FrontendKey<A>, u32> = 65_536, 0, keep;
             fragments: FRAGMENTS4 FRAGMENTS6: LruHashMap<FragmentKey<A>, Ports> = 16_384, 0, keep;
+            /// The same of flows whose clients are behind uplinks. They evict only each other.
+            far_fragments: FAR_FRAGMENTS4 FAR_FRAGMENTS6: LruHashMap<FragmentKey<A>, Ports> = 16_384, 0, keep;
             /// The node's own addresses.
             addrs: ADDRS4 ADDRS6: HashMap<A, OwnAddr> = 65_536, NO_PREALLOC, keep;
             /// The networks of local pods, as the operator says.

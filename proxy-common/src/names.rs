@@ -44,6 +44,12 @@ pub const FAST_PATH: &str = "FAST_PATH";
 /// How many packets each CPU may answer in a second (`u32`, set before loading).
 pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
 
+/// The rings of the half-open queue, and the places of each (`u32`, set before loading).
+pub const HALF_OPEN_RINGS: &str = "HALF_OPEN_RINGS";
+pub const HALF_OPEN_PLACES: &str = "HALF_OPEN_PLACES";
+/// The entries that `FLOWS` has room for (`u32`, set before loading).
+pub const FLOW_ROOM: &str = "FLOW_ROOM";
+
 /// The network namespace whose sockets are served, and how: see [`crate::socket`] (`u64`, `u32`, set before loading).
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";

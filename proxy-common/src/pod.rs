@@ -11,6 +11,7 @@ use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
 };
 use crate::guest::Guest;
+use crate::half_open::{PaddedEnds, Place};
 use crate::monitor::{Monitored, Record};
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
@@ -25,7 +26,21 @@ macro_rules! pod {
     };
 }
 
-pod!(Addr4, Addr6, Device, Endpoint, Guest, Maglev, Monitored, Node, OwnAddr, Ports, Service, ServiceCounts);
+pod!(
+    Addr4,
+    Addr6,
+    Device,
+    Endpoint,
+    Guest,
+    Maglev,
+    Monitored,
+    Node,
+    OwnAddr,
+    PaddedEnds,
+    Ports,
+    Service,
+    ServiceCounts
+);
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.
 unsafe impl<A: Addr> Pod for FrontendKey<A> {}
@@ -39,6 +54,8 @@ unsafe impl<A: Addr> Pod for Backend<A> {}
 unsafe impl<A: Addr> Pod for FlowKey<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for Flow<A> {}
+// SAFETY: as above.
+unsafe impl<A: Addr> Pod for Place<A> {}
 // SAFETY: as above.
 unsafe impl<A: Addr> Pod for EndpointKey<A> {}
 // SAFETY: as above.

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
+use aya::util::nr_cpus;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use proxy_common::half_open::Rings;
 use proxy_common::hook::PacketHook;
+use proxy_common::maps::FLOWS;
 use proxy_common::names;
 use tokio::sync::Notify;
 use tracing::debug;
@@ -18,8 +21,8 @@ use crate::loaded::Loaded;
 use crate::monitor::Monitor;
 use crate::node::NodeMaps;
 use crate::persistence::Persistence;
-use crate::pins::{PinPath, Resize};
-use crate::sizes::{MapSize, Sizes};
+use crate::pins::{PinPath, Resize, retired};
+use crate::sizes::{MapSize, Sizes, half_open_places};
 use crate::sockets::{self, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
 use crate::verifier;
@@ -53,6 +56,10 @@ pub struct Options {
     pub exposes_packet_mark: bool,
     /// The number of packets that each CPU may answer in a second, in place of the object's value; for tests.
     pub answers_per_sec: Option<u32>,
+    /// The flow entries by which clients' shares are measured, in place of the table's size; for tests.
+    pub flow_room: Option<u32>,
+    /// The number of rings of the half-open queue, in place of one for each CPU; for tests.
+    pub half_open_rings: Option<u32>,
 }
 
 impl Datapath {
@@ -65,6 +72,7 @@ impl Datapath {
     /// and programs outlive the result.
     pub fn take_over(object: &[u8], options: Options, persistence: Persistence) -> Result<Self> {
         let mut pins = persistence.pins.plan(object, &options.map_sizes())?;
+        let maps = persistence.pins.maps();
         sockets::remove_unused(&persistence.pins, options.sockets)?;
         let unused = sockets::unused_maps(options.sockets);
         pins.retain(|pin| !unused.contains(&pin.name.as_str()));
@@ -76,6 +84,7 @@ impl Datapath {
         // Packets have changed entries since the first copy.
         resize.copy()?;
         resize.finish()?;
+        retired::remove(&maps)?;
         this.attachments.keep_maps()?;
         // A predecessor may have ended between an endpoint's removal and this step.
         this.tables.begin_generation()?;
@@ -113,6 +122,19 @@ impl Options {
         sizes.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, MapSize::exactly(1))));
         sizes
     }
+
+    /// Returns the entries that a map gets, or the object's number.
+    fn room(&self, map: &str, of_object: u32) -> u32 {
+        self.map_sizes().get(map).map_or(of_object, |size| size.entries)
+    }
+
+    /// Divides the half-open queue among the CPUs.
+    fn rings(&self) -> Result<Rings> {
+        let places = half_open_places(self.room(names::IPV4.flows, FLOWS));
+        let cpus = || nr_cpus().map_err(|(file, error)| anyhow::Error::from(error).context(format!("read {file}")));
+        let rings = self.half_open_rings.map_or_else(cpus, |rings| Ok(rings as usize))?;
+        Ok(Rings::new(places, u32::try_from(rings).unwrap_or(u32::MAX)))
+    }
 }
 
 /// Loads the object, with the maps of `pins` pinned there.
@@ -135,6 +157,11 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     if let Some(answers) = &options.answers_per_sec {
         loader.override_global(names::ANSWERS_PER_SEC, answers, true);
     }
+    let room = options.flow_room.unwrap_or(options.room(names::IPV4.flows, FLOWS));
+    loader.override_global(names::FLOW_ROOM, &room, true);
+    let rings = options.rings()?;
+    loader.override_global(names::HALF_OPEN_RINGS, &rings.count, true);
+    loader.override_global(names::HALF_OPEN_PLACES, &rings.places, true);
     if options.exposes_packet_mark {
         loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
     }

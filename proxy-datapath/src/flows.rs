@@ -24,6 +24,7 @@ use super::counts::{Counts, FamilyCounts, Ledger};
 use super::flow_reader::FlowReader;
 use super::maps::{FamilyNames, take};
 use super::pressure::Pressure;
+use super::shares::{Held, Shares};
 
 /// The number of entries in one read, which takes a fraction of a millisecond.
 const BATCH: usize = 1_024;
@@ -62,6 +63,7 @@ struct Family<A: FamilyNames> {
     pressure: Pressure,
     /// The number of open flows of a backend. The key names the backend as if it were a frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
+    shares: Shares<A>,
     ledger: Ledger<A>,
 }
 
@@ -86,7 +88,7 @@ pub struct Swept {
 struct Found<A: FamilyNames> {
     swept: Swept,
     /// The entries of flows that make no room for others.
-    lasting: usize,
+    held: Held<A>,
     counts: FamilyCounts<A>,
     /// The flows of each backend that count for it.
     open: BTreeMap<FrontendKey<A>, u32>,
@@ -171,8 +173,8 @@ impl<A: FamilyNames> Family<A> {
         let max_entries = data.info().with_context(|| format!("ask the kernel about map {name}"))?.max_entries();
         let walk = Walk::new(data, BATCH).with_context(|| format!("walk through {name}"))?;
         let (flows, connections) = (take(ebpf, name)?, take(ebpf, A::MAPS.connections)?);
-        let ledger = Ledger::new(ebpf)?;
-        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), connections, ledger })
+        let (shares, ledger) = (Shares::new(ebpf)?, Ledger::new(ebpf)?);
+        Ok(Self { flows, walk, max_entries, pressure: Pressure::default(), connections, shares, ledger })
     }
 
     fn count(&mut self) -> Result<FamilyCounts<A>> {
@@ -201,7 +203,8 @@ impl<A: FamilyNames> Family<A> {
     fn sweep_once(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
         let counted = self.connections()?;
         let found = self.walk(now_secs).with_context(|| format!("sweep {}", A::MAPS.flows))?;
-        let Found { swept, mut counts, open, .. } = found;
+        let Found { swept, mut counts, open, held } = found;
+        self.shares.correct(&held)?;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
         self.ledger.settle()?;
@@ -213,7 +216,7 @@ impl<A: FamilyNames> Family<A> {
     /// emergency.
     fn walk(&mut self, now_secs: u32) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
-        let mut found = Found { swept: Swept::default(), lasting: 0, counts, open: BTreeMap::new() };
+        let mut found = Found { swept: Swept::default(), held: Held::new(), counts, open: BTreeMap::new() };
         self.walk.restart();
         loop {
             let started = Instant::now();
@@ -224,7 +227,7 @@ impl<A: FamilyNames> Family<A> {
                 thread::sleep(started.elapsed());
             }
         }
-        found.swept.pressure = Pressure::of(found.lasting, self.max_entries);
+        found.swept.pressure = Pressure::of(found.held.entries(), self.max_entries);
         Ok(found)
     }
 
@@ -279,6 +282,7 @@ impl<A: FamilyNames> Found<A> {
                 let returned =
                     read(map, &flow.undnat_key(key.proto()))?.map_or(Passed::NOTHING, |undnat| undnat.passed);
                 if remove_flow(map, &key, flow)? {
+                    self.held.swept(&flow);
                     ledger.close(flow.service, flow.passed, returned);
                 }
             } else {
@@ -300,10 +304,10 @@ impl<A: FamilyNames> Found<A> {
         let entries = opener.kinds().len();
         self.swept.flows += 1;
         self.swept.entries += entries;
-        if opener.is_half_open() {
+        if opener.is_half_open(key.proto()) {
             self.swept.half_open += 1;
         } else {
-            self.lasting += entries;
+            self.held.add(opener);
         }
         if is_counted(opener) {
             let backend = FrontendKey::new(opener.backend.addr, opener.backend.port, key.proto());

@@ -5,6 +5,7 @@
 mod datapath;
 mod loaded;
 pub mod object;
+mod shares;
 mod sizes;
 mod sys;
 pub mod test_run;

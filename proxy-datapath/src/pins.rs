@@ -13,8 +13,8 @@
 
 mod kept;
 pub(crate) mod orphans;
-mod renamed;
 mod resize;
+pub(crate) mod retired;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -81,7 +81,6 @@ impl Pins {
             fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         }
         this.check_netns()?;
-        renamed::rename(&this.maps())?;
         Ok(this)
     }
 

@@ -15,8 +15,8 @@ pub enum Pressure {
 }
 
 impl Pressure {
-    pub(super) fn of(entries: usize, max_entries: u32) -> Self {
-        let (entries, room) = (entries as u64, u64::from(max_entries));
+    pub(super) fn of(entries: u32, max_entries: u32) -> Self {
+        let (entries, room) = (u64::from(entries), u64::from(max_entries));
         if entries * 20 >= room * 19 {
             Self::Emergency
         } else if entries * 5 >= room * 4 {

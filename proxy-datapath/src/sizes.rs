@@ -6,6 +6,7 @@ use aya::maps::MapError;
 use procfs::{Current as _, Meminfo};
 use proxy_common::addr::Addr4;
 use proxy_common::flow::Flow;
+use proxy_common::half_open::CLASSES;
 use proxy_common::names;
 use tracing::debug;
 
@@ -67,8 +68,7 @@ impl Sizes {
         };
         let [flows, of_services, of_endpoints] =
             [size(self.flows, &FLOWS), size(self.services, &OF_SERVICES), size(self.endpoints, &OF_ENDPOINTS)];
-        let half_open =
-            flows.map(|flows| MapSize { entries: (flows.entries / Flow::<Addr4>::ENTRIES_MAX).max(1), ..flows });
+        let half_open = flows.map(|flows| MapSize { entries: half_open_places(flows.entries) * CLASSES, ..flows });
         let of_family = |maps: names::FamilyMaps| {
             let services =
                 [maps.frontends, maps.services, maps.maglev, maps.source_ranges, maps.service_counts, maps.cursors];
@@ -80,6 +80,11 @@ impl Sizes {
         let all = [names::IPV4, names::IPV6].into_iter().flat_map(of_family);
         all.filter_map(|(name, size)| Some((name, size?))).collect()
     }
+}
+
+/// Returns the places of a class of half-open flows beside so many flow entries.
+pub(super) fn half_open_places(flows: u32) -> u32 {
+    (flows / Flow::<Addr4>::ENTRIES_MAX).max(1)
 }
 
 impl MapSize {
@@ -142,8 +147,8 @@ mod tests {
     fn a_given_size_counts_for_the_maps_of_both_families() {
         let sizes = Sizes { flows: Some(4_096), services: Some(100), ..Sizes::default() };
         let of_maps = sizes.map_sizes();
-        let entries = ["FLOWS4", "HALF_OPEN6", "SERVICES6", "CURSORS4"].map(|name| of_maps[name]);
-        assert_eq!(entries, [4_096, 1_024, 100, 100].map(MapSize::exactly));
+        let entries = ["FLOWS4", "HALF_OPEN_RING6", "SERVICES6", "CURSORS4"].map(|name| of_maps[name]);
+        assert_eq!(entries, [4_096, 2_048, 100, 100].map(MapSize::exactly));
         assert!(!of_maps.contains_key("SLOTS4"));
     }
 
@@ -151,7 +156,7 @@ mod tests {
     fn only_a_derived_size_lets_a_larger_map_stay() {
         let of_maps = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.map_sizes();
         let beside = |name: &str, there: &[u32]| of_maps[name].beside(there.iter().copied());
-        assert_eq!(["FLOWS4", "HALF_OPEN4"].map(|name| beside(name, &[])), [1 << 18, 1 << 16]);
+        assert_eq!(["FLOWS4", "HALF_OPEN_RING4"].map(|name| beside(name, &[])), [1 << 18, 1 << 17]);
         assert_eq!(beside("FLOWS6", &[9, 1 << 20]), 1 << 20);
         assert_eq!(beside("SLOTS4", &[1 << 18]), 1 << 19);
         assert_eq!(beside("SERVICES4", &[1 << 20]), 100);

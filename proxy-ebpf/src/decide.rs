@@ -70,7 +70,7 @@ pub fn run<'run, A: Net>(
 }
 
 /// Remembers the backend of an external client, if the service has session affinity. Such a client comes under a false name
-/// perhaps, unless it has opened a flow.
+/// perhaps, until its flow is beyond half-open.
 #[inline(never)]
 pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     // A direct flow was led to no backend.
@@ -79,7 +79,7 @@ pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
         && decision.has(Decision::<A>::BACKEND)
         && scratch.service.affinity_secs > 0
     {
-        select::remember(&scratch.packet.src.addr, decision);
+        select::remember_new(&scratch.packet.src.addr, decision);
     }
 }
 

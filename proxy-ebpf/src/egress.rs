@@ -21,9 +21,9 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
     }
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind.known() {
-        Some(EntryKind::Snat | EntryKind::Dnat) => packet.rewrite(skb, &flow.source, &packet.dst)?,
+        Some(EntryKind::Snat | EntryKind::Dnat) => packet.rewrite(skb, &flow.source, &packet.dst, flow.is_far())?,
         Some(EntryKind::Undnat | EntryKind::Unsnat) | None => {
-            packet.rewrite(skb, &flow.frontend, &flow.client)?;
+            packet.rewrite(skb, &flow.frontend, &flow.client, flow.is_far())?;
             maps::count(Event::Returned);
         }
     }

@@ -149,7 +149,7 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
 #[inline(always)]
 fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
-        if guest::may_be(&head.src) && !skb.packet_mark().is_translated() {
+        if guest::may_be(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
             return None;
         }
         skb.clear_packet_mark();

@@ -7,12 +7,13 @@ use proxy_common::flow::{
     Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, State, is_recent, is_stream, step,
 };
 use proxy_common::service_counts::Passed;
+use proxy_common::share::Share;
 
-use crate::decide;
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
 use crate::skb::{PacketMark, Skb};
+use crate::{decide, select};
 
 /// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One that is known to be
 /// on its way forward to a backend is no reply, even if it looks like one.
@@ -158,7 +159,7 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
 /// The sender of packets in another's name does not see the number that it had to acknowledge.
 #[inline(never)]
 fn proves<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    if packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED) && flow.is_half_open() {
+    if packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED) && !flow.is_assured() {
         return packet.acked().is_some_and(|acked| Proof(flow.generation).is_met(acked));
     }
     packet.proto == Proto::UDP || packet.proto == Proto::TCP && !flow.has(Flow::<A>::NUMBERED)
@@ -203,7 +204,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     let advances = |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
     if packet.told().ends(flow.tx)
         && flow.has(Flow::<A>::NUMBERED)
-        && !flow.is_half_open()
+        && flow.is_assured()
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {
         let end = judge_end(packet, undnat.read(|flow| flow.generation), undnat.read(advances));
@@ -215,14 +216,17 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
         }
     }
     let proves = proves(packet, flow);
-    let step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
+    let mut step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
+    if step.seen.has(Seen::ASSURED) && !flow.is_assured() && !admit(flow, packet.proto) {
+        step.seen = step.seen.without(Seen::ASSURED);
+    }
     if step.seen.has(Seen::ASSURED)
         && flow.has(Flow::<A>::NUMBERED)
         && let Some(acked) = packet.acked()
     {
         entry.set_acked(acked);
     }
-    let dials = packet.proto == Proto::TCP && packet.opens() && !flow.is_half_open();
+    let dials = packet.proto == Proto::TCP && packet.opens() && flow.is_assured();
     let mut seen = if dials { step.seen.with(Seen::DIALLED) } else { step.seen };
     if dials && flow.is_redialled_by(packet.told(), now_secs) {
         seen = seen.with(Seen::REDIALLED);
@@ -264,14 +268,8 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     if packet.told().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
         opener = maps::opener(flow, packet.proto);
     }
-    if let Some(opener) = &opener
-        // A backend that does not know the flow resets with the number 0.
-        && !opener.read(|flow| flow.is_half_open() || flow.tx.has(DIALLED))
-    {
-        let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
-        if judge_end(packet, opener.read(|flow| flow.generation), is_recent) != End::Likely {
-            return;
-        }
+    if opener.as_ref().is_some_and(|opener| is_unlikely_end(opener, packet, now_secs)) {
+        return;
     }
     let is_stream = is_stream(packet.proto, flow.passed.packets);
     let step = step(Sender::Backend { rx: flow.rx, is_stream }, packet.told());
@@ -290,9 +288,17 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() && !answers {
         return;
     }
+    let opener = opener.or_else(|| maps::opener(flow, packet.proto));
+    if rx.has(Seen::ASSURED)
+        && let Some(opener) = &opener
+        && !opener.read(Flow::is_assured)
+        && !admit(flow, packet.proto)
+    {
+        rx = rx.without(Seen::ASSURED);
+    }
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
-    let Some(opener) = opener.or_else(|| maps::opener(flow, packet.proto)) else { return };
+    let Some(opener) = opener else { return };
     let mut tx = opener.read(|flow| flow.tx);
     // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one. Once the client has shown
     // itself, only its own SYN makes that possible.
@@ -301,6 +307,9 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         && (!tx.has(Seen::ASSURED) || tx.has(DIALLED))
         && let Some(seq) = packet.seq()
     {
+        if tx.has(Seen::ASSURED) {
+            A::share(&flow.holder(), Share::Release(flow.entries()));
+        }
         rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT));
         entry.set_rx(rx);
         opener.set_proof(Proof::of(seq));
@@ -316,6 +325,31 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     if tx.has(revoked) {
         opener.set_tx(tx.without(revoked));
     }
+}
+
+/// Returns true if a FIN or RST of the backend has another number than the client expects.
+#[inline(always)]
+fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32) -> bool {
+    // A backend that does not know the flow resets with the number 0.
+    if opener.read(|flow| !flow.is_assured() || flow.tx.has(DIALLED)) {
+        return false;
+    }
+    let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
+    judge_end(packet, opener.read(|flow| flow.generation), is_recent) != End::Likely
+}
+
+/// Lets a flow out of the half-open ones, whose client has shown itself. Returns false if that client holds its share of the table:
+/// then the flow goes on, and makes room for others.
+#[inline(never)]
+fn admit<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    if flow.shows_no_client(proto) {
+        return true;
+    }
+    let is_admitted = A::share(&flow.holder(), Share::Hold(flow.entries()));
+    if is_admitted && flow.is_far() {
+        select::remember_shown(flow);
+    }
+    is_admitted
 }
 
 /// A flow that is counted counts until it has ended.
@@ -338,6 +372,9 @@ pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     }
     if remove(flow, Kind::DNAT, proto) {
         maps::service_closed(&flow.service, &flow.passed, &returned);
+        // None of a half-open one.
+        let entries = flow.entries() * u32::from(!flow.is_half_open(proto));
+        A::share(&flow.holder(), Share::Release(entries));
     }
 }
 

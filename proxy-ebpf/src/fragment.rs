@@ -12,11 +12,11 @@ use crate::{lookup, maps};
 /// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what they have in common
 /// at this hook.
 #[inline(always)]
-pub fn remember<A: Net>(skb: Skb) {
+pub fn remember<A: Net>(skb: Skb, is_far: bool) {
     // Without a key, the later fragments are left alone.
     let _known = with_key::<A, _>(skb, |key| {
         let found = skb.found();
-        maps::remember_fragment(key, &Ports::new(found.sport, found.dport, found.proto));
+        maps::remember_fragment(key, &Ports::new(found.sport, found.dport, found.proto), is_far);
     });
 }
 

@@ -1,25 +1,36 @@
 //! BPF global functions. The verifier follows each of them once for a program and any arguments, and not once for every call
 //! with all that is known there. So its work does not multiply with that of their callers.
 //!
-//! To be one, a function must be exported, and take and return numbers, or the context as the kernel calls it.
+//! To be one, a function must be exported, take numbers or the context as the kernel calls it, and return a number.
 
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::crc32c;
+use proxy_common::share::Share;
 
 use crate::net::Net;
+use crate::ring::Ring;
 use crate::skb::Skb;
 use crate::{extension, fragment, maps, open};
 
+/// The number of no place: no ring has that many.
+pub const NO_PLACE: u32 = u32::MAX;
+
+/// Returns an IPv6 address of two registers.
+#[inline(always)]
+fn words(first: u64, second: u64) -> [u32; 4] {
+    [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32]
+}
+
 /// Exports functions under their names.
 macro_rules! global_functions {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),+) -> $result:ty $body:block)+) => {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
         $(
             $(#[$doc])*
             #[inline(never)]
             // SAFETY: the name begins with `kpx_`, as no symbol of a library does, and each of them is in this list once.
             #[unsafe(no_mangle)]
-            pub extern "C" fn $name($($arg: $type),+) -> $result $body
+            pub extern "C" fn $name($($arg: $type),*) -> $result $body
         )+
     };
 }
@@ -35,15 +46,15 @@ global_functions! {
         extension::walk(Skb::from_ptr(skb), next as u8, at).0
     }
 
-    /// Calls [`fragment::remember`]; 0.
-    fn kpx_remember4(skb: *mut __sk_buff) -> u32 {
-        fragment::remember::<Addr4>(Skb::from_ptr(skb));
+    /// Calls [`fragment::remember`], of a far client unless `is_far` is 0; 0.
+    fn kpx_remember4(skb: *mut __sk_buff, is_far: u32) -> u32 {
+        fragment::remember::<Addr4>(Skb::from_ptr(skb), is_far != 0);
         0
     }
 
-    /// Calls [`fragment::remember`]; 0.
-    fn kpx_remember6(skb: *mut __sk_buff) -> u32 {
-        fragment::remember::<Addr6>(Skb::from_ptr(skb));
+    /// Calls [`fragment::remember`], of a far client unless `is_far` is 0; 0.
+    fn kpx_remember6(skb: *mut __sk_buff, is_far: u32) -> u32 {
+        fragment::remember::<Addr6>(Skb::from_ptr(skb), is_far != 0);
         0
     }
 
@@ -79,19 +90,50 @@ global_functions! {
         fragment::is_stub_for_service::<Addr6>(Skb::from_ptr(skb)).into()
     }
 
-    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
-    fn kpx_forget4(spares: u32) -> u32 {
-        forget_first::<Addr4>(spares).into()
+    /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
+    fn kpx_place4(ring: u32) -> u32 {
+        open::half_open_place::<Addr4>(Ring(ring)).unwrap_or(NO_PLACE)
     }
 
-    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; 0 if that one stays.
-    fn kpx_forget6(spares: u32) -> u32 {
-        forget_first::<Addr6>(spares).into()
+    /// Calls [`open::make_room`]; 0 if there is none.
+    fn kpx_make_room4() -> u32 {
+        open::make_room::<Addr4>().into()
+    }
+
+    /// Calls [`maps::share`]; 0 if the share is used up.
+    fn kpx_share4(addr: u32, share: u32) -> u32 {
+        maps::share(&Addr4::from_wire(addr), Share::from_register(share)).into()
+    }
+
+    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.
+    fn kpx_forget4(ring: u32, spares: u32) -> u32 {
+        forget_first::<Addr4>(ring, spares).into()
+    }
+
+    /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
+    fn kpx_place6(ring: u32) -> u32 {
+        open::half_open_place::<Addr6>(Ring(ring)).unwrap_or(NO_PLACE)
+    }
+
+    /// Calls [`open::make_room`]; 0 if there is none.
+    fn kpx_make_room6() -> u32 {
+        open::make_room::<Addr6>().into()
+    }
+
+    /// Calls [`maps::share`]; 0 if the share is used up.
+    fn kpx_share6(first: u64, second: u64, share: u32) -> u32 {
+        maps::share(&Addr6::from_wire(words(first, second)), Share::from_register(share)).into()
+    }
+
+    /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.
+    fn kpx_forget6(ring: u32, spares: u32) -> u32 {
+        forget_first::<Addr6>(ring, spares).into()
     }
 }
 
 #[inline(always)]
-fn forget_first<A: Net>(spares: u32) -> bool {
+fn forget_first<A: Net>(ring: u32, spares: u32) -> bool {
     // SAFETY: only the two functions above call this, for a family each, and hooks call those: they are tc programs.
-    unsafe { maps::eviction::<A>() }.is_some_and(|eviction| open::forget_first(eviction, spares != 0))
+    let eviction = unsafe { maps::eviction::<A>() };
+    eviction.is_some_and(|eviction| open::forget_first(Ring(ring), eviction, spares != 0))
 }

@@ -1,5 +1,8 @@
-//! Connections of other programs that leave with an address of the node's and a source port out of kpx's range. Most are
+//! Connections of other programs that leave with an address of the node's and a source port out of kpx's ranges. Most are
 //! those of netfilter's masquerading, which knows nothing of the ports that kpx has drawn.
+//!
+//! The host's servers have ports in the lower range, and must not pay for that: of TCP's packets with such a port the programs
+//! look at those that begin or end a connection.
 //!
 //! Such a connection is remembered, so that kpx draws no such port towards that peer. If an expired flow has the tuple
 //! already, it makes way. Beside a flow that lives, the connection gets another source port here, and its replies the old
@@ -7,7 +10,9 @@
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen};
+use proxy_common::flow::{
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen, Told,
+};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::{self, Guest};
 
@@ -17,17 +22,24 @@ use crate::net::Net;
 use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 
-/// Returns true if a packet with this source may be one of theirs.
+/// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.
 #[inline(always)]
-pub fn may_be<A: Net>(src: &SockAddr<A>) -> bool {
-    src.port.get() >= SOURCE_PORT_FIRST
+pub fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
+    let port = src.port.get();
+    port >= SOURCE_PORT_FIRST || is_low(port) && (proto != Proto::TCP || told != Told::PACKET)
+}
+
+/// Returns true for a port of the lower range.
+#[inline(always)]
+fn is_low(port: u16) -> bool {
+    port.wrapping_sub(CLIENT_PORT_FIRST) <= CLIENT_PORT_LAST - CLIENT_PORT_FIRST
 }
 
 /// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`, with another port.
 #[inline(always)]
 pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
     let packet = &scratch.packet;
-    if !may_be(&packet.src) || maps::own_addr(&packet.src.addr).is_none() {
+    if !may_be(&packet.src, packet.proto, packet.told()) || maps::own_addr(&packet.src.addr).is_none() {
         return Ok(false);
     }
     if remember(packet) && is_taken(scratch) {
@@ -46,8 +58,11 @@ fn remember<A: Net>(packet: &Packet<A>) -> bool {
     let key = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
     let now_secs = about_now_secs();
     let before = maps::guest(&key);
-    let guest = Guest::after(before, told(packet), packet.proto, now_secs);
-    if guest.differs_from(&before) {
+    let told = told(packet);
+    let guest = Guest::after(before, told, packet.proto, now_secs);
+    // A server's answer in the lower range is the end of no connection that counts.
+    let is_new = before != Guest::NONE || packet.opens() || !told.is_seen_alone;
+    if is_new && guest.differs_from(&before) {
         maps::set_guest(&key, &guest);
     }
     packet.opens() && (packet.proto != Proto::UDP || !before.is_there(now_secs))
@@ -64,6 +79,7 @@ fn told<A: Net>(packet: &Packet<A>) -> guest::Packet {
         opens: packet.opens() && packet.proto != Proto::UDP,
         ends: packet.seen().has(Seen::FIN),
         resets: packet.resets(),
+        is_seen_alone: packet.proto == Proto::TCP && is_low(packet.src.port.get()),
     }
 }
 

@@ -36,7 +36,7 @@ pub fn send<A: Net>(
     let Scratch { packet, flow, .. } = scratch;
     // A route that is gone may come back, and a connection outlives that.
     let next_hop = way(skb, packet, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?;
-    packet.rewrite(skb, &flow.source, &flow.backend)?;
+    packet.rewrite(skb, &flow.source, &flow.backend, false)?;
     maps::count(Event::Forwarded);
     // This hook has replaced the source, as egress hooks do.
     skb.set_packet_mark(PacketMark::DONE);
@@ -158,7 +158,7 @@ fn source_addr<A: Net>(packet: &Packet<A>, node: &Node, decision: &Decision<A>, 
 /// that it saw leave.
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
-    packet.rewrite(skb, &flow.frontend, &flow.client)?;
+    packet.rewrite(skb, &flow.frontend, &flow.client, false)?;
     // To the program that the kernel knows, which is none of ours to say.
     if flow.has(Flow::<A>::GUEST) {
         return Ok(Action::PASS);

@@ -37,13 +37,13 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Act
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind.known() {
         Some(EntryKind::Dnat) => {
-            packet.rewrite(skb, &flow.client_between(), &flow.backend)?;
+            packet.rewrite(skb, &flow.client_between(), &flow.backend, flow.is_far())?;
             maps::count(Event::Forwarded);
             skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices()));
             Ok(Action::PASS)
         }
         Some(EntryKind::Unsnat) => {
-            packet.rewrite(skb, &packet.src, &flow.client_between())?;
+            packet.rewrite(skb, &packet.src, &flow.client_between(), flow.is_far())?;
             skb.set_packet_mark(PacketMark::BACK);
             Ok(Action::PASS)
         }
@@ -89,7 +89,10 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
         note_pod_outside(scratch.packet.src.addr, node);
     }
     let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
-    let flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
+    let mut flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
+    if maps::place_of(skb.ifindex()).0 & Device::POD == 0 {
+        flags |= Flow::<A>::REMOTE;
+    }
     scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags };
     Ok(())
 }

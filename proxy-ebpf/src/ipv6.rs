@@ -3,11 +3,13 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::share::Share;
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
 use crate::net::{self, FragmentPart, Header, Net, diff, sum};
 use crate::reject::{self, Exit};
+use crate::ring::Ring;
 use crate::skb::{ETH_LEN, Skb};
 use crate::{Action, global_fn};
 
@@ -193,8 +195,8 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn remember_fragment(skb: Skb) {
-        global_fn::kpx_remember6(skb.as_ptr());
+    fn remember_fragment(skb: Skb, is_far: bool) {
+        global_fn::kpx_remember6(skb.as_ptr(), is_far.into());
     }
 
     #[inline(always)]
@@ -213,8 +215,24 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn forget_first_flow(spares: bool) -> bool {
-        global_fn::kpx_forget6(spares.into()) != 0
+    fn half_open_place(ring: Ring) -> Option<u32> {
+        Some(global_fn::kpx_place6(ring.0)).filter(|place| *place != global_fn::NO_PLACE)
+    }
+
+    #[inline(always)]
+    fn make_room() -> bool {
+        global_fn::kpx_make_room6() != 0
+    }
+
+    #[inline(always)]
+    fn share(client: &Self, share: Share) -> bool {
+        let [a, b, c, d] = client.wire().map(u64::from);
+        global_fn::kpx_share6(a | b << 32, c | d << 32, share.into_register()) != 0
+    }
+
+    #[inline(always)]
+    fn forget_first_flow(ring: Ring, spares: bool) -> u32 {
+        global_fn::kpx_forget6(ring.0, spares.into())
     }
 }
 

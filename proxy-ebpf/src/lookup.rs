@@ -1,6 +1,5 @@
 //! From what a client dialled to the frontend there. No packets here, and nothing is remembered.
 
-use aya_ebpf::helpers::bpf_get_prandom_u32;
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::frontend::FrontendKey;
@@ -47,12 +46,4 @@ fn take<A: Net>(decision: &mut Decision<A>) -> bool {
     decision.service = frontend.service;
     decision.kind = frontend.kind;
     true
-}
-
-/// A random number below `bound`, without a division: the upper half of a 64-bit product.
-#[inline(always)]
-pub fn below(bound: u32) -> u32 {
-    // SAFETY: the helper takes no arguments and cannot fail.
-    let random = unsafe { bpf_get_prandom_u32() };
-    ((u64::from(random) * u64::from(bound)) >> 32) as u32
 }

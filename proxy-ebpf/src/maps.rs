@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::Key;
-use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, Queue, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
@@ -14,6 +14,7 @@ use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange, service_net,
 };
 use proxy_common::guest::Guest;
+use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX};
 use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
@@ -28,10 +29,12 @@ mod devices;
 mod flows;
 mod fragments;
 mod guests;
+mod half_open;
 mod live;
 mod memory;
 mod monitor;
 mod services;
+mod shares;
 mod sockets;
 
 pub use answers::{Asker, may_answer};
@@ -39,13 +42,15 @@ pub use clock::{Clock, in_this_tick};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
 #[cfg(feature = "bench")]
 pub use flows::other_end;
-pub use flows::{Entry, Refused, claim_flow, dequeue, enqueue, flow, is_flow, live_flow, opener, remove_flow, undnat};
+pub use flows::{Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, remove_flow, undnat};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
+pub use half_open::{dequeue, enqueue, free_place, set_place};
 use live::{Find, Live};
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, eviction};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
+pub use shares::share;
 pub use sockets::{forget_socket, remember_socket, socket};
 
 const DEVICES_MAX: u32 = 65_536;
@@ -186,15 +191,26 @@ pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
     A::MAPS.maglev.find(set)?.read(|table| table.slots.get(place).copied()).map(u32::from)
 }
 
+/// Returns the backend that a client had last, whether it had shown itself or not.
 #[inline(always)]
 pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
-    copied(A::MAPS.affinity, key)
+    copied(A::MAPS.affinity, key).or_else(|| copied(A::MAPS.new_affinity, key))
 }
 
 #[inline(always)]
 pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     // Refused, it costs the client its backend the next time.
     let _set = A::MAPS.affinity.insert(key, affinity, 0);
+}
+
+/// Remembers the backend of a client that may not exist. Where the address has shown itself before, its row stays the only one.
+#[inline(always)]
+pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
+    match A::MAPS.affinity.find(key) {
+        Some(shown) => shown.set(*affinity),
+        // Refused, it costs the client its backend the next time.
+        None => drop(A::MAPS.new_affinity.insert(key, affinity, 0)),
+    }
 }
 
 /// Counts a flow that a set opens in turn, and returns the count before.

@@ -11,12 +11,14 @@ use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
 use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
+use proxy_common::share::Share;
 
 use crate::Action;
 use crate::established::Head;
 use crate::maps::{self, Maps};
 use crate::packet;
 use crate::reject::Exit;
+use crate::ring::Ring;
 use crate::setting::ZERO;
 use crate::skb::{LinkHeader, Skb};
 
@@ -77,13 +79,19 @@ pub trait Net: Addr + Maps {
     /// Answers a packet that is not served: a function of its own for each family.
     fn reject(skb: Skb, exit: Exit) -> Action;
     /// Calls the function of `fragment.rs`.
-    fn remember_fragment(skb: Skb);
+    fn remember_fragment(skb: Skb, is_far: bool);
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
     fn is_stub_for_service(skb: Skb) -> bool;
 
-    /// Calls [`open::forget_first`](crate::open::forget_first).
-    fn forget_first_flow(spares: bool) -> bool;
+    /// Calls [`open::half_open_place`](crate::open::half_open_place).
+    fn half_open_place(ring: Ring) -> Option<u32>;
+    /// Calls [`open::make_room`](crate::open::make_room).
+    fn make_room() -> bool;
+    /// Calls [`maps::share`].
+    fn share(client: &Self, share: Share) -> bool;
+    /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it has closed.
+    fn forget_first_flow(ring: Ring, spares: bool) -> u32;
 
     /// Reads and checks a packet's IP header.
     #[inline(always)]

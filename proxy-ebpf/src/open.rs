@@ -2,15 +2,17 @@
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST};
+use proxy_common::flow::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
+use proxy_common::share::Share;
 
 use crate::flow::{close, now_secs, remove};
-use crate::lookup;
 use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
 use crate::packet::Packet;
+use crate::random::below;
+use crate::ring::Ring;
 
 /// Source ports tried in a draw. At nine tenths full one in five flows would need more.
 const PORT_TRIES: u32 = 16;
@@ -20,9 +22,6 @@ const GUEST_TRIES: u32 = 12;
 
 /// Places in the half-open queue that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
-
-/// A client that goes on after as many datagrams without an answer wants none: a stream of logs, of measurements.
-const STREAM: u64 = 16;
 
 /// Flows of two entries that make room for one of four, and how far the queue is searched for them.
 const FORGET_FLOWS: u32 = 2;
@@ -59,9 +58,12 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags | Flow::<A>::NUMBERED, now_secs());
     flow.generation = if packet.proto == Proto::TCP { Proof::NONE.0 } else { source.generation };
     flow.service = opening.service;
+    if !A::share(&flow.holder(), Share::Ask) {
+        return Err(Reason::ClientShare);
+    }
     // A changed address brings the client's port among the node's own: there it must come from our range.
     let keeps_port = !flow.is_snat() && !source.port_taken;
-    if !enqueue_half_open(flow, packet.proto) {
+    if !enqueue(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
     let proto = packet.proto;
@@ -70,7 +72,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if claimed == Claim::Taken && (draw_port(flow, proto, true) || evict(flow, other, proto)) {
         claimed = claim(flow, packet);
     }
-    if claimed == Claim::Full && make_room::<A>() {
+    if claimed == Claim::Full && A::make_room() {
         // The first try may have left the opener's count.
         flow.passed = Passed::NOTHING;
         claimed = if keeps_port || draw_port(flow, proto, true) { claim(flow, packet) } else { Claim::Taken };
@@ -78,50 +80,61 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     conclude(flow, proto, claimed)
 }
 
-/// Puts `flow` at the end of the half-open queue, before it exists. If the queue is full, its first flow has to go.
-///
-/// So there are never more half-open flows than places in the queue, and half of the table is left to the others. Where flows
-/// have four entries, [`make_room`] makes that room. Returns false if other CPUs took every place that this one made.
+/// Puts a flow that does not exist yet at the end of its half-open ring. Returns false if there is no place.
 #[inline(never)]
-fn enqueue_half_open<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    let opener = flow.opener_key(proto);
-    for nth in 0..PLACE_TRIES {
-        if maps::enqueue(&opener) {
-            return true;
-        }
-        A::forget_first_flow(nth < PLACE_TRIES / 2);
+fn enqueue<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    let place = A::half_open_place(Ring::own(flow.shows_no_client(proto)));
+    if let Some(place) = place {
+        maps::set_place(place, &flow.opener_key(proto), flow.last_secs);
     }
-    false
+    place.is_some()
 }
 
-/// Makes room in a full table, where there are half-open flows. Returns true if so.
-#[inline(never)]
-fn make_room<A: Net>() -> bool {
-    let mut forgotten = 0;
-    for _ in 0..FORGET_TRIES {
-        if A::forget_first_flow(false) {
-            forgotten += 1;
+/// Finds a place at the end of a half-open ring of this CPU. If the ring is full, its first flow has to go.
+///
+/// So there are never more half-open flows than places in all rings. Where these leave no room to the others, [`make_room`] does.
+/// Returns None if streams that are spared took every place.
+#[inline(always)]
+pub fn half_open_place<A: Net>(ring: Ring) -> Option<u32> {
+    for nth in 0..PLACE_TRIES {
+        let place = maps::free_place::<A>(ring);
+        if place.is_some() {
+            return place;
         }
-        if forgotten == FORGET_FLOWS {
+        A::forget_first_flow(ring, nth < PLACE_TRIES / 2);
+    }
+    None
+}
+
+/// Makes room in a full table, where there are half-open flows: of this CPU's ring first, then of any. Returns true if so.
+#[inline(always)]
+pub fn make_room<A: Net>() -> bool {
+    let mut forgotten = 0;
+    for nth in 0..FORGET_TRIES {
+        let ring = if nth < FORGET_TRIES / 2 { Ring::own(nth % 2 == 1) } else { Ring::any() };
+        // A sum without a branch: the verifier follows each of two ways through all tries.
+        forgotten += A::forget_first_flow(ring, false);
+        if forgotten >= FORGET_FLOWS {
             break;
         }
     }
     forgotten != 0
 }
 
-/// Takes the first flow out of the half-open queue, and closes it if it is half-open or expired. Returns true if so.
+/// Takes the first flow out of a half-open ring, and closes it if it is half-open or expired. Returns true if so.
 ///
 /// While no agent sweeps, no other code closes expired flows. The flow may be another one that the same client has opened since:
-/// that one goes a round too early. If the caller `spares` streams that want no answers, they go to the end of the queue
-/// instead, and keep their backend. Only a flood of such streams makes them go.
+/// that one goes a round too early. If the caller `spares` UDP flows that go on ([`Flow::is_stream_since`]), they go to the end
+/// of the ring instead, and keep their backend. Only a flood of such streams makes them go.
 #[inline(always)]
-pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bool) -> bool {
-    if !maps::dequeue(key) || maps::flow(key, flow).is_none() {
+pub fn forget_first<A: Net>(ring: Ring, Eviction { place, flow }: &mut Eviction<A>, spares: bool) -> bool {
+    let is_place = maps::dequeue(ring, place);
+    let key = &place.opener;
+    if !is_place || maps::flow(key, flow).is_none() {
         return false;
     }
-    if flow.is_half_open() {
-        let is_stream = key.proto() == Proto::UDP && flow.passed.packets >= STREAM;
-        if spares && is_stream && !is_evictable(flow, Proto::UDP) && maps::enqueue(key) {
+    if flow.is_half_open(key.proto()) {
+        if spares && is_spared(flow, key.proto(), place.since_secs) && maps::enqueue(ring, key, now_secs()) {
             return false;
         }
         maps::count(Event::FlowForgotten);
@@ -130,6 +143,13 @@ pub fn forget_first<A: Net>(Eviction { key, flow }: &mut Eviction<A>, spares: bo
     }
     close(flow, key.proto());
     true
+}
+
+/// A function of its own, as the next one.
+#[inline(never)]
+fn is_spared<A: Net>(flow: &Flow<A>, proto: Proto, since_secs: u32) -> bool {
+    let now_secs = now_secs();
+    proto == Proto::UDP && flow.is_stream_since(since_secs, now_secs) && !flow.is_evictable(proto, now_secs)
 }
 
 /// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
@@ -165,8 +185,10 @@ fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<
 /// The tries only look, so that the verifier need not follow a claim at each of them.
 #[inline(never)]
 fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
+    let (first, count) =
+        if flow.is_snat_on_devices() { (CLIENT_PORT_FIRST, CLIENT_PORTS) } else { (SOURCE_PORT_FIRST, SOURCE_PORTS) };
     for nth in 0..PORT_TRIES {
-        flow.source.port = Port::new(SOURCE_PORT_FIRST + lookup::below(SOURCE_PORTS) as u16);
+        flow.source.port = Port::new(first + below(count) as u16);
         // Rather another program's port than none.
         let is_avoided = nth < GUEST_TRIES && is_guests(flow, proto) || looks && is_taken(flow, proto);
         if !is_avoided {
@@ -191,6 +213,7 @@ fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 }
 
 const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;
+const CLIENT_PORTS: u32 = CLIENT_PORT_LAST as u32 + 1 - CLIENT_PORT_FIRST as u32;
 
 /// The result of a claim, in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -220,7 +243,7 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
         return false;
     }
     if !old.is_expired(proto, now_secs()) {
-        if !old.is_half_open() {
+        if !old.is_half_open(proto) {
             return false;
         }
         maps::count(Event::FlowForgotten);

@@ -192,9 +192,9 @@ impl<A: Net> Packet<A> {
         (self.marks & ACKS != 0).then_some(Acked(u32::from_be(self.numbers.acked)))
     }
 
-    /// Gives the packet other addresses and ports, and fixes its checksums.
+    /// Gives the packet other addresses and ports, and fixes its checksums. `is_far` tells that its flow's client is behind an uplink.
     #[inline(never)]
-    pub fn rewrite(&self, skb: Skb, src: &SockAddr<A>, dst: &SockAddr<A>) -> Result<(), Reason> {
+    pub fn rewrite(&self, skb: Skb, src: &SockAddr<A>, dst: &SockAddr<A>, is_far: bool) -> Result<(), Reason> {
         let found = skb.found();
         if found.marks & USUAL != 0 {
             return A::rewrite(skb, &self.head(), src, dst);
@@ -211,7 +211,7 @@ impl<A: Net> Packet<A> {
             sctp::set_ports(skb, src.port, dst.port)?;
         }
         if found.marks & FIRST != 0 {
-            A::remember_fragment(skb);
+            A::remember_fragment(skb, is_far);
         }
         if src.addr != self.src.addr {
             replace_addr(skb, &found, A::SRC_OFFSET, self.src.addr, src.addr)?;

@@ -101,7 +101,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
         note_direct(flow, packet.proto, true);
     }
     let source = if route.to_peer { flow.source } else { flow.client_between() };
-    packet.rewrite(skb, &source, &flow.backend)?;
+    packet.rewrite(skb, &source, &flow.backend, flow.is_far())?;
     maps::count(Event::Forwarded);
     if !route.to_peer {
         skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices()));
@@ -146,10 +146,10 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
     }
     if route.to_peer {
         flow::back(&entry, other, packet);
-        packet.rewrite(skb, &other.frontend, &other.client)?;
+        packet.rewrite(skb, &other.frontend, &other.client, other.is_far())?;
         maps::count(Event::Returned);
     } else if is_unsnat {
-        packet.rewrite(skb, &packet.src, &other.client_between())?;
+        packet.rewrite(skb, &packet.src, &other.client_between(), other.is_far())?;
         skb.set_packet_mark(PacketMark::BACK);
     }
     leave::<A>(skb, route).map(|Action(action)| Delivery(action))

@@ -5,13 +5,14 @@ use core::num::NonZeroU32;
 use proxy_common::addr::SockAddr;
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
 use proxy_common::counter::Reason;
+use proxy_common::flow::Flow;
 use proxy_common::frontend::{Backend, Choice, Service, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
 use crate::flow::now_secs;
-use crate::lookup::below;
 use crate::maps;
 use crate::net::Net;
+use crate::random::below;
 
 /// Chooses a backend out of the decision's set, which has slots.
 #[inline(always)]
@@ -46,9 +47,25 @@ fn by_affinity<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>
 }
 
 #[inline(never)]
-pub fn remember<A: Net>(client: &A, decision: &Decision<A>) {
+fn remember<A: Net>(client: &A, decision: &Decision<A>) {
     let key = AffinityKey::new(decision.service, *client);
     maps::set_affinity(&key, &Affinity::new(decision.backend_at(), now_secs()));
+}
+
+/// Remembers the backend of a client that may not exist.
+#[inline(never)]
+pub fn remember_new<A: Net>(client: &A, decision: &Decision<A>) {
+    let key = AffinityKey::new(decision.service, *client);
+    maps::set_new_affinity(&key, &Affinity::new(decision.backend_at(), now_secs()));
+}
+
+/// Remembers the backend of a flow whose client has shown itself.
+#[inline(never)]
+pub fn remember_shown<A: Net>(flow: &Flow<A>) {
+    if maps::service(&flow.service).is_some_and(|service| service.affinity_secs > 0) {
+        let key = AffinityKey::new(flow.service, flow.client.addr);
+        maps::set_affinity(&key, &Affinity::new(flow.backend, now_secs()));
+    }
 }
 
 #[inline(never)]

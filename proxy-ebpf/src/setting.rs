@@ -1,6 +1,8 @@
 //! Settings, which the loader writes before it loads the programs. The verifier knows their values, and leaves out of the
 //! programs what they rule out.
 
+use proxy_common::maps::FLOWS;
+
 /// A value of the object's read-only data.
 #[repr(transparent)]
 pub struct Setting<T>(T);
@@ -39,6 +41,13 @@ settings! {
 
     /// Answers of each CPU in one second. A flood in a victim's name must not become a flood of answers.
     ANSWERS_PER_SEC: u32 = 1_024;
+
+    /// The rings of the half-open queue, a power of two, and the places of each: see [`proxy_common::half_open::Rings`].
+    HALF_OPEN_RINGS: u32 = 1;
+    HALF_OPEN_PLACES: u32 = FLOWS / 4;
+
+    /// The entries that the table of flows has room for.
+    FLOW_ROOM: u32 = FLOWS;
 
     /// The cookie of the network namespace whose sockets are served.
     SOCKET_NETNS: u64 = 0;

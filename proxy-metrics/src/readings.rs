@@ -133,8 +133,8 @@ pub struct MapFill {
 /// Returns the name that a map had in the release before. Both are told until the next one.
 pub fn old_map_name(name: &str) -> Option<&'static str> {
     match name {
-        "HALF_OPEN4" => Some("NURSERY4"),
-        "HALF_OPEN6" => Some("NURSERY6"),
+        "HALF_OPEN_RING4" => Some("NURSERY4"),
+        "HALF_OPEN_RING6" => Some("NURSERY6"),
         _ => None,
     }
 }

@@ -99,7 +99,9 @@ impl Bench {
     /// With another object than kpx's own.
     pub fn load_object(object: &[u8], options: Options) -> Result<Self> {
         let answers_per_sec = options.answers_per_sec.or(Some(u32::MAX));
-        let options = Options { exposes_packet_mark: true, answers_per_sec, ..options };
+        // A test's thread may move to another CPU, and the order of half-open flows shall not depend on that.
+        let half_open_rings = options.half_open_rings.or(Some(1));
+        let options = Options { exposes_packet_mark: true, answers_per_sec, half_open_rings, ..options };
         let datapath = Datapath::load(object, options)?;
         Ok(Self { datapath, empty: OnceLock::new(), marks: Mutex::default() })
     }

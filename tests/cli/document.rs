@@ -169,13 +169,13 @@ These names were changed. The old ones are told beside the new ones, and go with
 | where | old | new |
 | --- | --- | --- |
 | `kpx status -o json` | `.events.socket_led` | `.events.socket_translated` |
-| | `.mapFill.NURSERY4`, `.mapFill.NURSERY6` | `.mapFill.HALF_OPEN4`, `.mapFill.HALF_OPEN6` |
+| | `.mapFill.NURSERY4`, `.mapFill.NURSERY6` | `.mapFill.HALF_OPEN_RING4`, `.mapFill.HALF_OPEN_RING6` |
 | | `.tables.NAME.backends` | `.tables.NAME.slots` |
 | | `.maps.NAME` (the kernel's ids) | none: `bpftool map` shows them |
 | `kpx services -o json` | `[].ports[].counts.refused` | the sum of `dropped` and `rejected` beside it |
 | `kpx top` | `--sort connections`, `--sort refused` | `--sort opened`, `--sort unserved` |
 | `kpx monitor` | `--drops` | `--unserved` |
-| metrics | `map=\"NURSERY4\"`, `map=\"NURSERY6\"` of `kpx_map_entries` and `kpx_map_max_entries` | `map=\"HALF_OPEN4\"`, `map=\"HALF_OPEN6\"` |
+| metrics | `map=\"NURSERY4\"`, `map=\"NURSERY6\"` of `kpx_map_entries` and `kpx_map_max_entries` | `map=\"HALF_OPEN_RING4\"`, `map=\"HALF_OPEN_RING6\"` |
 | | `kpx_mended_total` | `kpx_repairs_total` |
 | | `kpx_packets_total{event=\"socket_led\"}` | `kpx_packets_total{event=\"socket_translated\"}` |
 

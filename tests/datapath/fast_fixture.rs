@@ -28,7 +28,14 @@ const OWN_MAC: &str = "02:00:00:00:00:02";
 
 const POD: Device = Device::new(Device::POD | Device::PEER, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
 
-pub(crate) const FAST: Setup = Setup { flow_entries: None, fast_path: true, refuses: false, answers_per_sec: None };
+pub(crate) const FAST: Setup = Setup {
+    flow_entries: None,
+    fast_path: true,
+    refuses: false,
+    answers_per_sec: None,
+    half_open_rings: None,
+    knows_no_shares: false,
+};
 
 /// One packet of a flow takes the stack in every period of so many seconds.
 pub(crate) const TURN_SECS: u32 = 16;

@@ -25,13 +25,10 @@ use testbed::rows::step::{Step, with_addrs};
 use testbed::test_run::{self, Bench, Verdict, let_seconds_pass};
 use testbed::text::{DST_MAC, Names};
 
-use self::addrs::FAMILIES;
+use self::addrs::{FAMILIES, is_drawn};
 use crate::half_open::flood;
 use crate::packets::{Runner, run_section};
 use crate::reuse::{Reused, Setup};
-
-/// kpx draws source ports from here on.
-const FIRST_DRAWN_PORT: u16 = 61_000;
 
 pub(crate) struct Fixture {
     pub(crate) bench: Reused,
@@ -162,7 +159,7 @@ impl Fixture {
     /// Replaces drawn ports in a packet's text by names, where they have none yet.
     pub(crate) fn name_drawn_ports(&mut self, text: &str) -> Result<String> {
         let words = text.split(' ').map(|word| match word.split_once(':') {
-            Some((host, port)) if port.parse::<u16>().is_ok_and(|port| port >= FIRST_DRAWN_PORT) => {
+            Some((host, port)) if port.parse().is_ok_and(|port| is_drawn(host, port)) => {
                 let free = ('p'..='z').map(|name| format!("${name}")).find(|name| self.names.port(name).is_none());
                 format!("{host}:{}", free.unwrap_or_else(|| port.to_owned()))
             }
@@ -325,7 +322,7 @@ fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
 /// The device that routes to the senders name, as if lo were a port of it.
 pub(crate) const FROM: &str = "from0";
 /// The senders of packets to the node.
-const CLIENTS: [&str; 4] = ["client", "stranger", "burglar", "router"];
+const CLIENTS: [&str; 5] = ["client", "neighbour", "stranger", "burglar", "router"];
 
 fn ifindex(netns: &NetNs, name: &str) -> Result<u32> {
     netns.run(|| nix::net::if_::if_nametoindex(name)).with_context(|| format!("index of {name}"))

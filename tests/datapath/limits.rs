@@ -1,6 +1,6 @@
 //! Tables without room, and the limits of the programs themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -9,14 +9,16 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::programs::Program;
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
-use proxy_common::names::{EGRESS, FAST_PATH, INGRESS};
+use proxy_common::flow::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
+use proxy_common::names::{ANCHOR, EGRESS, FAST_PATH, INGRESS};
 use proxy_datapath::object;
 use proxy_datapath::verifier;
 use testbed::test_run::Bench;
-use testbed::test_run::Verdict::{Drop, Pass};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::fixture::{fixtures, fixtures_with_room};
+use crate::fixture::{fixtures, fixtures_of};
+use crate::reuse::Setup;
 
 #[test]
 fn ended_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
@@ -36,7 +38,8 @@ fn ended_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
 
 #[test]
 fn full_table_refuses_new_flows_and_keeps_old() -> Result<()> {
-    for mut fixture in fixtures_with_room("full", Some(64))? {
+    let setup = Setup { flow_entries: Some(64), knows_no_shares: true, ..Setup::default() };
+    for mut fixture in fixtures_of("full", setup)? {
         let mut open = 0;
         for port in 1..200 {
             let frame = fixture.names.frame(&format!("tcp S client:{port} > web:80"))?;
@@ -61,8 +64,8 @@ fn source_ports_are_never_drawn_twice_and_can_run_out() -> Result<()> {
         let mut given = BTreeMap::new();
         let mut refused = 0;
         for port in 1..=8_000_u16 {
-            let frame = fixture.names.frame(&format!("udp client:{port} > self:53"))?;
-            let outcome = fixture.run(INGRESS, &frame)?;
+            let frame = fixture.names.frame(&format!("udp node:{port} > web:53"))?;
+            let outcome = fixture.run(ANCHOR, &frame)?;
             if outcome.verdict == Drop {
                 refused += 1;
                 continue;
@@ -72,13 +75,33 @@ fn source_ports_are_never_drawn_twice_and_can_run_out() -> Result<()> {
             ensure!(other.is_none(), "{text} for ports {other:?} and {port}");
             // After an answer and another packet, the flow keeps its port.
             let source = text.split([':', ' ']).nth(2).context("a port")?;
-            let answer = fixture.names.frame(&format!("udp client:5353 > node:{source}"))?;
-            fixture.run(EGRESS, &fixture.run(INGRESS, &answer)?.packet)?;
-            fixture.run(INGRESS, &frame)?;
+            let answer = fixture.names.frame(&format!("udp pod:5353 > node:{source}"))?;
+            for (program, frame) in [(INGRESS, &answer), (ANCHOR, &frame)] {
+                let verdict = fixture.run_from(program, frame, "udp pod:5353")?.verdict;
+                ensure!(verdict == Redirect, "{text}: {verdict:?}, {:?}", fixture.counts()?);
+            }
         }
-        let range = usize::from(u16::MAX - 61_000) + 1;
+        let range = usize::from(u16::MAX - SOURCE_PORT_FIRST) + 1;
         ensure!(given.len() > range * 9 / 10 && given.len() <= range, "{} ports given", given.len());
         ensure!(refused > 0 && fixture.counts()?.get("no_source_port") == Some(&refused), "{refused} refused");
+    }
+    Ok(())
+}
+
+/// The host keeps its own range, and masqueraded clients have more ports than one connection each could use up.
+#[test]
+fn masqueraded_clients_have_ports_of_their_own() -> Result<()> {
+    for fixture in fixtures("masqueraded")? {
+        let mut given = BTreeSet::new();
+        // More than the host's range has.
+        for port in 1..=5_000_u16 {
+            let frame = fixture.names.frame(&format!("udp client:{port} > self:53"))?;
+            let outcome = fixture.run(INGRESS, &frame)?;
+            ensure!(outcome.verdict == Pass, "port {port}: {:?}", fixture.counts()?);
+            let text = fixture.names.text(&outcome.packet)?;
+            let source: u16 = text.split([':', ' ']).nth(2).context("a port")?.parse()?;
+            ensure!((CLIENT_PORT_FIRST..=CLIENT_PORT_LAST).contains(&source) && given.insert(source), "{text}");
+        }
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ mod policy;
 mod reference;
 mod reuse;
 mod sctp;
+mod shares;
 mod stack;
 mod sweep;
 mod verdicts;

@@ -7,13 +7,14 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
-use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuValues, Queue};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{FrontendKey, SetKey};
 use proxy_common::guest::Guest;
+use proxy_common::half_open::PaddedEnds;
 use proxy_common::monitor::Monitored;
 use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED};
 use proxy_common::service_counts::ServiceCounts;
@@ -40,6 +41,10 @@ pub(crate) struct Setup {
     pub(crate) refuses: bool,
     /// The answers of each CPU in a second; None: no limit.
     pub(crate) answers_per_sec: Option<u32>,
+    /// The rings of the half-open queue; None: one for all CPUs.
+    pub(crate) half_open_rings: Option<u32>,
+    /// A single client may fill the table of flows.
+    pub(crate) knows_no_shares: bool,
 }
 
 /// A bench that goes back to the idle ones with this value, unless its test has panicked.
@@ -52,10 +57,11 @@ pub(crate) struct Reused {
 impl Reused {
     /// Takes or loads a bench with empty tables and counters.
     pub(crate) fn get(setup: Setup) -> Result<Self> {
-        let Setup { flow_entries, fast_path, refuses, answers_per_sec } = setup;
+        let Setup { flow_entries, fast_path, refuses, answers_per_sec, half_open_rings, knows_no_shares } = setup;
         let idle = take_idle(setup);
         let sizes = Sizes { flows: flow_entries, ..Sizes::default() };
-        let options = Options { sizes, fast_path, answers_per_sec, ..Options::default() };
+        let flow_room = knows_no_shares.then_some(u32::MAX);
+        let options = Options { sizes, fast_path, answers_per_sec, half_open_rings, flow_room, ..Options::default() };
         let load = || {
             let object = object::embedded()?;
             let bench = if refuses { Bench::load_object(&refused(object)?, options) } else { Bench::load(options) };
@@ -137,11 +143,16 @@ fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) 
     clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
     clear::<FlowKey<A>, Guest>(maps, names.guests)?;
     clear::<AffinityKey<A>, Affinity<A>>(maps, names.affinity)?;
+    clear::<AffinityKey<A>, Affinity<A>>(maps, names.new_affinity)?;
+    clear::<A, u32>(maps, names.clients)?;
+    let mut lasting: Array<MapData, u32> = open(maps, names.lasting)?;
+    lasting.set(0, 0, 0).context("clear the count of lasting flows")?;
     clear::<SetKey<A>, u32>(maps, names.cursors)?;
     clear::<FrontendKey<A>, u32>(maps, names.connections)?;
     clear::<FragmentKey<A>, Ports>(maps, names.fragments)?;
-    let mut half_open: Queue<MapData, FlowKey<A>> = open(maps, names.half_open)?;
-    while half_open.pop(0).is_ok() {}
+    clear::<FragmentKey<A>, Ports>(maps, names.far_fragments)?;
+    let mut ends: Array<MapData, PaddedEnds> = open(maps, names.half_open_ends)?;
+    (0..ends.len()).try_for_each(|ring| ends.set(ring, PaddedEnds::EMPTY, 0)).context("empty the half-open rings")?;
     clear::<FrontendKey<A>, ServiceCounts>(maps, names.service_counts)
 }
 

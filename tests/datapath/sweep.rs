@@ -23,7 +23,7 @@ fn bench<A: Addr>(name: &str, flow_entries: Option<u32>) -> Result<(Reused, Flow
 }
 
 /// Returns a time ten hours ahead: on a machine that has just booted, no flow can have been silent for hours.
-fn later() -> Result<u32> {
+pub(crate) fn later() -> Result<u32> {
     const HOURS: u32 = 10 * 3_600;
     Ok(u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())? + HOURS)
 }

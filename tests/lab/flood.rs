@@ -221,10 +221,10 @@ fn table<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<Table> {
     let map: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&maps, name)?;
     let mut table = Table { entries: 0, half_open: 0, others: 0, established: 0 };
     for entry in &map {
-        let (_, flow) = entry?;
+        let (key, flow) = entry?;
         table.entries += 1;
         match flow.kind {
-            Kind::DNAT if flow.is_half_open() => table.half_open += 1,
+            Kind::DNAT if flow.is_half_open(key.proto()) => table.half_open += 1,
             Kind::DNAT => {
                 table.others += 1;
                 table.established += usize::from(flow.state() == State::Established);

@@ -139,9 +139,20 @@ impl Fixture {
     /// Makes the affinity of a client to the service port of this ClusterIP older.
     pub(crate) fn age_affinity(&self, packet: &Packet, service: SocketAddr, secs: u32) -> Result<()> {
         match packet.family() {
-            Family::V4 => age::<Addr4>(self.node.bench.map(INGRESS, IPV4.affinity)?.try_into()?, packet, service, secs),
-            Family::V6 => age::<Addr6>(self.node.bench.map(INGRESS, IPV6.affinity)?.try_into()?, packet, service, secs),
+            Family::V4 => self.age_in::<Addr4>([IPV4.affinity, IPV4.new_affinity], packet, service, secs),
+            Family::V6 => self.age_in::<Addr6>([IPV6.affinity, IPV6.new_affinity], packet, service, secs),
         }
+    }
+
+    /// Ages the client's row in whichever table has it: clients that have not shown themselves have their own.
+    fn age_in<A: Addr>(&self, names: [&str; 2], packet: &Packet, service: SocketAddr, secs: u32) -> Result<()>
+    where
+        AffinityKey<A>: Pod,
+        Affinity<A>: Pod,
+    {
+        let tables = names.map(|name| age::<A>(self.node.bench.map(INGRESS, name)?.try_into()?, packet, service, secs));
+        ensure!(tables.iter().any(Result::is_ok), "the client has no affinity: {tables:?}");
+        Ok(())
     }
 
     fn read_counts(&self) -> Result<Counts> {

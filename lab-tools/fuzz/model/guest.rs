@@ -7,8 +7,8 @@ use proxy_common::guest::{self, Guest};
 use testbed::reference::place;
 
 use super::flow::{Leg, Table};
-use super::open::{Chosen, SOURCE_PORT_FIRST};
-use super::wire::UDP;
+use super::open::{CLIENT_PORTS, Chosen, SOURCE_PORT_FIRST};
+use super::wire::{TCP, UDP};
 use super::{Got, Model, Packet, Sent, TRANSLATED};
 
 impl Model {
@@ -22,19 +22,27 @@ impl Model {
         chosen: Chosen<'_>,
     ) -> Result<Option<u64>> {
         let (src, dst) = packet.peers();
-        if sent.mark & TRANSLATED != 0 || src.port() < SOURCE_PORT_FIRST || !place::is_own(src.ip()) {
+        let opens = packet.says(|transport| transport.opens);
+        let is_low = CLIENT_PORTS.contains(&src.port());
+        let is_seen_alone = is_low && packet.proto == TCP;
+        // The middle of a TCP connection: a server's packets would pay for nothing.
+        let is_end = packet.says(|transport| transport.ends || transport.resets);
+        let is_middle = is_seen_alone && !opens && !is_end && !packet.says(|transport| transport.answer.is_some());
+        let counts = src.port() >= SOURCE_PORT_FIRST || is_low && !is_middle;
+        if sent.mark & TRANSLATED != 0 || !counts || !place::is_own(src.ip()) {
             return Ok(None);
         }
-        let opens = packet.says(|transport| transport.opens);
         let told = guest::Packet {
             opens: opens && packet.proto != UDP,
             ends: packet.says(|transport| transport.ends),
             resets: packet.says(|transport| transport.resets),
+            is_seen_alone,
         };
         let known = self.guests.entry((packet.proto, dst, src)).or_insert(Guest::NONE);
         let before = *known;
         let after = Guest::after(before, told, Proto(packet.proto), now_secs);
-        if after.differs_from(&before) {
+        let is_anothers = before != Guest::NONE || opens || !is_seen_alone;
+        if is_anothers && after.differs_from(&before) {
             *known = after;
         }
         if !opens || (packet.proto == UDP && before.is_there(now_secs)) {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::service_counts::Passed;
 use testbed::reference::cluster::{Hook, Packet as Question0, Proto};
@@ -21,6 +21,8 @@ pub(crate) type Chosen<'a> = &'a dyn Fn(Table, u8, SocketAddr, SocketAddr) -> Re
 
 /// The ports that flows get whose client's own will not do.
 pub(super) const SOURCE_PORT_FIRST: u16 = 61_000;
+/// Ports of clients whose address is the node's.
+pub(super) const CLIENT_PORTS: std::ops::RangeInclusive<u16> = 1_024..=29_999;
 
 pub(super) fn question(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Question0 {
     let hook = match at {
@@ -236,8 +238,10 @@ impl Model {
         let own = flow.client.port();
         if may_keep && is_free(&with(own)) {
             ensure!(port == own, "the source port is {port} and could be the client's own, {own}");
-        } else if port < SOURCE_PORT_FIRST {
-            bail!("the source port is {port}, which is not ours to give");
+        } else if flow.by_host || flow.client.ip() == seen {
+            ensure!(port >= SOURCE_PORT_FIRST, "the source port is {port}, which is not ours to give");
+        } else {
+            ensure!(CLIENT_PORTS.contains(&port), "a masqueraded client got port {port}");
         }
         *flow = with(port);
         ensure!(is_free(flow), "another flow has a tuple of {flow:?}");

@@ -210,6 +210,7 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::Unallocated => "an address of a ServiceCIDR that no service has",
         Reason::StaleSlot => "a backend vanished while it was looked up",
         Reason::FlowsFull => "the flow table is full",
+        Reason::ClientShare => "the client holds as much of the flow table as is free",
         Reason::NoSourcePort => "every source port tried towards this backend is taken",
         Reason::NoNodeAddress => "the client must be masqueraded, and the node has no address of this family",
         Reason::NoRoute => "the node has no route to the backend",

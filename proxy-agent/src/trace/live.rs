@@ -77,7 +77,8 @@ impl Live {
             Some(from) => from,
             None => SocketAddr::new(source_to(to.addr.ip()).await?, CLIENT_PORT),
         };
-        let mut affinity: BTreeMap<AffinityKey<A>, Affinity<A>> = self.rows(maps.affinity)?;
+        let mut affinity: BTreeMap<AffinityKey<A>, Affinity<A>> = self.rows(maps.new_affinity)?;
+        affinity.extend(self.rows::<AffinityKey<A>, Affinity<A>>(maps.affinity)?);
         affinity.retain(|key, _| key.client.ip() == from.ip());
         let nowhere = Entry { program: names::INGRESS, device: String::new(), ifindex: 0 };
         let tables = self.tables()?;

@@ -56,7 +56,10 @@ impl<A: Family> Programs<A> {
         // These maps remember state; the others cost nothing while they are empty. A flow has up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
-            for name in [maps.half_open, maps.affinity, maps.cursors, maps.connections, maps.fragments] {
+            let affinity = [maps.affinity, maps.new_affinity];
+            let fragments = [maps.fragments, maps.far_fragments];
+            let counts = [maps.half_open, maps.clients, maps.cursors, maps.connections];
+            for name in affinity.into_iter().chain(fragments).chain(counts) {
                 loader.map_max_entries(name, MEMORY_MIN);
             }
         }

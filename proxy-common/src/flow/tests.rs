@@ -45,12 +45,12 @@ fn states_follow_what_both_sides_have_shown() {
     assert_eq!(flow.state(), State::New);
     flow.rx = Seen::PACKET;
     assert_eq!(flow.state(), State::Answered);
-    assert!(flow.is_half_open());
+    assert!(flow.is_half_open(Proto::TCP));
     let streams = Flow { rx: flow.rx.with(Seen::ASSURED), ..flow };
     flow.tx = flow.tx.with(Seen::ASSURED);
     for flow in [flow, streams] {
         assert_eq!(flow.state(), State::Established);
-        assert!(!flow.is_half_open());
+        assert!(!flow.is_half_open(Proto::TCP));
     }
     flow.tx = flow.tx.with(Seen::FIN);
     assert_eq!(flow.state(), State::HalfClosed);

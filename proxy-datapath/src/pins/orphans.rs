@@ -17,7 +17,6 @@ use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 use tracing::{info, warn};
 
-use super::renamed::old_name;
 use super::{Definition, Pins, definitions};
 use crate::adopt::is_program_at;
 use crate::loaded::may_open_by_id;
@@ -78,7 +77,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
             let map = MapData::from_id(id).with_context(|| format!("open map {id}"))?;
             let info = map.info().with_context(|| format!("ask the kernel about map {id}"))?;
             let name = info.name_as_str().unwrap_or_default();
-            let Some(want) = wanted.iter().find(|want| is_called(&want.name, name)) else { continue };
+            let Some(want) = wanted.iter().find(|want| kernel_name(&want.name) == name) else { continue };
             let is = Definition::of_map(&want.name, &info).with_context(|| format!("map {id}"))?;
             ensure!(
                 is.fits(want),
@@ -131,11 +130,6 @@ fn is_ours(program: &ProgramInfo, name: &str) -> bool {
     program.program_type() == bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS
         && program.name_as_str() == Some(name)
         && program.created_by_uid().is_none_or(|uid| uid == geteuid().as_raw())
-}
-
-/// Returns true if the kernel's name is a map's, or the one that the map had before.
-fn is_called(map: &str, in_kernel: &str) -> bool {
-    kernel_name(map) == in_kernel || old_name(map).is_some_and(|old| kernel_name(old) == in_kernel)
 }
 
 fn kernel_name(name: &str) -> &str {
@@ -192,12 +186,6 @@ impl Pins {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn map_is_found_by_its_old_name() {
-        assert!(is_called("HALF_OPEN4", "HALF_OPEN4") && is_called("HALF_OPEN4", "NURSERY4"));
-        assert!(!is_called("HALF_OPEN4", "NURSERY6") && !is_called("FLOWS4", "NURSERY4"));
-    }
 
     #[test]
     fn kernel_names_distinguish_the_maps() {

@@ -1,7 +1,6 @@
 //! The flow table: entries claimed, found, changed, removed.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::bpf_map_pop_elem;
 use proxy_common::addr::Proto;
 use proxy_common::flow::{Acked, Flow, FlowKey, Proof, Seen};
 #[cfg(feature = "bench")]
@@ -33,20 +32,6 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
 #[inline(always)]
 pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.remove(key).is_ok()
-}
-
-/// Puts an opener's key at the end of the half-open queue. Returns false if the queue is full.
-#[inline(always)]
-pub fn enqueue<A: Net>(key: &FlowKey<A>) -> bool {
-    A::MAPS.half_open.push(key, 0).is_ok()
-}
-
-/// Takes the first key out of the half-open queue, into `key`. Returns false if there is none.
-#[inline(always)]
-pub fn dequeue<A: Net>(key: &mut FlowKey<A>) -> bool {
-    let half_open = core::ptr::from_ref(A::MAPS.half_open).cast_mut().cast();
-    // SAFETY: a queue's static is its definition, which stands for the map; its elements are such keys.
-    unsafe { bpf_map_pop_elem(half_open, core::ptr::from_mut(key).cast()) == 0 }
 }
 
 /// An entry of the flow table, where it lives.

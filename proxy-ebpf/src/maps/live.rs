@@ -2,7 +2,7 @@
 
 use core::ptr::copy_nonoverlapping;
 
-use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 
 /// A value in the memory of a map. Programs on other CPUs and the agent may write it at any time.
 ///
@@ -27,6 +27,13 @@ impl<K, V> Find<K, V> for LruHashMap<K, V> {
     #[inline(always)]
     fn find(&self, key: &K) -> Option<Live<V>> {
         self.get_ptr_mut(key).map(Live)
+    }
+}
+
+impl<V> Find<u32, V> for Array<V> {
+    #[inline(always)]
+    fn find(&self, key: &u32) -> Option<Live<V>> {
+        self.get_ptr_mut(*key).map(Live)
     }
 }
 

@@ -3,8 +3,9 @@
 use core::marker::PhantomData;
 
 use proxy_common::addr::Addr;
-use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::flow::Flow;
 use proxy_common::frontend::Service;
+use proxy_common::half_open::Place;
 use proxy_common::policy::Decision;
 
 use super::{Find, Live};
@@ -27,10 +28,10 @@ pub struct Scratch<A: Addr> {
     pub route: redirect::FibResult,
 }
 
-/// The first flow of the half-open queue, while it is given up. Its own room: the hook holds its [`Scratch`] meanwhile.
+/// The first flow of a half-open ring, while it is given up. Its own room: the hook holds its [`Scratch`] meanwhile.
 #[derive(Clone, Copy)]
 pub struct Eviction<A: Addr> {
-    pub key: FlowKey<A>,
+    pub place: Place<A>,
     pub flow: Flow<A>,
 }
 

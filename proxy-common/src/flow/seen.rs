@@ -1,0 +1,48 @@
+//! What the packets of one direction have shown.
+
+/// A set of bits: the packets seen of one direction of a flow.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen(pub(super) u8);
+
+impl Seen {
+    pub const NOTHING: Self = Self(0);
+    pub const PACKET: Self = Self(1 << 0);
+    pub const FIN: Self = Self(1 << 1);
+    pub const RST: Self = Self(1 << 2);
+    /// The client has shown that it got an answer, or the backend has gone on after several: no address was borrowed.
+    pub const ASSURED: Self = Self(1 << 3);
+    /// Nothing speaks against delivering this direction past the stack. Of what comes back: it comes in with the addresses
+    /// with which it leaves, so that no program between the hooks translates the flow again. In both entries, of either direction.
+    pub const DIRECT: Self = Self(1 << 4);
+    /// The client has dialled again on a flow that was silent for long, and the backend has not said since that it knows the flow.
+    /// Of what goes there, in the opener's entry.
+    pub const REDIALLED: Self = Self(1 << 5);
+    /// A FIN has come whose number is ahead of what the backend has acknowledged: it counts once the backend ends as well. Of what
+    /// goes there, in the opener's entry.
+    pub const LEAVING: Self = Self(1 << 6);
+    /// A SYN has come on an established flow, and no packet of the backend since. Of what goes there, in the opener's entry.
+    pub const DIALLED: Self = Self(1 << 7);
+    /// The backend has acknowledged more with its last packets. Of what comes back, in the reply's entry; LEAVING has the same bit.
+    pub const ADVANCED: Self = Self(1 << 6);
+
+    #[inline(always)]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    #[inline(always)]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub const fn only(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    #[inline(always)]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}

@@ -1,0 +1,100 @@
+//! The share of the flow table that one client may hold.
+//!
+//! A client may hold no more entries than are free. So a single client gets half of the table at the most, two get a third each,
+//! and there always is as much room for the others as the greediest client holds. While half of the table is free, the rule
+//! refuses no client. The same rule shares the memory of network switches among their ports, as "dynamic thresholds".
+//!
+//! Only flows beyond half-open count. The others make room, and any host can open them in another's name.
+
+/// Returns true if a client that holds so many entries may not have more, in a table of `room` entries with `lasting` flows' entries.
+#[inline(always)]
+pub const fn is_used_up(held: u32, lasting: u32, room: u32) -> bool {
+    held >= room.saturating_sub(lasting)
+}
+
+/// Returns true while no client can have used up its share.
+#[inline(always)]
+pub const fn is_ample(lasting: u32, room: u32) -> bool {
+    lasting < room / 2
+}
+
+/// A question about a client's share of the table, or a change of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// May the client hold more?
+    Ask,
+    /// Takes so many entries, if the client may hold more.
+    Hold(u32),
+    /// Gives so many entries back.
+    Release(u32),
+}
+
+impl Share {
+    /// Puts the value into a register.
+    #[inline(always)]
+    pub const fn into_register(self) -> u32 {
+        match self {
+            Self::Ask => 0,
+            Self::Hold(entries) => entries,
+            Self::Release(entries) => entries.wrapping_neg(),
+        }
+    }
+
+    #[inline(always)]
+    pub const fn from_register(value: u32) -> Self {
+        match value as i32 {
+            0 => Self::Ask,
+            entries if entries > 0 => Self::Hold(value),
+            _ => Self::Release(value.wrapping_neg()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: u32 = 1 << 17;
+
+    /// Lets each of some clients take two entries in turn for as long as it may.
+    fn greedy(clients: usize) -> Vec<u32> {
+        let mut held = vec![0; clients];
+        loop {
+            let before: u32 = held.iter().sum();
+            for client in 0..clients {
+                if !is_used_up(held[client], held.iter().sum(), ROOM) {
+                    held[client] += 2;
+                }
+            }
+            if held.iter().sum::<u32>() == before {
+                return held;
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_clients_leave_as_much_room_as_each_of_them_holds() {
+        for clients in [1, 2, 9] {
+            let part = ROOM / (clients as u32 + 1);
+            let held = greedy(clients);
+            assert!(held.iter().all(|held| held.abs_diff(part) <= 2), "{held:?}, not {part}");
+            assert!(!is_used_up(0, held.iter().sum(), ROOM), "another client finds room");
+        }
+    }
+
+    #[test]
+    fn rule_is_needed_from_half_of_the_table_on() {
+        for lasting in [0, ROOM / 2 - 1] {
+            assert!(is_ample(lasting, ROOM) && !is_used_up(lasting, lasting, ROOM));
+        }
+        assert!(!is_ample(ROOM / 2, ROOM) && is_used_up(ROOM / 2, ROOM / 2, ROOM));
+        assert!(is_used_up(0, ROOM, ROOM) && is_used_up(0, u32::MAX, ROOM), "a full table has no room");
+    }
+    #[test]
+    fn question_passes_through_a_register() {
+        for share in [Share::Ask, Share::Hold(4), Share::Release(4)] {
+            assert_eq!(Share::from_register(share.into_register()), share);
+        }
+        assert_eq!(Share::from_register(Share::Release(0).into_register()), Share::Ask, "nothing is given back");
+    }
+}

@@ -1,0 +1,54 @@
+//! The half-open queue: rings of openers' keys, two for each CPU.
+
+use proxy_common::flow::FlowKey;
+use proxy_common::half_open::Place;
+
+use super::Find;
+use super::live::part;
+use crate::net::Net;
+use crate::ring::Ring;
+use crate::setting::HALF_OPEN_PLACES;
+
+/// Takes the place at the end of a ring of this CPU. Returns its number, or None if the ring is full.
+#[inline(always)]
+pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
+    let ends = A::MAPS.half_open_ends.find(&ring.0)?;
+    let ends = part!(ends.ends);
+    let now = ends.copy();
+    let free = now.free(HALF_OPEN_PLACES.get())?;
+    part!(ends.next).set(now.next.wrapping_add(1));
+    Some(ring.index(free))
+}
+
+/// Gives a place that was taken to a flow.
+#[inline(always)]
+pub fn set_place<A: Net>(number: u32, opener: &FlowKey<A>, since_secs: u32) {
+    // Without a place, a flow goes with its time.
+    if let Some(place) = A::MAPS.half_open.find(&number) {
+        part!(place.opener).set(*opener);
+        part!(place.since_secs).set(since_secs);
+    }
+}
+
+/// Puts an opener's key at the end of a ring of this CPU. Returns false if the ring is full.
+#[inline(always)]
+pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool {
+    let place = free_place::<A>(ring);
+    if let Some(place) = place {
+        set_place(place, opener, since_secs);
+    }
+    place.is_some()
+}
+
+/// Takes the first place out of a ring, and copies it. Returns false if there is none.
+#[inline(always)]
+pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
+    let Some(ends) = A::MAPS.half_open_ends.find(&ring.0) else { return false };
+    let ends = part!(ends.ends);
+    let now = ends.copy();
+    let Some(oldest) = now.oldest(HALF_OPEN_PLACES.get()) else { return false };
+    part!(ends.first).set(now.first.wrapping_add(1));
+    let Some(place) = A::MAPS.half_open.find(&ring.index(oldest)) else { return false };
+    place.copy_to(to);
+    true
+}

@@ -1,0 +1,220 @@
+//! What one client may hold, and what clients that may not exist may displace.
+
+use anyhow::{Result, bail, ensure};
+use aya::maps::{Array, HashMap, MapData};
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::device::Node;
+use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_common::names::{EGRESS, FamilyMaps, INGRESS, IPV4, IPV6};
+use proxy_datapath::{FamilyNames, open};
+use testbed::test_run::Verdict::Pass;
+use testbed::test_run::let_seconds_pass;
+
+use crate::fixture::{Fixture, fixtures_with_room};
+use crate::half_open::{establish, flood};
+use crate::policy::external_with_room;
+use crate::sweep::later;
+
+/// Flow entries of the tests' tables: 64 flows of two, and a half-open ring of as many.
+const ROOM: u32 = 256;
+/// The flows with which a client holds half of the table.
+const HALF: u16 = 64;
+
+fn names(fixture: &Fixture) -> Result<FamilyMaps> {
+    Ok(if fixture.names.addr("web")?.is_ipv4() { IPV4 } else { IPV6 })
+}
+
+#[test]
+fn client_opens_no_flow_beyond_its_share_and_others_do() -> Result<()> {
+    for mut fixture in fixtures_with_room("share", Some(ROOM))? {
+        for port in 1..=HALF {
+            ensure!(establish(&fixture, "client", port)?, "port {port}: {:?}", fixture.counts()?);
+        }
+        fixture.rows("shares::client_opens_no_flow_beyond_its_share_and_others_do")?;
+        // Another client gets half of what is left. One of the first client's flows is half-open now.
+        let mut others = 0;
+        while establish(&fixture, "neighbour", 1 + others)? {
+            others += 1;
+        }
+        ensure!(others == HALF / 2 + 1, "{others} flows of another client: {:?}", fixture.counts()?);
+    }
+    Ok(())
+}
+
+/// A client answers all of its handshakes at once.
+#[test]
+fn flow_beyond_share_stays_half_open() -> Result<()> {
+    for fixture in fixtures_with_room("burst", Some(ROOM))? {
+        for port in 1..HALF {
+            ensure!(establish(&fixture, "client", port)?, "port {port}: {:?}", fixture.counts()?);
+        }
+        let burst = 1_000..1_032;
+        for (program, flags, from) in [(INGRESS, "S", true), (EGRESS, "SA", false), (INGRESS, "A", true)] {
+            for port in burst.clone() {
+                let packet = match from {
+                    true => format!("tcp {flags} client:{port} > web:80"),
+                    false => format!("tcp {flags} pod:8080 > client:{port}"),
+                };
+                let verdict = fixture.run(program, &fixture.names.frame(&packet)?)?.verdict;
+                ensure!(verdict == Pass, "{packet}: {verdict:?}");
+            }
+        }
+        let held = counts(&fixture)?;
+        ensure!(held == (u32::from(HALF) * 2, vec![u32::from(HALF) * 2]), "{held:?}");
+        // All but one of the burst make room, as half-open flows do, and the established ones stay.
+        flood(&fixture, 40_000, HALF)?;
+        for (port, lives) in [(1, true), (HALF - 1, true), (1_000, true), (1_001, false), (1_031, false)] {
+            let frame = fixture.names.frame(&format!("tcp A client:{port} > web:80"))?;
+            let is_translated = fixture.run(INGRESS, &frame)?.packet != frame;
+            ensure!(is_translated == lives, "port {port}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sweep_corrects_what_clients_hold() -> Result<()> {
+    for fixture in fixtures_with_room("swept", Some(ROOM))? {
+        for port in 1..=40 {
+            ensure!(establish(&fixture, "client", port)?, "port {port}: {:?}", fixture.counts()?);
+        }
+        set_counts(&fixture, 1_000)?;
+        fixture.bench.datapath.flows.sweep()?;
+        ensure!(counts(&fixture)? == (80, vec![80]), "{:?}", counts(&fixture)?);
+        fixture.bench.datapath.flows.sweep_at(later()?)?;
+        ensure!(counts(&fixture)? == (0, vec![]), "{:?}", counts(&fixture)?);
+    }
+    Ok(())
+}
+
+/// Two datagrams in another's name look like a client.
+#[test]
+fn udp_flow_of_remote_client_makes_room_unless_client_goes_on() -> Result<()> {
+    for fixture in external_with_room(Some(ROOM))? {
+        let pair = |port: u16| -> Result<String> {
+            let opener = format!("udp stranger:{port} > node:30053");
+            let reply = answer(&fixture, &opener, "udp")?;
+            fixture.run(INGRESS, &fixture.names.frame(&opener)?)?;
+            Ok(reply)
+        };
+        let places = u16::try_from(ROOM / 4)?;
+        let replies = [pair(1)?, pair(2)?];
+        // The first client goes on in a later second.
+        let_seconds_pass(1)?;
+        pair(1)?;
+        (1_000..1_000 + places).try_for_each(|port| pair(port).map(drop))?;
+        let forgotten = fixture.counts()?["flow_forgotten"];
+        ensure!(forgotten == 2, "{forgotten} forgotten");
+        let lives = |reply: &String| -> Result<bool> {
+            let frame = fixture.names.frame(reply)?;
+            Ok(fixture.run(INGRESS, &frame)?.packet != frame)
+        };
+        let lives = replies.iter().map(lives).collect::<Result<Vec<_>>>()?;
+        ensure!(lives == [true, false], "{lives:?}");
+        ensure!(counts(&fixture)? == (0, vec![]), "such flows count for no client: {:?}", counts(&fixture)?);
+    }
+    Ok(())
+}
+
+/// Sends an external client's packet to the backend, and the backend's answer back. Returns the answer as it came in.
+fn answer(fixture: &Fixture, packet: &str, kind: &str) -> Result<String> {
+    let ingress = fixture.run(INGRESS, &fixture.names.frame(packet)?)?;
+    ensure!(ingress.verdict == Pass, "{packet}: {:?}", fixture.counts()?);
+    let leaves = fixture.names.text(&fixture.run(EGRESS, &ingress.packet)?.packet)?;
+    let peers: Vec<_> = leaves.split(' ').filter(|word| word.contains(':')).collect();
+    let [source, backend] = peers[..] else { bail!("{leaves}") };
+    let reply = format!("{kind} {backend} > {source}");
+    let comes_in = fixture.run(INGRESS, &fixture.names.frame(&reply)?)?;
+    fixture.run(EGRESS, &comes_in.packet)?;
+    Ok(reply)
+}
+
+#[test]
+fn affinity_of_remote_client_lasts_once_it_has_answered() -> Result<()> {
+    for mut fixture in external_with_room(None)? {
+        fixture.set_flags(Node::CLUSTER_IP_EXTERNAL)?;
+        let rows = |name: &str| rows_of_affinity(&fixture, name);
+        let maps = names(&fixture)?;
+        let reply = answer(&fixture, "tcp S stranger:1 > sticky:80", "tcp SA")?;
+        ensure!((rows(maps.affinity)?, rows(maps.new_affinity)?) == (0, 1), "after the SYN");
+        // Another SYN of an unproven client goes to the same backend.
+        let second = answer(&fixture, "tcp S stranger:2 > sticky:80", "tcp SA")?;
+        let backend = |reply: &str| reply.split(' ').nth(2).map(str::to_owned);
+        ensure!(backend(&reply) == backend(&second), "{reply}, then {second}");
+        fixture.run(INGRESS, &fixture.names.frame("tcp A stranger:1 > sticky:80")?)?;
+        ensure!((rows(maps.affinity)?, rows(maps.new_affinity)?) == (1, 1), "after the handshake");
+    }
+    Ok(())
+}
+
+#[test]
+fn fragments_of_remote_clients_displace_no_others() -> Result<()> {
+    for fixture in external_with_room(None)? {
+        let maps = names(&fixture)?;
+        run_fragment(&fixture, "udp stranger:1 > node:30053")?;
+        ensure!((fragments(&fixture, maps.fragments)?, fragments(&fixture, maps.far_fragments)?) == (0, 1));
+    }
+    for fixture in fixtures_with_room("near", None)? {
+        let maps = names(&fixture)?;
+        run_fragment(&fixture, "udp client:1 > web:53")?;
+        ensure!((fragments(&fixture, maps.fragments)?, fragments(&fixture, maps.far_fragments)?) == (1, 0));
+    }
+    Ok(())
+}
+
+fn run_fragment(fixture: &Fixture, packet: &str) -> Result<()> {
+    let frame = fixture.names.frame(&format!("[first=7] {packet} +64"))?;
+    let verdict = fixture.run(INGRESS, &frame)?.verdict;
+    ensure!(verdict == Pass, "{packet}: {verdict:?}");
+    Ok(())
+}
+
+/// Returns the programs' counts of entries beyond half-open: of all clients, and of each that holds any.
+fn counts(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
+    if names(fixture)?.clients == IPV4.clients { counts_of::<Addr4>(fixture) } else { counts_of::<Addr6>(fixture) }
+}
+
+fn counts_of<A: FamilyNames>(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
+    let maps = &fixture.bench.datapath.loaded.maps;
+    let lasting: Array<MapData, u32> = open(maps, A::MAPS.lasting)?;
+    let clients: HashMap<MapData, A, u32> = open(maps, A::MAPS.clients)?;
+    let held = clients.iter().map(|row| Ok(row?.1)).collect::<Result<_>>()?;
+    Ok((lasting.get(&0, 0)?, held))
+}
+
+/// Makes the programs' counts wrong.
+fn set_counts(fixture: &Fixture, count: u32) -> Result<()> {
+    if names(fixture)?.clients == IPV4.clients {
+        set_counts_of::<Addr4>(fixture, count)
+    } else {
+        set_counts_of::<Addr6>(fixture, count)
+    }
+}
+
+fn set_counts_of<A: FamilyNames>(fixture: &Fixture, count: u32) -> Result<()> {
+    let maps = &fixture.bench.datapath.loaded.maps;
+    let mut lasting: Array<MapData, u32> = open(maps, A::MAPS.lasting)?;
+    let mut clients: HashMap<MapData, A, u32> = open(maps, A::MAPS.clients)?;
+    lasting.set(0, count, 0)?;
+    for client in clients.keys().collect::<Result<Vec<_>, _>>()? {
+        clients.insert(client, count, 0)?;
+    }
+    Ok(())
+}
+
+fn rows_of_affinity(fixture: &Fixture, name: &str) -> Result<usize> {
+    fn count<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize> {
+        let map: HashMap<MapData, AffinityKey<A>, Affinity<A>> = open(&fixture.bench.datapath.loaded.maps, name)?;
+        Ok(map.iter().collect::<Result<Vec<_>, _>>()?.len())
+    }
+    if name.ends_with('4') { count::<Addr4>(fixture, name) } else { count::<Addr6>(fixture, name) }
+}
+
+fn fragments(fixture: &Fixture, name: &str) -> Result<usize> {
+    fn count<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize> {
+        let map: HashMap<MapData, FragmentKey<A>, Ports> = open(&fixture.bench.datapath.loaded.maps, name)?;
+        Ok(map.iter().collect::<Result<Vec<_>, _>>()?.len())
+    }
+    if name.ends_with('4') { count::<Addr4>(fixture, name) } else { count::<Addr6>(fixture, name) }
+}
