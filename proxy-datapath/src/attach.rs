@@ -150,20 +150,29 @@ impl Attachments {
         Ok(())
     }
 
-    /// Asks the kernel which of our programs somebody has taken off devices.
+    /// Asks the kernel which of our programs somebody has taken off devices. A link without its pin is in force: see
+    /// [`Self::restore_pins`].
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<MissingProgram>> {
-        let pins = self.persistence.as_ref().map(|persistence| &persistence.pins);
         let id = |program: &SchedClassifier| program.fd().ok().map(|_| Ok(program.info()?.id())).transpose();
-        missing(handle, &self.devices, pins, |name| id(self.program(name)?)).await
+        missing(handle, &self.devices, |name| id(self.program(name)?)).await
     }
 
     pub(crate) fn keep_maps(&mut self) -> Result<()> {
         self.persistence.as_mut().map_or(Ok(()), Persistence::keep_maps)
     }
 
-    /// Makes pins of maps again that another program has removed. Returns their number.
-    pub fn restore_pins(&self) -> Result<u64> {
-        self.persistence.as_ref().map_or(Ok(0), Persistence::restore_pins)
+    /// Makes pins of maps and links again that another program has removed. Returns their number.
+    pub fn restore_pins(&mut self) -> Result<u64> {
+        let Some(persistence) = &self.persistence else { return Ok(0) };
+        persistence.pins.reopen()?;
+        let (links, mut restored) = (persistence.pins.links(), persistence.restore_pins()?);
+        for (ifindex, attached) in &mut self.devices {
+            for attach_type in EGRESS_FIRST {
+                let path = links.join(link_name(*ifindex, attach_type));
+                restored += u64::from(attached.restore_pin(attach_type, &path)?);
+            }
+        }
+        Ok(restored)
     }
 
     /// Where changes of this host are noted, if they outlive the agent.

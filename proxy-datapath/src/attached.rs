@@ -1,9 +1,11 @@
 //! The programs of kpx on one device, and what keeps each of them there.
 
 use std::mem::ManuallyDrop;
+use std::path::Path;
 
+use anyhow::{Context as _, Result};
 use aya::programs::TcAttachType;
-use aya::programs::links::PinnedLink;
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::SchedClassifierLink;
 use proxy_common::hook::{Direction, PacketHook, Place};
 use tracing::debug;
@@ -44,6 +46,19 @@ impl Attached {
     pub(super) fn is_whole(&self, place: Place) -> bool {
         let is_due = |direction| PacketHook::at(place, direction).is_some();
         self.egress.is_some() == is_due(Direction::Egress) && self.ingress.is_some() == is_due(Direction::Ingress)
+    }
+
+    /// Pins a link again if its pin is gone. The program stays where it is. Returns true if it was gone.
+    pub(super) fn restore_pin(&mut self, attach_type: TcAttachType, path: &Path) -> Result<bool> {
+        let hook = self.hook(attach_type);
+        if !matches!(hook, Some(AttachedProgram::Pinned(_))) || path.exists() {
+            return Ok(false);
+        }
+        if let Some(AttachedProgram::Pinned(link)) = hook.take() {
+            let pinned = FdLink::from(link).pin(path).with_context(|| format!("pin the link {}", path.display()))?;
+            *hook = Some(AttachedProgram::Pinned(pinned));
+        }
+        Ok(true)
     }
 
     /// Detaches both programs, ingress first. Otherwise a flow could be opened whose replies no program translates.

@@ -46,6 +46,6 @@ impl Persistence {
 
     /// Makes pins of maps again that another program has removed. Returns their number.
     pub(crate) fn restore_pins(&self) -> Result<u64> {
-        self.kept.as_ref().map_or(Ok(0), |kept| kept.restore(&self.pins))
+        self.kept.as_ref().map_or(Ok(0), KeptMaps::restore)
     }
 }

@@ -1,16 +1,14 @@
 //! Checks that devices still carry their programs. Any privileged process may delete a qdisc or a filter, detach a
-//! link, or remove its pin.
+//! link.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
-use aya::programs::TcAttachType;
 use proxy_common::hook::{Direction, PacketHook};
 
 use super::attach::Mechanism;
 use super::attached::Attached;
-use super::links::{Fields, link_name, open_links};
-use super::pins::Pins;
+use super::links::{Fields, open_links};
 use proxy_net::Handle;
 use proxy_net::filter::{self, Filter, Hook};
 
@@ -30,7 +28,6 @@ type TcxLink = (u32, Hook, u32);
 pub(super) async fn missing(
     handle: &Handle,
     devices: &BTreeMap<u32, Attached>,
-    pins: Option<&Pins>,
     id: impl Fn(&str) -> Result<Option<u32>>,
 ) -> Result<Vec<MissingProgram>> {
     let programs = BTreeMap::from([
@@ -50,7 +47,7 @@ pub(super) async fn missing(
                 Mechanism::Tcx => {
                     let ids = programs.iter().filter_map(|name| id(name).transpose());
                     let ids = ids.collect::<Result<Vec<u32>>>()?;
-                    ids.iter().any(|id| links.contains(&(ifindex, hook, *id))) && is_pinned(pins, ifindex, hook)
+                    ids.iter().any(|id| links.contains(&(ifindex, hook, *id)))
                 }
                 Mechanism::Clsact => {
                     let is_it = |filter: &Filter| filter.is_ours() && filter.hook == hook;
@@ -61,15 +58,6 @@ pub(super) async fn missing(
         }
     }
     Ok(missing)
-}
-
-/// If links are pinned at all.
-fn is_pinned(pins: Option<&Pins>, ifindex: u32, hook: Hook) -> bool {
-    let attach_type = match hook {
-        Hook::Ingress => TcAttachType::Ingress,
-        Hook::Egress => TcAttachType::Egress,
-    };
-    pins.is_none_or(|pins| pins.links().join(link_name(ifindex, attach_type)).exists())
 }
 
 /// Where this process's TCX links hang. One that was detached, or whose device is gone, has the interface index 0.

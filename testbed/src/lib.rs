@@ -11,6 +11,8 @@ pub mod kept_lines;
 pub mod kernel;
 pub mod kernel_tables;
 pub mod lab;
+pub mod limits;
+pub mod mounts;
 pub mod netns;
 #[cfg(feature = "pod")]
 pub mod pod;

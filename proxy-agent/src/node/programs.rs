@@ -96,7 +96,7 @@ impl DevicePrograms {
         }
         let pins = self.attachments.restore_pins().context("look for pins that were removed")?;
         if pins > 0 {
-            warn!(pins, "pins of maps were removed, pinning them again");
+            warn!(pins, "pins were removed, pinning again");
         }
         repairs.pins += pins;
         // This check comes last, because no later check finds the programs detached above.

@@ -14,7 +14,12 @@ use crate::lab::{Family, Lab, SERVICE_CIDR};
 /// An API server in the lab's fabric, at the address by which the nodes know it; its certificate is for `sans` too. Starts with
 /// the lab's nodes.
 pub fn api_server(lab: &Lab, sans: Vec<String>) -> Result<ApiServer> {
-    let addr = SocketAddr::new(lab.fabric.addrs.ip(Family::V4), 6443);
+    api_server_at(lab, 6443, sans)
+}
+
+/// The same at another port.
+pub fn api_server_at(lab: &Lab, port: u16, sans: Vec<String>) -> Result<ApiServer> {
+    let addr = SocketAddr::new(lab.fabric.addrs.ip(Family::V4), port);
     let listener = lab.fabric.ns.run(|| TcpListener::bind(addr)).with_context(|| format!("listen on {addr}"))?;
     let service_cidrs = Family::ALL.map(|family| SERVICE_CIDR.cidr(family).parse().expect("a CIDR")).to_vec();
     let server = ApiServer::start(Options { service_cidrs, sans, ..Options::on(listener) })?;

@@ -3,6 +3,7 @@
 mod cluster;
 mod objects;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use self::cluster::{Cluster, Source, api_server};
+pub use self::cluster::{Cluster, Source, api_server, api_server_at};
 pub use self::objects::{Hint, Object, SERVICE_PORT, Service, node};
 use crate::lab::{Family, Host, Lab, Node, SERVICE_CIDR};
 use crate::netns::NetNs;
@@ -89,6 +90,17 @@ impl<'a> Agent<'a> {
     }
 
     fn launch(lab: &Lab, host: &'a Host, source: Source, args: &[String]) -> Result<Self> {
+        Self::launch_by(None, lab, host, source, args)
+    }
+
+    /// Starts kpx on a lab's host, by a command that becomes the one after it, and waits for nothing.
+    pub fn launch_by(
+        by: Option<Command>,
+        lab: &Lab,
+        host: &'a Host,
+        source: Source,
+        args: &[impl AsRef<OsStr>],
+    ) -> Result<Self> {
         let run_dir = lab.dir().join(format!("{}-run", host.name));
         fs::create_dir_all(&run_dir).with_context(|| format!("create {}", run_dir.display()))?;
         let mut command = run(host.name, source, &run_dir, &host.ns)?;
@@ -96,6 +108,10 @@ impl<'a> Agent<'a> {
             command.arg("--service-cidr").arg(SERVICE_CIDR.cidr(family));
         }
         command.args(args);
+        if let Some(mut by) = by {
+            by.arg(command.get_program()).args(command.get_args());
+            command = by;
+        }
         Self::spawn(&host.ns, command, &run_dir, &lab.dir().join(format!("{}.log", host.name)))
     }
 

@@ -8,9 +8,9 @@ use serde_json::json;
 use testbed::agent::{Object, Service, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
+use testbed::limits::{CPU, Limits, MEMORY};
 
 use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
-use crate::faults::cgroup::{CPU, Limits, MEMORY};
 
 /// The time without an agent: longer than any period of its own, but for its sweep.
 pub(crate) const STILL: Duration = Duration::from_secs(5);
@@ -80,7 +80,7 @@ pub(crate) fn serves_for(time: Duration, fixture: &Fixture) -> Result<()> {
 }
 
 /// Gives the agent more Services than it has memory for.
-fn grow(fixture: &Fixture) -> Result<()> {
+pub(crate) fn grow(fixture: &Fixture) -> Result<()> {
     (0..20).try_for_each(|nth| {
         let ports: Vec<_> =
             (1..1_000).map(|n| json!({ "name": format!("p{n}"), "port": n, "protocol": "TCP" })).collect();
@@ -95,11 +95,11 @@ fn grow(fixture: &Fixture) -> Result<()> {
 }
 
 /// A Service that comes while the agent cannot follow.
-fn late() -> Service {
+pub(crate) fn late() -> Service {
     Service::new("late", 11, &["p1b"], PORT)
 }
 
-fn serves_late(fixture: &Fixture) -> bool {
+pub(crate) fn serves_late(fixture: &Fixture) -> bool {
     let to = late().frontend(Family::V4);
     let dial = Dial::new(Protocol::Tcp, to).deadline(TRY);
     dial.exchange(&fixture.lab.host("p1a").ns, b"hello").is_ok()

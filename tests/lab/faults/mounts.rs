@@ -1,0 +1,65 @@
+//! A BPF file system that is unmounted under a running agent, in mounts of the test's own.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{Agent, wait_until};
+use testbed::lab::Family;
+use testbed::mounts::{MOUNT_BPF, Mounts};
+
+use crate::churn::fixture::{Fixture, PROMPT, repairs};
+use crate::faults::process::{CLIENTS, serves_for};
+
+/// Two of the agent's looks at its pins.
+const LOOKS: Duration = Duration::from_millis(2_500);
+/// The agent holds a file open in it, so that it goes only at the agent's end.
+const UNMOUNT: &str = "umount --lazy /sys/fs/bpf";
+
+#[test]
+fn unmounted_bpf_file_system_costs_no_connection_while_the_agent_runs() -> Result<()> {
+    for attach in ["tcx", "clsact"] {
+        survives(attach).with_context(|| format!("by {attach}"))?;
+    }
+    Ok(())
+}
+
+fn survives(attach: &str) -> Result<()> {
+    let fixture = Fixture::new()?;
+    let mounts = Mounts::new()?;
+    let kpx = start(&mounts, &fixture, attach)?;
+    let mut kept = fixture.connect("p1a", Family::V4)?;
+    let told = |kpx: &Agent<'_>| {
+        kpx.wait(PROMPT, "it is told", |status| status.problems.iter().any(|p| p.why.contains("was unmounted")))
+    };
+    mounts.sh(UNMOUNT)?;
+    told(&kpx)?;
+    serves_for(LOOKS, &fixture).context("without a BPF file system")?;
+    kept.exchange(b"without a BPF file system")?;
+    ensure!(repairs(&kpx, "program")? == 0.0, "a program was taken off:\n{}", kpx.log());
+
+    mounts.sh(MOUNT_BPF)?;
+    kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+    kpx.crash()?;
+    kept.exchange(b"without an agent")?;
+    fixture.all_served(&CLIENTS).context("without an agent")?;
+    let kpx = start(&mounts, &fixture, attach)?;
+    kept.exchange(b"with the next")?;
+
+    // Now the agent ends before there is one again. Filters stay, links do not.
+    mounts.sh(UNMOUNT)?;
+    told(&kpx)?;
+    kpx.crash()?;
+    let stays = attach == "clsact";
+    wait_until(PROMPT, "programs go or stay", || Ok(fixture.serves(&["p1a"]) == stays))?;
+    mounts.sh(MOUNT_BPF)?;
+    let kpx = start(&mounts, &fixture, attach)?;
+    fixture.all_served(&CLIENTS).context("with a new BPF file system")?;
+    ensure!(kept.exchange(b"after all that").is_ok() == stays, "the old connection");
+    kpx.stop()
+}
+
+/// Starts kpx there, as [`Fixture::kpx`] does.
+fn start<'a>(mounts: &Mounts, fixture: &'a Fixture, attach: &str) -> Result<Agent<'a>> {
+    let (source, args) = (fixture.cluster.source(), ["--attach", attach, "--iptables-sync-period", "1s"]);
+    Agent::launch_by(Some(mounts.enter()), &fixture.lab, &fixture.lab.n1.host, source, &args)?.healthy()
+}
