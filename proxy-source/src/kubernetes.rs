@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::bail;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
@@ -10,8 +11,7 @@ use leaky_bucket::RateLimiter;
 use tokio::sync::mpsc::Sender;
 use tracing::info;
 
-use self::api_server_addrs::ApiServerAddrs;
-use self::client::Clients;
+use self::client::{Clients, Connection};
 use self::credentials::Files;
 use self::outage::Outage;
 use self::recorder::Recorder;
@@ -24,6 +24,7 @@ use proxy_core::input::Input;
 
 mod api_server_addrs;
 mod client;
+mod cluster;
 mod credentials;
 mod outage;
 mod recorder;
@@ -87,14 +88,14 @@ pub(super) async fn run(
     let outage = Outage::new();
     // An unreadable file at the start is the operator's mistake.
     let mut files = options.files();
-    let (mut clients, mut api_server_addrs) = options.clients(&outage).await?;
+    let Connection { mut clients, mut addrs, mut cluster } = options.connect(&outage).await?;
     loop {
         let until = clients.limited.valid_until().as_ref().copied();
         // The address comes before any Service, so that no Service takes it.
-        api_server_addrs.send_new(inputs).await;
+        addrs.send_new(inputs).await;
         tokio::select! {
             () = inputs.closed() => return Ok(()),
-            never = api_server_addrs.watch(inputs) => never,
+            never = addrs.watch(inputs) => never,
             ended = watches.run(&clients, inputs, health, &outage) => match ended {
                 WatchExit::ReceiverGone => return Ok(()),
                 WatchExit::Unauthorized => info!("credentials are refused, reading them again"),
@@ -104,10 +105,16 @@ pub(super) async fn run(
             () = files.changed(health) => info!("credentials have changed, reading them again"),
             () = passed(until) => info!("credentials expire, asking for new ones"),
         }
-        (clients, api_server_addrs) = tokio::select! {
+        let next = tokio::select! {
             () = inputs.closed() => return Ok(()),
-            clients = options.clients_again(&mut files, &outage, health) => clients,
+            next = options.connect_again(&mut files, &outage, health) => next,
         };
+        // The objects and versions that kpx knows mean nothing there. A start takes over what is in force, and changes
+        // nothing before all of the other cluster is listed.
+        if let Some(change) = cluster.change(&next.cluster) {
+            bail!("the credentials are no longer those for {cluster}: {change}; kpx ends, to be started again there");
+        }
+        Connection { clients, addrs, cluster } = next;
     }
 }
 
@@ -117,13 +124,13 @@ const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
 impl Options {
     /// Makes clients with the current credentials. The credentials were valid once, so the attempts go on until they
     /// are again. The last state stays in force meanwhile.
-    async fn clients_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> (Clients, ApiServerAddrs) {
+    async fn connect_again(&self, files: &mut Files, outage: &Outage, health: &Health) -> Connection {
         loop {
             *files = self.files();
-            match self.clients(outage).await {
-                Ok(clients) => {
+            match self.connect(outage).await {
+                Ok(connection) => {
                     health.end(&Problem::Credentials);
-                    return clients;
+                    return connection;
                 }
                 Err(error) => {
                     let why = failed_plugin(error.as_ref()).unwrap_or_else(|| format!("{error:#}"));

@@ -18,6 +18,7 @@ use tracing::info;
 
 use super::Options;
 use super::api_server_addrs::ApiServerAddrs;
+use super::cluster::Cluster;
 use super::outage::Outage;
 use crate::requests::Requests;
 
@@ -32,6 +33,13 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The time after which a silent watch counts as dead and is resumed, although its host (or a load balancer) still
 /// acknowledges. API servers send a bookmark every minute.
 const READ_TIMEOUT: Duration = Duration::from_secs(100);
+
+/// The way to a cluster.
+pub(super) struct Connection {
+    pub(super) clients: Clients,
+    pub(super) addrs: ApiServerAddrs,
+    pub(super) cluster: Cluster,
+}
 
 /// The clients, which share connections and credentials.
 pub(super) struct Clients {
@@ -68,8 +76,8 @@ impl Options {
         Ok(config)
     }
 
-    /// Makes the clients, and the server's addresses.
-    pub(super) async fn clients(&self, outage: &Outage) -> Result<(Clients, ApiServerAddrs)> {
+    /// Makes the clients, and finds the server's addresses.
+    pub(super) async fn connect(&self, outage: &Outage) -> Result<Connection> {
         let mut config = self.directed().await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(READ_TIMEOUT);
@@ -77,16 +85,16 @@ impl Options {
         config.reset_reader_on_write = true;
         // Watches back off by themselves, and report it.
         config.default_retry = false;
-        let server = config.cluster_url.clone();
+        let (server, cluster) = (config.cluster_url.clone(), Cluster::of(&config));
         info!(%server, "API server");
-        let api_server_addrs = ApiServerAddrs::of([Some(&server), config.proxy_url.as_ref()].into_iter().flatten());
+        let addrs = ApiServerAddrs::of([Some(&server), config.proxy_url.as_ref()].into_iter().flatten());
         let client = connected(config).with_context(|| self.client_for(&server))?;
         let paced = counted(client, &server, outage.clone());
         let limited = match self.rate {
             Some(rate) => limited(&paced, rate.bucket()),
             None => paced.clone(),
         };
-        Ok((Clients { limited, paced }, api_server_addrs))
+        Ok(Connection { clients: Clients { limited, paced }, addrs, cluster })
     }
 
     async fn config(&self) -> Result<Config> {

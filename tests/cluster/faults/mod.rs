@@ -5,6 +5,7 @@
 
 mod credentials;
 mod fixture;
+mod moved;
 mod objects;
 mod outages;
 mod storms;
