@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use http_body_util::{Either, Limited};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -32,7 +33,10 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The time after which a silent watch counts as dead and is resumed, although its host (or a load balancer) still
 /// acknowledges. API servers send a bookmark every minute.
-const READ_TIMEOUT: Duration = Duration::from_secs(100);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(100);
+
+/// The most bytes of a refusal that are read: kpx needs its code and a line of text.
+const LONGEST_REFUSAL: usize = 1 << 20;
 
 /// The way to a cluster.
 pub(super) struct Connection {
@@ -157,7 +161,7 @@ fn connected(config: Config) -> Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Makes a client that counts its requests to `server`, and obeys Retry-After.
+/// Makes a client that counts its requests to `server`, obeys Retry-After, and reads no endless refusal.
 fn counted(client: Client, server: &http::Uri, outage: Outage) -> Client {
     let requests = Requests::of_process();
     let host = server.authority().map(ToString::to_string).unwrap_or_default();
@@ -167,10 +171,19 @@ fn counted(client: Client, server: &http::Uri, outage: Outage) -> Client {
         async move {
             let result = client.send(request).await;
             requests.count(result.as_ref().ok().map(http::Response::status), &method, &host);
-            result.inspect(|response| outage.heed(response))
+            result.inspect(|response| outage.heed(response)).map(cut_refusal)
         }
     });
     Client::new(service, namespace).with_valid_until(valid_until)
+}
+
+/// Bounds the body of a refusal, which is read as a whole. Answers of other kinds are as long as they are.
+fn cut_refusal(response: http::Response<Body>) -> http::Response<Either<Limited<Body>, Body>> {
+    let is_refusal = response.status().is_client_error() || response.status().is_server_error();
+    response.map(|body| match is_refusal {
+        true => Either::Left(Limited::new(body, LONGEST_REFUSAL)),
+        false => Either::Right(body),
+    })
 }
 
 fn limited(client: &Client, bucket: RateLimiter) -> Client {
@@ -196,6 +209,10 @@ fn parse_master(master: &str) -> Result<http::Uri> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+
     use super::*;
 
     const KUBECONFIG: &str = "
@@ -224,6 +241,19 @@ users: [{name: me, user: {token: secret}}]
         let missing = Options { kubeconfig: Some("/nowhere/config".into()), ..options };
         let error = format!("{:#}", missing.config().await.unwrap_err());
         assert!(error.starts_with("read /nowhere/config: "), "{error}");
+    }
+
+    #[tokio::test]
+    async fn endless_refusal_is_cut() {
+        let endless = service_fn(async |_: http::Request<Body>| {
+            let pieces =
+                futures::stream::repeat_with(|| Ok::<_, BoxError>(Frame::data(Bytes::from_static(&[b'x'; 4096]))));
+            http::Response::builder().status(500).body(StreamBody::new(pieces))
+        });
+        let server = http::Uri::from_static("https://one:6443");
+        let client = counted(Client::new(endless, "default"), &server, Outage::new());
+        let error = client.request_text(http::Request::get("/api").body(Vec::new()).unwrap()).await.unwrap_err();
+        assert!(format!("{:#}", anyhow::Error::from(error)).contains("length limit"));
     }
 
     #[test]

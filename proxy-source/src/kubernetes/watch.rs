@@ -4,12 +4,12 @@
 //! itself, the position outlives the client, and gaps between events are noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, OptionFuture};
-use futures::{FutureExt as _, TryStreamExt as _};
+use futures::{AsyncBufRead, FutureExt as _, TryStreamExt as _};
 use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _};
 use tokio::sync::mpsc;
@@ -23,7 +23,7 @@ use self::lines::lines;
 use self::list::{Listed, Lister};
 use self::selection::{PAGE, Selection, request};
 use self::watch_health::WatchHealth;
-use super::client::Clients;
+use super::client::{Clients, READ_TIMEOUT};
 use super::outage::Outage;
 use crate::health::Health;
 use crate::watches::Watches;
@@ -191,14 +191,12 @@ where
         watch_health: &mut WatchHealth<'_>,
     ) -> WatchEnd {
         let began = Instant::now();
-        let request = match request::<K>().watch(&self.selection.watch, position) {
-            Ok(request) => request,
-            Err(error) => return WatchEnd::Failed(kube::Error::BuildRequest(error)),
+        let mut lines = match self.begin(client, position).await {
+            Ok(answer) => pin!(lines(answer)),
+            Err(end) => return self.record(end),
         };
-        let mut lines = match client.request_stream(request).await {
-            Ok(stream) => pin!(lines(stream)),
-            Err(error) => return self.record(WatchEnd::from(error)),
-        };
+        // The connection's own timeout does not see a line that comes byte by byte.
+        let mut stalled = pin!(sleep(READ_TIMEOUT));
         let _open = Watches::of_process().open(&K::Object::kind(&()));
         let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
@@ -206,7 +204,14 @@ where
         let mut probe = None;
         loop {
             let line = tokio::select! {
-                line = lines.try_next() => line,
+                line = lines.try_next() => {
+                    stalled.as_mut().reset(Instant::now() + READ_TIMEOUT);
+                    line
+                }
+                () = &mut stalled => {
+                    let why = format!("no event was complete within {} s", READ_TIMEOUT.as_secs());
+                    return WatchEnd::Closed(StreamEnd::Broken(why));
+                }
                 () = &mut settled, if !holds => {
                     (holds, self.expired) = (true, false);
                     self.backoff.settled();
@@ -233,23 +238,37 @@ where
                     continue;
                 }
             };
-            let taken = match line {
-                Ok(Some(line)) => match Event::read(&line) {
-                    Ok(Some(event)) => self.take(event, inputs, watch_health).await,
-                    Ok(None) => Err(WatchEnd::Closed(StreamEnd::Broken("an event was cut off".to_owned()))),
-                    Err(error) => Err(self.lose(format!("unreadable event: {error}"))),
-                },
-                Ok(None) if began.elapsed() < self.life() => Err(WatchEnd::Closed(StreamEnd::Early)),
-                Ok(None) => Err(WatchEnd::Closed(StreamEnd::InTime)),
-                // The next watch from the same position would begin with the same line.
-                Err(error) if error.kind() == ErrorKind::InvalidData => {
-                    Err(self.lose(format!("unreadable event: {error}")))
-                }
-                Err(error) => Err(WatchEnd::Closed(StreamEnd::Broken(error.to_string()))),
+            let taken = match self.event(line, began) {
+                Ok(event) => self.take(event, inputs, watch_health).await,
+                Err(end) => Err(end),
             };
             if let Err(end) = taken {
                 return self.record(end);
             }
+        }
+    }
+
+    /// Asks for the events after `position`. Returns an error unless the answer begins in time.
+    async fn begin(&self, client: &Client, position: &str) -> Result<impl AsyncBufRead + use<K>, WatchEnd> {
+        let request = request::<K>().watch(&self.selection.watch, position).map_err(kube::Error::BuildRequest)?;
+        Ok(timeout(PAGE, client.request_stream(request)).await??)
+    }
+
+    /// Returns the event of a line, or the end of the watch. `began` is the start of the watch.
+    fn event(&mut self, line: io::Result<Option<String>>, began: Instant) -> Result<Event<K>, WatchEnd> {
+        match line {
+            Ok(Some(line)) => match Event::read(&line) {
+                Ok(Some(event)) => Ok(event),
+                Ok(None) => Err(WatchEnd::Closed(StreamEnd::Broken("an event was cut off".to_owned()))),
+                Err(error) => Err(self.lose(format!("unreadable event: {error}"))),
+            },
+            Ok(None) if began.elapsed() < self.life() => Err(WatchEnd::Closed(StreamEnd::Early)),
+            Ok(None) => Err(WatchEnd::Closed(StreamEnd::InTime)),
+            // The next watch from the same position would begin with the same line.
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                Err(self.lose(format!("unreadable event: {error}")))
+            }
+            Err(error) => Err(WatchEnd::Closed(StreamEnd::Broken(error.to_string()))),
         }
     }
 

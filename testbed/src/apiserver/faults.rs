@@ -13,6 +13,8 @@ pub(crate) struct Faults {
     pub(crate) everything: Option<Failure>,
     /// Every list comes in pieces, over so long.
     pub(crate) list_trickle: Option<Duration>,
+    /// Watches of a resource (plural) that start send this in place of events.
+    pub(crate) garbled: Vec<(String, Garbage)>,
     /// After each event of a watch it comes once more, and so does the one before it.
     pub(crate) disorder: bool,
     /// Every list waits so long before it is read.
@@ -30,12 +32,22 @@ pub(crate) struct Faults {
     pub(crate) expiries: u64,
 }
 
+/// The bytes of a watch that sends no event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Garbage {
+    /// A line without end, as fast as the client reads it.
+    EndlessLine,
+    /// A byte a second.
+    Trickle,
+}
+
 impl Default for Faults {
     fn default() -> Self {
         Self {
             answers: Vec::new(),
             everything: None,
             list_trickle: None,
+            garbled: Vec::new(),
             disorder: false,
             list_delay: Duration::ZERO,
             watch_life: None,
@@ -52,6 +64,11 @@ impl Faults {
     pub(crate) fn answer(&self, verb: &str, resource: &str) -> Option<Failure> {
         let hit = self.answers.iter().find(|(v, r, _)| v == verb && r == resource);
         hit.map(|(_, _, failure)| failure.clone())
+    }
+
+    /// Returns what watches of a resource send in place of events.
+    pub(crate) fn garbage(&self, resource: &str) -> Option<Garbage> {
+        self.garbled.iter().find(|(garbled, _)| garbled == resource).map(|(_, garbage)| *garbage)
     }
 
     /// Back to a server without faults, but for the counts, which only ever grow.

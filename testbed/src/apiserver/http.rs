@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::Stream;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -14,12 +15,13 @@ use serde_json::{Value, json};
 
 use super::discovery;
 use super::failure::{Cause, Failure, Outcome};
+use super::faults::Garbage;
 use super::kinds::{Kind, Status};
 use super::list::list;
 use super::objects::Target;
 use super::options::{ListOptions, Query};
 use super::patch::patched;
-use super::shared::Shared;
+use super::shared::{Shared, State};
 use super::store::Key;
 use super::view::View;
 use super::watch::Watch;
@@ -53,7 +55,7 @@ pub(crate) async fn answer(
 
 async fn respond(shared: Arc<Shared>, has_certificate: bool, request: Request<Incoming>) -> Outcome<Answer> {
     let path = request.uri().path().to_owned();
-    shared.change(|state| state.traffic.arrived());
+    shared.change(|state| state.traffic.arrived(request.version()));
     if let Some(failure) = shared.read(|state| state.faults.everything.clone()) {
         return Err(failure);
     }
@@ -165,12 +167,37 @@ fn trickle(body: Bytes, time: Duration) -> Answer {
     with_type("application/json", Response::new(StreamBody::new(Box::pin(pieces)).boxed_unsync()))
 }
 
+/// The bytes in place of events, until a test takes the fault back or cuts all watches.
+fn garbled(
+    shared: Arc<Shared>,
+    resource: &'static str,
+    garbage: Garbage,
+) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
+    let cuts = shared.read(|state| state.faults.cuts);
+    futures::stream::unfold(shared, move |shared| async move {
+        let piece: &[u8] = match garbage {
+            Garbage::EndlessLine => &[b'x'; 65_536],
+            Garbage::Trickle => {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                b" "
+            }
+        };
+        let goes_on = |state: &State| state.faults.cuts == cuts && state.faults.garbage(resource) == Some(garbage);
+        shared.read(goes_on).then(|| (Ok(Frame::data(Bytes::from_static(piece))), shared))
+    })
+}
+
 async fn answer_watch(shared: &Arc<Shared>, route: &Route, query: &Query, view: View) -> Outcome<Answer> {
     // A list that trickles comes in pages.
     let streaming_lists = shared.read(|state| state.faults.streaming_lists && state.faults.list_trickle.is_none());
     let options = ListOptions::parse(route.kind, query, true, streaming_lists)?;
     if options.send_initial_events == Some(true) {
         tokio::time::sleep(shared.read(|state| state.faults.list_delay)).await;
+    }
+    let garbage = shared.read(|state| state.faults.garbage(route.kind.plural));
+    if let Some(garbage) = garbage.filter(|_| options.send_initial_events != Some(true)) {
+        let body = StreamBody::new(Box::pin(garbled(shared.clone(), route.kind.plural, garbage)));
+        return Ok(with_type("application/json", Response::new(body.boxed_unsync())));
     }
     let watch = Watch::start(shared, route.kind, &route.namespace, options, view)?;
     let body = StreamBody::new(Box::pin(watch.into_stream()));

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::pin::pin;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use nix::sched::{CloneFlags, setns};
 use rustls::ServerConfig;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc as commands;
+use tokio::sync::{mpsc as commands, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
@@ -47,6 +48,8 @@ enum Command {
     Start(TcpListener),
     /// Serve new connections with this.
     Tls(Arc<ServerConfig>),
+    /// End each connection with the answer that it carries.
+    Retire,
 }
 
 impl Server {
@@ -98,6 +101,11 @@ impl Server {
         self.send(Command::Tls(tls))
     }
 
+    /// Ends each connection with the answer that it carries.
+    pub(crate) fn retire(&self) -> Result<()> {
+        self.send(Command::Retire)
+    }
+
     fn send(&self, command: Command) -> Result<()> {
         let sender = self.commands.as_ref().context("API server has ended")?;
         sender.send(command).ok().context("API server has ended")
@@ -117,6 +125,7 @@ impl Drop for Server {
 async fn serve(mut commands: commands::UnboundedReceiver<Command>, mut tls: TlsAcceptor, shared: Arc<Shared>) {
     let mut listener: Option<tokio::net::TcpListener> = None;
     let mut connections = JoinSet::new();
+    let retirement = watch::Sender::new(());
     loop {
         let accepted = async {
             match &listener {
@@ -127,6 +136,7 @@ async fn serve(mut commands: commands::UnboundedReceiver<Command>, mut tls: TlsA
         tokio::select! {
             command = commands.recv() => match command {
                 None => return,
+                Some(Command::Retire) => retirement.send_replace(()),
                 Some(Command::Tls(config)) => tls = TlsAcceptor::from(config),
                 Some(Command::Stop(done)) => {
                     listener = None;
@@ -139,7 +149,10 @@ async fn serve(mut commands: commands::UnboundedReceiver<Command>, mut tls: TlsA
                 },
             },
             accepted = accepted => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(stream, tls.clone(), shared.clone()))),
+                Ok((stream, _)) => {
+                    let retirement = retirement.subscribe();
+                    connections.spawn(connection(stream, tls.clone(), shared.clone(), retirement));
+                }
                 Err(error) => tracing::warn!(%error, "API server cannot accept a connection"),
             },
             Some(_) = connections.join_next() => {}
@@ -147,7 +160,7 @@ async fn serve(mut commands: commands::UnboundedReceiver<Command>, mut tls: TlsA
     }
 }
 
-async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>) {
+async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>, mut retirement: watch::Receiver<()>) {
     let _ = stream.set_nodelay(true);
     let stream = match tls.accept(Metered { stream, meter: shared.meter.clone() }).await {
         Ok(stream) => stream,
@@ -155,7 +168,14 @@ async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>) {
     };
     let has_certificate = stream.get_ref().1.peer_certificates().is_some();
     let service = service_fn(|request| answer(shared.clone(), has_certificate, request));
-    let served = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+    let server = auto::Builder::new(TokioExecutor::new());
+    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+    let served = loop {
+        tokio::select! {
+            served = connection.as_mut() => break served,
+            Ok(()) = retirement.changed() => connection.as_mut().graceful_shutdown(),
+        }
+    };
     if let Err(error) = served {
         tracing::debug!(%error, "connection ended");
     }

@@ -39,6 +39,7 @@ use serde_json::Value;
 use socket2::Socket;
 
 use failure::Failure;
+pub use faults::Garbage;
 use kinds::Kind;
 use listen::Server;
 pub use meter::Meter;
@@ -263,6 +264,17 @@ impl ApiServer {
     /// Breaks off every watch that runs, without a proper end.
     pub fn cut_watches(&self) {
         self.shared.change(|state| state.faults.cuts += 1);
+    }
+
+    /// Tells all connections that they end with their answer, as a server does before its own end: by GOAWAY, and by
+    /// `Connection: close` before HTTP/2.
+    pub fn retire_connections(&self) -> Result<()> {
+        self.server.retire()
+    }
+
+    /// Has watches of a resource (plural) that start from now on send no events, but this. Lists are as they were.
+    pub fn garble_watches(&self, resource: &str, garbage: Garbage) {
+        self.shared.change(|state| state.faults.garbled.push((resource.to_owned(), garbage)));
     }
 
     /// Sends 410 Gone to every watch that runs, and ends it.

@@ -37,6 +37,8 @@ pub struct Traffic {
     requests: BTreeMap<(String, String), usize>,
     lists: BTreeMap<&'static str, usize>,
     total: usize,
+    /// The requests by HTTP/2.
+    http2: usize,
     /// Verb, group and resource (plural).
     kinds: BTreeSet<(&'static str, &'static str, &'static str)>,
     watches: BTreeMap<&'static str, usize>,
@@ -58,6 +60,11 @@ impl Traffic {
         self.total
     }
 
+    /// Returns the number of requests that came by HTTP/2, which the server offers to all.
+    pub fn by_http2(&self) -> usize {
+        self.http2
+    }
+
     /// How many watches of a resource (plural) are open.
     pub fn watches(&self, resource: &str) -> usize {
         self.watches.get(resource).copied().unwrap_or_default()
@@ -68,8 +75,9 @@ impl Traffic {
         self.kinds.iter().copied()
     }
 
-    pub(crate) fn arrived(&mut self) {
+    pub(crate) fn arrived(&mut self, version: http::Version) {
         self.total += 1;
+        self.http2 += usize::from(version == http::Version::HTTP_2);
     }
 
     pub(crate) fn count(&mut self, verb: &'static str, kind: &'static Kind, view: View) {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::unistd::Pid;
 use proxy_core::tables::Tables;
 use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::apiserver::ApiServer;
@@ -133,6 +134,10 @@ impl<'a> Run<'a> {
         let samples = &metrics.get(name).with_context(|| format!("no metric {name}"))?.samples;
         let meant = samples.iter().filter(|sample| label.is_empty() || sample.labels.values().any(|v| v == label));
         Ok(meant.map(|sample| sample.value).sum())
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.agent.pid()
     }
 
     pub(crate) fn log(&self) -> String {

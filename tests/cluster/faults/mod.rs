@@ -5,6 +5,7 @@
 
 mod credentials;
 mod fixture;
+mod garbage;
 mod moved;
 mod objects;
 mod outages;
@@ -21,11 +22,12 @@ use crate::faults::fixture::{PORT, Run};
 /// A group of faults, one after the other.
 type Group = (&'static str, fn(&Run) -> Result<()>);
 
-const GROUPS: [Group; 5] = [
+const GROUPS: [Group; 6] = [
     ("outages", outages::come_and_go),
     ("silence", outages::the_server_vanishes_without_a_word),
     ("storms", storms::pass),
     ("objects", objects::of_all_sorts),
+    ("garbage", garbage::is_sent),
     ("credentials", credentials::expire_and_are_refused),
 ];
 

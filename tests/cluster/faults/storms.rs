@@ -87,7 +87,7 @@ fn slow_lists(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-fn lists(run: &Run) -> usize {
+pub(crate) fn lists(run: &Run) -> usize {
     of_all_kinds(run, Traffic::lists)
 }
 

@@ -17,7 +17,7 @@ pub(super) enum WatchEnd {
     Lost(String),
     /// A request without an answer, or with an unexpected one.
     Failed(kube::Error),
-    /// A list that takes longer than any server allows.
+    /// A list that takes longer than any server allows, or a watch that does not begin.
     Late,
 }
 
@@ -72,7 +72,7 @@ impl WatchEnd {
     pub(super) fn problem(&self) -> Option<String> {
         match self {
             Self::Failed(error) => Some(explain(error)),
-            Self::Late => Some("the list did not come to an end in time".to_owned()),
+            Self::Late => Some("the answer did not come to an end in time".to_owned()),
             Self::ReceiverGone | Self::Closed(_) | Self::Lost(_) => None,
         }
     }

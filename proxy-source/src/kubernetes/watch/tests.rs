@@ -1,5 +1,6 @@
 mod history;
 mod server;
+mod slow;
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use serde_json::json;
@@ -71,6 +72,7 @@ async fn a_server_without_streams_is_soon_asked_only_for_pages() {
         ("refuses", None, Duration::from_secs(1), 1),
         ("has nothing to say", Some(Answer::OpenList(vec![])), Duration::from_secs(11), 0),
         ("takes it for a watch", Some(Answer::OpenList(vec![added.clone()])), Duration::from_secs(11), 0),
+        ("sends it byte by byte", Some(Answer::TrickledList), Duration::from_secs(11), 0),
         ("takes it for a watch that is never silent", Some(Answer::EndlessList(added)), Duration::from_secs(61), 0),
     ];
     for (server_that, answer, within, refused) in refusals {

@@ -54,11 +54,10 @@ async fn a_watch_that_ended_early_leads_to_a_version_probe() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_ended_in_time_leads_to_no_probe() {
-    let lasts = Duration::from_secs(290);
     let server = Server::new([
         Answer::Json(200, list("7", "", [])),
-        Answer::SilentWatch(lasts, Ok("")),
-        Answer::SilentWatch(lasts, Ok("")),
+        Answer::QuietWatch("7"),
+        Answer::QuietWatch("7"),
         Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("a", "8")})]),
     ]);
     let mut running = server.run(Watch::new(Input::Service), &Health::default());
@@ -107,7 +106,7 @@ async fn a_kind_that_is_served_again_is_probed_by_its_name() {
     let nodes = |version: &str| json!({"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": version}, "items": [node("7")]});
     let server = Server::new([
         Answer::Json(200, nodes("700")),
-        Answer::SilentWatch(Duration::from_secs(290), Ok("")),
+        Answer::QuietWatch("700"),
         Answer::Json(404, failure(404)),
         Answer::OpenWatch(vec![]),
         Answer::Json(200, nodes("20")),

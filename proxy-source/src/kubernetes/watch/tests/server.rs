@@ -66,6 +66,10 @@ pub(super) enum Answer {
     Watch(Vec<Value>),
     /// A silence of this length, then a last line, or none, and the end.
     SilentWatch(Duration, io::Result<&'static str>),
+    /// Nothing but bookmarks of this version, one a minute, and the end after 290 s.
+    QuietWatch(&'static str),
+    /// A byte a second, without end.
+    Trickle,
     /// Events, then silence.
     OpenWatch(Vec<Value>),
     /// The events of a list. Unless such an answer is next, streaming lists are refused, as by an old server.
@@ -74,6 +78,8 @@ pub(super) enum Answer {
     OpenList(Vec<Value>),
     /// The same event each second.
     EndlessList(Value),
+    /// A byte a second, without end.
+    TrickledList,
     Unreachable,
 }
 
@@ -159,7 +165,7 @@ impl Server {
             return Some(if is_away { Answer::Unreachable } else { Answer::Json(200, json!("ok")) });
         }
         let is_look = is_look(&uri);
-        let has_lists = matches!(answers.front(), Some(Answer::List(_) | Answer::OpenList(_) | Answer::EndlessList(_)));
+        let has_lists = answers.front().is_some_and(Answer::is_list);
         if uri.contains("sendInitialEvents") && !has_lists && !is_away {
             self.refused.fetch_add(1, Relaxed);
             return Some(Answer::Json(422, failure(422)));
@@ -181,12 +187,18 @@ fn is_look(uri: &str) -> bool {
 }
 
 impl Answer {
+    fn is_list(&self) -> bool {
+        matches!(self, Self::List(_) | Self::OpenList(_) | Self::EndlessList(_) | Self::TrickledList)
+    }
+
     fn response(self) -> Option<Response<impl hyper::body::Body<Data = Bytes, Error = io::Error>>> {
         let (code, chunks, then) = match self {
             Self::Json(code, value) => (code, vec![value], stream::empty().boxed()),
             Self::Watch(events) | Self::List(events) => (200, events, stream::empty().boxed()),
             Self::OpenWatch(events) | Self::OpenList(events) => (200, events, stream::pending().boxed()),
             Self::SilentWatch(time, last) => (200, Vec::new(), after(time, last).boxed()),
+            Self::QuietWatch(version) => (200, Vec::new(), bookmarks(version).boxed()),
+            Self::Trickle | Self::TrickledList => (200, Vec::new(), each_second(" ".to_owned()).boxed()),
             Self::EndlessList(event) => (200, Vec::new(), each_second(line(event)).boxed()),
             Self::Unreachable => return None,
         };
@@ -205,6 +217,16 @@ fn each_second(line: String) -> impl Stream<Item = io::Result<String>> {
         sleep(Duration::from_secs(1)).await;
         Ok(line)
     })
+}
+
+fn bookmarks(version: &str) -> impl Stream<Item = io::Result<String>> + use<> {
+    let bookmark = line(json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}));
+    stream::iter([60, 60, 60, 60, 50]).then(move |secs| after_secs(secs, bookmark.clone()))
+}
+
+async fn after_secs(secs: u64, line: String) -> io::Result<String> {
+    sleep(Duration::from_secs(secs)).await;
+    Ok(line)
 }
 
 fn after(time: Duration, last: io::Result<&'static str>) -> impl Stream<Item = io::Result<String>> {

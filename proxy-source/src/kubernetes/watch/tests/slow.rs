@@ -1,0 +1,53 @@
+//! Answers that come byte by byte: the connection lives, and nothing arrives.
+
+use serde_json::json;
+
+use super::super::*;
+use super::server::{Answer, Server, list, service};
+use crate::health::Problem;
+
+#[tokio::test(start_paused = true)]
+async fn watch_without_whole_event_is_followed_by_another() {
+    let server = Server::new([
+        Answer::Json(200, list("7", "", [service("a", "1")])),
+        Answer::Trickle,
+        Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("b", "8")})]),
+    ]);
+    let began = Instant::now();
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all a");
+    assert_eq!(running.next().await, "put b");
+    assert!(began.elapsed() < READ_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(server.asked()[2].contains("resourceVersion=7"), "from the same version: {:?}", server.asked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn quiet_watch_with_bookmarks_goes_on() {
+    let server = Server::new([
+        Answer::Json(200, list("7", "", [])),
+        Answer::QuietWatch("7"),
+        Answer::OpenWatch(vec![json!({"type": "ADDED", "object": service("a", "8")})]),
+    ]);
+    let began = Instant::now();
+    let mut running = server.run(Watch::new(Input::Service), &Health::default());
+    assert_eq!(running.next().await, "all");
+    assert_eq!(running.next().await, "put a");
+    assert!(began.elapsed() > 2 * READ_TIMEOUT, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_without_end_is_given_up() {
+    let server = Server::new([
+        Answer::Trickle,
+        Answer::Json(200, list("7", "", [service("a", "1")])),
+        Answer::OpenWatch(vec![]),
+    ]);
+    let (health, began) = (Health::default(), Instant::now());
+    let mut problems = health.subscribe();
+    let mut running = server.run(Watch::new(Input::Service), &health);
+    problems.changed().await.unwrap();
+    let why = health.problems()[&Problem::Watch("Service".into())].why.clone();
+    assert_eq!(why, "the answer did not come to an end in time");
+    assert_eq!(running.next().await, "all a");
+    assert!(began.elapsed() < PAGE + Duration::from_secs(2), "{:?}", began.elapsed());
+}

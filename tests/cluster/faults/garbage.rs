@@ -1,0 +1,96 @@
+//! The API server sends what is no event, or hardly anything, and ends connections in good order.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use proxy_common::addr::Addr as _;
+use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::apiserver::Garbage;
+use testbed::lab::Family;
+
+use crate::faults::fixture::{PORT, RECOVERY, Run};
+use crate::faults::storms::lists;
+
+/// A line of the longest allowed length, its text, and what an allocator rounds up.
+const LINE_KIB: u64 = 80 << 10;
+
+pub(crate) fn is_sent(run: &Run) -> Result<()> {
+    connections_retire(run)?;
+    line_never_ends(run)?;
+    bytes_trickle(run)
+}
+
+/// By HTTP/2 a server says so with GOAWAY. kpx speaks HTTP/1.1, by which each watch has a connection of its own.
+fn connections_retire(run: &Run) -> Result<()> {
+    run.change()?;
+    run.recovers("a change", RECOVERY)?;
+    let before = lists(run);
+    for _ in 0..3 {
+        run.api().retire_connections()?;
+        run.change()?;
+        run.recovers("connections that end with their answer", RECOVERY)?;
+    }
+    run.api().end_watches_after(Some(Duration::from_millis(300)));
+    run.api().cut_watches();
+    run.pass(Duration::from_secs(2), |_| {
+        run.api().retire_connections()?;
+        run.change()
+    })?;
+    run.api().heal();
+    run.recovers("watches and connections that end in good order", RECOVERY)?;
+    ensure!(lists(run) == before, "a connection's end cost a list");
+    ensure!(run.api().traffic().by_http2() == 0, "kpx spoke HTTP/2: test GOAWAY");
+    run.is_well()
+}
+
+/// It costs no more memory than the longest line, and no other watch.
+fn line_never_ends(run: &Run) -> Result<()> {
+    let before = peak_memory(run)?;
+    run.api().garble_watches("endpointslices", Garbage::EndlessLine);
+    run.api().cut_watches();
+    run.tells(DEADLINE, "EndpointSlice watch", "an event of more than")?;
+    is_learned(run, &Service::new("beside-endless", 40, &[], PORT))?;
+    run.pass(Duration::from_secs(2), |_| Ok(()))?;
+    let after = peak_memory(run)?;
+    println!("a line without end: {} MiB more at the peak", (after - before) >> 10);
+    ensure!(after - before < LINE_KIB, "memory grew from {before} to {after} KiB");
+    run.api().heal();
+    run.change()?;
+    // Each of these watches has cost a list, and lists have become rare.
+    run.recovers("a line without end", 5 * RECOVERY)?;
+    run.is_well()
+}
+
+fn bytes_trickle(run: &Run) -> Result<()> {
+    let moved = Service::new("moved", 41, &["p1b"], PORT);
+    run.fixture.put_service(&moved)?;
+    run.recovers("a Service", RECOVERY)?;
+    run.api().garble_watches("services", Garbage::Trickle);
+    run.api().cut_watches();
+    run.pass(Duration::from_secs(1), |_| Ok(()))?;
+    // Only its slices differ.
+    run.fixture.put_service(&moved.backed_by(&["p2a"]))?;
+    run.recovers("a slice beside a watch that trickles", RECOVERY)?;
+    run.change()?;
+    run.pass(Duration::from_secs(1), |_| Ok(()))?;
+    run.api().heal();
+    run.recovers("a watch that trickles", 3 * RECOVERY)?;
+    run.is_well()
+}
+
+/// The watch of Services goes on.
+fn is_learned(run: &Run, service: &Service) -> Result<()> {
+    run.fixture.put_service(service)?;
+    let ip = service.frontend(Family::V4).ip();
+    let is_there = || Ok(run.tables()?.v4.services.keys().any(|key| ip == key.addr.ip()));
+    wait_until(RECOVERY + DEADLINE / 10, "the Service is learned", is_there)
+}
+
+/// Returns the most memory that the agent ever had, in KiB.
+fn peak_memory(run: &Run) -> Result<u64> {
+    let path = format!("/proc/{}/status", run.pid());
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
