@@ -46,7 +46,8 @@ impl Latencies {
         let now = Timestamp::now();
         self.pending.retain(|(of, _), triggers| {
             if *of == family {
-                triggers.iter().for_each(|at| histogram.observe(now.duration_since(*at).as_secs_f64()));
+                // The wall clock may have been set back meanwhile.
+                triggers.iter().for_each(|at| histogram.observe(now.duration_since(*at).as_secs_f64().max(0.0)));
             }
             *of != family
         });

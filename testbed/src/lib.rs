@@ -25,5 +25,6 @@ pub mod served_lab;
 pub mod test_run;
 #[cfg(feature = "packets")]
 pub mod text;
+pub mod wall_clock;
 pub mod watched_lab;
 pub mod watched_node;

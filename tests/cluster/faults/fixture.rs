@@ -1,6 +1,7 @@
 //! A lab with an API server in its fabric and a kpx on node n1, and the checks that must hold through every failure.
 
 use std::cell::{Cell, RefCell};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -34,9 +35,15 @@ pub(crate) struct Run<'a> {
 impl<'a> Run<'a> {
     /// With a service `web` that p1b serves, and a connection to it.
     pub(crate) fn start(fixture: &'a WatchedLab) -> Result<Self> {
+        Self::start_by(fixture, None)
+    }
+
+    /// Starts kpx by a command that becomes the one after it.
+    pub(crate) fn start_by(fixture: &'a WatchedLab, by: Option<Command>) -> Result<Self> {
         // kpx tells the cluster that it starts, and is not allowed to.
         fixture.api().fail("create", "events", 403);
-        let agent = Agent::start(&fixture.lab, &fixture.lab.n1, fixture.source())?;
+        let host = &fixture.lab.n1.host;
+        let agent = Agent::launch_by(by, &fixture.lab, host, fixture.source(), &[""; 0])?.healthy()?;
         fixture.put_service(&web())?;
         let client = &fixture.lab.host("p1a").ns;
         let mut open = None;

@@ -3,6 +3,7 @@
 //!
 //! Each group of faults has a lab and a kpx of its own, and they run side by side: most of it is waiting.
 
+mod clock;
 mod credentials;
 mod fixture;
 mod garbage;
