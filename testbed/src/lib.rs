@@ -4,6 +4,7 @@ pub mod agent;
 pub mod apiserver;
 pub mod capture;
 pub mod cgroup;
+pub mod conntrack;
 pub mod echo;
 pub mod exposition;
 pub mod http;

@@ -10,6 +10,7 @@ mod garbage;
 mod moved;
 mod objects;
 mod outages;
+mod reboot;
 mod storms;
 
 use std::thread;

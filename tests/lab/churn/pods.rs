@@ -55,6 +55,36 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
     kpx.stop()
 }
 
+/// Pods that fail at once: their devices get other names and go while programs are attached to them.
+#[test]
+fn namespaces_may_go_while_programs_are_attached() -> Result<()> {
+    for attach in ["tcx", "clsact"] {
+        let fixture = Fixture::new()?;
+        let kpx = fixture.kpx(attach)?;
+        let mut kept = [fixture.connect("p1a", Family::V4)?, fixture.connect("n1", Family::V6)?];
+        let before = held(kpx.pid(), &fixture)?;
+        for round in 0..5 {
+            let ns = NetNs::create(format!("{}-short{round}", fixture.node().name()))?;
+            let mut lines = String::new();
+            for pod in 0..60 {
+                writeln!(lines, "link add tmp type veth peer name eth{pod} netns {}\nlink set tmp up", ns.name())?;
+                writeln!(lines, "link set tmp name short{round}x{pod}")?;
+            }
+            fixture.node().ip(&lines)?;
+            drop(ns);
+            for connection in &mut kept {
+                connection.exchange(b"while pods fail").context("while pods fail")?;
+            }
+        }
+        wait_until(PROMPT, "nothing is left", || Ok(held(kpx.pid(), &fixture)? == before))
+            .with_context(|| format!("before {before:?}, now {:?}", held(kpx.pid(), &fixture)))?;
+        kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+        fixture.all_served(&["p1a", "n1", "x"]).with_context(|| attach.to_owned())?;
+        kpx.stop()?;
+    }
+    Ok(())
+}
+
 /// Links, and pins of them.
 fn held(pid: Pid, fixture: &Fixture) -> Result<(usize, usize)> {
     let mut links = 0;
