@@ -3,6 +3,7 @@
 //! A scenario builds a lab of its own, puts load on it, injects the fault again and again and says what was seen. The
 //! same functions make the short tests and the long runs of `cargo xtask soak`.
 
+mod devices;
 mod endpoints;
 mod fixture;
 mod flood;
@@ -15,6 +16,7 @@ mod restart;
 
 use std::time::Duration;
 
+pub use self::devices::devices;
 pub use self::endpoints::endpoints;
 pub use self::flood::flood;
 pub use self::outage::outage;

@@ -52,6 +52,11 @@ fn connections_go_to_backends_of_the_moment() -> Result<()> {
 }
 
 #[test]
+fn backends_change_while_devices_come_and_go() -> Result<()> {
+    soak::devices(scale(2), 50)?.check_counts()
+}
+
+#[test]
 fn a_swapped_daemon_set_follows_its_endpoints() -> Result<()> {
     soak::endpoints(swapped(100))?.check_counts()
 }

@@ -29,6 +29,9 @@ struct Args {
     /// How many EndpointSlices are changed.
     #[arg(long, default_value_t = 10_000)]
     changes: u32,
+    /// How many devices come and go at once.
+    #[arg(long, default_value_t = 1_000)]
+    devices: u32,
     /// How long the API server is gone each time, in seconds.
     #[arg(long, default_value_t = 20)]
     outage: u64,
@@ -45,6 +48,8 @@ enum Scenario {
     Upgrade,
     /// Backends come and go.
     Endpoints,
+    /// Devices come and go by the hundred, while backends change.
+    Devices,
     /// The API server goes away, forgets and hangs up.
     Outage,
     /// SYNs from random sources, for a minute.
@@ -63,6 +68,7 @@ impl Scenario {
             Self::Restart => soak::restart(scale),
             Self::Upgrade => soak::upgrade(scale, args.object.as_deref().context("upgrade to which --object?")?),
             Self::Endpoints => soak::endpoints(Scale { rounds: args.changes, ..scale }),
+            Self::Devices => soak::devices(scale, args.devices),
             Self::Outage => soak::outage(scale, Duration::from_secs(args.outage)),
             Self::Flood => soak::flood(Scale { at_least: at_least.max(Duration::from_secs(60)), ..scale }),
             Self::Ports => soak::ports(Scale {
