@@ -19,8 +19,9 @@ pub struct Mounts {
 
 impl Mounts {
     pub fn new() -> Result<Self> {
-        let script =
-            format!("while umount --lazy /sys/fs/bpf 2>&-; do :; done; {MOUNT_BPF} && echo ready && exec sleep infinity");
+        let script = format!(
+            "while umount --lazy /sys/fs/bpf 2>&-; do :; done; {MOUNT_BPF} && echo ready && exec sleep infinity"
+        );
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--propagation", "private", "sh", "-c", &script]).stdout(Stdio::piped());
         let mut this = Self { holder: unshare.spawn().context("start unshare")? };

@@ -22,18 +22,11 @@ const SOON: Duration = Duration::from_millis(400);
 /// The API server answers only after a while, as where it starts beside kpx.
 #[test]
 fn node_serves_again_after_its_start_from_nothing() -> Result<()> {
-    for attach in ["tcx", "clsact"] {
-        starts_from_nothing(attach).with_context(|| format!("by {attach}"))?;
-    }
-    Ok(())
-}
-
-fn starts_from_nothing(attach: &str) -> Result<()> {
     let fixture = WatchedLab::start(PORT)?;
-    let (lab, args) = (&fixture.lab, ["--attach".to_owned(), attach.to_owned()]);
+    let lab = &fixture.lab;
     let web = Service::new("web", 10, &["p2a"], PORT).node_port(NODE_PORT);
     fixture.put_service(&web)?;
-    let kpx = Agent::start_with(lab, &lab.n1, fixture.source(), &args)?;
+    let kpx = Agent::start(lab, &lab.n1, fixture.source())?;
     let mut outside = open(lab, &web, "x")?;
     let mut pods = open(lab, &web, "p1a")?;
 
@@ -45,7 +38,7 @@ fn starts_from_nothing(attach: &str) -> Result<()> {
         "a connection of before is not refused"
     );
     is_unserved(lab, &web).context("without kpx")?;
-    let kpx = Agent::launch_by(None, lab, &lab.n1.host, fixture.source(), &args)?.answering()?;
+    let kpx = Agent::launch_by(None, lab, &lab.n1.host, fixture.source(), &[""; 0])?.answering()?;
     kpx.wait(DEADLINE, "the API server is missed", |status| !status.problems.is_empty())?;
     is_unserved(lab, &web).context("before anything is listed")?;
 
@@ -61,17 +54,11 @@ fn starts_from_nothing(attach: &str) -> Result<()> {
     kpx.stop()
 }
 
-/// Takes away what a reboot takes: processes, pins, devices, routes, rules, files below /run.
+/// Takes away what a reboot takes: processes, pins and with them programs, devices, routes, rules, files below /run.
 fn lose_all(lab: &Lab, kpx: Agent<'_>) -> Result<()> {
     let (node, run_dir) = (&lab.n1.host.ns, kpx.run_dir().to_owned());
     kpx.crash()?;
     proxy_datapath::remove(&node.bpf_dir(), &mut |_| {})?;
-    let devices = node.exec(Command::new("ip").args(["-o", "link", "show"]))?;
-    let devices = devices.lines().filter_map(|line| line.split([':', '@']).nth(1)).map(str::trim);
-    for device in devices {
-        // Only clsact has such a qdisc.
-        let _none = node.exec(Command::new("tc").args(["qdisc", "del", "dev", device, "clsact"]));
-    }
     node.ip("link del kpx0")?;
     for family in ["-4", "-6"] {
         let ip = |words: &str| node.exec(Command::new("ip").arg(family).args(words.split(' ')));

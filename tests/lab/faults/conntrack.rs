@@ -17,14 +17,18 @@ const TRACKING: &str = "table inet tracking {
 
 #[test]
 fn full_connection_table_costs_no_open_connection() -> Result<()> {
+    ["off", "on"].iter().try_for_each(|fast_path| survives(fast_path).with_context(|| format!("fast path {fast_path}")))
+}
+
+fn survives(fast_path: &str) -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.node().nft(TRACKING)?;
-    let kpx = fixture.kpx("tcx")?;
+    let kpx = fixture.base.kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])?;
     let both = CLIENTS.iter().flat_map(|client| Family::ALL.map(|family| (*client, family)));
     let mut kept = both.map(|(client, family)| fixture.connect(client, family)).collect::<Result<Vec<_>>>()?;
     let table = ConnectionTable::of(fixture.node())?;
     table.fill()?;
-    // The stack takes no new connection, with a Service or without.
+    // The stack takes no new connection, with a Service or without. Openings take the stack on the fast path too.
     let direct = Dial::new(Protocol::Tcp, (fixture.lab.host("p2a").addrs.ip(Family::V4), PORT).into()).deadline(TRY);
     ensure!(direct.exchange(&fixture.lab.host("p1a").ns, b"hello").is_err(), "there is room without a Service");
     ensure!(!fixture.serves(&["p1a"]), "there is room for a Service");
