@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use proxy_common::flow::SOURCE_PORT_FIRST;
 use testbed::agent::binary;
 use testbed::lab::Family;
 
@@ -49,11 +50,23 @@ impl Names {
         for family in Family::ALL {
             text = text.replace(&format!("{family} *"), "*");
         }
-        for port in 61_000..=u16::MAX {
+        for port in SOURCE_PORT_FIRST..=u16::MAX {
             text = text.replace(&format!(":{port}"), ":$port");
         }
-        text
+        // A masqueraded client's port is drawn from a range that has other ports too.
+        text.split_inclusive('\n').map(|line| if is_source(line) { without_port(line) } else { line.to_owned() }).collect()
     }
+}
+
+/// Returns true for the line that names a flow's source, of the text or of the JSON.
+fn is_source(line: &str) -> bool {
+    line.contains("masqueraded as ") || line.trim_start().starts_with("outcome.source.at")
+}
+
+fn without_port(line: &str) -> String {
+    let Some((before, port)) = line.rsplit_once(':') else { return line.to_owned() };
+    let rest = port.trim_start_matches(|c: char| c.is_ascii_digit());
+    format!("{before}:{}{rest}", if rest.len() < port.len() { "$port" } else { "" })
 }
 
 /// Runs kpx; its standard output if it succeeds, else an error with its standard error.
