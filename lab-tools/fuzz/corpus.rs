@@ -6,6 +6,7 @@
 //! packet ingress:eth0 in mark=0x0 segments=0 0200…
 //! age 45
 //! endpoints 99
+//! packet egress:pod0 in:eth1 mark=0x0 segments=0 0200…
 //! misplaced packet ingress:pod0 in mark=0x0 segments=0 0200…
 //! ```
 
@@ -34,7 +35,8 @@ pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
 
 /// A packet, as a line.
 pub(crate) fn packet(sent: &Sent) -> String {
-    let (at, whose) = (at(sent.at), if sent.came_in { "in" } else { "own" });
+    let by = sent.by.map(|device| format!("in:{}", device.name()));
+    let (at, whose) = (at(sent.at), by.as_deref().unwrap_or(if sent.came_in { "in" } else { "own" }));
     format!("packet {at} {whose} mark={:#x} segments={} {}", sent.mark, sent.segments, hex(&sent.frame))
 }
 
@@ -57,12 +59,17 @@ pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
 
 fn sent(words: &[&str]) -> Result<Sent> {
     let [at, whose, mark, segments, frame] = words else { bail!("{words:?}: not a packet") };
+    let (came_in, by) = match whose.split_once(':') {
+        Some((_, by)) => (true, Some(device(by)?)),
+        None => (*whose == "in", None),
+    };
     let mark = mark.strip_prefix("mark=0x").context("mark=")?;
     let segments = segments.strip_prefix("segments=").context("segments=")?;
     Ok(Sent {
         at: place(at)?,
-        came_in: *whose == "in",
-        mark: u32::from_str_radix(mark, 16)? & !MADE_HERE | made_here(*whose == "in"),
+        came_in,
+        by,
+        mark: u32::from_str_radix(mark, 16)? & !MADE_HERE | made_here(came_in),
         segments: segments.parse()?,
         frame: unhex(frame)?,
     })
@@ -77,11 +84,12 @@ fn at(at: At) -> String {
     }
 }
 
+fn device(name: &str) -> Result<Device> {
+    let found = Device::ALL.into_iter().find(|device| device.name() == name);
+    found.with_context(|| format!("{name}: no device"))
+}
+
 fn place(text: &str) -> Result<At> {
-    let device = |name: &str| {
-        let found = Device::ALL.into_iter().find(|device| device.name() == name);
-        found.with_context(|| format!("{name}: no device"))
-    };
     Ok(match text.split_once(':') {
         Some(("ingress", name)) => At::Ingress(device(name)?),
         Some(("egress", name)) => At::Egress(device(name)?),

@@ -89,8 +89,12 @@ impl Fixture {
             At::Lo => (LO, Device::Lo),
         };
         let ifindex = self.node.ifindexes[&device];
-        // The mark tells whether the packet came in. Where it leaves, no hook may judge by the device.
-        let came_in_by = if sent.came_in && !matches!(sent.at, At::Egress(_) | At::Lo) { ifindex } else { 0 };
+        // The mark tells whether the packet came in.
+        let came_in_by = match sent.at {
+            At::Egress(_) | At::Lo => sent.by.map_or(0, |device| self.node.ifindexes[&device]),
+            _ if sent.came_in => ifindex,
+            _ => 0,
+        };
         // Other programs may have left values there.
         self.cb = self.cb.wrapping_add(1);
         let cb = Field::CB.map(|field| (field, u32::from_ne_bytes([self.cb; 4])));

@@ -76,7 +76,7 @@ pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
         return None;
     }
     let frame = craft::frame(dice, src.ip(), dst.ip(), proto, &Between::default(), &transport);
-    Some(Pretence { place, sent: Sent { at, came_in: true, mark: 0, segments: 0, frame } })
+    Some(Pretence { place, sent: Sent { at, came_in: true, by: None, mark: 0, segments: 0, frame } })
 }
 
 fn opener(dice: &mut Dice, model: &Model) -> Speech {

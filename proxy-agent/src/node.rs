@@ -362,12 +362,12 @@ impl Node {
 
     fn write_devices(&mut self) -> Result<()> {
         let written = self.rows.write_devices(&self.devices.rows(&self.detection));
-        all([written, self.write_addrs(), self.note_stacked()])
+        all([written, self.write_addrs(), self.note_properties()])
     }
 
-    /// Tells the programs whether there are bridges, where that has changed.
-    fn note_stacked(&mut self) -> Result<()> {
-        if self.rows.misses_stack(self.devices.flags())? { self.write_node() } else { Ok(()) }
+    /// Tells the programs what follows from all devices together, where that has changed.
+    fn note_properties(&mut self) -> Result<()> {
+        if self.rows.misses(self.devices.flags())? { self.write_node() } else { Ok(()) }
     }
 
     fn write_addrs(&mut self) -> Result<()> {

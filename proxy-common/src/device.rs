@@ -41,6 +41,8 @@ impl Node {
     pub const FAST_PATH: u32 = 1 << 7;
     /// Devices lie on each other: a packet may pass two egress hooks, a bridge's and its port's, or a macvlan's and its card's.
     pub const STACKED: u32 = 1 << 8;
+    /// Some device is [`Device::FILTERED`].
+    pub const FILTERED: u32 = 1 << 9;
 
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }
@@ -140,6 +142,8 @@ impl Device {
     pub const LOOSE: u32 = 1 << 5;
     /// Its packets start with their IP header, so no packet is delivered to it past the stack.
     pub const HEADERLESS: u32 = 1 << 6;
+    /// A clsact filter of another program may meet what comes in here, and write over the packet mark: see `weigh` of proxy-ebpf.
+    pub const FILTERED: u32 = 1 << 7;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self { flags, addr4, addr6, bridge: 0, mtu: 0, mac: [0; 6], pad: 0 }

@@ -10,13 +10,18 @@ use crate::{Action, flow, guest, maps};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
-    let mark = skb.packet_mark();
+    let noted = skb.packet_mark();
     skb.clear_packet_mark();
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, link, Hook::EGRESS)?;
+    let mark = skb.weigh(noted, scratch.packet.is_fragment());
+    if mark.is_done() {
+        skb.settle_packet_mark();
+        return Err(Reason::NotOurs);
+    }
     let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
     // A packet that a hook has rewritten is no other program's.
-    if !is_known && (mark.is_translated() || !guest::meet(scratch)?) {
+    if !is_known && (noted.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);
     }
     let Scratch { packet, flow, .. } = scratch;

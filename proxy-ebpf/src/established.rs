@@ -47,12 +47,12 @@ impl<A: Addr> Head<A> {
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action, Reason>> {
     let mark = skb.packet_mark();
-    if hook == Hook::EGRESS && mark.is_done() {
+    if hook == Hook::EGRESS && mark.is_done() && !skb.may_be_class() {
         skb.settle_packet_mark();
         return Some(Err(Reason::NotOurs));
     }
-    // With fast delivery, what arrives may have another way.
-    if skb.is_in_vlan() || hook == Hook::INGRESS && (mark.is_translated() || redirect::is_on()) {
+    // The slow path weighs a mark that may be a class. With fast delivery, what arrives may have another way.
+    if skb.is_in_vlan() || mark.is_done() || hook == Hook::INGRESS && (mark.is_translated() || redirect::is_on()) {
         return None;
     }
     let head = A::peek(skb)?;

@@ -20,8 +20,8 @@ use crate::{decide, select};
 ///
 /// Between the hooks of a masqueraded flow the client has a port of ours. On the client's machine that port may be
 /// another conversation's. So at the second hook only two kinds of packets belong to such a flow. The first hook has
-/// marked the packet, or the host answers in a backend's name (netfilter's REJECT). Where another program has written over
-/// the mark, the addresses and ports alone decide.
+/// marked the packet, or the host answers in a backend's name (netfilter's REJECT). Where the mark is lost to another
+/// program, the addresses and ports alone decide.
 ///
 /// A packet in another's name changes nothing: [`Reason::Forged`].
 #[inline(always)]
@@ -81,7 +81,7 @@ fn learn<A: Net>(
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Forged;
     }
-    if heed(skb, &entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
+    if heed(&entry, packet, mark, flow, kind, decision) { Followed::Known } else { Followed::Unknown }
 }
 
 /// Returns true if the packet came in through a device at which its sender cannot be. See [`net::is_forged`](crate::net::is_forged).
@@ -101,7 +101,6 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
 /// Brings a flow up to date with a packet that looks like one of it. False if it is none.
 #[inline(always)]
 fn heed<A: Net>(
-    skb: Skb,
     entry: &Entry<A>,
     packet: &Packet<A>,
     mark: PacketMark,
@@ -124,12 +123,10 @@ fn heed<A: Net>(
             there(entry, flow, packet, now_secs);
         }
         EntryKind::Undnat if mark.is_forward() => return false,
-        EntryKind::Undnat
-            if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) && !skb.has_lost(mark) =>
-        {
+        EntryKind::Undnat if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) => {
             return false;
         }
-        EntryKind::Snat if !mark.is_forward() && !skb.has_lost(mark) => return false,
+        EntryKind::Snat if !mark.is_forward() && !mark.is_lost() => return false,
         EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}

@@ -90,6 +90,11 @@ global_functions! {
         fragment::is_stub_for_service::<Addr6>(Skb::from_ptr(skb)).into()
     }
 
+    /// Calls [`Skb::weighed`].
+    fn kpx_weigh(skb: *mut __sk_buff, mark: u32, is_fragment: u32) -> u32 {
+        Skb::from_ptr(skb).weighed(mark, is_fragment != 0)
+    }
+
     /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
     fn kpx_place4(ring: u32) -> u32 {
         open::half_open_place::<Addr4>(Ring(ring)).unwrap_or(NO_PLACE)

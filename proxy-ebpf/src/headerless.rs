@@ -55,7 +55,8 @@ pub fn egress(skb: Skb, mut memory: Memory) -> i32 {
 /// Leaves a packet alone to which no hook has anything left to do.
 #[inline(always)]
 fn unless_done(skb: Skb, mark: PacketMark, egress: impl FnOnce() -> Outcome) -> Outcome {
-    if mark.is_done() {
+    // A fragment, perhaps; the hook weighs the mark again once it knows.
+    if skb.weigh(mark, true).is_done() {
         skb.settle_packet_mark();
         return Outcome::new(Err(Reason::NotOurs));
     }

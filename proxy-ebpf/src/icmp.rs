@@ -60,7 +60,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, mem
     if error.quote.src.addr != error.dst {
         return Err(Reason::Protocol);
     }
-    if hook == Hook::INGRESS && skb.packet_mark().is_translated() {
+    if hook == Hook::INGRESS && skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
     error.becomes.src = error.src;
@@ -71,14 +71,14 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, mem
     if maps::flow(&key, flow).is_none() {
         return Err(Reason::Protocol);
     }
+    // Only where errors leave, hooks before have left a mark.
+    let mark = skb.weigh(mark, false);
     match hook.known() {
         Some(AtHook::Ingress) => ingress(skb, error, flow),
         // Errors from here about another program's connection with a new port are rare, and quote what its peer never saw.
         Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
         Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => Err(Reason::Protocol),
-        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) && !skb.has_lost(mark) => {
-            Err(Reason::Protocol)
-        }
+        Some(AtHook::Egress) if flow.is_snat_on_devices() && mark.is_unmarked_ingress(false) => Err(Reason::Protocol),
         Some(AtHook::Egress) => egress(skb, link, error, flow),
         Some(AtHook::Anchor) | None => at_anchor(skb, error, flow),
     }

@@ -20,7 +20,7 @@ use crate::{Action, flow, host, maps, monitor};
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, link, Hook::INGRESS)?;
-    if skb.packet_mark().is_translated() {
+    if skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
     let is_known =

@@ -130,6 +130,7 @@ mod tests {
             up: true,
             addrs: addrs.iter().map(|net| net.parse().unwrap()).collect(),
             far_end: FarEnd::Nothing,
+            filtered: false,
         }
     }
 }

@@ -224,6 +224,7 @@ mod tests {
             up: true,
             addrs,
             far_end: FarEnd::Nothing,
+            filtered: false,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Lists and removes filters of devices' clsact qdiscs: kpx's own, those of a dead kpx, and foreign ones.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Context, Result};
 use futures::StreamExt;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
@@ -9,6 +11,7 @@ use nix::net::if_::{if_nameindex, if_nametoindex};
 
 use proxy_common::layout::LAYOUT;
 
+use super::link::Link;
 use super::netlink::{Handle, dump};
 
 /// The priority of kpx's place among a device's filters: "KP".
@@ -21,6 +24,10 @@ pub const HANDLE: u16 = {
 };
 
 const CLSACT: &str = "clsact";
+/// The largest number of devices that are asked one by one, also without such a qdisc.
+const FEW: usize = 8;
+/// The older qdisc, for what comes in alone.
+const INGRESS: &str = "ingress";
 /// The major number of its handle (linux/pkt_sched.h).
 const CLSACT_MAJOR: u16 = 0xffff;
 
@@ -94,15 +101,65 @@ pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
 pub async fn list(handle: &Handle, ifindex: u32) -> Result<Vec<Filter>> {
     let mut filters = Vec::new();
     for hook in Hook::ALL {
-        let mut request = of_device(ifindex)?;
-        request.header.parent = TcHandle { major: CLSACT_MAJOR, minor: hook.minor() };
-        let found = dump(handle, RouteNetlinkMessage::GetTrafficFilter(request), |message| match message {
-            RouteNetlinkMessage::NewTrafficFilter(message) => filter(hook, message),
-            _ => None,
-        });
-        filters.extend(found.await.with_context(|| format!("list the filters of device {ifindex}"))?);
+        filters.extend(at(handle, ifindex, hook).await?);
     }
     Ok(filters)
+}
+
+/// Returns the filters of a device at a hook.
+async fn at(handle: &Handle, ifindex: u32, hook: Hook) -> Result<Vec<Filter>> {
+    let mut request = of_device(ifindex)?;
+    request.header.parent = TcHandle { major: CLSACT_MAJOR, minor: hook.minor() };
+    let found = dump(handle, RouteNetlinkMessage::GetTrafficFilter(request), |message| match message {
+        RouteNetlinkMessage::NewTrafficFilter(message) => filter(hook, message),
+        _ => None,
+    });
+    found.await.with_context(|| format!("list the filters of device {ifindex}"))
+}
+
+/// Updates for these devices whether filters of other programs meet what comes in.
+pub(super) async fn query(
+    handle: &Handle,
+    links: &mut BTreeMap<u32, Link>,
+    which: impl IntoIterator<Item = u32>,
+) -> Result<()> {
+    let which: BTreeSet<u32> = which.into_iter().filter(|index| links.contains_key(index)).collect();
+    if which.is_empty() {
+        return Ok(());
+    }
+    let asked = if which.len() <= FEW { which.clone() } else { with_filters(handle).await? };
+    for index in which {
+        // A device that vanishes meanwhile has none.
+        let filtered = asked.contains(&index)
+            && at(handle, index, Hook::Ingress)
+                .await
+                .is_ok_and(|filters| filters.iter().any(|filter| !filter.is_ours()));
+        links.entry(index).and_modify(|link| link.filtered = filtered);
+    }
+    Ok(())
+}
+
+/// Returns the devices that may have filters for what comes in, by their qdiscs.
+async fn with_filters(handle: &Handle) -> Result<BTreeSet<u32>> {
+    let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
+    let devices = dump(handle, request, |message| {
+        let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = message else { return None };
+        let is_kind = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Kind(kind) if [CLSACT, INGRESS].contains(&kind.as_str()));
+        qdisc.attributes.iter().any(is_kind).then(|| u32::try_from(qdisc.header.index).ok()).flatten()
+    });
+    Ok(devices.await.context("list qdiscs")?.into_iter().collect())
+}
+
+/// Returns the device whose filters a notification concerns.
+pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<u32> {
+    let NetlinkPayload::InnerMessage(message) = &message.payload else { return None };
+    let message = match message {
+        RouteNetlinkMessage::NewTrafficFilter(message)
+        | RouteNetlinkMessage::DelTrafficFilter(message)
+        | RouteNetlinkMessage::DelQueueDiscipline(message) => message,
+        _ => return None,
+    };
+    u32::try_from(message.header.index).ok()
 }
 
 fn of_device(ifindex: u32) -> Result<TcMessage> {

@@ -43,6 +43,8 @@ pub struct Link {
     pub addrs: BTreeSet<IpNet>,
     /// The hosts behind the device, as far as they decide its role: see [`Link::is_told_by_routes`].
     pub far_end: FarEnd,
+    /// Set if a filter of another program may meet what comes in here.
+    pub filtered: bool,
 }
 
 /// The header in front of the IP header of a device's packets, by its hardware type (linux/if_arp.h).
@@ -142,6 +144,7 @@ impl Link {
             up: message.header.flags.contains(LinkFlags::Up),
             addrs: BTreeSet::new(),
             far_end: FarEnd::Nothing,
+            filtered: false,
         };
         for attribute in &message.attributes {
             match attribute {

@@ -197,6 +197,7 @@ mod tests {
             up: true,
             addrs: [].into(),
             far_end: FarEnd::Nothing,
+            filtered: false,
         }
     }
 

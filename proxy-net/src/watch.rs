@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
 use super::far_end;
+use super::filter;
 use super::link::{self, Link, LinkKind};
 use super::netlink::{Handle, connect, dump};
 
@@ -56,13 +57,13 @@ pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow:
     event_socket.socket_mut().socket_mut().set_rx_buf_sz(RECEIVE_BUFFER).context("enlarge the event socket")?;
     let (request_socket, handle) = connect()?;
     // With a third socket, a routing daemon's thousands of messages do not displace events of devices.
+    let groups = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route, MulticastGroup::Tc];
     let (route_socket, _, routes) =
-        rtnetlink::new_multicast_connection(&[MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route])
-            .context("subscribe to changes of routes")?;
+        rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of routes and filters")?;
     let (messages, routes) = (messages.map(|(message, _)| message), routes.map(|(message, _)| message));
     tokio::select! {
         () = event_socket => bail!("the netlink socket for events failed"),
-        () = route_socket => bail!("the netlink socket for changes of routes failed"),
+        () = route_socket => bail!("the netlink socket for changes of routes and filters failed"),
         () = request_socket => bail!("the netlink socket for requests failed"),
         result = follow(&handle, messages, routes, events, period) => result,
     }
@@ -76,7 +77,8 @@ async fn follow(
     period: Duration,
 ) -> anyhow::Result<()> {
     let (mut messages, mut routes) = (messages.ready_chunks(BATCH), routes.ready_chunks(BATCH));
-    let (mut rerouted_devices, mut look_at) = (BTreeSet::new(), Instant::now());
+    // The devices whose routes, or whose filters, have changed.
+    let (mut rerouted_devices, mut refiltered, mut look_at) = (BTreeSet::new(), BTreeSet::new(), Instant::now());
     let mut relist = interval(period.max(MIN_PERIOD));
     relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut links = Links::new();
@@ -94,13 +96,15 @@ async fn follow(
                 }
             }
             batch = routes.next() => {
-                let batch = batch.context("the netlink socket for changes of routes closed")?;
+                let batch = batch.context("the netlink socket for changes of routes and filters closed")?;
                 rerouted_devices.append(&mut stale(&links, &batch));
+                refiltered.extend(batch.iter().filter_map(filter::named));
                 continue;
             }
-            () = sleep_until(look_at), if !rerouted_devices.is_empty() => {
+            () = sleep_until(look_at), if !rerouted_devices.is_empty() || !refiltered.is_empty() => {
                 look_at = Instant::now() + PAUSE;
-                rerouted(handle, &mut links, std::mem::take(&mut rerouted_devices)).await?
+                let (routes, filters) = (std::mem::take(&mut rerouted_devices), std::mem::take(&mut refiltered));
+                looked_at(handle, &mut links, routes, filters).await?
             }
         };
         for event in report {
@@ -123,7 +127,8 @@ async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEven
         apply(links, message);
     }
     let all: Vec<u32> = links.keys().copied().collect();
-    far_end::query(handle, links, all).await?;
+    far_end::query(handle, links, all.iter().copied()).await?;
+    filter::query(handle, links, all).await?;
     Ok(vec![LinkEvent::All(links.values().cloned().collect())])
 }
 
@@ -154,13 +159,22 @@ async fn changes(
     }
     // When a device or an address goes, the kernel drops its routes without a message.
     far_end::query(handle, links, touched.iter().copied()).await?;
+    // The message about its filter may have come before the one about the device.
+    filter::query(handle, links, touched.iter().copied().filter(|index| !before.contains_key(index))).await?;
     Ok(touched.into_iter().filter_map(|index| difference(index, before.get(&index), links.get(&index))).collect())
 }
 
-/// Returns the events for devices whose routes have changed, if the routes' evidence differs.
-async fn rerouted(handle: &Handle, links: &mut Links, stale: BTreeSet<u32>) -> anyhow::Result<Vec<LinkEvent>> {
-    let before: Links = stale.iter().filter_map(|index| Some((*index, links.get(index)?.clone()))).collect();
-    far_end::query(handle, links, stale).await?;
+/// Returns the events for devices whose routes or filters have changed, if their evidence differs.
+async fn looked_at(
+    handle: &Handle,
+    links: &mut Links,
+    routes: BTreeSet<u32>,
+    filters: BTreeSet<u32>,
+) -> anyhow::Result<Vec<LinkEvent>> {
+    let named = routes.union(&filters);
+    let before: Links = named.filter_map(|index| Some((*index, links.get(index)?.clone()))).collect();
+    far_end::query(handle, links, routes).await?;
+    filter::query(handle, links, filters).await?;
     Ok(before.iter().filter_map(|(index, before)| difference(*index, Some(before), links.get(index))).collect())
 }
 
@@ -192,7 +206,7 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
             let mut link = Link::from_message(&message)?;
             let index = link.index;
             if let Some(known) = links.remove(&index) {
-                (link.addrs, link.far_end) = (known.addrs, known.far_end);
+                (link.addrs, link.far_end, link.filtered) = (known.addrs, known.far_end, known.filtered);
             }
             links.insert(index, link);
             Some(index)

@@ -21,7 +21,7 @@ struct Quoting {
 impl Model {
     pub(super) fn error(&mut self, sent: &Sent, family: Family) -> Result<Got, Reason> {
         let error = read(&sent.frame, family)?;
-        if matches!(sent.at, At::Ingress(_)) && sent.mark & TRANSLATED != 0 {
+        if matches!(sent.at, At::Ingress(_)) && sent.note(true).is_some_and(|note| note & TRANSLATED != 0) {
             return Err(Reason::SeenBefore);
         }
         let tables: &[Table] = match sent.at {
@@ -77,12 +77,12 @@ impl Model {
 /// Returns true if an error belongs to a flow. The rule is that of packets: a masqueraded flow has only errors that a
 /// hook has marked or that the host itself has met.
 fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
-    let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
-    let is_marked = translated || sent.has_lost_mark() || !sent.came_in;
+    let note = sent.note(false);
+    let is_marked = note.is_none_or(|note| note & TRANSLATED != 0) || !sent.came_in;
     match leg {
         Leg::AsNode => is_marked,
         Leg::ToBackend => false,
-        _ if forward => false,
+        _ if note.is_some_and(|note| note & FORWARD != 0) => false,
         _ => flow.by_host || !flow.changes_address() || is_marked,
     }
 }

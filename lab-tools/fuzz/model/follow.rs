@@ -45,8 +45,27 @@ impl Model {
             (At::Ingress(_), Leg::ToBackend) => {
                 self.is_news(packet, id, now_secs) && open::is_forged(sent.at, packet.proto, src, dst)
             }
+            (At::Egress(_), Leg::ToClient) => {
+                let goes_there = sent.note(packet.ip.part != Part::Whole).is_some_and(|note| note & FORWARD != 0);
+                let came_in_by = sent.by.filter(|_| !goes_there && self.is_news_of_backend(packet, id, now_secs));
+                came_in_by.is_some_and(|device| open::is_forged(At::Ingress(device), packet.proto, src, dst))
+            }
             _ => false,
         }
+    }
+
+    /// Does a backend's packet change more of its flow than counts?
+    fn is_news_of_backend(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
+        let flow = &self.flows[&id];
+        let said = flow.backend_said;
+        let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
+        let answers = packet.says(|transport| transport.answer.is_some());
+        let accepts = packet.says(|transport| transport.accepts) && !flow.assured;
+        let ends = packet.says(|transport| transport.ends) && !said.goodbye;
+        let resets = packet.says(|transport| transport.resets) || said.reset;
+        let acked = packet.transport.as_ref().and_then(|transport| transport.ack);
+        let advances = !flow.backend_advanced && acked.is_some_and(|acked| acked != flow.backend_acked);
+        !said.anything || opens || answers || accepts || ends || resets || advances || flow.backend_secs != now_secs
     }
 
     /// Does a client's packet change more of its flow than counts?
@@ -159,15 +178,16 @@ impl Model {
 
     /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a backend is no reply.
     /// Between the hooks, the client of a masqueraded flow has a port that its own machine may use otherwise. There
-    /// only marked packets belong to the flow, and the host's own answers.
+    /// only marked packets belong to the flow, and the host's own answers. Where the mark is lost, any that looks so does.
     pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {
-        let (translated, forward) = (sent.mark & TRANSLATED != 0, sent.mark & FORWARD != 0);
         let flow = &self.flows[&id];
+        let Some(note) = sent.note(is_fragment) else { return true };
+        let (translated, forward) = (note & TRANSLATED != 0, note & FORWARD != 0);
         match leg {
-            Leg::AsNode => forward || sent.has_lost_mark(),
+            Leg::AsNode => forward,
             _ if forward => false,
             _ if flow.by_host || !flow.changes_address() => true,
-            _ => translated || sent.has_lost_mark() || (!sent.came_in && !is_fragment),
+            _ => translated || (!sent.came_in && !is_fragment),
         }
     }
 

@@ -54,7 +54,7 @@ impl Model {
         chosen: open::Chosen<'_>,
     ) -> Result<Result<Got, Reason>> {
         let packet = match self.read(sent, family, Table::Arriving) {
-            Ok(_) if sent.mark & TRANSLATED != 0 => return Ok(Err(Reason::SeenBefore)),
+            Ok(_) if sent.note(true).is_some_and(|note| note & TRANSLATED != 0) => return Ok(Err(Reason::SeenBefore)),
             Ok(packet) => packet,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -100,10 +100,13 @@ impl Model {
         now_secs: u32,
         chosen: open::Chosen<'_>,
     ) -> Result<Result<Got, Reason>> {
-        if sent.mark & DONE == DONE {
+        if sent.mark & DONE == DONE && !sent.has_class() {
             return Ok(Err(Reason::NotOurs));
         }
-        let read = self.read(sent, family, Table::Leaving);
+        let read = match self.read(sent, family, Table::Leaving) {
+            Ok(packet) if sent.note(packet.ip.part != Part::Whole) == Some(DONE) => return Ok(Err(Reason::NotOurs)),
+            read => read,
+        };
         let found = read.and_then(|packet| Ok((self.follow(sent, &packet, Table::Leaving, now_secs)?, packet)));
         let (found, packet) = match found {
             Ok(found) => found,

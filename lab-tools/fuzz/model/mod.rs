@@ -41,7 +41,7 @@ pub(crate) const FORWARD: u32 = 1 << 14;
 pub(crate) const KEEPS_SOURCE: u32 = 1 << 13;
 pub(crate) const DONE: u32 = TRANSLATED | FORWARD | KEEPS_SOURCE;
 /// The bits beside them, which only a class of another program sets.
-const CLASS: u32 = KEEPS_SOURCE - 1;
+pub(crate) const CLASS: u32 = KEEPS_SOURCE - 1;
 
 /// A bit of a mark that carries notes of hooks: the host has made the packet.
 pub(crate) const MADE_HERE: u32 = 1;
@@ -56,6 +56,8 @@ pub(crate) struct Sent {
     pub(crate) at: At,
     /// Not the host's own.
     pub(crate) came_in: bool,
+    /// The device by which a packet that leaves has come in, if the kernel still says so.
+    pub(crate) by: Option<Device>,
     pub(crate) mark: u32,
     /// The number of its packets on the wire, if the kernel knows.
     pub(crate) segments: u32,
@@ -63,9 +65,22 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Has a class taken the place of what hooks had noted?
-    fn has_lost_mark(&self) -> bool {
-        self.came_in && self.mark & DONE == 0 && self.mark & CLASS != 0
+    /// Returns what hooks have noted before. None if a class of another program may have taken its place, where it looks as no hook
+    /// leaves it. What the host has cut again from fragments has forgotten where it came in.
+    fn note(&self, is_fragment: bool) -> Option<u32> {
+        let may_be_class = match self.at {
+            At::Ingress(device) => device.is_filtered(),
+            At::Egress(_) if self.came_in => self.by.is_some_and(Device::is_filtered),
+            At::Egress(_) => is_fragment,
+            At::Anchor | At::Lo => false,
+        };
+        let note = self.mark & DONE;
+        let is_ours = [TRANSLATED, TRANSLATED | FORWARD, DONE].contains(&note) && !self.has_class();
+        (is_ours || !may_be_class).then_some(note)
+    }
+
+    fn has_class(&self) -> bool {
+        self.mark & CLASS & !MADE_HERE != 0
     }
 }
 

@@ -115,8 +115,10 @@ impl Devices {
 
     /// Returns the flags of [`device::Node`] that follow from all devices together.
     pub(super) fn flags(&self) -> u32 {
-        let is_stacked = self.links.values().any(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
-        if is_stacked { device::Node::STACKED } else { 0 }
+        let has = |is_so: fn(&Link) -> bool| self.links.values().any(is_so);
+        let is_stacked = has(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
+        let flags = [(is_stacked, device::Node::STACKED), (has(|link| link.filtered), device::Node::FILTERED)];
+        flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }
 }
 
@@ -150,6 +152,7 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_
         (!has_many_ways && !links.values().any(may_be_macvlan) && is_strict(&routed.name), Device::STRICT4),
         (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
         (link.header == LinkHeader::None, Device::HEADERLESS),
+        (link.filtered || !is_edge(link.kind) && links.values().any(|below| below.filtered), Device::FILTERED),
     ];
     let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
     let addr4 = addr::device_address(link).unwrap_or(Addr4::UNSPECIFIED);
@@ -196,6 +199,26 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_counts_for_devices_above_as_well() {
+        let mut links = [
+            link(2, "eth0", LinkKind::Physical, None),
+            link(3, "eth1", LinkKind::Physical, None),
+            link(4, "eth0.5", LinkKind::Vlan, None),
+        ];
+        let filtered = |links: &[Link]| {
+            let mut devices = Devices::new(true);
+            devices.take([LinkEvent::All(links.into())]);
+            let rows = devices.rows(&Detection::default()).into_iter();
+            let rows: Vec<u32> =
+                rows.filter(|(_, row)| row.flags() & Device::FILTERED != 0).map(|(index, _)| index).collect();
+            (rows, devices.flags() & device::Node::FILTERED != 0)
+        };
+        assert_eq!(filtered(&links), (vec![], false));
+        links[0].filtered = true;
+        assert_eq!(filtered(&links), (vec![2, 4], true), "a packet of the VLAN has passed a card");
+    }
+
+    #[test]
     fn addresses_of_devices_that_lead_nowhere_are_kept() {
         let mut links = [
             link(2, "eth0", LinkKind::Physical, None),
@@ -229,6 +252,7 @@ mod tests {
             up: true,
             addrs: [].into(),
             far_end: FarEnd::Nothing,
+            filtered: false,
         }
     }
 }

@@ -195,6 +195,7 @@ mod tests {
             up: true,
             addrs: [].into(),
             far_end: FarEnd::Nothing,
+            filtered: false,
         }
     }
 }

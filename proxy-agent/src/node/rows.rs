@@ -27,6 +27,9 @@ pub(super) struct NodeRows {
     pub(super) addrs: (Addr4, Addr6),
 }
 
+/// The flags that follow from all devices together.
+const OF_DEVICES: u32 = device::Node::STACKED | device::Node::FILTERED;
+
 /// The parts of the node's row beside addresses.
 pub(super) struct NodeFlags {
     /// The operator's settings, and whether local pods can be detected.
@@ -64,16 +67,16 @@ impl NodeRows {
     pub(super) fn write_node(&mut self, anchor: Anchor, flags: NodeFlags) -> Result<()> {
         let NodeFlags { options, host } = flags;
         if let Some(inherited) = self.inherited {
-            let inherited = inherited.without(device::Node::FAST_PATH | device::Node::STACKED).with(host);
+            let inherited = inherited.without(device::Node::FAST_PATH | OF_DEVICES).with(host);
             return self.maps.set_node(inherited.with_anchor(anchor.ifindex, anchor.mac));
         }
         let (addr4, addr6) = self.addrs;
         self.maps.set_node(device::Node::new(addr4, addr6, anchor.ifindex, anchor.mac, options | host))
     }
 
-    /// Returns true if the row in force and `flags` disagree on whether there are bridges.
-    pub(super) fn misses_stack(&self, flags: u32) -> Result<bool> {
-        Ok(self.maps.node()?.is_some_and(|known| known.has(device::Node::STACKED) != (flags != 0)))
+    /// Returns true if the row in force and `flags` disagree on what follows from all devices together.
+    pub(super) fn misses(&self, flags: u32) -> Result<bool> {
+        Ok(self.maps.node()?.is_some_and(|known| known != known.without(OF_DEVICES).with(flags)))
     }
 
     pub(super) fn write_devices(&mut self, devices: &BTreeMap<u32, Device>) -> Result<()> {

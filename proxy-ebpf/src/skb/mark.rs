@@ -9,6 +9,8 @@ pub(super) const MARKS: u32 = TRANSLATED | FORWARD | DONE;
 pub(super) const CLASS: u32 = DONE - 1;
 /// The host has made the packet. A bit of no field but `mark`, where the packet mark is kept there.
 pub(super) const MADE_HERE: u32 = 1 << 0;
+/// The mark is lost: another program has, or may have, written over it. A bit of no field.
+const LOST: u32 = 1 << 1;
 
 /// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a packet of another flow, for
 /// which a later hook must not take it. The bits are set only on rewritten packets: they survive decapsulation, and no hook
@@ -48,13 +50,35 @@ impl PacketMark {
         self.0 & MARKS == MARKS
     }
 
+    /// Returns true if the mark does not tell whether a hook has rewritten the packet: see [`Skb::weigh`](super::Skb::weigh).
+    #[inline(always)]
+    pub fn is_lost(self) -> bool {
+        self.0 & LOST != 0
+    }
+
+    #[inline(always)]
+    pub(super) fn lost(self) -> Self {
+        Self(self.0 & MADE_HERE | LOST)
+    }
+
+    /// Returns true if a hook of ours writes just this.
+    #[inline(always)]
+    pub(super) fn is_ours(self) -> bool {
+        [Self::BACK, Self::FORWARD, Self::DONE].iter().any(|ours| ours.0 == self.0 & MARKS)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_made_here(self) -> bool {
+        self.0 & MADE_HERE != 0
+    }
+
     /// Returns true if the packet came in through a device, and no hook of ours has rewritten it. Such a packet belongs to no
-    /// masqueraded flow, because an ingress hook rewrites the replies of those.
+    /// masqueraded flow, because an ingress hook rewrites the replies of those. A lost mark does not tell.
     ///
     /// A fragment counts by the second condition alone. If the host cuts a packet again that conntrack has put together, the
     /// pieces look as if the host had made them.
     #[inline(always)]
     pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
-        self.0 & TRANSLATED == 0 && (is_fragment || self.0 & MADE_HERE == 0)
+        self.0 & (TRANSLATED | LOST) == 0 && (is_fragment || !self.is_made_here())
     }
 }

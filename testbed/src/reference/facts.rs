@@ -56,6 +56,7 @@ fn flags(facts: &NodeFacts) -> u32 {
         (facts.cluster_ip_external, device::Node::CLUSTER_IP_EXTERNAL),
         (detects(Family::V4), device::Node::DETECTS4),
         (detects(Family::V6), device::Node::DETECTS6),
+        (Device::ALL.into_iter().any(Device::is_filtered), device::Node::FILTERED),
     ];
     flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag)
 }
@@ -70,6 +71,9 @@ fn on_device(device: Device, facts: &NodeFacts) -> device::Device {
     }
     if device.is_edge() {
         flags |= device::Device::EDGE;
+    }
+    if device.is_filtered() {
+        flags |= device::Device::FILTERED;
     }
     if matches!(facts.detector, Detector::Device(pods) if pods == device) {
         flags |= device::Device::DETECTED;

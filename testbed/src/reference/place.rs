@@ -74,6 +74,11 @@ impl Device {
         matches!(self, Self::Pod | Self::Uplink)
     }
 
+    /// Has another program a filter there, which may write over what a hook has noted?
+    pub fn is_filtered(self) -> bool {
+        self == Self::SecondUplink
+    }
+
     /// The node's address on this device.
     pub fn addr(self, family: Family) -> Option<IpAddr> {
         OWN.iter().find(|(_, _, device)| *device == self).map(|(net, host, _)| net.addr(family, *host))

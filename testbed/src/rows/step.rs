@@ -50,7 +50,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 9] = [
+const NODE_FLAGS: [(&str, u32); 10] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -60,12 +60,14 @@ const NODE_FLAGS: [(&str, u32); 9] = [
     ("fast_path", Node::FAST_PATH),
     ("masquerade_all", Node::MASQUERADE_ALL),
     ("stacked", Node::STACKED),
+    ("filtered", Node::FILTERED),
 ];
-const DEVICE_FLAGS: [(&str, u32); 6] = [
+const DEVICE_FLAGS: [(&str, u32); 7] = [
     ("uplink", 0),
     ("pod", Device::POD),
     ("detected", Device::DETECTED),
     ("loose", Device::LOOSE),
+    ("filtered", Device::FILTERED),
     ("peer", Device::PEER),
     ("strict4", Device::STRICT4),
 ];

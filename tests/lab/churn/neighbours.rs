@@ -6,14 +6,16 @@ use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use proxy_common::device::Device;
 use proxy_common::names::{EMPTY, IPV4, IPV6};
 use proxy_datapath::verifier;
 use testbed::agent::wait_until;
+use testbed::echo::{Dial, Protocol, pattern};
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 use testbed::test_run::object;
 
-use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
+use crate::churn::fixture::{Fixture, NODE_PORT, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
 use crate::tables::alone;
 
@@ -87,24 +89,56 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     kpx.stop()
 }
 
+/// The classes of filters: none, one, and some that look like marks of kpx.
+const CLASSES: [&[&str]; 5] =
+    [&[], &["flowid", "1:1"], &["flowid", "1:8001"], &["flowid", "1:c001"], &["flowid", "1:e001"]];
+
 /// The kernel writes the class over the mark that kpx leaves on masqueraded packets.
 #[test]
 fn a_class_of_anothers_filter_changes_nothing() -> Result<()> {
     let fixture = Fixture::new()?;
+    let node = fixture.node();
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;
+    // Connection tracking joins fragments, and the host cuts the packet again.
+    node.nft(
+        "table inet tracks { chain forward { type filter hook forward priority 0; ct state invalid counter; }; }",
+    )?;
     for attach in ["tcx", "clsact"] {
         let kpx = fixture.kpx(attach)?;
-        wait_until(PROMPT, "eth0 has its programs", || is_hooked(fixture.node(), attach, "eth0"))?;
+        wait_until(PROMPT, "eth0 has its programs", || is_hooked(node, attach, "eth0"))?;
         if attach == "tcx" {
-            tc(fixture.node(), "qdisc add dev eth0 clsact")?;
+            tc(node, "qdisc add dev eth0 clsact")?;
         }
-        // TC_ACT_OK: no filter behind it has its turn.
-        add_filter(fixture.node(), "eth0 ingress prio 60000", &["flowid", "1:1"])?;
-        fixture.all_served(&["p1a", "n1", "x"]).with_context(|| format!("by {attach}"))?;
-        tc(fixture.node(), "qdisc del dev eth0 clsact")?;
+        for class in CLASSES {
+            // TC_ACT_OK: no filter behind it has its turn.
+            add_filter(node, "eth0 ingress prio 60000", class)?;
+            wait_until(PROMPT, "kpx knows of the filter", || is_filtered(&fixture, "eth0"))?;
+            let serves = || fixture.all_served(&["p1a", "n1", "x"]).and_then(|()| serves_fragments(&fixture));
+            serves().with_context(|| format!("by {attach}, with {class:?}"))?;
+            tc(node, "filter del dev eth0 ingress prio 60000")?;
+            wait_until(PROMPT, "kpx knows that the filter is gone", || Ok(!is_filtered(&fixture, "eth0")?))?;
+        }
+        tc(node, "qdisc del dev eth0 clsact")?;
         kpx.stop()?;
     }
     Ok(())
+}
+
+/// Returns true if the programs know that another's filter may meet what comes in by a device.
+fn is_filtered(fixture: &Fixture, device: &str) -> Result<bool> {
+    let row = fixture.devices()?.get(&ifindex(fixture.node(), device)?, 0)?;
+    Ok(row.flags() & Device::FILTERED != 0)
+}
+
+/// Sends a masqueraded client's datagram in fragments, by both families, and hears it back in fragments.
+fn serves_fragments(fixture: &Fixture) -> Result<()> {
+    const LONG: usize = 4_000;
+    let x = &fixture.lab.host("x").ns;
+    Family::ALL.into_iter().try_for_each(|family| {
+        let to = (fixture.lab.n1.host.addrs.ip(family), NODE_PORT).into();
+        let answer = Dial::new(Protocol::Udp, to).fragments().exchange(x, &pattern(LONG));
+        answer.map(drop).with_context(|| format!("fragments by {family}"))
+    })
 }
 
 /// Adds a filter of another program for all packets, at a device, a hook and a priority.
