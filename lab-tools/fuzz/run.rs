@@ -24,11 +24,12 @@ const SECS: u64 = 8;
 /// Packets that bring everything about.
 const ENOUGH: u64 = 20_000;
 /// The outcomes that a run must have to prove anything.
-const SEEN: [&str; 24] = [
+const SEEN: [&str; 25] = [
     "established_beside_strangers",
     "blind",
     "misplaced",
     "unhooked",
+    "passing",
     "flow_opened",
     "forwarded",
     "returned",

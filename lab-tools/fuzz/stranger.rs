@@ -1,6 +1,7 @@
 //! A second party: it sends in the name of either end of others' flows, and reads none of their packets.
 //!
-//! It is another tenant's pod, a machine outside, one behind another uplink, or it sends through a device without hooks. The
+//! It is another tenant's pod, a machine outside, one behind another uplink, or it sends through a device without hooks. Then its
+//! packets come to the anchor, or to a hook where they leave. It names classes for its packets as it likes. The
 //! model says what becomes of each packet. The [`Witness`] says what no such packet may bring about, by the model's flows.
 
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use testbed::test_run::Verdict;
 
 use crate::craft::{self, Between};
 use crate::model::wire::TCP;
-use crate::model::{At, Flow, Got, Leg, Model, Sent, is_forged};
+use crate::model::{At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, is_forged};
 
 /// A packet in another's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,16 +33,19 @@ pub(crate) enum Place {
     Misplaced,
     /// Behind a device without hooks: the packet comes to the anchor.
     Unhooked,
+    /// The same, and the packet is met where it leaves. The one in whose name it is sent cannot be behind that device.
+    Passing,
 }
 
 impl Place {
-    const ALL: [Self; 3] = [Self::Blind, Self::Misplaced, Self::Unhooked];
+    const ALL: [Self; 4] = [Self::Blind, Self::Misplaced, Self::Unhooked, Self::Passing];
 
     fn name(self) -> &'static str {
         match self {
             Self::Blind => "blind",
             Self::Misplaced => "misplaced",
             Self::Unhooked => "unhooked",
+            Self::Passing => "passing",
         }
     }
 }
@@ -64,19 +68,41 @@ type Speech = (u8, SocketAddr, SocketAddr, Vec<u8>);
 
 /// Makes a packet in another's name. None if there is nothing to pretend.
 pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
-    let at = if dice.random_bool(0.1) { At::Anchor } else { At::Ingress(one(dice, &Device::OUTER)) };
-    let (proto, src, dst, transport) = if dice.random_bool(0.2) { opener(dice, model) } else { of_flow(dice, model)? };
+    let at = match dice.random_range(0..10) {
+        0 => At::Anchor,
+        1 | 2 => At::Egress(one(dice, &Device::OUTER)),
+        _ => At::Ingress(one(dice, &Device::OUTER)),
+    };
+    let opens = !matches!(at, At::Egress(_)) && dice.random_bool(0.2);
+    let (proto, src, dst, transport) = if opens { opener(dice, model) } else { of_flow(dice, model, at)? };
+    // No hook has met what came in by lo, as on any device without hooks.
+    let by = if matches!(at, At::Egress(_)) { Some(Device::Lo) } else { None };
     let place = match at {
         At::Anchor => Place::Unhooked,
-        _ if is_forged(at, proto, src, dst) => Place::Misplaced,
-        _ => Place::Blind,
+        _ if !is_forged(by.map_or(at, At::Ingress), proto, src, dst) => Place::Blind,
+        At::Egress(_) => Place::Passing,
+        _ => Place::Misplaced,
     };
     // A datagram has no number to guess: see docs/limits.md.
     if place == Place::Blind && proto != TCP {
         return None;
     }
     let frame = craft::frame(dice, src.ip(), dst.ip(), proto, &Between::default(), &transport);
-    Some(Pretence { place, sent: Sent { at, came_in: true, by: None, mark: 0, segments: 0, frame } })
+    Some(Pretence { place, sent: Sent { at, came_in: true, by, mark: class(dice, at), segments: 0, frame } })
+}
+
+/// The class that a stranger, or a filter on its way, has named. Below some devices lie others, whose hooks take away what looks
+/// like a note of a hook.
+fn class(dice: &mut Dice, at: At) -> u32 {
+    if dice.random_bool(0.5) {
+        return 0;
+    }
+    let class = dice.random_range(0..=DONE | CLASS) & !MADE_HERE;
+    match at {
+        At::Ingress(device) if !device.is_edge() => class & CLASS,
+        At::Egress(_) => class & CLASS,
+        _ => class,
+    }
 }
 
 fn opener(dice: &mut Dice, model: &Model) -> Speech {
@@ -85,8 +111,8 @@ fn opener(dice: &mut Dice, model: &Model) -> Speech {
     (TCP, src, packet.dst, craft::transport(dice, src, packet.dst, TCP, 2))
 }
 
-/// A packet of one end of a flow, with numbers that no end would send. A stranger is near one end only.
-fn of_flow(dice: &mut Dice, model: &Model) -> Option<Speech> {
+/// A packet of one end of a flow as it looks at a hook, with numbers that no end would send. A stranger is near one end only.
+fn of_flow(dice: &mut Dice, model: &Model, at: At) -> Option<Speech> {
     /// No window reaches as far. Strangers at both ends do not agree on numbers.
     const FAR: [u32; 2] = [1 << 31, 3 << 29];
     let established: Vec<_> = model.flows.iter().filter(|(_, flow)| flow.assured && is_safe(flow)).collect();
@@ -97,9 +123,12 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Option<Speech> {
         one(dice, &established)
     };
     let is_client = id % 2 == 0;
-    let legs = flow.legs().into_iter().filter(|(_, leg)| matches!(leg, Leg::ToBackend | Leg::AsNode) == is_client);
+    let leaves = matches!(at, At::Egress(_));
+    let legs = flow.legs().into_iter().filter(|((table, ..), leg)| {
+        matches!(leg, Leg::ToBackend | Leg::AsNode) == is_client && (!leaves || *table == Table::Leaving)
+    });
     let legs: Vec<_> = legs.collect();
-    let ((_, proto, src, dst), _) = legs[dice.random_range(0..legs.len())];
+    let ((_, proto, src, dst), _) = *legs.get(dice.random_range(0..legs.len().max(1)))?;
     let says = match proto {
         // SYN, SYN ACK, ACK, FIN ACK, RST, RST ACK
         TCP => one(dice, &[2, 0x12, 0x10, 0x18, 0x11, 4, 0x14]),
