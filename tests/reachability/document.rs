@@ -6,7 +6,7 @@ use expect_test::expect_file;
 
 use super::case::{Case, Expect, Seen, To};
 use super::special::SPECIALS;
-use super::table::{ABOUT, ASYMMETRIC, CASES, CASES_OF_FLAGS, NOT_RUN, SHAPED};
+use super::table::{ABOUT, ASYMMETRIC, CASES, CASES_OF_FLAGS, NOT_RUN, ON_IPVLAN, SHAPED};
 
 #[test]
 fn document_lists_the_cases() {
@@ -45,6 +45,7 @@ checksum of every packet is verified too. ClusterIPs besides with rp_filter 0, 1
 Nodes of other shapes run fewer cases:
 - Pods on macvlan devices above a second uplink, as kube-proxy masquerades: SHAPED.
 - An uplink that is a VLAN, an uplink that is a bond, pods on netkit pairs: the same, by `cargo xtask vmtest --only shapes`.
+- Pods on ipvlan devices (mode L2) above a second uplink, as kube-proxy masquerades, with rp_filter 2, by the same command: ON_IPVLAN.
 - Two uplinks, where n1 answers x by another than x reaches n1 by, with rp_filter 0 and 2: ASYMMETRIC.
 
 \"Sees\" is the address with which the backend sees its client: its own, a node's primary one, or that of the device
@@ -53,7 +54,10 @@ where the answer comes back all the same; `--masquerade compat` does as kube-pro
 ";
 
 fn document() -> String {
-    let mut text = HEAD.replace("SHAPED", &SHAPED.join(", ")).replace("ASYMMETRIC", &ASYMMETRIC.join(", "));
+    let mut text = HEAD.to_owned();
+    for (name, cases) in [("SHAPED", SHAPED), ("ON_IPVLAN", ON_IPVLAN), ("ASYMMETRIC", ASYMMETRIC)] {
+        text = text.replace(name, &cases.join(", "));
+    }
     text += "\n## Cases\n\n| case | what |\n|---|---|\n";
     for (id, what) in ABOUT {
         writeln!(text, "| {id} | {what} |").expect("a string has room");

@@ -19,7 +19,7 @@ use testbed::lab::{Lab, Layout, NetkitLayer, TunnelKind, Uplink};
 use self::fixture::{Fixture, compat_args, create_services};
 use self::results::Results;
 use self::setting::Setting;
-use self::table::{CASES, SHAPED};
+use self::table::{CASES, ON_IPVLAN, SHAPED};
 
 #[test]
 fn pods_reach_services_by_the_default_mechanism() {
@@ -64,6 +64,12 @@ fn pods_on_macvlan_devices_reach_services() {
     some(Layout::Macvlan, Uplink::Card, SHAPED).unwrap();
 }
 
+/// A pod's packet to elsewhere comes in by the uplink, and the reply leaves by the node's own device beside the pods'.
+#[test]
+fn pods_on_ipvlan_devices_reach_other_services() {
+    some(Layout::Ipvlan, Uplink::Card, ON_IPVLAN).unwrap();
+}
+
 #[test]
 fn pods_on_netkit_pairs_reach_services() {
     for layer in [NetkitLayer::L2, NetkitLayer::L3] {
@@ -74,7 +80,7 @@ fn pods_on_netkit_pairs_reach_services() {
 fn some(layout: Layout, uplink: Uplink, cases: &[&str]) -> Result<()> {
     let lab = Lab::start_with(layout, uplink)?;
     // Only their addresses tell such pods.
-    let compat = layout == Layout::Macvlan;
+    let compat = matches!(layout, Layout::Macvlan | Layout::Ipvlan);
     serve(&lab, if compat { compat_args() } else { Vec::new() }, |results| {
         let plain = Setting::plain(lab.layout, compat);
         plain.apply(&lab)?;

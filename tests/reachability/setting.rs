@@ -21,7 +21,9 @@ impl Setting {
     /// Returns the setting of a node out of the box.
     pub(crate) fn plain(layout: Layout, compat: bool) -> Self {
         let (pod_route, ways) = (PodRoute::Eth0, Ways::Eth0);
-        Self { layout, compat, rp_filter: 1, default_route: true, pod_route, ways, firewall: false, offload: true }
+        // What pods on ipvlan devices send comes in by the uplink, and their addresses are not there.
+        let rp_filter = if layout == Layout::Ipvlan { 2 } else { 1 };
+        Self { layout, compat, rp_filter, default_route: true, pod_route, ways, firewall: false, offload: true }
     }
 
     pub(crate) fn apply(&self, lab: &Lab) -> Result<()> {

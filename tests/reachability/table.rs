@@ -119,6 +119,9 @@ pub(crate) const CASES_OF_FLAGS: &[Case] = &[
 /// The cases of a node of another shape: each kind of client, and each place of a backend.
 pub(crate) const SHAPED: &[&str] =
     &["C01", "C02", "C03", "C04", "C05", "C06", "C07", "C08", "C12", "N01", "N02", "N05", "N07", "L01"];
+/// The cases that pods on ipvlan devices run: all of these but those of a pod that dials itself or a neighbour. The kernel hands their
+/// replies on between the two, past every hook.
+pub(crate) const ON_IPVLAN: &[&str] = &["C03", "C04", "C05", "C06", "C07", "C08", "C12", "N01", "N02", "N05", "L01"];
 /// The cases of a client outside that n1 answers by another way. It dials n1, which has the backend or passes it on.
 pub(crate) const ASYMMETRIC: &[&str] = &["N01", "N02", "N03", "N04", "N05", "N06", "L01", "L02", "L03", "L11"];
 

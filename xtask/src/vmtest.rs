@@ -53,6 +53,7 @@ const SUITES: &[&str] = &[
     "shapes/vlan sctp,8021q /bin/vm --exact plain::nodes_on_a_vlan_serve",
     "shapes/bond sctp,bonding /bin/vm --exact plain::nodes_on_a_bond_serve",
     "shapes/macvlan sctp,macvlan /bin/vm --exact plain::pods_on_macvlan_devices_reach_services",
+    "shapes/ipvlan sctp,ipvlan /bin/vm --exact plain::pods_on_ipvlan_devices_reach_other_services",
     "shapes/netkit sctp,netkit /bin/vm --exact plain::pods_on_netkit_pairs_reach_services",
     "packets - /bin/kernel --skip reference::",
 ];

@@ -22,9 +22,13 @@ pub(super) fn build(id: &str, layout: Layout, uplink: Uplink, dir: PathBuf) -> R
     let xl = neighbour(id, &fabric)?;
     let _tunnel = match layout {
         Layout::Tunnel(kind) => tunnel::make(kind, [&n1, &n2], &fabric, &dir).context("make the tunnel")?,
-        Layout::Routed | Layout::Ptp | Layout::Bridge | Layout::Vxlan | Layout::Macvlan | Layout::Netkit(_) => {
-            Vec::new()
-        }
+        Layout::Routed
+        | Layout::Ptp
+        | Layout::Bridge
+        | Layout::Vxlan
+        | Layout::Macvlan
+        | Layout::Ipvlan
+        | Layout::Netkit(_) => Vec::new(),
     };
     let lab = Lab { layout, n1, n2, x, xl, ext, fabric, _tunnel, dir };
     lab.set_external_route(&lab.n1)?;

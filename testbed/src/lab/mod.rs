@@ -58,6 +58,8 @@ pub enum Layout {
     Tunnel(TunnelKind),
     /// On macvlan devices above the second link, with one host route per pod, as the plugin macvlan does.
     Macvlan,
+    /// On ipvlan devices in the mode L2, else as macvlan. Few kernels of build machines have them.
+    Ipvlan,
     /// As ptp, on pairs of netkit devices, which Cilium may use. Few kernels of build machines have them.
     Netkit(NetkitLayer),
 }
@@ -70,7 +72,7 @@ impl Layout {
     /// Returns the MTU of pods' devices, in bytes.
     pub fn mtu(self) -> u32 {
         match self {
-            Self::Routed | Self::Ptp | Self::Bridge | Self::Macvlan | Self::Netkit(_) => LINK_MTU,
+            Self::Routed | Self::Ptp | Self::Bridge | Self::Macvlan | Self::Ipvlan | Self::Netkit(_) => LINK_MTU,
             Self::Vxlan => LINK_MTU - pods::OVERHEAD,
             Self::Tunnel(kind) => kind.mtu(),
         }

@@ -21,7 +21,8 @@ pub(super) const OVERHEAD: u32 = 50;
 pub(super) fn prepare(node: &NetNs, layout: Layout, pod_net: DualNet) -> Result<()> {
     match layout {
         Layout::Routed | Layout::Ptp | Layout::Tunnel(_) | Layout::Netkit(_) => Ok(()),
-        Layout::Macvlan => macvlan::prepare(node, pod_net),
+        Layout::Macvlan => macvlan::prepare(node, pod_net, macvlan::MACVLAN),
+        Layout::Ipvlan => macvlan::prepare(node, pod_net, macvlan::IPVLAN),
         Layout::Bridge => bridge(node, layout, pod_net),
         Layout::Vxlan => bridge(node, layout, pod_net).and_then(|()| overlay(node, layout, pod_net)),
     }
@@ -36,7 +37,8 @@ pub(super) fn connect(node: &NetNs, layout: Layout, pod: &Host, pod_net: DualNet
             ptp(node, pod, pod_net)
         }
         Layout::Netkit(mode) => netkit::make(node, pod, mode).and_then(|()| ptp(node, pod, pod_net)),
-        Layout::Macvlan => macvlan::connect(node, pod, pod_net),
+        Layout::Macvlan => macvlan::connect(node, pod, pod_net, macvlan::MACVLAN),
+        Layout::Ipvlan => macvlan::connect(node, pod, pod_net, macvlan::IPVLAN),
         Layout::Bridge | Layout::Vxlan => bridged(node, layout, pod, pod_net),
     }
 }

@@ -234,7 +234,9 @@ impl Node {
     pub fn towards_own_pods(&self, layout: Layout) -> Dual {
         match layout {
             Layout::Routed | Layout::Tunnel(_) => self.host.addrs,
-            Layout::Ptp | Layout::Bridge | Layout::Vxlan | Layout::Macvlan | Layout::Netkit(_) => self.pod_net.host(1),
+            Layout::Ptp | Layout::Bridge | Layout::Vxlan | Layout::Macvlan | Layout::Ipvlan | Layout::Netkit(_) => {
+                self.pod_net.host(1)
+            }
         }
     }
 
@@ -242,7 +244,7 @@ impl Node {
     pub fn towards_pods(&self, layout: Layout, route: PodRoute) -> Dual {
         match layout {
             Layout::Vxlan | Layout::Tunnel(_) => self.pod_net.host(0),
-            Layout::Routed | Layout::Ptp | Layout::Bridge | Layout::Macvlan | Layout::Netkit(_) => {
+            Layout::Routed | Layout::Ptp | Layout::Bridge | Layout::Macvlan | Layout::Ipvlan | Layout::Netkit(_) => {
                 node_addrs(self, route)
             }
         }

@@ -18,6 +18,7 @@ pub(super) const WANTED: &[&str] = &[
     "8021q",
     "bonding",
     "macvlan",
+    "ipvlan",
     "vxlan",
     "wireguard",
     "ip6_tunnel",
