@@ -43,6 +43,8 @@ impl Node {
     pub const STACKED: u32 = 1 << 8;
     /// Some device is [`Device::FILTERED`].
     pub const FILTERED: u32 = 1 << 9;
+    /// There are macvlans: frames for another link address than a device's own may be for one above it.
+    pub const MACVLANS: u32 = 1 << 10;
 
     pub const fn new(addr4: Addr4, addr6: Addr6, anchor_ifindex: u32, anchor_mac: [u8; 6], flags: u32) -> Self {
         Self { addr4, addr6, anchor_ifindex, anchor_mac, pad: 0, flags }

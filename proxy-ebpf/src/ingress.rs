@@ -51,6 +51,15 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Act
     }
 }
 
+/// Returns true if the frame is for a macvlan above this device, whose hook meets it next, or for another machine. A bridge's
+/// port receives what is for the bridge's own link address, and there a frame does not tell.
+#[inline(always)]
+pub fn is_for_macvlan(skb: Skb) -> bool {
+    skb.is_anothers()
+        && maps::node().is_some_and(|node| node.has(Node::MACVLANS))
+        && maps::place_of(skb.ifindex()).1 == 0
+}
+
 /// Opens the flow that starts with this packet.
 #[inline(always)]
 fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, mut decision: DecisionMemory) -> Result<(), Reason> {

@@ -78,6 +78,10 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
     // SAFETY: this is the entry of a tc program, and the only call here.
     let mut memory = unsafe { Memory::of_hook() };
     skb.clear_foreign_mark();
+    if ingress::is_for_macvlan(skb) {
+        maps::count(Reason::NotOurs);
+        return Action::PASS.0;
+    }
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
             let outcome = established4(skb, Hook::INGRESS, memory.lend())

@@ -287,6 +287,13 @@ impl Skb {
         field!(self.pkt_type) == PACKET_HOST
     }
 
+    /// Returns true if the frame is addressed to one other host, as the device knows it.
+    #[inline(never)]
+    pub fn is_anothers(self) -> bool {
+        const PACKET_OTHERHOST: u32 = 3;
+        field!(self.pkt_type) == PACKET_OTHERHOST
+    }
+
     /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The stack takes it off; past the stack it would stay.
     #[inline(never)]
     pub fn is_tagged(self) -> bool {

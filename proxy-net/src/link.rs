@@ -112,6 +112,8 @@ pub enum LinkKind {
     Vlan,
     /// A VXLAN or GENEVE device.
     Overlay,
+    /// A macvlan, with a link address of its own above a device that receives its frames first.
+    Macvlan,
     /// An IPsec interface (xfrm, VTI). The kernel puts the outer link header in front of what it has decrypted.
     Ipsec,
     Dummy,
@@ -166,9 +168,9 @@ impl Link {
         matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
     }
 
-    /// Returns true if only routes tell whether a pod or a router is at the other end.
+    /// Returns true if only routes tell whether pods or a router are at the other end.
     pub fn is_told_by_routes(&self) -> bool {
-        self.leads_elsewhere() && !self.addrs.is_empty()
+        (self.leads_elsewhere() || self.kind == LinkKind::Macvlan) && !self.addrs.is_empty()
     }
 
     /// Returns true for one end of a veth pair whose other end is in another namespace, if nothing delays or changes
@@ -190,6 +192,7 @@ fn kind(info: &LinkInfo) -> Option<LinkKind> {
         InfoKind::Bridge => LinkKind::Bridge,
         InfoKind::Bond | InfoKind::Team => LinkKind::Bond,
         InfoKind::Vlan => LinkKind::Vlan,
+        InfoKind::MacVlan => LinkKind::Macvlan,
         InfoKind::Vxlan | InfoKind::Geneve => LinkKind::Overlay,
         InfoKind::Xfrm | InfoKind::Vti | InfoKind::Vti6 => LinkKind::Ipsec,
         InfoKind::Dummy => LinkKind::Dummy,

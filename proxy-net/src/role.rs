@@ -72,6 +72,8 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
+        // The node's own beside those of its pods: no frame from another one gets to it past the uplink's hook.
+        (LinkKind::Macvlan, _) => Role::Device { pod: link.far_end == FarEnd::Hosts },
         // CNI plugins give a pod's device no address, or the gateway's and a route to the pod. With anything else
         // behind it, the device is rather a link to a router in a namespace, from where any client may come.
         _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.far_end == FarEnd::Hosts) },
@@ -115,6 +117,8 @@ mod tests {
             ("bond", link("bond0", Bond), device),
             ("VLAN", link("eth0.5", Vlan), device),
             ("overlay", link("flannel.1", Overlay), device),
+            ("macvlan", link("mac0", Macvlan), device),
+            ("macvlan with an address", with_addr(link("mac0", Macvlan)), device),
             ("tap of a virtual machine", link("tap0", Other), device),
             (
                 "bond's slave",
@@ -224,6 +228,12 @@ mod tests {
             ("with a router", far_end(&["10.244.1.2/32", "10.9.0.0/24 via"]), device),
             ("with a host behind a router", far_end(&["10.9.0.7/32 via"]), device),
             ("to a namespace, without an address, with a network", told(away(link("v0", Veth)), &["10.9.0.0/24"]), pod),
+            (
+                "a node's own macvlan beside its pods'",
+                Link { kind: Macvlan, peer_netns: false, ..far_end(&["10.244.1.2/32"]) },
+                pod,
+            ),
+            ("macvlan with a network", Link { kind: Macvlan, peer_netns: false, ..far_end(&["10.9.0.0/24"]) }, device),
             ("of this namespace, with a route to a host", told(with_addr(link("v0", Veth)), &["10.9.0.7/32"]), device),
         ];
         let links = [(VRF, Link { index: VRF, ..link("vrf0", Other) })].into();

@@ -35,16 +35,15 @@ test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests --test reachabil
 
 Both nodes, n1 and n2, run kpx. p1a, p1b and p1c are pods of n1; p2a and p2b are pods of n2; x is a client outside, xl a
 client on the nodes' own segments, ext a server outside. All rows are run with TCP, UDP and SCTP, IPv4 and IPv6, in
-five layouts of pods: on veths without an address, as Calico has them; on veths that have the gateway's, as the plugin
-ptp and so kind has them; on a bridge; on a bridge with VXLAN between the nodes, as flannel has it; and behind a tunnel of tun devices, whose
-packets have no Ethernet header. (There the cases run once, in the default mode with the firewall.) They are run with
+six layouts of pods: on veths without an address, as Calico has them; on veths that have the gateway's, as the plugin
+ptp and so kind has them; on a bridge; on a bridge with VXLAN between the nodes, as flannel has it; behind a tunnel of tun devices, whose
+packets have no Ethernet header; and on macvlan devices above a second uplink. (In the last two the cases run once, in the default mode with the firewall.) They are run with
 one byte, more than a segment, bursts of 60 kB, and UDP datagrams of 2,000 and 9,000 bytes in fragments. In the plain setting, with pods reached over a second device (as an overlay is), and
 with a firewall that drops what connection tracking finds invalid, with and without checksum offload, when every
 checksum of every packet is verified too. ClusterIPs besides with rp_filter 0, 1 and 2, with and without a default route.
 
 Nodes of other shapes run fewer cases:
-- Pods on macvlan devices above a second uplink, as kube-proxy masquerades: SHAPED.
-- An uplink that is a VLAN, an uplink that is a bond, pods on netkit pairs: the same, by `cargo xtask vmtest --only shapes`.
+- An uplink that is a VLAN, an uplink that is a bond, pods on netkit pairs, pods on macvlan devices, by `cargo xtask vmtest --only shapes`: SHAPED.
 - Pods on ipvlan devices (mode L2) above a second uplink, as kube-proxy masquerades, with rp_filter 2, by the same command: ON_IPVLAN.
 - Two uplinks, where n1 answers x by another than x reaches n1 by, with rp_filter 0 and 2: ASYMMETRIC.
 

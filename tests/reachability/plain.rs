@@ -80,7 +80,7 @@ fn pods_on_netkit_pairs_reach_services() {
 fn some(layout: Layout, uplink: Uplink, cases: &[&str]) -> Result<()> {
     let lab = Lab::start_with(layout, uplink)?;
     // Only their addresses tell such pods.
-    let compat = matches!(layout, Layout::Macvlan | Layout::Ipvlan);
+    let compat = layout == Layout::Ipvlan;
     serve(&lab, if compat { compat_args() } else { Vec::new() }, |results| {
         let plain = Setting::plain(lab.layout, compat);
         plain.apply(&lab)?;

@@ -117,7 +117,11 @@ impl Devices {
     pub(super) fn flags(&self) -> u32 {
         let has = |is_so: fn(&Link) -> bool| self.links.values().any(is_so);
         let is_stacked = has(|link| link.kind == LinkKind::Bridge || may_be_macvlan(link));
-        let flags = [(is_stacked, device::Node::STACKED), (has(|link| link.filtered), device::Node::FILTERED)];
+        let flags = [
+            (is_stacked, device::Node::STACKED),
+            (has(may_be_macvlan), device::Node::MACVLANS),
+            (has(|link| link.filtered), device::Node::FILTERED),
+        ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }
 }
@@ -134,7 +138,8 @@ fn leads_nowhere(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
 /// Returns true if the device may be a macvlan or ipvlan, which lies on another device whose hooks see its packets as
 /// well. Some other kinds of device count too.
 fn may_be_macvlan(link: &Link) -> bool {
-    link.kind == LinkKind::Other && link.header == LinkHeader::Ethernet && !link.peer_netns
+    let kinds = [LinkKind::Macvlan, LinkKind::Other];
+    kinds.contains(&link.kind) && link.header == LinkHeader::Ethernet && !link.peer_netns
 }
 
 /// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.

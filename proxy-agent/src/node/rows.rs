@@ -28,7 +28,7 @@ pub(super) struct NodeRows {
 }
 
 /// The flags that follow from all devices together.
-const OF_DEVICES: u32 = device::Node::STACKED | device::Node::FILTERED;
+const OF_DEVICES: u32 = device::Node::STACKED | device::Node::FILTERED | device::Node::MACVLANS;
 
 /// The parts of the node's row beside addresses.
 pub(super) struct NodeFlags {

@@ -50,7 +50,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 10] = [
+const NODE_FLAGS: [(&str, u32); 11] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -61,6 +61,7 @@ const NODE_FLAGS: [(&str, u32); 10] = [
     ("masquerade_all", Node::MASQUERADE_ALL),
     ("stacked", Node::STACKED),
     ("filtered", Node::FILTERED),
+    ("macvlans", Node::MACVLANS),
 ];
 const DEVICE_FLAGS: [(&str, u32); 7] = [
     ("uplink", 0),
