@@ -54,7 +54,9 @@ impl Names {
             text = text.replace(&format!(":{port}"), ":$port");
         }
         // A masqueraded client's port is drawn from a range that has other ports too.
-        text.split_inclusive('\n').map(|line| if is_source(line) { without_port(line) } else { line.to_owned() }).collect()
+        text.split_inclusive('\n')
+            .map(|line| if is_source(line) { without_port(line) } else { line.to_owned() })
+            .collect()
     }
 }
 
