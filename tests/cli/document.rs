@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use anyhow::{Context, Result, ensure};
 use expect_test::expect_file;
 use serde_json::Value;
-use testbed::agent::kpx;
+use testbed::agent::{DEADLINE, kpx, wait_until};
 
 use crate::node::{Node, namespace};
 use crate::schema::schema;
@@ -25,6 +25,9 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     let refused = node.ns().run(|| TcpStream::connect("10.96.0.11:80"));
     ensure!(refused.is_err(), "web-old has no endpoints");
     let _connection = node.connect()?;
+    // FLOWS shows what the last sweep has counted.
+    let is_counted = || Ok(node.text("backends --no-headers")?.lines().any(|line| line.trim_end().ends_with(" 1")));
+    wait_until(DEADLINE, "a sweep has counted the connection", is_counted)?;
     let mut text = HEAD.to_owned();
     for section in &SECTIONS {
         let Section { heading, about, example, data } = section;
