@@ -17,6 +17,7 @@ pub(super) use fallback::NodePortFallback;
 
 /// The readable part of one EndpointSlice.
 pub struct Slice<'a, A: Addr> {
+    /// Sorted by name and protocol; several of one name and protocol are in the order of the slice.
     ports: Vec<SlicePort<'a>>,
     endpoints: Vec<Endpoint<'a, A>>,
 }
@@ -77,7 +78,8 @@ impl<'a, A: Addr> Slice<'a, A> {
         }
         let mut reader = Reader::new("EndpointSlice", &slice.name, skipped);
         let ports = slice.ports.iter().enumerate();
-        let ports = ports.filter_map(|(index, port)| SlicePort::new(&mut reader, index, port)).collect();
+        let mut ports: Vec<_> = ports.filter_map(|(index, port)| SlicePort::new(&mut reader, index, port)).collect();
+        ports.sort_by_key(SlicePort::key);
         let endpoints = slice.endpoints.iter().enumerate();
         let endpoints =
             endpoints.filter_map(|(index, endpoint)| Endpoint::new(&mut reader, index, endpoint, node)).collect();
@@ -86,6 +88,10 @@ impl<'a, A: Addr> Slice<'a, A> {
 }
 
 impl<'a> SlicePort<'a> {
+    fn key(&self) -> (&'a str, Proto) {
+        (self.name, self.proto)
+    }
+
     fn new(reader: &mut Reader<'_>, index: usize, port: &'a compact::EndpointPort) -> Option<Self> {
         let missing = || "missing".to_owned();
         let name = reader.take(format_args!("ports[{index}].name"), port.name.as_deref().ok_or_else(missing))?;
@@ -147,7 +153,8 @@ impl Hint {
 pub fn join<'a, A: Addr>(slices: &'a [Slice<'a, A>], name: &str, proto: Proto) -> Joined<'a, A> {
     let mut joined = BTreeMap::new();
     for slice in slices {
-        for port in slice.ports.iter().filter(|port| port.name == name && port.proto == proto) {
+        let first = slice.ports.partition_point(|port| port.key() < (name, proto));
+        for port in slice.ports[first..].iter().take_while(|port| port.key() == (name, proto)) {
             for endpoint in &slice.endpoints {
                 match joined.entry(SockAddr::new(endpoint.addr, port.number)) {
                     Entry::Vacant(entry) => {
