@@ -151,7 +151,8 @@ impl Desired {
 
     /// Limits the tables to the room of the maps. Call it before anything is applied.
     pub fn within(self, room: Room) -> Self {
-        Self { v4: Family::new(room), v6: Family::new(room), ..self }
+        let (options, node) = (ModelOptions { room, ..self.options }, NodeModel { room, ..self.node });
+        Self { options, node, v4: Family::new(room), v6: Family::new(room), ..self }
     }
 
     pub fn apply(&mut self, input: Input) {

@@ -13,6 +13,7 @@ use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
 
 use crate::compact::{self, EndpointSlice, Flat, Shared};
 use crate::input::ObjectName;
+use crate::shares::Used;
 use crate::store::Store;
 
 mod endpoints;
@@ -60,6 +61,9 @@ pub struct FamilyModel<A: Addr> {
     pub frontends: Flat<FrontendKey<A>, ClaimedFrontend<A>>,
     /// The ports, by their ClusterIP frontends.
     pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
+    /// The ports without room in any case, because those before them have more backends than the maps have room for.
+    /// The model has no backends for them.
+    pub without_room: BTreeSet<FrontendKey<A>>,
     /// The ranges of clients that may dial the LoadBalancer frontends; empty if every client may.
     pub source_ranges: BTreeSet<Range<A>>,
     /// The number of ready addresses on this node, over all ports.
@@ -162,7 +166,7 @@ impl<A: Addr> FamilyModel<A> {
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
         let mut frontends = ClaimedFrontends::at(cluster_ip);
-        let mut ports = BTreeMap::new();
+        let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Used::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
         for (index, port) in parts.service.ports.iter().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
@@ -179,17 +183,24 @@ impl<A: Addr> FamilyModel<A> {
             });
             let is_external = own_node_port.is_some() || !externals.is_empty();
             frontends.add_port(&mut reader, index, key, own_node_port, &externals, &parts.node.guard);
-            let endpoints = join(&slices, port.name.as_deref().unwrap_or_default(), proto);
+            let has_room = parts.node.room.holds(&used);
+            let endpoints = match has_room {
+                true => join(&slices, port.name.as_deref().unwrap_or_default(), proto),
+                false => Joined::none(),
+            };
+            without_room.extend((!has_room).then_some(key));
             let (endpoints, left_out) = parts.within_reach(key, node_port, is_external, endpoints);
             unreachable.extend(left_out);
             local_ready.extend(endpoints.local_ready());
             let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
-            ports.insert(key, ServicePort::new(&mut reader, index, port_policy, &endpoints));
+            let port = ServicePort::new(&mut reader, index, port_policy, &endpoints);
+            used.add(&port);
+            ports.insert(key, port);
         }
         let (frontends, ports) = (frontends.0.into(), ports.into());
         let (claim, local_ready) = (parts.claim.clone(), local_ready.len());
         let is_kept_by_host = keeper.is_some();
-        Some(Self { claim, is_kept_by_host, frontends, ports, source_ranges, local_ready, unreachable })
+        Some(Self { claim, is_kept_by_host, frontends, ports, without_room, source_ranges, local_ready, unreachable })
     }
 
     /// Returns true if the packets to this frontend stay with the host.

@@ -12,11 +12,12 @@ use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 
 use crate::compact::Shared;
 use crate::input::ObjectName;
-use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
+use crate::model::{Cause, Claim, FamilyModel, ObjectRef, ServicePort, Skipped};
 
 /// The rows in each of the maps that Services fill, in the order of [`maps`].
 type Rows = [usize; MAPS];
 const MAPS: usize = 6;
+const SLOTS: usize = 2;
 
 fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
     [family.frontends, family.services, family.slots, family.endpoints, family.maglev, family.source_ranges]
@@ -51,6 +52,21 @@ impl Room {
             |name: &str| max_entries.get(name).map_or(usize::MAX, |entries| (entries - entries / 16) as usize);
         let [v4, v6] = [IPV4, IPV6].map(|family| maps(&family).map(entries));
         Self(std::array::from_fn(|map| v4[map].min(v6[map])))
+    }
+
+    /// Returns true if there is room for these rows.
+    pub(crate) fn holds(&self, used: &Used) -> bool {
+        used.0.iter().zip(self.0).all(|(used, room)| *used <= room)
+    }
+}
+
+/// The rows of the first ports of a Service.
+#[derive(Default)]
+pub(crate) struct Used(Rows);
+
+impl Used {
+    pub(crate) fn add<A: Addr>(&mut self, port: &ServicePort<A>) {
+        add(&mut self.0, &rows_of_port(port));
     }
 }
 
@@ -207,7 +223,7 @@ fn left_out<'a, A: Addr>(
         for (service, frontends) in by_service(model) {
             let mut with = *used;
             add(&mut with, &rows_of(model, &service, frontends.len()));
-            if fits(&with) {
+            if fits(&with) && !model.without_room.contains(&service) {
                 *used = with;
             } else {
                 without.extend(frontends);
@@ -241,8 +257,16 @@ fn rows<A: Addr>(model: &FamilyModel<A>) -> Rows {
 /// Returns the rows of one service port, with so many frontends.
 fn rows_of<A: Addr>(model: &FamilyModel<A>, service: &FrontendKey<A>, frontends: usize) -> Rows {
     let Some(port) = model.ports.get(service) else { return [frontends, 0, 0, 0, 0, 0] };
-    let slots = port.cluster.len() + port.local.len();
-    [frontends, 1, slots, port.endpoints.len(), port.maglev.len(), model.source_ranges.len()]
+    let mut rows = rows_of_port(port);
+    (rows[0], rows[5]) = (frontends, model.source_ranges.len());
+    rows
+}
+
+/// Returns the rows of one service port, without frontends and source ranges.
+fn rows_of_port<A: Addr>(port: &ServicePort<A>) -> Rows {
+    let mut rows = [0, 1, 0, port.endpoints.len(), port.maglev.len(), 0];
+    rows[SLOTS] = port.cluster.len() + port.local.len();
+    rows
 }
 
 fn add(to: &mut Rows, rows: &Rows) {
@@ -252,7 +276,7 @@ fn add(to: &mut Rows, rows: &Rows) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{ServiceBuilder, listed, service};
+    use crate::builders::{ServiceBuilder, listed, service, slice};
     use crate::desired::Desired;
     use crate::model::ModelOptions;
     use crate::tables::Tables;
@@ -329,6 +353,26 @@ mod tests {
         desired.apply(wide("greedy/new", 1, 10).created(2).into());
         desired.apply(wide("greedy/old", 2, 10).created(1).into());
         assert_eq!(served(&mut desired, room), [("10.96.0.1".to_owned(), 4), ("10.96.0.2".to_owned(), 11)].into());
+    }
+
+    /// As many backends as all ports and endpoints make together would take the agent's memory.
+    #[test]
+    fn service_is_modelled_only_as_far_as_there_is_room() {
+        let room = Room::of_rows(25);
+        let mut desired = desired(room);
+        let pods = (1..=10)
+            .fold(slice("greedy/big-1", "big").tcp(8080), |slice, host| slice.ready(&format!("10.244.0.{host}")));
+        desired.apply(wide("greedy/big", 1, 20).into());
+        desired.apply(pods.into());
+        assert_eq!(served(&mut desired, room), [("10.96.0.1".to_owned(), 3)].into());
+        assert!(skipped(&desired)[0].contains("18 of 20 ports are not served"), "{:?}", skipped(&desired));
+        let services = desired.snapshot().services;
+        let ports = services.iter().filter_map(|service| service.v4.as_ref()).flat_map(|v4| v4.ports.values());
+        assert_eq!(
+            ports.map(|port| port.cluster.len()).sum::<usize>(),
+            30,
+            "the third port shows that there is no room"
+        );
     }
 
     /// A tenant that fills the room does not get the address of another.

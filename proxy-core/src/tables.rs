@@ -75,7 +75,7 @@ impl Tables {
 
     /// Builds the same for maps of limited room.
     pub fn within(room: Room, store: &Store, options: &ModelOptions) -> Self {
-        let node = NodeModel::of(store, options);
+        let node = NodeModel { room, ..NodeModel::of(store, options) };
         let models: Vec<_> = store.services().map(|(name, _)| ServiceModel::of(store, name, &node).0).collect();
         Self {
             v4: FamilyTables::of(models.iter().filter_map(|model| model.v4.as_ref()), room),

@@ -11,6 +11,7 @@ use proxy_common::frontend::Algorithm;
 use super::guard::Guard;
 use super::host_mode::{HostMode, HostRoutes};
 use super::read::{cidr, ip};
+use crate::shares::Room;
 use crate::store::Store;
 
 /// The taint (any value, any effect) of a node that the cluster autoscaler is about to remove.
@@ -33,6 +34,8 @@ pub struct ModelOptions {
     pub host_routes: Option<Arc<HostRoutes>>,
     /// The addresses whose packets the host keeps, with the device that has each: no ClusterIP frontend is there.
     pub kept_addresses: BTreeMap<IpAddr, String>,
+    /// The room of the maps. No model of a Service has backends for more.
+    pub room: Room,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub struct NodeModel {
     pub host_mode: Option<HostMode>,
     /// The addresses whose packets the host keeps: see [`ModelOptions::kept_addresses`].
     pub kept_addresses: BTreeMap<IpAddr, String>,
+    /// The room of the maps: see [`ModelOptions::room`].
+    pub room: Room,
 }
 
 impl NodeModel {
@@ -64,6 +69,7 @@ impl NodeModel {
             guard: Guard::of(store, options),
             host_mode: options.host_routes.clone().map(|host_routes| HostMode::of(store, host_routes)),
             kept_addresses: options.kept_addresses.clone(),
+            room: options.room,
         }
     }
 }
