@@ -45,6 +45,8 @@ const BATCH: usize = 4_096;
 /// The same limit for changes of devices. The limit is small, because the first of many pods must not wait for the
 /// last.
 const LINK_BATCH: usize = 64;
+/// The rows of the tables that a pass is for, about. A new Service of one namespace waits no longer than such a pass takes.
+const PASS: usize = 1 << 17;
 /// The first wait between attempts to write what the kernel refused. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
@@ -92,6 +94,8 @@ pub struct Agent {
     retry: Option<(Instant, Duration)>,
     /// The time of the next attempt to update the node, after a failed one.
     node_retry: Option<Instant>,
+    /// Set if the last pass has left Services to the next one.
+    is_behind: bool,
     /// Set by the first sync. Before it, the maps may hold what a predecessor left.
     synced: bool,
     syncs: u64,
@@ -128,6 +132,7 @@ impl Agent {
             notices: Notices::default(),
             retry: None,
             node_retry: None,
+            is_behind: false,
             synced: false,
             syncs: 0,
             last_sync: None,
@@ -144,8 +149,8 @@ impl Agent {
         let mut batch = Vec::with_capacity(BATCH);
         let mut link_batch = Vec::with_capacity(LINK_BATCH);
         loop {
-            let retry_at =
-                self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.schedule.due()).min();
+            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.schedule.due());
+            let retry_at = retry_at.chain(self.is_behind.then(Instant::now)).min();
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
@@ -231,6 +236,7 @@ impl Agent {
     /// Makes the maps and the node match the desired state. Returns an error if the agent must restart.
     async fn sync(&mut self) -> Result<()> {
         self.schedule.begin();
+        self.is_behind = false;
         if !self.desired.is_complete() {
             return Ok(());
         }
@@ -297,11 +303,12 @@ impl Agent {
     /// Writes the changes. A `full` pass compares with what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        let models = self.desired.read();
+        let models = if pass.full { self.desired.read() } else { self.desired.read_in_turn(PASS) };
         let diff_started = Instant::now();
         pass.passed(Phase::Model, diff_started.duration_since(started));
         let Sync { changes, skipped, triggers } =
             if pass.full { models.sync_from(&self.writer.read().context("read the maps")?) } else { models.sync() };
+        self.is_behind = self.desired.is_dirty();
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
         pass.passed(Phase::Diff, diff_started.elapsed());

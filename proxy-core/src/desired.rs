@@ -20,9 +20,11 @@ mod host_mode;
 mod kept;
 mod ledger;
 mod snapshot;
+mod turns;
 
 use family::Family;
 use ledger::Ledger;
+use turns::Turns;
 
 pub use snapshot::{ServiceSnapshot, Snapshot};
 
@@ -35,7 +37,7 @@ pub struct Desired {
     node: NodeModel,
     service_cidrs: Vec<IpNet>,
     /// The Services whose model may be out of date.
-    dirty: BTreeSet<ObjectName>,
+    dirty: Turns,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     tables: Tables,
@@ -82,13 +84,17 @@ impl Models<'_> {
         if !desired.is_complete() {
             return Sync::default();
         }
-        desired.pending = Pending::default();
-        let Desired { v4, v6, tables, news, triggers, revision, .. } = desired;
+        let Desired { dirty, pending, v4, v6, tables, news, triggers, revision, .. } = desired;
+        if dirty.is_empty() {
+            *pending = Pending::default();
+        }
+        let (waiting, due) = std::mem::take(triggers).into_iter().partition(|trigger| dirty.contains(&trigger.service));
+        *triggers = waiting;
         let mut changes = Vec::new();
         changes.extend(v4.settle(&mut tables.v4, news).into_iter().map(Change::V4));
         changes.extend(v6.settle(&mut tables.v6, news).into_iter().map(Change::V6));
         *revision += u64::from(changes.iter().any(Change::is_of_frontend));
-        Sync { changes, skipped: std::mem::take(news), triggers: std::mem::take(triggers) }
+        Sync { changes, skipped: std::mem::take(news), triggers: due }
     }
 
     /// The second part of [`Desired::sync_from`].
@@ -137,7 +143,7 @@ impl Desired {
             options,
             store,
             service_cidrs: Vec::new(),
-            dirty: BTreeSet::new(),
+            dirty: Turns::default(),
             tables: Tables::default(),
             health_checks: BTreeMap::new(),
             unreadable: Ledger::default(),
@@ -209,7 +215,19 @@ impl Desired {
 
     /// Reads the objects that were applied since the last sync, which is the first part of one.
     pub fn read(&mut self) -> Models<'_> {
-        let due = if self.is_complete() { std::mem::take(&mut self.dirty) } else { BTreeSet::new() };
+        let due = if self.is_complete() { self.dirty.take_all() } else { BTreeSet::new() };
+        self.model(due)
+    }
+
+    /// Reads a part of them, for about so many rows of the tables. Each namespace has its turn. While
+    /// [`Self::is_dirty`], more parts remain. The first sync must have taken in all objects.
+    pub fn read_in_turn(&mut self, rows: usize) -> Models<'_> {
+        let rows_of = |service: &ObjectName| model::rows_at_most(&self.store, service, self.options.room);
+        let due = if self.is_complete() { self.dirty.take(rows, rows_of) } else { Vec::new() };
+        self.model(due)
+    }
+
+    fn model(&mut self, due: impl IntoIterator<Item = ObjectName>) -> Models<'_> {
         for name in due {
             let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);

@@ -13,7 +13,7 @@ use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
 
 use crate::compact::{self, EndpointSlice, Flat, Shared};
 use crate::input::ObjectName;
-use crate::shares::Used;
+use crate::shares::{Room, Used};
 use crate::store::Store;
 
 mod endpoints;
@@ -143,6 +143,17 @@ impl ServiceModel {
             None => Default::default(),
         }
     }
+}
+
+/// Returns the most slots that a Service may have in both families, from the sizes of its objects alone.
+pub(crate) fn rows_at_most(store: &Store, name: &ObjectName, room: Room) -> usize {
+    let ports = store.service(name).map_or(0, |service| service.ports.len());
+    let rows = |family: &str| {
+        let slices = store.slices_of(name).filter(|slice| *slice.address_type == *family);
+        let endpoints: usize = slices.map(|slice| slice.endpoints.len()).sum();
+        endpoints + ports.saturating_mul(endpoints).min(room.slots())
+    };
+    ports + rows(Addr4::FAMILY) + rows(Addr6::FAMILY)
 }
 
 /// Returns true if the Service has a ClusterIP that kpx must serve.

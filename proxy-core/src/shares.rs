@@ -54,6 +54,11 @@ impl Room {
         Self(std::array::from_fn(|map| v4[map].min(v6[map])))
     }
 
+    /// Returns the number of slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.0[SLOTS]
+    }
+
     /// Returns true if there is room for these rows.
     pub(crate) fn holds(&self, used: &Used) -> bool {
         used.0.iter().zip(self.0).all(|(used, room)| *used <= room)

@@ -137,7 +137,7 @@ fn only_this_node_and_its_zone_matter() {
     desired.apply(node("there", Some("west"), &[("InternalIP", "192.0.2.9")]));
     assert!(desired.dirty.is_empty() && desired.node_addresses().is_empty());
     desired.apply(node("here", Some("east"), &[]));
-    assert_eq!(desired.dirty.len(), 1, "a new zone");
+    assert_eq!(desired.dirty.iter().count(), 1, "a new zone");
     desired.sync();
     let addresses = [
         ("Hostname", "here"),
@@ -147,7 +147,7 @@ fn only_this_node_and_its_zone_matter() {
         ("InternalIP", "nonsense"),
     ];
     desired.apply(node("here", Some("east"), &addresses));
-    assert_eq!(desired.dirty.len(), 1, "new primary addresses");
+    assert_eq!(desired.dirty.iter().count(), 1, "new primary addresses");
     desired.sync();
     desired.apply(node("here", Some("east"), &addresses[1..4]));
     assert!(desired.dirty.is_empty(), "the same zone and primary addresses");

@@ -58,6 +58,31 @@ proptest! {
         }
     }
 
+    /// Each pass takes in a part of what is there, while objects go on changing.
+    #[test]
+    fn passes_in_turn_lead_to_the_tables_from_scratch(
+        batches in vec(random::inputs(0..6), 1..12),
+        room in prop_oneof![Just(usize::MAX), 0..12_usize],
+        rows in 1..20_usize,
+    ) {
+        let room = Room::of_rows(room);
+        let mut desired = Desired::new("here").within(room);
+        listed().into_iter().for_each(|input| desired.apply(input));
+        let mut now = Tables::default();
+        let mut pass = |desired: &mut Desired| {
+            desired.read_in_turn(rows).sync().changes.iter().for_each(|change| now.apply(change));
+            desired.tables() == &now
+        };
+        for input in batches.into_iter().flatten() {
+            desired.apply(input);
+            prop_assert!(pass(&mut desired));
+        }
+        let passes = (0..1_000).take_while(|_| desired.is_dirty() && pass(&mut desired)).count();
+        prop_assert!(!desired.is_dirty(), "not even after {} passes", passes);
+        prop_assert_eq!(desired.pending(), Default::default());
+        prop_assert_eq!(desired.tables(), &Tables::within(room, &desired.store, &desired.options));
+    }
+
     /// Each object has a history and a last version; histories of different objects arrive interleaved in any way.
     #[test]
     fn tables_depend_on_the_last_versions_alone(
