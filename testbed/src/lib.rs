@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod conntrack;
 pub mod echo;
 pub mod exposition;
+pub mod flow_table;
 pub mod http;
 pub mod kept_lines;
 pub mod kernel;
@@ -22,6 +23,7 @@ pub mod reference;
 #[cfg(feature = "packets")]
 pub mod rows;
 pub mod served_lab;
+pub mod stranger;
 #[cfg(feature = "packets")]
 pub mod test_run;
 #[cfg(feature = "packets")]

@@ -2,23 +2,19 @@
 //! the answer. Beside them, RSTs, FINs and SYNs in the names of clients whose connections are silent. Open connections stay open,
 //! and new connections get through.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use aya::maps::{HashMap, MapData};
-use etherparse::{PacketBuilder, PacketBuilderStep, TcpHeader};
-use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::flow::{Flow, FlowKey, Kind, State};
-use proxy_common::names::{IPV4, IPV6};
-use proxy_datapath::open;
-use socket2::{Domain, SockAddr, Socket, Type};
+use etherparse::{PacketBuilderStep, TcpHeader};
 use testbed::agent::{Agent, Cluster, Service, node};
 use testbed::echo::{Connection, Dial, Protocol, Servers, pattern};
+use testbed::flow_table::{FlowTable, counters, flow_tables};
 use testbed::lab::{Family, Host, Lab, Layout};
+use testbed::stranger::{self, Stranger};
 
 /// The port of every server of the lab, and the one that clients outside dial.
 const PORT: u16 = 8080;
@@ -59,14 +55,14 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
     let victims = victims.collect::<Result<Vec<_>>>()?;
     let strangers = to.map(|to| {
         let victims = victims.iter().filter(|victim| victim.is_ipv4() == to.is_ipv4()).copied().collect();
-        Stranger { to, dialled: VecDeque::new(), victims }
+        Names { to, dialled: VecDeque::new(), victims }
     });
     // Until then, some of what the silent ones have sent may be on its way.
     let connected = Instant::now();
     while connected.elapsed() < SILENCE {
         exchange(&mut standing)?;
     }
-    let before = counts(&agent)?;
+    let before = counters(&agent)?;
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     let dialled = thread::scope(|scope| -> Result<_> {
         let flood = scope.spawn(|| flood(flooder, strangers, &stop, &sent));
@@ -76,14 +72,13 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
         dialled
     })?;
     let sent = sent.into_inner();
-    let now = counts(&agent)?;
+    let now = counters(&agent)?;
     let grown = |name: &str| now[name] - before[name];
     println!("{sent} SYNs, {dialled} handshakes meanwhile; {} forgotten", grown("flow_forgotten"));
     ensure!(dialled > 0 && sent > SYNS, "{sent} SYNs, {dialled} handshakes");
     ensure!(grown("flow_forgotten") > 0 && grown("flows_full") == 0 && grown("end_ignored") > 1_000, "{now:?}");
 
-    for family in [table::<Addr4>(&agent, IPV4.flows)?, table::<Addr6>(&agent, IPV6.flows)?] {
-        let Table { half_open, entries, others, established } = family;
+    for FlowTable { half_open, entries, others, established } in flow_tables(&agent)? {
         // Half of the table, in flows of two entries.
         ensure!(half_open <= FLOW_ENTRIES / 4 + 100, "{half_open} half-open flows");
         ensure!(others >= 2 * CONNECTIONS && others <= 2 * CONNECTIONS + dialled, "{others} other flows of {dialled}");
@@ -125,20 +120,13 @@ fn under_flood(client: &Host, to: [SocketAddr; 2], standing: &mut [Connection], 
 }
 
 /// Sends as fast as one thread can, and counts the SYNs of strangers.
-fn flood(from: &Host, mut strangers: [Stranger; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
-    /// Sends the packets as they are, with their IP headers.
-    const RAW: i32 = 255;
-    let socket = |domain| from.ns.run(move || Socket::new(domain, Type::RAW, Some(RAW.into())));
-    let sockets = [socket(Domain::IPV4)?, socket(Domain::IPV6)?];
+fn flood(from: &Host, mut strangers: [Names; 2], stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
+    let stranger = Stranger::on(from)?;
     while !stop.load(Ordering::Relaxed) {
-        for (socket, stranger) in sockets.iter().zip(&mut strangers) {
-            let (packets, syns) = stranger.packets();
+        for names in &mut strangers {
+            let (packets, syns) = names.packets();
             for packet in packets {
-                let mut bytes = Vec::new();
-                packet.write(&mut bytes, &[])?;
-                // To a port of 0: of IPv6 it would be the protocol's.
-                let to = SockAddr::from(SocketAddr::new(stranger.to.ip(), 0));
-                socket.send_to(&bytes, &to).context("send a packet in another's name")?;
+                stranger.send(packet, names.to.ip())?;
             }
             sent.fetch_add(syns, Ordering::Relaxed);
         }
@@ -146,8 +134,8 @@ fn flood(from: &Host, mut strangers: [Stranger; 2], stop: &AtomicBool, sent: &At
     Ok(())
 }
 
-/// The sender in others' names of one family. It sees none of the answers.
-struct Stranger {
+/// The names of one family in which the stranger sends.
+struct Names {
     to: SocketAddr,
     /// The SYNs that wait for their ACKs.
     dialled: VecDeque<SocketAddr>,
@@ -155,26 +143,20 @@ struct Stranger {
     victims: Vec<SocketAddr>,
 }
 
-impl Stranger {
+impl Names {
     /// Returns a SYN or the ACK of an older one, and one packet in the name of a victim; and the number of SYNs.
     fn packets(&mut self) -> ([PacketBuilderStep<TcpHeader>; 2], u64) {
         let answered = if self.dialled.len() > LEAD { self.dialled.pop_front() } else { None };
         let syns = u64::from(answered.is_none());
         let handshake = match answered {
-            Some(name) => self.tcp(name).ack(rand::random()),
+            Some(name) => stranger::tcp(name, self.to).ack(rand::random()),
             None => {
                 let name = self.name();
                 self.dialled.push_back(name);
-                self.tcp(name).syn()
+                stranger::tcp(name, self.to).syn()
             }
         };
-        let victim = self.tcp(self.victims[rand::random_range(0..self.victims.len())]);
-        let end = match rand::random_range(0..4) {
-            0 => victim.rst(),
-            1 => victim.rst().ack(rand::random()),
-            2 => victim.fin().ack(rand::random()),
-            _ => victim.syn(),
-        };
+        let end = stranger::end(self.victims[rand::random_range(0..self.victims.len())], self.to);
         ([handshake, end], syns)
     }
 
@@ -187,50 +169,4 @@ impl Stranger {
         };
         SocketAddr::new(ip, rand::random_range(1_024..=u16::MAX))
     }
-
-    fn tcp(&self, from: SocketAddr) -> PacketBuilderStep<TcpHeader> {
-        let ip = match (from.ip(), self.to.ip()) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
-            (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
-            _ => unreachable!("both are of one family"),
-        };
-        ip.tcp(from.port(), self.to.port(), rand::random(), 64_000)
-    }
-}
-
-/// Returns the counters of the programs.
-fn counts(agent: &Agent<'_>) -> Result<BTreeMap<String, u64>> {
-    let status = agent.status()?;
-    let mut counts: BTreeMap<String, u64> = serde_json::from_value(status["events"].clone())?;
-    counts.extend(serde_json::from_value::<BTreeMap<String, u64>>(status["reasons"].clone())?);
-    Ok(counts)
-}
-
-/// A family's flow table.
-struct Table {
-    entries: usize,
-    half_open: usize,
-    /// Flows that are more than that.
-    others: usize,
-    /// Those of them that neither side has ended.
-    established: usize,
-}
-
-fn table<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<Table> {
-    let maps = serde_json::from_value(agent.status()?["maps"].clone())?;
-    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&maps, name)?;
-    let mut table = Table { entries: 0, half_open: 0, others: 0, established: 0 };
-    for entry in &map {
-        let (key, flow) = entry?;
-        table.entries += 1;
-        match flow.kind {
-            Kind::DNAT if flow.is_half_open(key.proto()) => table.half_open += 1,
-            Kind::DNAT => {
-                table.others += 1;
-                table.established += usize::from(flow.state() == State::Established);
-            }
-            _ => {}
-        }
-    }
-    Ok(table)
 }

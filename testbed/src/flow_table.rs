@@ -1,0 +1,52 @@
+//! Counts the flows in the tables of a running kpx, and the packets that its programs have counted.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use aya::maps::{HashMap, MapData};
+use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::flow::{Flow, FlowKey, Kind, State};
+use proxy_common::names::{IPV4, IPV6};
+use proxy_datapath::open;
+
+use crate::agent::Agent;
+
+/// The flows of one family.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowTable {
+    pub entries: usize,
+    pub half_open: usize,
+    /// The flows that are more than that.
+    pub others: usize,
+    /// The flows among them that neither side has ended.
+    pub established: usize,
+}
+
+/// Reads the tables of both families.
+pub fn flow_tables(agent: &Agent<'_>) -> Result<[FlowTable; 2]> {
+    Ok([read::<Addr4>(agent, IPV4.flows)?, read::<Addr6>(agent, IPV6.flows)?])
+}
+
+fn read<A: Addr>(agent: &Agent<'_>, name: &str) -> Result<FlowTable> {
+    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = open(&agent.typed_status()?.maps, name)?;
+    let mut table = FlowTable::default();
+    for entry in &map {
+        let (key, flow) = entry?;
+        table.entries += 1;
+        match flow.kind {
+            Kind::DNAT if flow.is_half_open(key.proto()) => table.half_open += 1,
+            Kind::DNAT => {
+                table.others += 1;
+                table.established += usize::from(flow.state() == State::Established);
+            }
+            _ => {}
+        }
+    }
+    Ok(table)
+}
+
+/// Returns the counters of the programs: events and reasons.
+pub fn counters(agent: &Agent<'_>) -> Result<BTreeMap<String, u64>> {
+    let status = agent.typed_status()?;
+    Ok(status.events.into_iter().chain(status.reasons).collect())
+}
