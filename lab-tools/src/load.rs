@@ -10,7 +10,7 @@ mod stream;
 mod streams;
 
 pub use self::dialer::{Dialer, Exchange, Plan};
-pub use self::flood::Flood;
+pub use self::flood::{Flood, Pair};
 pub use self::gaps::{Gap, Gaps};
 pub use self::results::Results;
 pub use self::stream::Seen;

@@ -11,7 +11,7 @@ use super::kpx::{AnyAgent, Home};
 use crate::load::{Dialer, Exchange, Kind, Plan, Results, Route, StreamResults, Streams};
 use testbed::agent::{Cluster, Service};
 use testbed::echo::{Protocol, Servers};
-use testbed::lab::{Family, Lab, Layout};
+use testbed::lab::{Family, Host, Lab, Layout};
 
 /// The node port of the Service that connections dial, for those from outside.
 pub(super) const NODE_PORT: u16 = 30_080;
@@ -19,9 +19,12 @@ pub(super) const NODE_PORT: u16 = 30_080;
 pub(super) const WEB_PORT: u16 = 8080;
 /// The port of the servers that answer streams, on a thread of their own.
 const STREAM_PORT: u16 = 9000;
+/// The node port of a Service for streams, for those from outside.
+const STREAM_NODE_PORT: u16 = 30_082;
 /// Pods of both nodes: all but the clients.
 pub(super) const BACKENDS: [&str; 3] = ["p1b", "p1c", "p2a"];
 const CLIENT: &str = "p1a";
+const CLIENT_OUTSIDE: &str = "x";
 /// From where control streams come: its node has no kpx, and neither has the node of its server, the same.
 const CONTROL_CLIENT: &str = "p2b";
 const CONTROL_SERVER: &str = "p2a";
@@ -72,7 +75,7 @@ impl Fixture {
         let home = Home::new(place, &lab, cluster.server()?)?;
         let web = Service::new("web", 20, &BACKENDS, WEB_PORT).node_port(NODE_PORT);
         let web = [web, Service::new("web2", 21, &BACKENDS, WEB_PORT)];
-        let near = Service::new("stream-near", 22, &["p1b"], STREAM_PORT);
+        let near = Service::new("stream-near", 22, &["p1b"], STREAM_PORT).node_port(STREAM_NODE_PORT);
         let streams = [near, Service::new("stream-far", 23, &["p2a"], STREAM_PORT)];
         for object in web.iter().chain(&streams).flat_map(|service| service.objects(&lab)) {
             cluster.put(&object)?;
@@ -91,6 +94,26 @@ impl Fixture {
     }
 
     pub(super) fn load(&self, rate: u32, allowed: impl Fn(&Exchange) -> bool + Send + 'static) -> Result<Load> {
+        self.load_with(rate, allowed, &[])
+    }
+
+    /// Puts the same load on, and streams from clients outside to a node port.
+    pub(super) fn load_with_clients_outside(
+        &self,
+        rate: u32,
+        allowed: impl Fn(&Exchange) -> bool + Send + 'static,
+    ) -> Result<Load> {
+        let node = self.lab.n1.host.addrs;
+        let to = Family::ALL.map(|family| SocketAddr::new(node.ip(family), STREAM_NODE_PORT));
+        self.load_with(rate, allowed, &to.map(|to| (Kind::Service, self.lab.host(CLIENT_OUTSIDE), to)))
+    }
+
+    fn load_with(
+        &self,
+        rate: u32,
+        allowed: impl Fn(&Exchange) -> bool + Send + 'static,
+        more: &[(Kind, &Host, SocketAddr)],
+    ) -> Result<Load> {
         let client = self.lab.host(CLIENT);
         let frontends = |services: &[Service]| -> Vec<SocketAddr> {
             let both = services.iter().flat_map(|service| Family::ALL.map(|family| service.frontend(family)));
@@ -101,7 +124,7 @@ impl Fixture {
         let direct = Family::ALL.map(|family| SocketAddr::new(server.addrs.ip(family), STREAM_PORT));
         let past = direct.into_iter().map(|to| (Kind::Control, from, to));
         // A control stream has its turn before, between and after those that it is compared with.
-        let all: Vec<_> = past.clone().take(1).chain(through).chain(past.skip(1)).collect();
+        let all: Vec<_> = past.clone().take(1).chain(through).chain(more.iter().copied()).chain(past.skip(1)).collect();
         let routes = [Protocol::Udp, Protocol::Tcp]
             .into_iter()
             .flat_map(|protocol| all.iter().map(move |&(kind, from, to)| Route { kind, protocol, from, to }));
