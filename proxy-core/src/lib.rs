@@ -13,6 +13,7 @@ pub mod model;
 
 // The rows.
 pub mod diff;
+mod room;
 pub mod shares;
 pub mod tables;
 

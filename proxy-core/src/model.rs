@@ -13,7 +13,7 @@ use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind};
 
 use crate::compact::{self, EndpointSlice, Flat, Shared};
 use crate::input::ObjectName;
-use crate::shares::{Room, Used};
+use crate::room::{Room, Rows, add};
 use crate::store::Store;
 
 mod endpoints;
@@ -177,7 +177,7 @@ impl<A: Addr> FamilyModel<A> {
         let externals = externals(&mut reader, parts.service, cluster_ip, &parts.node.guard);
         let source_ranges = source_ranges(&mut reader, parts.service, &externals, parts.node);
         let mut frontends = ClaimedFrontends::at(cluster_ip);
-        let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Used::default(), BTreeSet::new());
+        let (mut ports, mut used, mut without_room) = (BTreeMap::new(), Rows::default(), BTreeSet::new());
         let (mut local_ready, mut unreachable) = (BTreeSet::new(), Vec::new());
         for (index, port) in parts.service.ports.iter().enumerate() {
             let Some((number, proto)) = read_port(&mut reader, index, port) else { continue };
@@ -205,7 +205,7 @@ impl<A: Addr> FamilyModel<A> {
             local_ready.extend(endpoints.local_ready());
             let port_policy = parts.policy.port_policy(proto, is_external, !source_ranges.is_empty());
             let port = ServicePort::new(&mut reader, index, port_policy, &endpoints);
-            used.add(&port);
+            add(&mut used, &port.rows());
             ports.insert(key, port);
         }
         let (frontends, ports) = (frontends.0.into(), ports.into());

@@ -4,24 +4,16 @@
 //! which the room is used up (max-min fairness). Above that level the oldest Services keep theirs, port by port.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{AddAssign, SubAssign};
+use std::ops::SubAssign;
 
 use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKey;
-use proxy_common::names::{FamilyMaps, IPV4, IPV6};
 
 use crate::compact::Shared;
 use crate::input::ObjectName;
-use crate::model::{Cause, Claim, FamilyModel, ObjectRef, ServicePort, Skipped};
-
-/// The rows in each of the maps that Services fill, in the order of [`maps`].
-type Rows = [usize; MAPS];
-const MAPS: usize = 6;
-const SLOTS: usize = 2;
-
-fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
-    [family.frontends, family.services, family.slots, family.endpoints, family.maglev, family.source_ranges]
-}
+use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
+pub use crate::room::Room;
+use crate::room::{MAPS, Rows, add};
 
 /// The names of the rows for operators, and the flags that make room for them.
 const KINDS: [(&str, &str); MAPS] = [
@@ -34,54 +26,6 @@ const KINDS: [(&str, &str); MAPS] = [
 ];
 const OF_SERVICES: &str = "--service-table-size";
 const OF_ENDPOINTS: &str = "--endpoint-table-size";
-
-/// The rows that Services of one family may take in each map; the default is no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room(Rows);
-
-impl Default for Room {
-    fn default() -> Self {
-        Self([usize::MAX; MAPS])
-    }
-}
-
-impl Room {
-    /// Takes the entries of the maps, by name. A part stays free, because a change puts some rows before it removes others.
-    pub fn of(max_entries: &BTreeMap<String, u32>) -> Self {
-        let entries =
-            |name: &str| max_entries.get(name).map_or(usize::MAX, |entries| (entries - entries / 16) as usize);
-        let [v4, v6] = [IPV4, IPV6].map(|family| maps(&family).map(entries));
-        Self(std::array::from_fn(|map| v4[map].min(v6[map])))
-    }
-
-    /// Returns the number of slots.
-    pub(crate) fn slots(&self) -> usize {
-        self.0[SLOTS]
-    }
-
-    /// Returns true if there is room for these rows.
-    pub(crate) fn holds(&self, used: &Used) -> bool {
-        used.0.iter().zip(self.0).all(|(used, room)| *used <= room)
-    }
-}
-
-/// The rows of the first ports of a Service.
-#[derive(Default)]
-pub(crate) struct Used(Rows);
-
-impl Used {
-    pub(crate) fn add<A: Addr>(&mut self, port: &ServicePort<A>) {
-        add(&mut self.0, &rows_of_port(port));
-    }
-}
-
-#[cfg(test)]
-impl Room {
-    /// Returns room for so many rows in each map.
-    pub(crate) fn of_rows(rows: usize) -> Self {
-        Self([rows; MAPS])
-    }
-}
 
 /// The rows of the Services of one family, and the ports that have no room.
 #[derive(Debug)]
@@ -262,20 +206,9 @@ fn rows<A: Addr>(model: &FamilyModel<A>) -> Rows {
 /// Returns the rows of one service port, with so many frontends.
 fn rows_of<A: Addr>(model: &FamilyModel<A>, service: &FrontendKey<A>, frontends: usize) -> Rows {
     let Some(port) = model.ports.get(service) else { return [frontends, 0, 0, 0, 0, 0] };
-    let mut rows = rows_of_port(port);
+    let mut rows = port.rows();
     (rows[0], rows[5]) = (frontends, model.source_ranges.len());
     rows
-}
-
-/// Returns the rows of one service port, without frontends and source ranges.
-fn rows_of_port<A: Addr>(port: &ServicePort<A>) -> Rows {
-    let mut rows = [0, 1, 0, port.endpoints.len(), port.maglev.len(), 0];
-    rows[SLOTS] = port.cluster.len() + port.local.len();
-    rows
-}
-
-fn add(to: &mut Rows, rows: &Rows) {
-    to.iter_mut().zip(rows).for_each(|(to, rows)| to.add_assign(rows));
 }
 
 #[cfg(test)]

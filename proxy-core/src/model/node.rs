@@ -11,7 +11,7 @@ use proxy_common::frontend::Algorithm;
 use super::guard::Guard;
 use super::host_mode::{HostMode, HostRoutes};
 use super::read::{cidr, ip};
-use crate::shares::Room;
+use crate::room::Room;
 use crate::store::Store;
 
 /// The taint (any value, any effect) of a node that the cluster autoscaler is about to remove.

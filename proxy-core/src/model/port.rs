@@ -8,6 +8,7 @@ use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev
 use super::endpoints::{Joined, UsedSets};
 use super::maglev;
 use super::read::Reader;
+use crate::room::Rows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort<A: Addr> {
@@ -74,6 +75,12 @@ impl<A: Addr> ServicePort<A> {
             port.endpoints = endpoints.serving().map(|(at, local)| (at, port.endpoint(at, local))).collect();
         }
         port
+    }
+
+    /// Returns the rows of the port, without its frontends and the source ranges of its Service.
+    pub(crate) fn rows(&self) -> Rows {
+        let slots = self.cluster.len() + self.local.len();
+        [0, 1, slots, self.endpoints.len(), self.maglev.len(), 0]
     }
 
     pub fn backends(&self, set: Set) -> &[Backend<A>] {
