@@ -9,6 +9,8 @@ pub mod kube_rules;
 #[cfg(feature = "soak")]
 pub mod load;
 #[cfg(feature = "bench")]
+pub mod openers;
+#[cfg(feature = "bench")]
 pub mod programs;
 #[cfg(feature = "soak")]
 pub mod soak;

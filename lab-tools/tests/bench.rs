@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use lab_tools::bench::{Fixture, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise};
+use lab_tools::openers::openers;
 use testbed::lab::{Lab, Layout};
 
 /// So short that all cells take seconds.
@@ -78,4 +79,12 @@ fn nodes_of_routable_pods_track_nothing() -> Result<()> {
     ensure!(fixture.prove(Path::Routable).is_err(), "a node that masquerades tracks what it forwards");
     fixture.stop_masquerading()?;
     fixture.prove(Path::Routable)
+}
+
+#[test]
+fn openers_are_measured_on_one_cpu_and_on_two() -> Result<()> {
+    for row in openers(1)? {
+        ensure!(row.alone.len() == 2 && row.together.len() == 1 && row.scaling() > 0.0, "{row:?}");
+    }
+    Ok(())
 }

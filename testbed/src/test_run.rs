@@ -111,7 +111,8 @@ impl Bench {
         Self::load(Options { sizes: Sizes { flows: Some(SMALL), ..Sizes::default() }, ..Options::default() })
     }
 
-    fn program(&self, name: &str) -> Result<&SchedClassifier> {
+    /// Returns a loaded program, or the one that does nothing.
+    pub fn program(&self, name: &str) -> Result<&SchedClassifier> {
         if name == EMPTY {
             if self.empty.get().is_none() {
                 let _first = self.empty.set(load_empty()?);

@@ -4,6 +4,7 @@ mod control;
 mod data;
 mod icount;
 mod machine;
+mod openers;
 mod programs;
 mod record;
 mod report;
@@ -29,6 +30,8 @@ enum Section {
     Data(data::Args),
     /// Measure the cost of a packet in each program
     Programs(programs::Args),
+    /// Measure whether openers of flows on two CPUs hinder each other
+    Openers(openers::Args),
     /// Measure the cost of a large cluster for the agent
     Control(control::Args),
     /// Count the instructions that Services cost, where the clock counts them: `cargo xtask bench icount` runs it in a virtual machine
@@ -43,12 +46,14 @@ fn main() -> Result<()> {
     match cli.section {
         Some(Section::Data(args)) => data::run(&args, &cli.results),
         Some(Section::Programs(args)) => programs::run(&args, &cli.results),
+        Some(Section::Openers(args)) => openers::run(&args, &cli.results),
         Some(Section::Control(args)) => control::run(&args, &cli.results),
         Some(Section::Icount(args)) => icount::run(&args),
         Some(Section::Report(args)) => report::run(&args, &cli.results),
         None => {
             data::run(&data::Args::parse_from([""]), &cli.results)?;
             programs::run(&programs::Args::parse_from([""]), &cli.results)?;
+            openers::run(&openers::Args::parse_from([""]), &cli.results)?;
             control::run(&control::Args::parse_from([""]), &cli.results)?;
             report::run(&report::Args::parse_from([""]), &cli.results)
         }

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         text = replace(&text, "data: not run", &figures::skipped(&data))?;
         plots::draw(&cells, &args.docs.join("performance"))?;
     }
-    for section in ["programs", "control"] {
+    for section in ["programs", "openers", "control"] {
         let records = record::read(results, section)?;
         if !records.is_empty() {
             text = replace(&text, section, &figures::tables(&records))?;
