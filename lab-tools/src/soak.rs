@@ -13,6 +13,7 @@ mod outage;
 mod ports;
 mod report;
 mod restart;
+mod tenants;
 
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub use self::outage::outage;
 pub use self::ports::ports;
 pub use self::report::Report;
 pub use self::restart::{restart, upgrade};
+pub use self::tenants::{Greed, Room, tenants};
 
 /// Where kpx runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

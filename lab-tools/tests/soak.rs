@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lab_tools::soak::{self, Place, Scale};
+use lab_tools::soak::{self, Greed, Place, Room, Scale};
 use proxy_datapath::object;
 
 /// New connections a second: a tenth of what the long runs take, as other tests may be running.
@@ -74,4 +74,12 @@ fn connections_that_netfilter_masquerades_share_the_nodes_ports_with_flows() -> 
 #[test]
 fn a_flood_takes_nothing_from_established_flows() -> Result<()> {
     soak::flood(Scale { at_least: Duration::from_secs(3), ..scale(1) })?.check_counts()
+}
+
+/// A greedy namespace wants more than there is room for.
+#[test]
+fn a_greedy_namespace_takes_nothing_from_another() -> Result<()> {
+    let room = Room { name: "small", flags: &["--service-table-size", "1000", "--endpoint-table-size", "4000"] };
+    let greed = Greed { services: 3, ports: 1_200, endpoints: 600, changes: 20 };
+    soak::tenants(2, greed, &[room])?.check_counts()
 }

@@ -7,12 +7,19 @@ use anyhow::Result;
 use crate::setup::{self, Need};
 use crate::{build, shell, workspace};
 
+/// Builds kpx and the load optimised.
+const RELEASE: &str = "--release";
+
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
-    let kpx = build::with(&toolchain, &build::Options::default())?;
+    // The one argument for the build; the scenarios take the others.
+    let (mut args, release) = (args.to_vec(), args.iter().any(|arg| arg == RELEASE));
+    args.retain(|arg| arg != RELEASE);
+    let kpx = build::with(&toolchain, &build::Options { release, ..Default::default() })?;
     let other = build::other_object(&toolchain)?;
     let mut cargo = workspace::cargo();
-    cargo.args(["run", "--package", "lab-tools", "--bin", "kpx-soak", "--features", "soak", "--"]).args(args);
+    cargo.arg("run").args(release.then_some(RELEASE));
+    cargo.args(["--package", "lab-tools", "--bin", "kpx-soak", "--features", "soak", "--"]).args(args);
     cargo.env("KPX_BIN", kpx).env("KPX_OTHER_OBJECT", other);
     workspace::run_as_root(&mut cargo)?;
     shell::run(cargo)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use lab_tools::soak::{self, Place, Report, Scale};
+use lab_tools::soak::{self, Greed, Place, Report, Room, Scale};
 
 /// Injects faults under load, prints what was seen, and fails if a promise is broken. Needs root.
 #[derive(Parser)]
@@ -23,7 +23,7 @@ struct Args {
     /// New connections a second.
     #[arg(long, default_value_t = 2_000)]
     rate: u32,
-    /// How often kpx is restarted or upgraded.
+    /// How often kpx is restarted or upgraded, and how often a Service is created beside a greedy namespace.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
     /// How many EndpointSlices are changed.
@@ -32,6 +32,9 @@ struct Args {
     /// How many devices come and go at once.
     #[arg(long, default_value_t = 1_000)]
     devices: u32,
+    /// How many endpoints a greedy namespace has.
+    #[arg(long, default_value_t = 100_000)]
+    endpoints: u32,
     /// How long the API server is gone each time, in seconds.
     #[arg(long, default_value_t = 20)]
     outage: u64,
@@ -52,10 +55,12 @@ enum Scenario {
     Devices,
     /// The API server goes away, forgets and hangs up.
     Outage,
-    /// SYNs from random sources, for a minute.
+    /// SYNs and datagrams from random sources, for a minute.
     Flood,
     /// Direct connections that netfilter masquerades with random ports, beside those of clients outside, for a minute.
     Ports,
+    /// A greedy namespace takes all the room that it can get, and another one creates Services.
+    Tenants,
     All,
 }
 
@@ -76,6 +81,10 @@ impl Scenario {
                 rate: args.rate.min(300),
                 ..scale
             }),
+            Self::Tenants => {
+                let greed = Greed { services: 15, ports: 15_000, endpoints: args.endpoints, changes: 50 };
+                soak::tenants(args.rounds, greed, &[Room::OF_4_GIB, Room::OF_THIS_MACHINE])
+            }
             Self::All => bail!("not one scenario"),
         }
     }

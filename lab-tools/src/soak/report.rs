@@ -61,6 +61,13 @@ impl Report {
         }
     }
 
+    /// Adds a table of the scenario's own.
+    pub(super) fn table(&mut self, header: &[&str], lines: Vec<Vec<String>>) {
+        let mut table = table(header);
+        table.add_rows(lines);
+        self.tables.push(table.to_string());
+    }
+
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
@@ -181,7 +188,7 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-fn milliseconds(time: Duration) -> String {
+pub(super) fn milliseconds(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1e3)
 }
 

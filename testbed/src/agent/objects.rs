@@ -15,6 +15,7 @@ pub struct Object(pub Value);
 #[derive(Clone, Debug)]
 pub struct Service {
     pub name: &'static str,
+    namespace: &'static str,
     /// Its ClusterIPs are the service network's `nth` addresses.
     pub nth: u8,
     pub backends: Vec<&'static str>,
@@ -43,6 +44,7 @@ impl Service {
     pub fn new(name: &'static str, nth: u8, backends: &[&'static str], target_port: u16) -> Self {
         Self {
             name,
+            namespace: "default",
             nth,
             backends: backends.to_vec(),
             target_port,
@@ -54,6 +56,11 @@ impl Service {
             node_port: None,
             ingress: Vec::new(),
         }
+    }
+
+    /// In another namespace than `default`.
+    pub fn in_namespace(self, namespace: &'static str) -> Self {
+        Self { namespace, ..self }
     }
 
     /// The same with other backends.
@@ -170,7 +177,12 @@ impl Service {
         let mut service = json!({
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": { "name": self.name, "namespace": "default", "labels": self.labels, "annotations": self.annotations },
+            "metadata": {
+                "name": self.name,
+                "namespace": self.namespace,
+                "labels": self.labels,
+                "annotations": self.annotations,
+            },
             "spec": spec,
         });
         if !self.ingress.is_empty() {
@@ -190,7 +202,7 @@ impl Service {
             "kind": "EndpointSlice",
             "metadata": {
                 "name": format!("{}-{}", self.name, family.to_string().to_lowercase()),
-                "namespace": "default",
+                "namespace": self.namespace,
                 "labels": labels,
             },
             "addressType": family.to_string(),
