@@ -76,6 +76,11 @@ fn a_flood_takes_nothing_from_established_flows() -> Result<()> {
     soak::flood(Scale { at_least: Duration::from_secs(3), ..scale(1) })?.check_counts()
 }
 
+#[test]
+fn strangers_end_no_silent_connection() -> Result<()> {
+    soak::idle(40, Duration::from_secs(1))?.check_counts()
+}
+
 /// A greedy namespace wants more than there is room for.
 #[test]
 fn a_greedy_namespace_takes_nothing_from_another() -> Result<()> {

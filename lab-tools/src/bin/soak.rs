@@ -43,6 +43,9 @@ struct Args {
     object: Option<PathBuf>,
 }
 
+/// The silent connections.
+const IDLE: usize = 1_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
     /// kpx is killed and started again.
@@ -59,6 +62,8 @@ enum Scenario {
     Flood,
     /// Direct connections that netfilter masquerades with random ports, beside those of clients outside, for a minute.
     Ports,
+    /// A thousand silent connections, and a minute of packets in their names that would end them.
+    Idle,
     /// A greedy namespace takes all the room that it can get, and another one creates Services.
     Tenants,
     All,
@@ -81,6 +86,7 @@ impl Scenario {
                 rate: args.rate.min(300),
                 ..scale
             }),
+            Self::Idle => soak::idle(IDLE, at_least.max(Duration::from_secs(60))),
             Self::Tenants => {
                 let greed = Greed { services: 15, ports: 15_000, endpoints: args.endpoints, changes: 50 };
                 soak::tenants(args.rounds, greed, &[Room::OF_4_GIB, Room::OF_THIS_MACHINE])
