@@ -303,7 +303,8 @@ impl Agent {
     /// Writes the changes. A `full` pass compares with what the maps really hold.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        let models = if pass.full { self.desired.read() } else { self.desired.read_in_turn(PASS) };
+        // To the first pass a Service without a model would be a deleted one.
+        let models = if self.synced { self.desired.read_in_turn(PASS) } else { self.desired.read() };
         let diff_started = Instant::now();
         pass.passed(Phase::Model, diff_started.duration_since(started));
         let Sync { changes, skipped, triggers } =
