@@ -66,7 +66,7 @@ enum Command {
     },
     /// Build, then kill, upgrade, flood and starve kpx under load, and report the effects on clients
     Soak {
-        /// Arguments for the soak: a scenario and its duration
+        /// Arguments for the soak: scenarios and their options; `--release` builds all of it optimised
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
