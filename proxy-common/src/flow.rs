@@ -29,12 +29,14 @@ use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
 mod end;
+mod ports;
 mod proof;
 mod seen;
 mod state;
 mod step;
 
 pub use end::{Acked, is_recent};
+pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
 pub use proof::Proof;
 pub use seen::Seen;
 pub use state::State;
@@ -144,15 +146,6 @@ pub struct Flow<A: Addr> {
 assert_size!(Flow<Addr4> = 4 * 8 + 4 + 4 + 4 + 8 + 4 + 16);
 assert_size!(Flow<Addr6> = 4 * 20 + 4 + 4 + 4 + 20 + 16);
 
-/// Source ports that kpx gives to the host's flows start here: above Linux's default `ip_local_port_range`, so that they are not
-/// those of the node's own connections. So do the ports of flows that keep their client's address.
-pub const SOURCE_PORT_FIRST: u16 = 61_000;
-
-/// Source ports of masqueraded clients: below Linux's default `ip_local_port_range`, and below the default range of node ports.
-/// The host has its ports to itself.
-pub const CLIENT_PORT_FIRST: u16 = 1_024;
-pub const CLIENT_PORT_LAST: u16 = 29_999;
-
 /// A flow that both sides have closed is heard of for this long: the last acknowledgement, and the last FIN again if that
 /// was lost.
 pub const LINGER_SECS: u32 = 3;
@@ -180,6 +173,8 @@ impl<A: Addr> Flow<A> {
     pub const COUNTED: u8 = 1 << 3;
     /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did not.
     pub const NUMBERED: u8 = 1 << 5;
+    /// The flow has four entries. Those of older programs do not tell.
+    pub const WIDE: u8 = 1 << 7;
     /// The client is behind a device that is no pod's, where any host may send under its name.
     pub const REMOTE: u8 = 1 << 6;
     /// Another program's connection, that left with a tuple which a flow has: it got another source port where it left.
@@ -239,10 +234,18 @@ impl<A: Addr> Flow<A> {
         self.client.addr.site_if(self.is_far())
     }
 
+    /// Notes whether the flow has four entries, once it knows its source.
+    #[inline(always)]
+    pub fn note_width(&mut self) {
+        if self.is_snat_on_devices() {
+            self.flags |= Self::WIDE;
+        }
+    }
+
     /// The number of entries that the flow has.
     #[inline(always)]
     pub fn entries(&self) -> u32 {
-        2 << u32::from(self.is_snat_on_devices())
+        2 << ((self.flags & Self::WIDE) / Self::WIDE)
     }
 
     /// Key of this entry.
@@ -319,6 +322,18 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub const fn shows_no_client(&self, proto: Proto) -> bool {
         (proto.0 == Proto::UDP.0) & self.is_far()
+    }
+
+    /// Returns the entries that count for the client's share while the flow goes on beyond half-open: none if its client never shows itself.
+    #[inline(always)]
+    pub fn countable_entries(&self, proto: Proto) -> u32 {
+        if self.shows_no_client(proto) { 0 } else { self.entries() }
+    }
+
+    /// Returns the entries that count for the client's share now, in the opener's entry.
+    #[inline(always)]
+    pub fn counted_entries(&self, proto: Proto) -> u32 {
+        self.countable_entries(proto) * Seen::goes_on(self.tx, self.rx)
     }
 
     /// Returns true, in the opener's entry, if both sides have spoken, each knowing of the other.

@@ -3,7 +3,9 @@
 //! Each CPU has rings of its own, so that CPUs under a flood share neither a lock nor a cache line. `HALF_OPEN_RING` has the
 //! places of all rings one behind the other, and `HALF_OPEN_ENDS` the ends of each.
 //!
-//! A CPU has two rings, one for each of [`CLASSES`]. So a flood of SYNs displaces no UDP flow, although such a flow stays in its ring.
+//! A CPU has two rings. Each flow gets its place in the ring of waiting flows. A flow that has both spoken and been answered, but whose
+//! client can never show that it exists ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)), moves to the ring of streams when
+//! its place is needed. So a flood of openers displaces no such flow, as long as there are fewer than the ring of streams has places.
 
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::assert_size;
@@ -54,24 +56,37 @@ impl Ends {
     /// Returns the oldest place of a ring of so many places; None if all are free.
     #[inline(always)]
     pub const fn oldest(&self, places: u32) -> Option<u32> {
-        if self.first == self.next { None } else { self.at(self.first, places) }
+        let first = self.first(places);
+        if first == self.next { None } else { first.checked_rem(places) }
     }
 
     /// Returns the place for the next flow; None if all are taken.
     #[inline(always)]
     pub const fn free(&self, places: u32) -> Option<u32> {
-        if self.next.wrapping_sub(self.first) >= places { None } else { self.at(self.next, places) }
+        let taken = self.next.wrapping_sub(self.first(places));
+        if taken >= places { None } else { self.next.checked_rem(places) }
     }
 
+    /// Returns the number of the oldest place. Ends that are further apart than the ring is long come from a ring of another
+    /// length, or from a lost update: then the last places count.
     #[inline(always)]
-    const fn at(&self, count: u32, places: u32) -> Option<u32> {
-        count.checked_rem(places)
+    pub const fn first(&self, places: u32) -> u32 {
+        if self.next.wrapping_sub(self.first) > places { self.next.wrapping_sub(places) } else { self.first }
     }
 }
 
-/// The rings of a CPU: of flows whose client can still show that it exists, and of those whose client never can
-/// ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)). Flows displace only others of their ring.
+/// The rings of a CPU: of waiting flows and of streams.
 pub const CLASSES: u32 = 2;
+
+/// Places of a waiting ring for one of streams, as a power of two. Flows of two entries take a place among those that wait, flows of
+/// four take two. So half of the table is for flows that wait, and a quarter for streams.
+pub const STREAMS_SHIFT: u32 = 2;
+
+/// Returns the places of all rings beside so many places of waiting flows.
+#[inline(always)]
+pub const fn all_places(waiting: u32) -> u32 {
+    waiting + (waiting >> STREAMS_SHIFT)
+}
 
 /// The most rings of a class; more CPUs share them.
 pub const RINGS_MAX: u32 = 256;
@@ -79,12 +94,12 @@ pub const RINGS_MAX: u32 = 256;
 /// A ring shorter than this forgets flows that a handshake is about to establish.
 const PLACES_MIN: u32 = 16;
 
-/// The division of a class's places.
+/// The division of the places of waiting flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rings {
     /// The rings of a class, a power of two: a CPU's number, cut off there, names its ring.
     pub count: u32,
-    /// Places of each.
+    /// Places of each ring of waiting flows.
     pub places: u32,
 }
 
@@ -121,6 +136,16 @@ mod tests {
         }
         assert_eq!(taken, given);
         assert_eq!((ends.oldest(0), Ends { first: 1, next: 2 }.oldest(0)), (None, None), "a ring without places");
+    }
+
+    #[test]
+    fn ring_recovers_from_ends_that_are_too_far_apart() {
+        for ends in [Ends { first: 0, next: 65_536 }, Ends { first: 5, next: 4 }] {
+            assert_eq!(ends.first(16), ends.next.wrapping_sub(16));
+            assert_eq!(ends.free(16), None, "the ring is full");
+            let ends = Ends { first: ends.first(16).wrapping_add(1), ..ends };
+            assert!(ends.free(16).is_some() && ends.oldest(16).is_some(), "{ends:?}");
+        }
     }
 
     #[test]

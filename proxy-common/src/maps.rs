@@ -31,7 +31,7 @@ macro_rules! family_maps {
             /// Source ports that other programs' connections have.
             guests: GUESTS4 GUESTS6: LruHashMap<FlowKey<A>, Guest> = 32_768, 0, none;
             /// Openers' keys, oldest first: the half-open flows among them make room.
-            half_open: HALF_OPEN_RING4 HALF_OPEN_RING6: Array<Place<A>> = FLOWS / 4 * CLASSES, 0, none;
+            half_open: HALF_OPEN_RING4 HALF_OPEN_RING6: Array<Place<A>> = all_places(FLOWS / 4), 0, none;
             half_open_ends: HALF_OPEN_ENDS4 HALF_OPEN_ENDS6: Array<PaddedEnds> = RINGS_MAX * CLASSES, 0, none;
             /// The entries of flows beyond half-open, of each client.
             clients: CLIENTS4 CLIENTS6: LruHashMap<A, u32> = 65_536, 0, keep;

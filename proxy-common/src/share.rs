@@ -23,29 +23,27 @@ pub const fn is_ample(lasting: u32, room: u32) -> bool {
 pub enum Share {
     /// May the client hold more?
     Ask,
-    /// Takes so many entries, if the client may hold more.
+    /// Takes so many entries, if the client may hold more. None always succeed.
     Hold(u32),
     /// Gives so many entries back.
     Release(u32),
 }
 
-impl Share {
-    /// Puts the value into a register.
-    #[inline(always)]
-    pub const fn into_register(self) -> u32 {
-        match self {
-            Self::Ask => 0,
-            Self::Hold(entries) => entries,
-            Self::Release(entries) => entries.wrapping_neg(),
-        }
-    }
+/// A [`Share`] in a register: a change of the client's entries, by which they grow or, as a negative number, shrink.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Register(pub u32);
+
+impl Register {
+    /// No number of entries: [`Share::Ask`].
+    pub const ASK: Self = Self(1 << 31);
 
     #[inline(always)]
-    pub const fn from_register(value: u32) -> Self {
-        match value as i32 {
-            0 => Self::Ask,
-            entries if entries > 0 => Self::Hold(value),
-            _ => Self::Release(value.wrapping_neg()),
+    pub const fn share(self) -> Share {
+        match self.0 as i32 {
+            i32::MIN => Share::Ask,
+            entries if entries >= 0 => Share::Hold(self.0),
+            _ => Share::Release(self.0.wrapping_neg()),
         }
     }
 }
@@ -92,9 +90,7 @@ mod tests {
     }
     #[test]
     fn question_passes_through_a_register() {
-        for share in [Share::Ask, Share::Hold(4), Share::Release(4)] {
-            assert_eq!(Share::from_register(share.into_register()), share);
-        }
-        assert_eq!(Share::from_register(Share::Release(0).into_register()), Share::Ask, "nothing is given back");
+        let shares = [Register::ASK, Register(4), Register(0), Register(4_u32.wrapping_neg())].map(Register::share);
+        assert_eq!(shares, [Share::Ask, Share::Hold(4), Share::Hold(0), Share::Release(4)]);
     }
 }

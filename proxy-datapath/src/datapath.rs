@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::util::nr_cpus;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use proxy_common::half_open::Rings;
+use proxy_common::half_open::{Rings, all_places};
 use proxy_common::hook::PacketHook;
 use proxy_common::maps::FLOWS;
-use proxy_common::names;
+use proxy_common::names::{self, FamilyMaps};
 use tokio::sync::Notify;
 use tracing::debug;
 
@@ -123,14 +123,22 @@ impl Options {
         sizes
     }
 
-    /// Returns the entries that a map gets, or the object's number.
-    fn room(&self, map: &str, of_object: u32) -> u32 {
-        self.map_sizes().get(map).map_or(of_object, |size| size.entries)
+    /// Returns the entries that a map has or gets, of the two families the fewer. A map that is there may be larger than wanted.
+    fn room(&self, map: fn(&FamilyMaps) -> &'static str, of_object: u32, pins: &[PinPath]) -> u32 {
+        let sizes = self.map_sizes();
+        let of_family = |names: &FamilyMaps| {
+            let pinned = pins.iter().find(|pin| pin.name == map(names)).map(|pin| pin.entries);
+            pinned.or_else(|| sizes.get(map(names)).map(|size| size.entries)).unwrap_or(of_object)
+        };
+        of_family(&names::IPV4).min(of_family(&names::IPV6))
     }
 
     /// Divides the half-open queue among the CPUs.
-    fn rings(&self) -> Result<Rings> {
-        let places = half_open_places(self.room(names::IPV4.flows, FLOWS));
+    fn rings(&self, flows: u32, pins: &[PinPath]) -> Result<Rings> {
+        let waiting = half_open_places(flows);
+        let all = self.room(|names| names.half_open, all_places(FLOWS / 4), pins);
+        // The rings may be older than a larger table, or younger.
+        let places = waiting.min((u64::from(waiting) * u64::from(all) / u64::from(all_places(waiting))) as u32);
         let cpus = || nr_cpus().map_err(|(file, error)| anyhow::Error::from(error).context(format!("read {file}")));
         let rings = self.half_open_rings.map_or_else(cpus, |rings| Ok(rings as usize))?;
         Ok(Rings::new(places, u32::try_from(rings).unwrap_or(u32::MAX)))
@@ -157,9 +165,10 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     if let Some(answers) = &options.answers_per_sec {
         loader.override_global(names::ANSWERS_PER_SEC, answers, true);
     }
-    let room = options.flow_room.unwrap_or(options.room(names::IPV4.flows, FLOWS));
+    let flows = options.room(|names| names.flows, FLOWS, pins);
+    let room = options.flow_room.unwrap_or(flows);
     loader.override_global(names::FLOW_ROOM, &room, true);
-    let rings = options.rings()?;
+    let rings = options.rings(flows, pins)?;
     loader.override_global(names::HALF_OPEN_RINGS, &rings.count, true);
     loader.override_global(names::HALF_OPEN_PLACES, &rings.places, true);
     if options.exposes_packet_mark {

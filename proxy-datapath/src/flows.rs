@@ -88,6 +88,7 @@ pub struct Swept {
 struct Found<A: FamilyNames> {
     swept: Swept,
     /// The entries of flows that make no room for others.
+    lasting: u32,
     held: Held<A>,
     counts: FamilyCounts<A>,
     /// The flows of each backend that count for it.
@@ -203,8 +204,8 @@ impl<A: FamilyNames> Family<A> {
     fn sweep_once(&mut self, now_secs: u32) -> Result<(Swept, FamilyCounts<A>)> {
         let counted = self.connections()?;
         let found = self.walk(now_secs).with_context(|| format!("sweep {}", A::MAPS.flows))?;
-        let Found { swept, mut counts, open, held } = found;
-        self.shares.correct(&held)?;
+        let Found { swept, mut counts, open, held, .. } = found;
+        self.shares.correct(&held, self.max_entries)?;
         self.correct_connections(&counted, &open).with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
         self.ledger.settle()?;
@@ -216,7 +217,7 @@ impl<A: FamilyNames> Family<A> {
     /// emergency.
     fn walk(&mut self, now_secs: u32) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
-        let mut found = Found { swept: Swept::default(), held: Held::new(), counts, open: BTreeMap::new() };
+        let mut found = Found { swept: Swept::default(), lasting: 0, held: Held::new(), counts, open: BTreeMap::new() };
         self.walk.restart();
         loop {
             let started = Instant::now();
@@ -227,7 +228,7 @@ impl<A: FamilyNames> Family<A> {
                 thread::sleep(started.elapsed());
             }
         }
-        found.swept.pressure = Pressure::of(found.held.entries(), self.max_entries);
+        found.swept.pressure = Pressure::of(found.lasting, self.max_entries);
         Ok(found)
     }
 
@@ -307,7 +308,8 @@ impl<A: FamilyNames> Found<A> {
         if opener.is_half_open(key.proto()) {
             self.swept.half_open += 1;
         } else {
-            self.held.add(opener);
+            self.lasting += entries as u32;
+            self.held.add(opener, key.proto());
         }
         if is_counted(opener) {
             let backend = FrontendKey::new(opener.backend.addr, opener.backend.port, key.proto());

@@ -157,7 +157,7 @@ impl Pins {
             None => self.maps().join(format!("{}-{entries}", want.name)),
         };
         let sources = there.into_iter().map(|(_, found)| found).collect();
-        Ok(PinPath { name: want.name.clone(), path, target, sources })
+        Ok(PinPath { name: want.name.clone(), entries, path, target, sources })
     }
 }
 
@@ -165,6 +165,8 @@ impl Pins {
 #[derive(Debug)]
 pub(super) struct PinPath {
     pub(super) name: String,
+    /// The entries that it has or gets.
+    pub(super) entries: u32,
     path: PathBuf,
     /// The path at which the map is now, or is to be made.
     pub(super) target: PathBuf,

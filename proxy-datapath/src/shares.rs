@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData};
+use proxy_common::addr::Proto;
 use proxy_common::flow::Flow;
+use proxy_common::share;
 
 use crate::flows::{read, remove};
 use crate::maps::{FamilyNames, take};
@@ -22,7 +24,7 @@ pub(crate) struct Shares<A: FamilyNames> {
     lasting: Array<MapData, u32>,
 }
 
-/// The entries of flows beyond half-open, as a walk through the table has counted them.
+/// The entries of flows beyond half-open that go on, as a walk through the table has counted them.
 pub(crate) struct Held<A> {
     clients: BTreeMap<A, Holding>,
     entries: u32,
@@ -40,19 +42,17 @@ impl<A: FamilyNames> Held<A> {
     }
 
     /// Counts a flow that stays, by its opener's entry.
-    pub(crate) fn add(&mut self, opener: &Flow<A>) {
-        self.entries += opener.entries();
-        self.clients.entry(opener.holder()).or_default().entries += opener.entries();
+    pub(crate) fn add(&mut self, opener: &Flow<A>, proto: Proto) {
+        let entries = opener.counted_entries(proto);
+        if entries > 0 {
+            self.entries += entries;
+            self.clients.entry(opener.holder()).or_default().entries += entries;
+        }
     }
 
     /// Notes a flow that the sweep has closed.
     pub(crate) fn swept(&mut self, opener: &Flow<A>) {
         self.clients.entry(opener.holder()).or_default().is_swept = true;
-    }
-
-    /// The entries of all clients.
-    pub(crate) fn entries(&self) -> u32 {
-        self.entries
     }
 }
 
@@ -61,8 +61,8 @@ impl<A: FamilyNames> Shares<A> {
         Ok(Self { clients: take(ebpf, A::MAPS.clients)?, lasting: take(ebpf, A::MAPS.lasting)? })
     }
 
-    /// Writes what a walk has counted. Flows that opened or ended since count from the next walk on.
-    pub(crate) fn correct(&mut self, held: &Held<A>) -> Result<()> {
+    /// Writes what a walk has counted, of a table with so many entries. Flows that opened or ended since count from the next walk on.
+    pub(crate) fn correct(&mut self, held: &Held<A>, room: u32) -> Result<()> {
         let name = A::MAPS.lasting;
         self.lasting.set(0, held.entries, 0).with_context(|| format!("write {name}"))?;
         let name = A::MAPS.clients;
@@ -74,6 +74,14 @@ impl<A: FamilyNames> Shares<A> {
             } else if counted != Some(*entries) {
                 self.clients.insert(client, entries, 0).with_context(|| format!("write {name}"))?;
             }
+        }
+        // While no client can have used up its share, a row without flows does no harm.
+        if share::is_ample(held.entries, room) {
+            return Ok(());
+        }
+        let rows = self.clients.keys().collect::<Result<Vec<A>, _>>().with_context(|| format!("read {name}"))?;
+        for client in rows.iter().filter(|client| !held.clients.contains_key(client)) {
+            remove(&mut self.clients, client).with_context(|| format!("prune {name}"))?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use aya::maps::MapError;
 use procfs::{Current as _, Meminfo};
 use proxy_common::addr::Addr4;
 use proxy_common::flow::Flow;
-use proxy_common::half_open::CLASSES;
+use proxy_common::half_open::all_places;
 use proxy_common::names;
 use tracing::debug;
 
@@ -68,7 +68,7 @@ impl Sizes {
         };
         let [flows, of_services, of_endpoints] =
             [size(self.flows, &FLOWS), size(self.services, &OF_SERVICES), size(self.endpoints, &OF_ENDPOINTS)];
-        let half_open = flows.map(|flows| MapSize { entries: half_open_places(flows.entries) * CLASSES, ..flows });
+        let half_open = flows.map(|flows| MapSize { entries: all_places(half_open_places(flows.entries)), ..flows });
         let of_family = |maps: names::FamilyMaps| {
             let services =
                 [maps.frontends, maps.services, maps.maglev, maps.source_ranges, maps.service_counts, maps.cursors];
@@ -82,7 +82,7 @@ impl Sizes {
     }
 }
 
-/// Returns the places of a class of half-open flows beside so many flow entries.
+/// Returns the places of waiting flows beside so many flow entries.
 pub(super) fn half_open_places(flows: u32) -> u32 {
     (flows / Flow::<Addr4>::ENTRIES_MAX).max(1)
 }
@@ -148,15 +148,16 @@ mod tests {
         let sizes = Sizes { flows: Some(4_096), services: Some(100), ..Sizes::default() };
         let of_maps = sizes.map_sizes();
         let entries = ["FLOWS4", "HALF_OPEN_RING6", "SERVICES6", "CURSORS4"].map(|name| of_maps[name]);
-        assert_eq!(entries, [4_096, 2_048, 100, 100].map(MapSize::exactly));
+        assert_eq!(entries, [4_096, 1_280, 100, 100].map(MapSize::exactly));
         assert!(!of_maps.contains_key("SLOTS4"));
     }
 
     #[test]
     fn only_a_derived_size_lets_a_larger_map_stay() {
         let of_maps = Sizes { services: Some(100), memory: Some(16 * GIB), ..Sizes::default() }.map_sizes();
+        assert_eq!(all_places(half_open_places(1 << 18)), 5 << 14);
         let beside = |name: &str, there: &[u32]| of_maps[name].beside(there.iter().copied());
-        assert_eq!(["FLOWS4", "HALF_OPEN_RING4"].map(|name| beside(name, &[])), [1 << 18, 1 << 17]);
+        assert_eq!(["FLOWS4", "HALF_OPEN_RING4"].map(|name| beside(name, &[])), [1 << 18, 5 << 14]);
         assert_eq!(beside("FLOWS6", &[9, 1 << 20]), 1 << 20);
         assert_eq!(beside("SLOTS4", &[1 << 18]), 1 << 19);
         assert_eq!(beside("SERVICES4", &[1 << 20]), 100);

@@ -7,7 +7,7 @@ use proxy_common::flow::{
     Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, State, is_recent, is_stream, step,
 };
 use proxy_common::service_counts::Passed;
-use proxy_common::share::Share;
+use proxy_common::share::Register;
 
 use crate::maps::{self, DecisionMemory, Entry};
 use crate::net::{Net, is_forged};
@@ -214,7 +214,13 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     }
     let proves = proves(packet, flow);
     let mut step = step(Sender::Client { tx: flow.tx, rx: flow.rx, proves }, packet.told());
-    if step.seen.has(Seen::ASSURED) && !flow.is_assured() && !admit(flow, packet.proto) {
+    let rx = if step.revokes_reset { flow.rx.without(Seen::RST) } else { flow.rx };
+    let after = Seen::goes_on(step.seen, rx);
+    if settle(flow, packet.proto, Seen::goes_on(flow.tx, flow.rx), after) {
+        if after != 0 && !flow.is_assured() && flow.is_far() {
+            select::remember_shown(flow, packet.proto);
+        }
+    } else {
         step.seen = step.seen.without(Seen::ASSURED);
     }
     if step.seen.has(Seen::ASSURED)
@@ -285,18 +291,11 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() && !answers {
         return;
     }
-    let opener = opener.or_else(|| maps::opener(flow, packet.proto));
-    if rx.has(Seen::ASSURED)
-        && let Some(opener) = &opener
-        && !opener.read(Flow::is_assured)
-        && !admit(flow, packet.proto)
-    {
-        rx = rx.without(Seen::ASSURED);
-    }
     entry.set_rx(rx);
     entry.set_last_secs(now_secs);
-    let Some(opener) = opener else { return };
+    let Some(opener) = opener.or_else(|| maps::opener(flow, packet.proto)) else { return };
     let mut tx = opener.read(|flow| flow.tx);
+    let before = opener.read(|flow| Seen::goes_on(flow.tx, flow.rx));
     // A backend without memory of its last answer (SYN cookies), or of the connection, begins another one. Once the client has shown
     // itself, only its own SYN makes that possible.
     if answers
@@ -304,21 +303,23 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         && (!tx.has(Seen::ASSURED) || tx.has(DIALLED))
         && let Some(seq) = packet.seq()
     {
-        if tx.has(Seen::ASSURED) {
-            A::share(&flow.holder(), Share::Release(flow.entries()));
-        }
         rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT));
         entry.set_rx(rx);
         opener.set_proof(Proof::of(seq));
         tx = Seen::PACKET.with(tx.only(Seen::DIRECT));
         opener.set_tx(tx);
     }
+    let revoked = if step.revokes_reset { DIALLED.with(Seen::RST) } else { DIALLED };
+    // (Of SCTP, the client shows itself here: its affinity is kept with the next opener's.)
+    if !settle(flow, packet.proto, before, Seen::goes_on(tx.without(revoked), rx)) {
+        rx = rx.without(Seen::ASSURED);
+        entry.set_rx(rx);
+    }
     note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
     opener.set_rx(rx);
     opener.set_last_secs(now_secs);
     // The client's packets write these bits on other CPUs.
     let tx = opener.read(|flow| flow.tx);
-    let revoked = if step.revokes_reset { DIALLED.with(Seen::RST) } else { DIALLED };
     if tx.has(revoked) {
         opener.set_tx(tx.without(revoked));
     }
@@ -335,18 +336,12 @@ fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32)
     judge_end(packet, opener.read(|flow| flow.generation), is_recent) != End::Likely
 }
 
-/// Lets a flow out of the half-open ones, whose client has shown itself. Returns false if that client holds its share of the table:
-/// then the flow goes on, and makes room for others.
-#[inline(never)]
-fn admit<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    if flow.shows_no_client(proto) {
-        return true;
-    }
-    let is_admitted = A::share(&flow.holder(), Share::Hold(flow.entries()));
-    if is_admitted && flow.is_far() {
-        select::remember_shown(flow);
-    }
-    is_admitted
+/// Counts a flow for its client's share when it gets beyond half-open, and no longer when it ends. `before` and `after` are what
+/// [`Seen::goes_on`] says. Returns false if the client holds its share of the table: the flow stays half-open then.
+#[inline(always)]
+fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool {
+    let change = flow.countable_entries(proto).wrapping_mul(after.wrapping_sub(before));
+    A::share(&flow.holder(), Register(change))
 }
 
 /// A flow that is counted counts until it has ended.
@@ -361,6 +356,8 @@ fn note_end<A: Net>(flow: &Flow<A>, before: State, after: State, proto: Proto) {
 #[inline(never)]
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     note_end(flow, flow.state(), State::Reset, proto);
+    // Two programs that close one flow give its share back twice, until the next sweep counts again.
+    A::share(&flow.holder(), Register(flow.counted_entries(proto).wrapping_neg()));
     let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.read(|flow| flow.passed));
     remove(flow, Kind::UNDNAT, proto);
     if flow.is_snat_on_devices() {
@@ -369,9 +366,6 @@ pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
     }
     if remove(flow, Kind::DNAT, proto) {
         maps::service_closed(&flow.service, &flow.passed, &returned);
-        // None of a half-open one.
-        let entries = flow.entries() * u32::from(!flow.is_half_open(proto));
-        A::share(&flow.holder(), Share::Release(entries));
     }
 }
 

@@ -6,7 +6,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::crc32c;
-use proxy_common::share::Share;
+use proxy_common::share::Register;
 
 use crate::net::Net;
 use crate::ring::Ring;
@@ -96,8 +96,8 @@ global_functions! {
     }
 
     /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
-    fn kpx_place4(ring: u32) -> u32 {
-        open::half_open_place::<Addr4>(Ring(ring)).unwrap_or(NO_PLACE)
+    fn kpx_place4() -> u32 {
+        open::half_open_place::<Addr4>().unwrap_or(NO_PLACE)
     }
 
     /// Calls [`open::make_room`]; 0 if there is none.
@@ -107,7 +107,7 @@ global_functions! {
 
     /// Calls [`maps::share`]; 0 if the share is used up.
     fn kpx_share4(addr: u32, share: u32) -> u32 {
-        maps::share(&Addr4::from_wire(addr), Share::from_register(share)).into()
+        maps::share(&Addr4::from_wire(addr), Register(share).share()).into()
     }
 
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.
@@ -116,8 +116,8 @@ global_functions! {
     }
 
     /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
-    fn kpx_place6(ring: u32) -> u32 {
-        open::half_open_place::<Addr6>(Ring(ring)).unwrap_or(NO_PLACE)
+    fn kpx_place6() -> u32 {
+        open::half_open_place::<Addr6>().unwrap_or(NO_PLACE)
     }
 
     /// Calls [`open::make_room`]; 0 if there is none.
@@ -127,7 +127,7 @@ global_functions! {
 
     /// Calls [`maps::share`]; 0 if the share is used up.
     fn kpx_share6(first: u64, second: u64, share: u32) -> u32 {
-        maps::share(&Addr6::from_wire(words(first, second)), Share::from_register(share)).into()
+        maps::share(&Addr6::from_wire(words(first, second)), Register(share).share()).into()
     }
 
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.

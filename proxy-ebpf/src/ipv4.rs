@@ -4,7 +4,7 @@ use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
-use proxy_common::share::Share;
+use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::net::{self, FragmentPart, Header, Net, fold, sum};
@@ -215,8 +215,8 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn half_open_place(ring: Ring) -> Option<u32> {
-        Some(global_fn::kpx_place4(ring.0)).filter(|place| *place != global_fn::NO_PLACE)
+    fn half_open_place() -> Option<u32> {
+        Some(global_fn::kpx_place4()).filter(|place| *place != global_fn::NO_PLACE)
     }
 
     #[inline(always)]
@@ -225,8 +225,8 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn share(client: &Self, share: Share) -> bool {
-        global_fn::kpx_share4(client.wire(), share.into_register()) != 0
+    fn share(client: &Self, Register(share): Register) -> bool {
+        global_fn::kpx_share4(client.wire(), share) != 0
     }
 
     #[inline(always)]

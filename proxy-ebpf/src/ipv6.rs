@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::share::Share;
+use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
@@ -215,8 +215,8 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn half_open_place(ring: Ring) -> Option<u32> {
-        Some(global_fn::kpx_place6(ring.0)).filter(|place| *place != global_fn::NO_PLACE)
+    fn half_open_place() -> Option<u32> {
+        Some(global_fn::kpx_place6()).filter(|place| *place != global_fn::NO_PLACE)
     }
 
     #[inline(always)]
@@ -225,9 +225,9 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn share(client: &Self, share: Share) -> bool {
+    fn share(client: &Self, Register(share): Register) -> bool {
         let [a, b, c, d] = client.wire().map(u64::from);
-        global_fn::kpx_share6(a | b << 32, c | d << 32, share.into_register()) != 0
+        global_fn::kpx_share6(a | b << 32, c | d << 32, share) != 0
     }
 
     #[inline(always)]

@@ -14,7 +14,7 @@ use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange, service_net,
 };
 use proxy_common::guest::Guest;
-use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX};
+use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX, all_places};
 use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
@@ -45,7 +45,7 @@ pub use flows::other_end;
 pub use flows::{Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, remove_flow, undnat};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
-pub use half_open::{dequeue, enqueue, free_place, set_place};
+pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
 use live::{Find, Live};
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, eviction};
 pub use monitor::{is_watched, monitor};

@@ -11,7 +11,7 @@ use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
 use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
-use proxy_common::share::Share;
+use proxy_common::share::Register;
 
 use crate::Action;
 use crate::established::Head;
@@ -85,11 +85,11 @@ pub trait Net: Addr + Maps {
     fn is_stub_for_service(skb: Skb) -> bool;
 
     /// Calls [`open::half_open_place`](crate::open::half_open_place).
-    fn half_open_place(ring: Ring) -> Option<u32>;
+    fn half_open_place() -> Option<u32>;
     /// Calls [`open::make_room`](crate::open::make_room).
     fn make_room() -> bool;
     /// Calls [`maps::share`].
-    fn share(client: &Self, share: Share) -> bool;
+    fn share(client: &Self, share: Register) -> bool;
     /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it has closed.
     fn forget_first_flow(ring: Ring, spares: bool) -> u32;
 

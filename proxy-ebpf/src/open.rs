@@ -2,10 +2,13 @@
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST};
+use proxy_common::flow::{
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST, is_recent,
+};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::half_open::Place;
 use proxy_common::service_counts::Passed;
-use proxy_common::share::Share;
+use proxy_common::share::Register;
 
 use crate::flow::{close, now_secs, remove};
 use crate::maps::{self, Eviction, Refused, Scratch};
@@ -58,7 +61,8 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     *flow = Flow::new(packet.src, packet.dst, opening.backend, client, opening.flags | Flow::<A>::NUMBERED, now_secs());
     flow.generation = if packet.proto == Proto::TCP { Proof::NONE.0 } else { source.generation };
     flow.service = opening.service;
-    if !A::share(&flow.holder(), Share::Ask) {
+    flow.note_width();
+    if !A::share(&flow.holder(), Register::ASK) {
         return Err(Reason::ClientShare);
     }
     // A changed address brings the client's port among the node's own: there it must come from our range.
@@ -80,22 +84,35 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     conclude(flow, proto, claimed)
 }
 
-/// Puts a flow that does not exist yet at the end of its half-open ring. Returns false if there is no place.
-#[inline(never)]
+/// Puts a flow that does not exist yet at the end of this CPU's ring. Returns false if there is no place.
+///
+/// A flow of four entries takes two places, so that flows that wait fill no more than half of the table. The second one stands
+/// for nothing once the first has gone.
+#[inline(always)]
 fn enqueue<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    let place = A::half_open_place(Ring::own(flow.shows_no_client(proto)));
+    take_place(flow, proto) && (!flow.has(Flow::<A>::WIDE) || take_place(flow, proto))
+}
+
+#[inline(never)]
+fn take_place<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    let place = A::half_open_place();
     if let Some(place) = place {
         maps::set_place(place, &flow.opener_key(proto), flow.last_secs);
     }
     place.is_some()
 }
 
-/// Finds a place at the end of a half-open ring of this CPU. If the ring is full, its first flow has to go.
+/// Finds a place at the end of this CPU's ring of waiting flows. If the ring is full, its first flow has to go.
 ///
-/// So there are never more half-open flows than places in all rings. Where these leave no room to the others, [`make_room`] does.
-/// Returns None if streams that are spared took every place.
+/// Where flows beyond half-open take more than half of the table, [`make_room`] makes room for others. Returns None if streams that are
+/// spared took every place.
 #[inline(always)]
-pub fn half_open_place<A: Net>(ring: Ring) -> Option<u32> {
+pub fn half_open_place<A: Net>() -> Option<u32> {
+    let ring = Ring::own();
+    // A stream that has to leave the ring finds a place then.
+    if maps::is_full::<A>(ring.streams()) {
+        A::forget_first_flow(ring.streams(), true);
+    }
     for nth in 0..PLACE_TRIES {
         let place = maps::free_place::<A>(ring);
         if place.is_some() {
@@ -111,7 +128,7 @@ pub fn half_open_place<A: Net>(ring: Ring) -> Option<u32> {
 pub fn make_room<A: Net>() -> bool {
     let mut forgotten = 0;
     for nth in 0..FORGET_TRIES {
-        let ring = if nth < FORGET_TRIES / 2 { Ring::own(nth % 2 == 1) } else { Ring::any() };
+        let ring = if nth < FORGET_TRIES / 2 { Ring::own() } else { Ring::any() };
         // A sum without a branch: the verifier follows each of two ways through all tries.
         forgotten += A::forget_first_flow(ring, false);
         if forgotten >= FORGET_FLOWS {
@@ -125,7 +142,8 @@ pub fn make_room<A: Net>() -> bool {
 ///
 /// While no agent sweeps, no other code closes expired flows. The flow may be another one that the same client has opened since:
 /// that one goes a round too early. If the caller `spares` UDP flows that go on ([`Flow::is_stream_since`]), they go to the end
-/// of the ring instead, and keep their backend. Only a flood of such streams makes them go.
+/// of the ring instead, and keep their backend. Only a flood of such streams makes them go. A flow that is a stream for as long as it
+/// lives goes to the ring of streams, if that has a place.
 #[inline(always)]
 pub fn forget_first<A: Net>(ring: Ring, Eviction { place, flow }: &mut Eviction<A>, spares: bool) -> bool {
     let is_place = maps::dequeue(ring, place);
@@ -134,7 +152,7 @@ pub fn forget_first<A: Net>(ring: Ring, Eviction { place, flow }: &mut Eviction<
         return false;
     }
     if flow.is_half_open(key.proto()) {
-        if spares && is_spared(flow, key.proto(), place.since_secs) && maps::enqueue(ring, key, now_secs()) {
+        if keeps_place(ring, place, flow, spares) {
             return false;
         }
         maps::count(Event::FlowForgotten);
@@ -145,11 +163,18 @@ pub fn forget_first<A: Net>(ring: Ring, Eviction { place, flow }: &mut Eviction<
     true
 }
 
-/// A function of its own, as the next one.
+/// Gives a half-open flow another place, if it shall have one. A function of its own, as the next one.
 #[inline(never)]
-fn is_spared<A: Net>(flow: &Flow<A>, proto: Proto, since_secs: u32) -> bool {
-    let now_secs = now_secs();
-    proto == Proto::UDP && flow.is_stream_since(since_secs, now_secs) && !flow.is_evictable(proto, now_secs)
+fn keeps_place<A: Net>(ring: Ring, place: &Place<A>, flow: &Flow<A>, spares: bool) -> bool {
+    let (proto, now_secs) = (place.opener.proto(), now_secs());
+    let is_stream = flow.is_assured();
+    let moves = is_stream && !ring.is_of_streams();
+    let goes_on = spares && proto == Proto::UDP && flow.is_stream_since(place.since_secs, now_secs);
+    if !moves && !goes_on || flow.is_evictable(proto, now_secs) {
+        return false;
+    }
+    let to = if is_stream { Ring::own().streams() } else { ring };
+    maps::enqueue(to, &place.opener, now_secs)
 }
 
 /// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
@@ -185,8 +210,8 @@ fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<
 /// The tries only look, so that the verifier need not follow a claim at each of them.
 #[inline(never)]
 fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
-    let (first, count) =
-        if flow.is_snat_on_devices() { (CLIENT_PORT_FIRST, CLIENT_PORTS) } else { (SOURCE_PORT_FIRST, SOURCE_PORTS) };
+    let is_clients = flow.is_snat_on_devices() || flow.has(Flow::<A>::GUEST);
+    let (first, count) = if is_clients { (CLIENT_PORT_FIRST, CLIENT_PORTS) } else { (SOURCE_PORT_FIRST, SOURCE_PORTS) };
     for nth in 0..PORT_TRIES {
         flow.source.port = Port::new(first + below(count) as u16);
         // Rather another program's port than none.
@@ -242,14 +267,25 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     if maps::flow(&opener, old).is_none() {
         return false;
     }
-    if !old.is_expired(proto, now_secs()) {
-        if !old.is_half_open(proto) {
+    if !is_expired(old, proto) {
+        if lasts(old, proto) {
             return false;
         }
         maps::count(Event::FlowForgotten);
     }
     close(old, proto);
     true
+}
+
+#[inline(never)]
+fn is_expired<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    flow.is_expired(proto, now_secs())
+}
+
+/// Returns true if a flow keeps its port: one beyond half-open, and a stream that was just heard.
+#[inline(never)]
+fn lasts<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
+    !flow.is_half_open(proto) || flow.is_assured() && is_recent(flow.idle_secs(now_secs()))
 }
 
 /// Finds the flow that has the key of an entry of `flow`.

@@ -1,7 +1,7 @@
 //! The rings of the half-open queue, by their numbers.
 
 use aya_ebpf::helpers::bpf_get_smp_processor_id;
-use proxy_common::half_open::CLASSES;
+use proxy_common::half_open::{CLASSES, STREAMS_SHIFT, all_places};
 
 use crate::random::below;
 use crate::setting::{HALF_OPEN_PLACES, HALF_OPEN_RINGS};
@@ -12,12 +12,23 @@ use crate::setting::{HALF_OPEN_PLACES, HALF_OPEN_RINGS};
 pub struct Ring(pub u32);
 
 impl Ring {
-    /// The ring of the CPU that this program runs on, for flows whose client can show itself, or for the others.
+    /// The ring of waiting flows of the CPU that this program runs on.
     #[inline(always)]
-    pub fn own(shows_no_client: bool) -> Self {
+    pub fn own() -> Self {
         // SAFETY: the helper takes no arguments and cannot fail.
         let cpu = unsafe { bpf_get_smp_processor_id() };
-        Self((cpu & HALF_OPEN_RINGS.get().wrapping_sub(1)) * CLASSES + u32::from(shows_no_client))
+        Self((cpu & HALF_OPEN_RINGS.get().wrapping_sub(1)) * CLASSES)
+    }
+
+    /// The ring of streams of the same CPU.
+    #[inline(always)]
+    pub fn streams(self) -> Self {
+        Self(self.0 | 1)
+    }
+
+    #[inline(always)]
+    pub fn is_of_streams(self) -> bool {
+        self.0 & 1 != 0
     }
 
     /// A ring at random, for a program that looks for flows to forget.
@@ -26,9 +37,16 @@ impl Ring {
         Self(below(HALF_OPEN_RINGS.get() * CLASSES))
     }
 
+    /// The number of places that the ring has.
+    #[inline(always)]
+    pub fn places(self) -> u32 {
+        HALF_OPEN_PLACES.get() >> ((self.0 & 1) * STREAMS_SHIFT)
+    }
+
     /// Returns the number that a place of the ring has among those of all rings.
     #[inline(always)]
     pub fn index(self, place: u32) -> u32 {
-        self.0.wrapping_mul(HALF_OPEN_PLACES.get()).wrapping_add(place)
+        let waiting = HALF_OPEN_PLACES.get();
+        (self.0 >> 1).wrapping_mul(all_places(waiting)).wrapping_add((self.0 & 1) * waiting).wrapping_add(place)
     }
 }

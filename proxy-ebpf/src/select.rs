@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use proxy_common::addr::SockAddr;
+use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
 use proxy_common::counter::Reason;
 use proxy_common::flow::Flow;
@@ -61,8 +61,8 @@ pub fn remember_new<A: Net>(client: &A, decision: &Decision<A>) {
 
 /// Remembers the backend of a flow whose client has shown itself.
 #[inline(never)]
-pub fn remember_shown<A: Net>(flow: &Flow<A>) {
-    if maps::service(&flow.service).is_some_and(|service| service.affinity_secs > 0) {
+pub fn remember_shown<A: Net>(flow: &Flow<A>, proto: Proto) {
+    if !flow.shows_no_client(proto) && maps::service(&flow.service).is_some_and(|service| service.affinity_secs > 0) {
         let key = AffinityKey::new(flow.service, flow.client.addr);
         maps::set_affinity(&key, &Affinity::new(flow.backend, now_secs()));
     }

@@ -17,7 +17,7 @@ use crate::packets::packet_tests;
 use crate::policy::{external_with_room, services_with_room};
 use crate::reuse::Setup;
 
-/// Entries of 16 flows of four, and so the room of as many half-open flows.
+/// Entries with the room of 16 half-open flows of two.
 const SMALL: Option<u32> = Some(64);
 const HALF_OPEN: u16 = 16;
 
@@ -43,20 +43,21 @@ packet_tests! {
 #[test]
 fn oldest_flow_makes_room_first_with_all_its_entries() -> Result<()> {
     for mut fixture in external_with_room(SMALL)? {
-        // Flows of four entries.
+        // Flows of four entries take two places each.
+        const WIDE: u16 = HALF_OPEN / 2;
         let opener = |port| format!("udp stranger:{port} > node:30053");
-        for port in 1..=HALF_OPEN {
+        for port in 1..=WIDE {
             fixture.run(INGRESS, &fixture.names.frame(&opener(port))?)?;
         }
-        ensure!(openers(&fixture)? == (1..=HALF_OPEN).collect(), "{:?}", openers(&fixture)?);
+        ensure!(openers(&fixture)? == (1..=WIDE).collect(), "{:?}", openers(&fixture)?);
         let before = fixture.counts()?;
         fixture.rows("half_open::oldest_flow_makes_room_first_with_all_its_entries")?;
-        ensure!(openers(&fixture)? == (2..=HALF_OPEN).chain([100]).collect(), "{:?}", openers(&fixture)?);
-        ensure!(entries(&fixture)?.len() == usize::from(HALF_OPEN) * 4, "{:?}", entries(&fixture)?);
+        ensure!(openers(&fixture)? == (2..=WIDE).chain([100]).collect(), "{:?}", openers(&fixture)?);
+        ensure!(entries(&fixture)?.len() == usize::from(WIDE) * 4, "{:?}", entries(&fixture)?);
         ensure!(fixture.counts()?["flows_full"] == before["flows_full"], "full");
         // The packets of the evicted flow count for the Service all the same.
         let (totals, open) = counted(&fixture, "remote", 53, Proto::UDP)?;
-        ensure!(totals.sent.packets == u64::from(HALF_OPEN) + 1 && open == u64::from(HALF_OPEN), "{totals:?}, {open}");
+        ensure!(totals.sent.packets == u64::from(WIDE) + 1 && open == u64::from(WIDE), "{totals:?}, {open}");
     }
     Ok(())
 }
@@ -132,7 +133,7 @@ fn evicted_flows_no_longer_count_for_their_backend() -> Result<()> {
 #[test]
 fn half_open_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
     const FLOWS: u16 = 31_000;
-    for fixture in external_with_room(Some(131_072))? {
+    for fixture in external_with_room(Some(262_144))? {
         // More flows than ports, fewer than the half-open queue has places.
         for port in 1..=FLOWS {
             let frame = fixture.names.frame(&format!("udp stranger:{port} > node:30053"))?;

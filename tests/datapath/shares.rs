@@ -9,7 +9,6 @@ use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::names::{EGRESS, FamilyMaps, INGRESS, IPV4, IPV6};
 use proxy_datapath::{FamilyNames, open};
 use testbed::test_run::Verdict::Pass;
-use testbed::test_run::let_seconds_pass;
 
 use crate::fixture::{Fixture, fixtures_with_room};
 use crate::half_open::{establish, flood};
@@ -32,7 +31,7 @@ fn client_opens_no_flow_beyond_its_share_and_others_do() -> Result<()> {
             ensure!(establish(&fixture, "client", port)?, "port {port}: {:?}", fixture.counts()?);
         }
         fixture.rows("shares::client_opens_no_flow_beyond_its_share_and_others_do")?;
-        // Another client gets half of what is left. One of the first client's flows is half-open now.
+        // Another client gets half of what is left. One of the first client's flows has ended, and the next is half-open.
         let mut others = 0;
         while establish(&fixture, "neighbour", 1 + others)? {
             others += 1;
@@ -90,29 +89,51 @@ fn sweep_corrects_what_clients_hold() -> Result<()> {
 
 /// Two datagrams in another's name look like a client.
 #[test]
-fn udp_flow_of_remote_client_makes_room_unless_client_goes_on() -> Result<()> {
+fn udp_flows_of_remote_clients_displace_each_other_but_those_that_go_on() -> Result<()> {
     for fixture in external_with_room(Some(ROOM))? {
+        let opener = |port: u16| format!("udp stranger:{port} > node:30053");
         let pair = |port: u16| -> Result<String> {
-            let opener = format!("udp stranger:{port} > node:30053");
-            let reply = answer(&fixture, &opener, "udp")?;
-            fixture.run(INGRESS, &fixture.names.frame(&opener)?)?;
+            let reply = answer(&fixture, &opener(port), "udp")?;
+            fixture.run(INGRESS, &fixture.names.frame(&opener(port))?)?;
             Ok(reply)
         };
-        let places = u16::try_from(ROOM / 4)?;
         let replies = [pair(1)?, pair(2)?];
-        // The first client goes on in a later second.
-        let_seconds_pass(1)?;
-        pair(1)?;
-        (1_000..1_000 + places).try_for_each(|port| pair(port).map(drop))?;
-        let forgotten = fixture.counts()?["flow_forgotten"];
-        ensure!(forgotten == 2, "{forgotten} forgotten");
-        let lives = |reply: &String| -> Result<bool> {
-            let frame = fixture.names.frame(reply)?;
-            Ok(fixture.run(INGRESS, &frame)?.packet != frame)
+        for _ in 0..16 {
+            fixture.run(INGRESS, &fixture.names.frame(&opener(1))?)?;
+        }
+        let lives = || -> Result<Vec<bool>> {
+            let frames = replies.iter().map(|reply| fixture.names.frame(reply)).collect::<Result<Vec<_>>>()?;
+            frames.iter().map(|frame| Ok(fixture.run(INGRESS, frame)?.packet != *frame)).collect()
         };
-        let lives = replies.iter().map(lives).collect::<Result<Vec<_>>>()?;
-        ensure!(lives == [true, false], "{lives:?}");
+        // Openers without an answer, more than there are places for, displace neither.
+        for port in 2_000..2_000 + u16::try_from(ROOM)? {
+            fixture.run(INGRESS, &fixture.names.frame(&opener(port))?)?;
+        }
+        ensure!(fixture.counts()?["flow_forgotten"] > 0 && lives()? == [true, true], "{:?}", lives()?);
+        (1_000..1_000 + u16::try_from(ROOM)?).try_for_each(|port| pair(port).map(drop))?;
+        ensure!(lives()? == [true, false], "{:?}", lives()?);
         ensure!(counts(&fixture)? == (0, vec![]), "such flows count for no client: {:?}", counts(&fixture)?);
+    }
+    Ok(())
+}
+
+/// Two classes of packets in others' names fill no table: a handshake in the middle of either flood succeeds.
+#[test]
+fn flood_of_masqueraded_datagrams_leaves_handshakes_alone() -> Result<()> {
+    for mut fixture in external_with_room(Some(ROOM))? {
+        fixture.set_flags(Node::CLUSTER_IP_EXTERNAL)?;
+        let flood = |first: u16| -> Result<()> {
+            (first..first + 20).try_for_each(|port| {
+                fixture.run(INGRESS, &fixture.names.frame(&format!("udp stranger:{port} > node:30053"))?).map(drop)
+            })
+        };
+        // A whole table of flows of four entries, and more.
+        (0..10).try_for_each(|nth| flood(10_000 + nth * 20))?;
+        let answered = answer(&fixture, "tcp S stranger:1 > remote:80", "tcp SA")?;
+        flood(20_000)?;
+        let frame = fixture.names.frame("tcp A stranger:1 > remote:80")?;
+        let is_known = fixture.run(INGRESS, &frame)?.packet != frame;
+        ensure!(is_known && fixture.counts()?["flows_full"] == 0, "{answered}: {:?}", fixture.counts()?);
     }
     Ok(())
 }

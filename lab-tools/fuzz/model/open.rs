@@ -238,7 +238,7 @@ impl Model {
         let own = flow.client.port();
         if may_keep && is_free(&with(own)) {
             ensure!(port == own, "the source port is {port} and could be the client's own, {own}");
-        } else if flow.by_host || flow.client.ip() == seen {
+        } else if flow.by_host || flow.client.ip() == seen && !flow.is_guest {
             ensure!(port >= SOURCE_PORT_FIRST, "the source port is {port}, which is not ours to give");
         } else {
             ensure!(CLIENT_PORTS.contains(&port), "a masqueraded client got port {port}");

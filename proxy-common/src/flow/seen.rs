@@ -36,6 +36,18 @@ impl Seen {
         Self(self.0 | other.0)
     }
 
+    /// Returns 1 if both sides have spoken, each knowing of the other, and neither a RST nor both FINs have ended that; else 0. In bits, because
+    /// each branch would multiply the verifier's work.
+    #[inline(always)]
+    pub const fn goes_on(tx: Self, rx: Self) -> u32 {
+        let either = tx.0 | rx.0;
+        let assured = either >> Self::ASSURED.0.trailing_zeros();
+        let reset = either >> Self::RST.0.trailing_zeros();
+        let leaves = tx.0 >> Self::FIN.0.trailing_zeros() | tx.0 >> Self::LEAVING.0.trailing_zeros();
+        let closed = leaves & rx.0 >> Self::FIN.0.trailing_zeros();
+        (assured & !(reset | closed) & 1) as u32
+    }
+
     #[inline(always)]
     pub const fn only(self, other: Self) -> Self {
         Self(self.0 & other.0)

@@ -7,7 +7,6 @@ use super::Find;
 use super::live::part;
 use crate::net::Net;
 use crate::ring::Ring;
-use crate::setting::HALF_OPEN_PLACES;
 
 /// Takes the place at the end of a ring of this CPU. Returns its number, or None if the ring is full.
 #[inline(always)]
@@ -15,9 +14,15 @@ pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
     let ends = A::MAPS.half_open_ends.find(&ring.0)?;
     let ends = part!(ends.ends);
     let now = ends.copy();
-    let free = now.free(HALF_OPEN_PLACES.get())?;
+    let free = now.free(ring.places())?;
     part!(ends.next).set(now.next.wrapping_add(1));
     Some(ring.index(free))
+}
+
+/// Returns true if a ring has no free place.
+#[inline(always)]
+pub fn is_full<A: Net>(ring: Ring) -> bool {
+    A::MAPS.half_open_ends.find(&ring.0).is_some_and(|ends| part!(ends.ends).copy().free(ring.places()).is_none())
 }
 
 /// Gives a place that was taken to a flow.
@@ -46,8 +51,8 @@ pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
     let Some(ends) = A::MAPS.half_open_ends.find(&ring.0) else { return false };
     let ends = part!(ends.ends);
     let now = ends.copy();
-    let Some(oldest) = now.oldest(HALF_OPEN_PLACES.get()) else { return false };
-    part!(ends.first).set(now.first.wrapping_add(1));
+    let Some(oldest) = now.oldest(ring.places()) else { return false };
+    part!(ends.first).set(now.first(ring.places()).wrapping_add(1));
     let Some(place) = A::MAPS.half_open.find(&ring.index(oldest)) else { return false };
     place.copy_to(to);
     true

@@ -14,6 +14,7 @@ use crate::setting::FLOW_ROOM;
 pub fn share<A: Net>(client: &A, share: Share) -> bool {
     let Some(lasting) = A::MAPS.lasting.find(&0) else { return true };
     match share {
+        Share::Hold(0) => true,
         Share::Ask => may_hold(lasting.copy(), || copied(A::MAPS.clients, client)),
         Share::Hold(entries) => {
             let held = A::MAPS.clients.find(client);
