@@ -18,7 +18,7 @@ use proxy_common::device::Device;
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::{EMPTY, INGRESS};
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::Maps;
+use proxy_datapath::{Maps, Options, Sizes};
 use testbed::test_run::{Bench, Verdict};
 
 /// The interface index of lo, where packets of BPF_PROG_TEST_RUN are.
@@ -28,6 +28,8 @@ const CPUS: [usize; 2] = [0, 1];
 /// The packets of one CPU: more than the half-open queue has places, so that no name that comes again has a flow.
 const PACKETS: u16 = 20_000;
 const PORT: u16 = 80;
+/// The entries of the flow table.
+const FLOWS: u32 = 32_768;
 
 /// A line of the table.
 #[derive(Clone, Debug)]
@@ -65,7 +67,10 @@ pub fn median(rounds: &[Speed], figure: impl Fn(&Speed) -> f64) -> f64 {
 /// Measures the program that does nothing, and the openers of each family. Rounds take turns.
 pub fn openers(rounds: usize) -> Result<Vec<Row>> {
     ensure!(thread::available_parallelism()?.get() >= CPUS.len(), "this machine has a single CPU");
-    let mut bench = Bench::load_small()?;
+    let sizes = Sizes { flows: Some(FLOWS), ..Sizes::default() };
+    // As on a node: each CPU has rings of its own.
+    let half_open_rings = Some(u32::try_from(CPUS.len())?);
+    let mut bench = Bench::load(Options { sizes, half_open_rings, ..Options::default() })?;
     // A pod's, as whose ClusterIPs may be dialled.
     let device = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
     bench.datapath.node.set_devices(&[(LO, device)].into())?;

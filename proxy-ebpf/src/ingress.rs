@@ -92,6 +92,8 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),
+        // A network of the node may lie within a range of ClusterIPs, as one of Docker's does by default.
+        Err(Reason::Unallocated | Reason::UnknownPort) if is_between_neighbours(skb) => return Err(Reason::NotOurs),
         Err(reason) => return Err(reason),
     };
     if origin.is_external() {
@@ -104,6 +106,14 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     }
     scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags };
     Ok(())
+}
+
+/// Returns true if a frame goes from one port of a bridge to another, past this host. Open vSwitch has no address by which to tell.
+#[inline(never)]
+fn is_between_neighbours(skb: Skb) -> bool {
+    let (flags, bridge) = maps::place_of(skb.ifindex());
+    let is_for_bridge = || skb.peek::<[u8; 6]>(0).is_none_or(|mac| maps::mac_of(skb.ifindex()) == Some(mac));
+    bridge != 0 && flags & Device::LOOSE == 0 && !is_for_bridge()
 }
 
 /// Counts a client that this node's podCIDRs call a pod, where detection says otherwise: the operator must hear of it.

@@ -57,7 +57,8 @@ impl FarEnd {
 /// Returns a device's role. `links` are all devices, by interface index: the role depends on the master.
 pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
     let to_netns = link.leads_elsewhere();
-    let master = link.master.and_then(|master| links.get(&master)).map(|master| master.kind);
+    let bridge = link.master.and_then(|master| links.get(&master));
+    let master = bridge.map(|master| master.kind);
     match (link.kind, master) {
         (LinkKind::Loopback, _) => Role::Loopback,
         (LinkKind::Veth, _) if link.name == anchor::NAME => Role::Anchor,
@@ -70,6 +71,9 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         // A virtual function behind the device that fails over to it (hv_netvsc, net_failover).
         (_, Some(LinkKind::Physical)) => Role::Ignored("its master is served"),
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
+        (_, Some(LinkKind::Bridge)) if to_netns && bridge.is_some_and(|bridge| is_apart(bridge, links)) => {
+            Role::Ignored("the node is not on its bridge")
+        }
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
         // The node's own beside those of its pods: no frame from another one gets to it past the uplink's hook.
@@ -78,6 +82,21 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         // behind it, the device is rather a link to a router in a namespace, from where any client may come.
         _ => Role::Device { pod: to_netns && (link.addrs.is_empty() || link.far_end == FarEnd::Hosts) },
     }
+}
+
+/// The device that all ports of Open vSwitch's bridges are enslaved to.
+pub const OPEN_VSWITCH: &str = "ovs-system";
+
+/// Returns true for a bridge on which the node has no address and no device but pairs into other namespaces. The node routes nothing
+/// there: the network is a tenant's own, and its addresses may be ClusterIPs by chance.
+fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
+    let is_nodes = |port: &Link| port.master == Some(bridge.index) && !port.leads_elsewhere();
+    // A VLAN or macvlan on the bridge has its own address there, and Open vSwitch has the node's port inside.
+    let may_carry = |link: &Link| matches!(link.kind, LinkKind::Vlan | LinkKind::Macvlan) && !link.leads_elsewhere();
+    bridge.addrs.is_empty()
+        && bridge.far_end == FarEnd::Nothing
+        && bridge.name != OPEN_VSWITCH
+        && !links.values().any(|link| is_nodes(link) || may_carry(link))
 }
 
 /// Explains why packets through a pair into another namespace do not count as a pod's. Returns None if routes show
@@ -167,9 +186,30 @@ mod tests {
             ),
         ];
         let links = [(BRIDGE, Bridge), (BOND, Bond), (VRF, Other)];
-        let links = links.map(|(index, kind)| (index, Link { index, ..link("master", kind) })).into();
+        let links = links.map(|(index, kind)| (index, Link { index, ..with_addr(link("master", kind)) })).into();
         for (name, link, want) in cases {
             assert_eq!(role(&link, &links), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn pod_is_no_pod_on_a_bridge_that_the_node_is_not_on() {
+        let apart = Role::Ignored("the node is not on its bridge");
+        let port = |index, port: Link| (index, Link { index, master: Some(BRIDGE), ..port });
+        let pod = port(20, away(link("v0", Veth)));
+        let bridge = Link { index: BRIDGE, ..link("br0", Bridge) };
+        let cases = [
+            ("alone", bridge.clone(), vec![], apart),
+            ("with another pod", bridge.clone(), vec![port(21, away(link("v1", Veth)))], apart),
+            ("with an address", with_addr(bridge.clone()), vec![], Role::Device { pod: true }),
+            ("with a route", Link { far_end: FarEnd::Hosts, ..bridge.clone() }, vec![], Role::Device { pod: true }),
+            ("with a card", bridge.clone(), vec![port(21, link("eth0", Physical))], Role::Device { pod: true }),
+            ("below a VLAN", bridge.clone(), vec![(21, link("br0.5", Vlan))], Role::Device { pod: true }),
+            ("of Open vSwitch", Link { name: OPEN_VSWITCH.to_owned(), ..bridge }, vec![], Role::Device { pod: true }),
+        ];
+        for (name, bridge, others, want) in cases {
+            let links = others.into_iter().chain([(BRIDGE, bridge), pod.clone()]).collect();
+            assert_eq!(role(&pod.1, &links), want, "{name}");
         }
     }
 

@@ -8,7 +8,7 @@ use proxy_common::device::{self, Device};
 
 use super::detect::Detection;
 use proxy_net::link::{Link, LinkHeader, LinkKind};
-use proxy_net::role::{self, Role, role};
+use proxy_net::role::{self, OPEN_VSWITCH, Role, role};
 use proxy_net::{Handle, LinkEvent, addr, fib, sysctl};
 
 /// The device of kube-proxy's mode ipvs, which has every ClusterIP.
@@ -165,10 +165,6 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_
     let bridge = bridge.map_or(0, |bridge| bridge.index);
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
-
-/// The master of all ports of Open vSwitch, by its kernel module's name. Hosts have their addresses on ports of other
-/// names.
-const OPEN_VSWITCH: &str = "ovs-system";
 
 /// Returns true if a packet passes no other hook of this host before it arrives at such a device. A bridge, a VLAN, an
 /// overlay or a macvlan has other devices below it.
