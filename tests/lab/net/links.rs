@@ -82,6 +82,9 @@ fn a_veth_becomes_a_pods_when_its_other_end_leaves() {
         devices.until("a port", |d| d.has("v0") && d.role("v0") == Role::Ignored("its bridge is served")).await?;
         // The other end stays down: the kernel has no reason yet to say anything of this one.
         ip(&format!("link set v1 netns {}", pod.tid)).await?;
+        let apart = Role::Ignored("the node is not on its bridge");
+        devices.until("a port of others", |d| d.role("v0") == apart).await?;
+        ip("addr add 10.244.1.1/24 dev br0").await?;
         devices.until("a pod", |d| d.role("v0") == Role::Device { pod: true }).await
     });
 }

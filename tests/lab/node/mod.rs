@@ -74,6 +74,7 @@ fn flags_reach_the_programs() -> Result<()> {
     let pod = NetNs::create(format!("kpx-{}-flags-pod", std::process::id()))?;
     node.ip(&format!(
         "link add cni0 type bridge
+         addr add 10.244.1.1/24 dev cni0
          link add veth0 type veth peer name eth0 netns {}
          link set veth0 master cni0
          link set veth0 up
