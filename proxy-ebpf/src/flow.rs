@@ -310,7 +310,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         opener.set_tx(tx);
     }
     let revoked = if step.revokes_reset { DIALLED.with(Seen::RST) } else { DIALLED };
-    // (Of SCTP, the client shows itself here: its affinity is kept with the next opener's.)
+    // An SCTP client shows itself here. Its affinity stays among those of new clients.
     if !settle(flow, packet.proto, before, Seen::goes_on(tx.without(revoked), rx)) {
         rx = rx.without(Seen::ASSURED);
         entry.set_rx(rx);
