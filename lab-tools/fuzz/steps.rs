@@ -10,7 +10,9 @@ use testbed::test_run::Verdict;
 
 use crate::craft::{self, Between};
 use crate::model::wire::{self, SCTP, TCP, UDP};
-use crate::model::{At, CLASS, DONE, FORWARD, Got, Leg, MADE_HERE, Model, Sent, TRANSLATED, Table, made_here};
+use crate::model::{
+    At, CLASS, DONE, FORWARD, Got, Leg, MADE_HERE, Model, PORT_SHOWS, Sent, TRANSLATED, Table, made_here,
+};
 use crate::mutate;
 use crate::stranger::{self, Pretence};
 
@@ -76,7 +78,7 @@ fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
 
 /// Does a class look just like a note of a hook? Then nothing tells that it is none: see docs/limits.md.
 pub(crate) fn is_note(class: u32) -> bool {
-    [TRANSLATED, TRANSLATED | FORWARD, DONE].contains(&class)
+    [TRANSLATED, TRANSLATED | FORWARD, DONE, PORT_SHOWS].contains(&class)
 }
 
 /// Dials something.
@@ -205,7 +207,7 @@ fn anything(dice: &mut Dice) -> Sent {
 
 /// With what hooks before have noted, likely or not.
 fn sent(dice: &mut Dice, at: At, leg: Option<Leg>, frame: Vec<u8>) -> Sent {
-    let notes = [0, TRANSLATED, TRANSLATED | FORWARD, DONE];
+    let notes = [0, TRANSLATED, TRANSLATED | FORWARD, DONE, PORT_SHOWS];
     let likely = dice.random_bool(0.8);
     let mark = match (at, leg) {
         (At::Ingress(_), _) if dice.random_bool(0.02) => one(dice, &notes[1..]),

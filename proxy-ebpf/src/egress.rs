@@ -15,11 +15,17 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, link, Hook::EGRESS)?;
     let mark = skb.weigh(noted, scratch.packet.is_fragment());
-    if mark.is_done() {
+    let packet = &scratch.packet;
+    if mark.is_done() || mark.port_shows() && !guest::may_be(&packet.src, packet.proto, packet.told()) {
         skb.settle_packet_mark();
         return Err(Reason::NotOurs);
     }
     let is_known = flow::follow(skb, &scratch.packet, Hook::EGRESS, mark, &mut scratch.flow, decision)?;
+    if !is_known && mark.port_shows() {
+        guest::learn(scratch);
+        skb.settle_packet_mark();
+        return Err(Reason::NotOurs);
+    }
     // A packet that a hook has rewritten is no other program's.
     if !is_known && (noted.is_translated() || !guest::meet(scratch)?) {
         return Err(Reason::NotOurs);

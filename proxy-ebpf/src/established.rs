@@ -59,6 +59,10 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() {
         return None;
     }
+    if hook == Hook::EGRESS && mark.port_shows() && is_plain(skb, &head) {
+        skb.settle_packet_mark();
+        return Some(Err(Reason::NotOurs));
+    }
     // An opener takes the slow path whether it has a flow or not.
     if hook == Hook::INGRESS && head.proto == Proto::TCP && tcp::opens(head.flags) {
         return None;
@@ -69,7 +73,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     let (src, dst) = match kind {
         EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
         EntryKind::Unsnat => (head.src, entry.read(Flow::client_between)),
-        EntryKind::Snat if mark.is_forward() => (entry.read(|flow| flow.source), head.dst),
+        EntryKind::Snat if mark.source_changes() => (entry.read(|flow| flow.source), head.dst),
         // At an ingress hook it goes to a socket of the host's.
         EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() => {
             (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
@@ -104,16 +108,27 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
         name(&head, memory);
         return Some(Err(reason));
     }
-    if hook == Hook::INGRESS {
-        skb.set_packet_mark(if kind == EntryKind::Dnat {
-            PacketMark::forward(source_changes)
-        } else {
-            PacketMark::BACK
-        });
-    } else {
-        skb.settle_packet_mark();
-    }
+    note(skb, hook, kind, source_changes, &head);
     Some(Ok(Action::PASS))
+}
+
+/// Leaves the mark for the next hook, or takes it away.
+#[inline(always)]
+fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, head: &Head<A>) {
+    if hook != Hook::INGRESS {
+        skb.settle_packet_mark();
+    } else if kind == EntryKind::Dnat {
+        let port_shows = guest::is_known_by(head.proto, head.told());
+        skb.set_packet_mark(PacketMark::forward(source_changes, port_shows));
+    } else {
+        skb.set_packet_mark(PacketMark::BACK);
+    }
+}
+
+/// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts.
+#[inline(always)]
+fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
+    !guest::may_be(&head.src, head.proto, head.told()) && !skb.may_be_class()
 }
 
 /// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the proof, which the client must not
@@ -149,7 +164,8 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
 #[inline(always)]
 fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
-        if guest::may_be(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
+        let mark = skb.packet_mark();
+        if mark.port_shows() || guest::may_be(&head.src, head.proto, head.told()) && !mark.is_translated() {
             return None;
         }
         skb.clear_packet_mark();

@@ -126,7 +126,7 @@ fn heed<A: Net>(
         EntryKind::Undnat if flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment()) => {
             return false;
         }
-        EntryKind::Snat if !mark.is_forward() && !mark.is_lost() => return false,
+        EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return false,
         EntryKind::Undnat => back(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}

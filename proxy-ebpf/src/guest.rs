@@ -26,7 +26,13 @@ use crate::packet::Packet;
 #[inline(always)]
 pub fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
     let port = src.port.get();
-    port >= SOURCE_PORT_FIRST || is_low(port) && (proto != Proto::TCP || told != Told::PACKET)
+    port >= SOURCE_PORT_FIRST || is_low(port) && is_known_by(proto, told)
+}
+
+/// Returns true if a packet is one that a connection with a port of the lower range is known by.
+#[inline(always)]
+pub fn is_known_by(proto: Proto, told: Told) -> bool {
+    proto != Proto::TCP || told != Told::PACKET
 }
 
 /// Returns true for a port of the lower range.
@@ -38,11 +44,7 @@ fn is_low(port: u16) -> bool {
 /// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`, with another port.
 #[inline(always)]
 pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
-    let packet = &scratch.packet;
-    if !may_be(&packet.src, packet.proto, packet.told()) || maps::own_addr(&packet.src.addr).is_none() {
-        return Ok(false);
-    }
-    if remember(packet) && is_taken(scratch) {
+    if remember(&scratch.packet, false) && is_taken(scratch) {
         open::flow(scratch)?;
         // Its replies come in with another tuple now.
         forget(&scratch.packet);
@@ -52,13 +54,26 @@ pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
     Ok(false)
 }
 
-/// True if the packet opens a connection, as far as is known.
+/// Takes in a packet to a backend that leaves with an address of the node's, because netfilter has masqueraded it. It keeps its
+/// port: the packets in the middle of its connection pass no look-up that could change theirs. A flow that has the tuple makes way
+/// unless it lives.
+#[inline(always)]
+pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
+    if remember(&scratch.packet, true) && is_taken(scratch) {
+        open::end_unless_it_lasts(&scratch.other, scratch.packet.proto);
+    }
+}
+
+/// Remembers a connection of another program's. Returns true if the packet opens it, as far as is known.
 #[inline(never)]
-fn remember<A: Net>(packet: &Packet<A>) -> bool {
+fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
+    if !may_be(&packet.src, packet.proto, packet.told()) || maps::own_addr(&packet.src.addr).is_none() {
+        return false;
+    }
     let key = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
     let now_secs = about_now_secs();
     let before = maps::guest(&key);
-    let told = told(packet);
+    let told = told(packet, is_seen_alone);
     let guest = Guest::after(before, told, packet.proto, now_secs);
     // A server's answer in the lower range is the end of no connection that counts.
     let is_new = before != Guest::NONE || packet.opens() || !told.is_seen_alone;
@@ -74,12 +89,12 @@ fn forget<A: Net>(packet: &Packet<A>) {
 }
 
 #[inline(always)]
-fn told<A: Net>(packet: &Packet<A>) -> guest::Packet {
+fn told<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> guest::Packet {
     guest::Packet {
         opens: packet.opens() && packet.proto != Proto::UDP,
         ends: packet.seen().has(Seen::FIN),
         resets: packet.resets(),
-        is_seen_alone: packet.proto == Proto::TCP && is_low(packet.src.port.get()),
+        is_seen_alone: packet.proto == Proto::TCP && (is_seen_alone || is_low(packet.src.port.get())),
     }
 }
 

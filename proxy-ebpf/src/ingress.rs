@@ -14,7 +14,7 @@ use crate::open::{self, Opening, Source};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, flow, host, maps, monitor};
+use crate::{Action, flow, guest, host, maps, monitor};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
@@ -39,7 +39,8 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Act
         Some(EntryKind::Dnat) => {
             packet.rewrite(skb, &flow.client_between(), &flow.backend, flow.is_far())?;
             maps::count(Event::Forwarded);
-            skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices()));
+            let port_shows = !packet.is_fragment() && guest::is_known_by(packet.proto, packet.told());
+            skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), port_shows));
             Ok(Action::PASS)
         }
         Some(EntryKind::Unsnat) => {
@@ -126,13 +127,18 @@ fn note_pod_outside<A: Net>(client: A, node: &Node) {
     }
 }
 
-/// A pod dials a backend directly, from the port with which it also reaches it through a service. The two would be one
-/// conversation to the backend, so the direct one gets another source port.
+/// A client dials a backend directly, from the port with which it also reaches it through a service. The client may be
+/// another node, which masquerades many. The two would be one conversation to the backend, so the direct one gets another
+/// source port.
 #[inline(always)]
 fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let packet = &scratch.packet;
     let from_pod = maps::place_of(skb.ifindex()).0 & Device::POD != 0;
-    if !from_pod || !open::collides(packet, &mut scratch.flow) {
+    if !open::collides(packet, from_pod, &mut scratch.flow) {
+        return Err(Reason::NotOurs);
+    }
+    // Without its mark, a packet that another hook has rewritten looks like a direct one.
+    if !from_pod && skb.is_mark_lost() {
         return Err(Reason::NotOurs);
     }
     if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
@@ -140,7 +146,8 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
     let service = FrontendKey::address(A::UNSPECIFIED);
-    scratch.opening = Opening { service, backend: packet.dst, source, flags: 0 };
+    let flags = if from_pod { 0 } else { Flow::<A>::REMOTE };
+    scratch.opening = Opening { service, backend: packet.dst, source, flags };
     Ok(())
 }
 

@@ -277,6 +277,15 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     true
 }
 
+/// Closes a flow that has a port of another program's connection, unless the flow keeps it.
+#[inline(never)]
+pub fn end_unless_it_lasts<A: Net>(flow: &Flow<A>, proto: Proto) {
+    if !lasts(flow, proto) {
+        maps::count(Event::FlowForgotten);
+        close(flow, proto);
+    }
+}
+
 #[inline(never)]
 fn is_expired<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     flow.is_expired(proto, now_secs())
@@ -341,11 +350,12 @@ fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     }
 }
 
-/// Returns true if a flow's packets to its backend look just like this one.
+/// Returns true if a flow's packets to its backend look just like this one. Those of a masqueraded flow do so between the hooks. There
+/// the mark tells it from others, but for a pod's.
 #[inline(never)]
-pub fn collides<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
+pub fn collides<A: Net>(packet: &Packet<A>, from_pod: bool, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
-    if maps::flow(&back, flow).is_none() || flow.kind != Kind::UNDNAT {
+    if maps::flow(&back, flow).is_none() || flow.kind != Kind::UNDNAT || !from_pod && flow.is_snat_on_devices() {
         return false;
     }
     // Unless this is itself a reply: two peers may dial each other's services from the ports that they serve.

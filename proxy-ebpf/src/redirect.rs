@@ -104,7 +104,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
     packet.rewrite(skb, &source, &flow.backend, flow.is_far())?;
     maps::count(Event::Forwarded);
     if !route.to_peer {
-        skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices()));
+        skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), false));
     }
     leave::<A>(skb, route).map(|Action(action)| Delivery(action))
 }

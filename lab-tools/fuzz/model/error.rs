@@ -8,7 +8,7 @@ use testbed::reference::place::Family;
 use super::flow::{Flow, Leg, Table};
 use super::rewrite::{self, addr_changes, update};
 use super::wire::{self, Ip, Part, SCTP, TCP, UDP, byte, half};
-use super::{At, FORWARD, Got, Model, Sent, TRANSLATED, inject, leave, noted, pass, unnoted};
+use super::{At, FORWARD, Got, Model, Sent, TRANSLATED, goes_to_backend, inject, leave, noted, pass, unnoted};
 
 /// An error, and the packet that it quotes.
 struct Quoting {
@@ -82,7 +82,7 @@ fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     match leg {
         Leg::AsNode => is_marked,
         Leg::ToBackend => false,
-        _ if note.is_some_and(|note| note & FORWARD != 0) => false,
+        _ if note.is_some_and(goes_to_backend) => false,
         _ => flow.by_host || !flow.changes_address() || is_marked,
     }
 }

@@ -5,7 +5,7 @@ use testbed::reference::model as reference;
 
 use super::flow::{End, Leg, Table};
 use super::wire::{self, Part};
-use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, open};
+use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, goes_to_backend, open};
 
 impl Model {
     /// The flow that the packet belongs to, and what is to be done to it. The flow has heard the packet then. An error if
@@ -46,7 +46,7 @@ impl Model {
                 self.is_news(packet, id, now_secs) && open::is_forged(sent.at, packet.proto, src, dst)
             }
             (At::Egress(_), Leg::ToClient) => {
-                let goes_there = sent.note(packet.ip.part != Part::Whole).is_some_and(|note| note & FORWARD != 0);
+                let goes_there = sent.note(packet.ip.part != Part::Whole).is_some_and(goes_to_backend);
                 let came_in_by = sent.by.filter(|_| !goes_there && self.is_news_of_backend(packet, id, now_secs));
                 came_in_by.is_some_and(|device| open::is_forged(At::Ingress(device), packet.proto, src, dst))
             }
@@ -182,10 +182,10 @@ impl Model {
     pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {
         let flow = &self.flows[&id];
         let Some(note) = sent.note(is_fragment) else { return true };
-        let (translated, forward) = (note & TRANSLATED != 0, note & FORWARD != 0);
+        let translated = note & TRANSLATED != 0;
         match leg {
-            Leg::AsNode => forward,
-            _ if forward => false,
+            Leg::AsNode => note == TRANSLATED | FORWARD,
+            _ if goes_to_backend(note) => false,
             _ if flow.by_host || !flow.changes_address() => true,
             _ => translated || (!sent.came_in && !is_fragment),
         }

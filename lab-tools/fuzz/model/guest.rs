@@ -22,16 +22,42 @@ impl Model {
         chosen: Chosen<'_>,
     ) -> Result<Option<u64>> {
         let (src, dst) = packet.peers();
-        let opens = packet.says(|transport| transport.opens);
-        let is_low = CLIENT_PORTS.contains(&src.port());
-        let is_seen_alone = is_low && packet.proto == TCP;
-        // The middle of a TCP connection: a server's packets would pay for nothing.
-        let is_end = packet.says(|transport| transport.ends || transport.resets);
-        let is_middle = is_seen_alone && !opens && !is_end && !packet.says(|transport| transport.answer.is_some());
-        let counts = src.port() >= SOURCE_PORT_FIRST || is_low && !is_middle;
-        if sent.mark & TRANSLATED != 0 || !counts || !place::is_own(src.ip()) {
+        if sent.mark & TRANSLATED != 0 {
             return Ok(None);
         }
+        let Some(id) = self.remember_guest(packet, now_secs, false) else { return Ok(None) };
+        let mut flow = self.blank(sent, packet, now_secs);
+        flow.is_guest = true;
+        let (backend, source) = self.observe(sent, got, packet, chosen)?;
+        ensure!(backend == dst, "another program's connection was led to {backend}");
+        self.take_port(&mut flow, src.ip(), source.port(), false)?;
+        self.guests.remove(&(packet.proto, dst, src));
+        *self.counts.events.entry(Event::PortMoved).or_default() += 1;
+        Ok(Some(self.insert(flow)))
+    }
+
+    /// A packet to a backend that netfilter has masqueraded: a flow that has its tuple makes way if it does not last.
+    pub(super) fn learn_guest(&mut self, packet: &Packet, now_secs: u32, chosen: Chosen<'_>) -> Result<()> {
+        let Some(id) = self.remember_guest(packet, now_secs, true) else { return Ok(()) };
+        let flow = &self.flows[&id];
+        let (opener, _) = flow.legs()[0];
+        let (table, proto, src, dst) = opener;
+        if chosen(table, proto, src, dst).is_err() {
+            ensure!(flow.proto == UDP || !flow.assured, "a flow that lasts was forgotten for another program's");
+            self.close(id);
+            *self.counts.events.entry(Event::FlowForgotten).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Remembers another program's connection. Returns the flow that has its tuple, if the packet opens it.
+    fn remember_guest(&mut self, packet: &Packet, now_secs: u32, is_masqueraded: bool) -> Option<u64> {
+        let (src, dst) = packet.peers();
+        if !packet.may_be_guests() || !place::is_own(src.ip()) {
+            return None;
+        }
+        let opens = packet.says(|transport| transport.opens);
+        let is_seen_alone = packet.proto == TCP && (is_masqueraded || CLIENT_PORTS.contains(&src.port()));
         let told = guest::Packet {
             opens: opens && packet.proto != UDP,
             ends: packet.says(|transport| transport.ends),
@@ -46,21 +72,29 @@ impl Model {
             *known = after;
         }
         if !opens || (packet.proto == UDP && before.is_there(now_secs)) {
-            return Ok(None);
+            return None;
         }
         let taken = self.index.get(&(Table::Arriving, packet.proto, dst, src)).copied();
-        let Some((id, Leg::FromNode | Leg::ToClient)) = taken else { return Ok(None) };
+        let (id, Leg::FromNode | Leg::ToClient) = taken? else { return None };
         if self.flows[&id].is_over(now_secs) {
             self.close(id);
-            return Ok(None);
+            return None;
         }
-        let mut flow = self.blank(sent, packet, now_secs);
-        flow.is_guest = true;
-        let (backend, source) = self.observe(sent, got, packet, chosen)?;
-        ensure!(backend == dst, "another program's connection was led to {backend}");
-        self.take_port(&mut flow, src.ip(), source.port(), false)?;
-        self.guests.remove(&(packet.proto, dst, src));
-        *self.counts.events.entry(Event::PortMoved).or_default() += 1;
-        Ok(Some(self.insert(flow)))
+        Some(id)
+    }
+}
+
+impl Packet {
+    /// May it have a port that counts?
+    pub(super) fn may_be_guests(&self) -> bool {
+        let port = self.peers().0.port();
+        port >= SOURCE_PORT_FIRST || CLIENT_PORTS.contains(&port) && self.shows_port()
+    }
+
+    /// Is it no packet of the middle of a TCP connection? A server's packets would pay for nothing.
+    pub(super) fn shows_port(&self) -> bool {
+        self.proto != TCP
+            || self
+                .says(|transport| transport.opens || transport.ends || transport.resets || transport.answer.is_some())
     }
 }

@@ -10,7 +10,8 @@ use testbed::reference::place::Family;
 use super::flow::{Flow, Leg, Table};
 use super::wire::{self, Ip, Part};
 use super::{
-    At, DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, inject, leave, noted, open, pass, rewrite, unnoted,
+    At, DONE, FORWARD, Got, Model, PORT_SHOWS, Packet, Sent, TRANSLATED, inject, leave, noted, open, pass, rewrite,
+    unnoted,
 };
 
 impl Model {
@@ -76,7 +77,11 @@ impl Model {
         Ok(match leg {
             Leg::ToBackend => {
                 let translated = self.translate(sent, &packet, Table::Arriving, flow.between(), flow.backend);
-                let note = if flow.changes_address() { TRANSLATED | FORWARD } else { DONE };
+                let note = match flow.changes_address() {
+                    true => TRANSLATED | FORWARD,
+                    false if packet.ip.part == Part::Whole && packet.shows_port() => PORT_SHOWS,
+                    false => DONE,
+                };
                 translated.map(|frame| self.forward(pass(noted(sent.mark, note), frame)))
             }
             Leg::FromNode => {
@@ -105,6 +110,7 @@ impl Model {
         }
         let read = match self.read(sent, family, Table::Leaving) {
             Ok(packet) if sent.note(packet.ip.part != Part::Whole) == Some(DONE) => return Ok(Err(Reason::NotOurs)),
+            Ok(packet) if shows_port(sent, &packet) && !packet.may_be_guests() => return Ok(Err(Reason::NotOurs)),
             read => read,
         };
         let found = read.and_then(|packet| Ok((self.follow(sent, &packet, Table::Leaving, now_secs)?, packet)));
@@ -114,6 +120,10 @@ impl Model {
         };
         let found = match found {
             Some(found) => Some(found),
+            None if shows_port(sent, &packet) => {
+                self.learn_guest(&packet, now_secs, chosen)?;
+                None
+            }
             None => self.meet_guest(sent, got, &packet, now_secs, chosen)?.map(|id| (id, Leg::ToBackend)),
         };
         let Some((id, leg)) = found else { return Ok(Err(Reason::NotOurs)) };
@@ -215,4 +225,9 @@ impl Model {
         }
         Ok(frame)
     }
+}
+
+/// May netfilter have given a port to this packet, which an ingress hook has rewritten?
+fn shows_port(sent: &Sent, packet: &Packet) -> bool {
+    sent.note(packet.ip.part != Part::Whole) == Some(PORT_SHOWS)
 }

@@ -40,8 +40,15 @@ pub(crate) const TRANSLATED: u32 = 1 << 15;
 pub(crate) const FORWARD: u32 = 1 << 14;
 pub(crate) const KEEPS_SOURCE: u32 = 1 << 13;
 pub(crate) const DONE: u32 = TRANSLATED | FORWARD | KEEPS_SOURCE;
+/// The source is right unless netfilter changes it, and the packet is one that shows its port.
+pub(crate) const PORT_SHOWS: u32 = TRANSLATED | KEEPS_SOURCE;
 /// The bits beside them, which only a class of another program sets.
 pub(crate) const CLASS: u32 = KEEPS_SOURCE - 1;
+
+/// Is a packet with this note on its way to a backend?
+pub(crate) fn goes_to_backend(note: u32) -> bool {
+    note & FORWARD != 0 || note == PORT_SHOWS
+}
 
 /// A bit of a mark that carries notes of hooks: the host has made the packet.
 pub(crate) const MADE_HERE: u32 = 1;
@@ -75,7 +82,7 @@ impl Sent {
             At::Anchor | At::Lo => false,
         };
         let note = self.mark & DONE;
-        let is_ours = [TRANSLATED, TRANSLATED | FORWARD, DONE].contains(&note) && !self.has_class();
+        let is_ours = [TRANSLATED, TRANSLATED | FORWARD, DONE, PORT_SHOWS].contains(&note) && !self.has_class();
         (is_ours || !may_be_class).then_some(note)
     }
 

@@ -108,7 +108,7 @@ impl Model {
         Rc::clone(answer)
     }
 
-    /// A pod dials a backend directly with a tuple that a flow has between the hooks: it gets another port. Unless it is
+    /// A client dials a backend directly with a tuple that a flow has between the hooks: it gets another port. Unless it is
     /// itself a backend that replies.
     fn open_direct(
         &mut self,
@@ -124,7 +124,13 @@ impl Model {
             found.is_some_and(|(_, leg)| *leg == Leg::ToClient)
         };
         let from_pod = matches!(sent.at, At::Ingress(device) if device.leads_to_pods());
-        if !from_pod || !is_reply(dst, src) || is_reply(src, dst) {
+        // What another hook may have rewritten is no direct connection.
+        let is_unsure = !from_pod && sent.note(true).is_none();
+        let is_masqueraded = || {
+            let found = self.index.get(&(Table::Leaving, packet.proto, dst, src));
+            found.is_some_and(|(id, _)| self.flows[id].changes_address())
+        };
+        if is_unsure || !from_pod && is_masqueraded() || !is_reply(dst, src) || is_reply(src, dst) {
             return Ok(Err(Reason::NotOurs));
         }
         if reference::is_forged(&question(sent.at, packet.proto, src, dst)) {

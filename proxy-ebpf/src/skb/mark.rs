@@ -25,13 +25,22 @@ impl PacketMark {
     pub const BACK: Self = Self(TRANSLATED);
     /// ... or to a backend, ...
     pub const FORWARD: Self = Self(TRANSLATED | FORWARD);
-    /// ... with the source address with which it has to leave.
+    /// ... with the source address with which it has to leave, ...
     pub const DONE: Self = Self(MARKS);
+    /// ... unless netfilter masquerades it. Then the hook where it leaves learns its port.
+    pub const PORT_SHOWS: Self = Self(TRANSLATED | DONE);
 
     /// Returns the mark on the way to a backend. `source_changes`: a hook where the packet leaves still changes its source.
+    /// `port_shows`: the packet is one that a connection of another program is known by.
     #[inline(always)]
-    pub fn forward(source_changes: bool) -> Self {
-        if source_changes { Self::FORWARD } else { Self::DONE }
+    pub fn forward(source_changes: bool, port_shows: bool) -> Self {
+        if source_changes {
+            Self::FORWARD
+        } else if port_shows {
+            Self::PORT_SHOWS
+        } else {
+            Self::DONE
+        }
     }
 
     #[inline(always)]
@@ -39,9 +48,22 @@ impl PacketMark {
         self.0 & TRANSLATED != 0
     }
 
+    /// Returns true if the packet is on its way to a backend.
     #[inline(always)]
     pub fn is_forward(self) -> bool {
-        self.0 & FORWARD != 0
+        self.0 & FORWARD != 0 || self.port_shows()
+    }
+
+    /// Returns true if a hook where the packet leaves still changes its source.
+    #[inline(always)]
+    pub fn source_changes(self) -> bool {
+        self.0 & MARKS == Self::FORWARD.0
+    }
+
+    /// Returns true if another program may have given the packet a port that counts.
+    #[inline(always)]
+    pub fn port_shows(self) -> bool {
+        self.0 & MARKS == Self::PORT_SHOWS.0
     }
 
     /// Returns true if no hook has anything left to do.
@@ -64,7 +86,7 @@ impl PacketMark {
     /// Returns true if a hook of ours writes just this.
     #[inline(always)]
     pub(super) fn is_ours(self) -> bool {
-        [Self::BACK, Self::FORWARD, Self::DONE].iter().any(|ours| ours.0 == self.0 & MARKS)
+        [Self::BACK, Self::FORWARD, Self::DONE, Self::PORT_SHOWS].iter().any(|ours| ours.0 == self.0 & MARKS)
     }
 
     #[inline(always)]

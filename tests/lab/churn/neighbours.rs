@@ -90,8 +90,14 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
 }
 
 /// The classes of filters: none, one, and some that look like marks of kpx.
-const CLASSES: [&[&str]; 5] =
-    [&[], &["flowid", "1:1"], &["flowid", "1:8001"], &["flowid", "1:c001"], &["flowid", "1:e001"]];
+const CLASSES: [&[&str]; 6] = [
+    &[],
+    &["flowid", "1:1"],
+    &["flowid", "1:8001"],
+    &["flowid", "1:a001"],
+    &["flowid", "1:c001"],
+    &["flowid", "1:e001"],
+];
 
 /// The kernel writes the class over the mark that kpx leaves on masqueraded packets.
 #[test]

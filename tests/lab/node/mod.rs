@@ -4,6 +4,7 @@ mod bridges;
 mod connections;
 mod host;
 mod maps;
+mod ports;
 mod reach;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,79 @@
+//! Source ports that two programs use towards one backend: kpx for a client that it masquerades, and netfilter or a node's own
+//! process.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::echo::{Answer, Dial, Protocol};
+use testbed::lab::{Family, Host, Layout};
+use testbed::served_lab::ServedLab;
+
+const PORT: u16 = 8080;
+const NODE_PORT: u16 = 30_080;
+
+/// A flow whose client spoke this long ago counts as silent.
+const SILENT: Duration = Duration::from_secs(6);
+
+#[test]
+fn port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer() -> Result<()> {
+    let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["n2"], PORT)?;
+    let web = Service::new("web", 1, &["n2"], PORT).node_port(NODE_PORT);
+    lab.put(&web)?;
+    let kpx = lab.kpx(&[])?;
+    let [x, pod] = ["x", "p1a"].map(|name| lab.lab.host(name));
+    for family in Family::ALL {
+        let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
+        let masqueraded = dial(x, node_port, 20_000)?;
+        idle(SILENT)?;
+        // Netfilter masquerades the pod towards n2's own network, and keeps its port.
+        let answer = dial(pod, web.frontend(family), masqueraded.source.port())?;
+        ensure!(answer.source == masqueraded.source, "{family}: n2 sees {}, not {}", answer.source, masqueraded.source);
+        let again = dial(x, node_port, 20_000)?;
+        ensure!(again.source != masqueraded.source, "{family}: two conversations are {}", again.source);
+        dial(pod, web.frontend(family), masqueraded.source.port()).context("the pod goes on")?;
+    }
+    kpx.stop()
+}
+
+#[test]
+fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both() -> Result<()> {
+    let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["p1b"], PORT)?;
+    lab.put(&Service::new("web", 1, &["p1b"], PORT).node_port(NODE_PORT))?;
+    let kpx = lab.kpx(&[])?;
+    let n2 = &lab.lab.n2.host;
+    for family in Family::ALL {
+        let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
+        let pod = SocketAddr::new(lab.lab.host("p1b").addrs.ip(family), PORT);
+        for (protocol, port) in [(Protocol::Udp, 20_001), (Protocol::Tcp, 20_002)] {
+            let dial = |to| Dial::new(protocol, to).source_port(port);
+            let mut through = dial(node_port).connect(&n2.ns)?;
+            let by_node_port = through.exchange(b"through")?;
+            ensure!(by_node_port.source.port() == port, "{protocol} {family}: {by_node_port:?}");
+            let mut direct = dial(pod).connect(&n2.ns).with_context(|| format!("dial {pod} by {protocol}"))?;
+            let moved = direct.exchange(b"direct").with_context(|| format!("{pod} by {protocol}"))?;
+            ensure!(moved.source != by_node_port.source, "{protocol} {family}: two conversations are {}", moved.source);
+            through.exchange(b"through again").context("the first conversation")?;
+            direct.exchange(b"direct again").context("the second conversation")?;
+        }
+    }
+    kpx.stop()
+}
+
+/// Lets time pass: a flow becomes silent by that alone.
+fn idle(time: Duration) -> Result<()> {
+    let started = Instant::now();
+    wait_until(time + DEADLINE, "time has passed", || Ok(started.elapsed() >= time))
+}
+
+/// Asks by UDP from a port until an answer comes.
+fn dial(client: &Host, to: SocketAddr, port: u16) -> Result<Answer> {
+    let dial = Dial::new(Protocol::Udp, to).source_port(port).deadline(Duration::from_millis(500));
+    let mut answer = None;
+    wait_until(DEADLINE, &format!("{to} answers {}", client.name), || {
+        answer = dial.exchange(&client.ns, b"hello").ok();
+        Ok(answer.is_some())
+    })?;
+    answer.context("an answer")
+}
