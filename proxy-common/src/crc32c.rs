@@ -6,6 +6,9 @@
 /// The polynomial, lowest power in the highest bit, as all numbers here.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
+/// What two bits leave in the register when they are shifted out of it.
+static LEFT: [u32; 4] = [0, POLYNOMIAL >> 1, POLYNOMIAL, POLYNOMIAL >> 1 ^ POLYNOMIAL];
+
 /// x^(8 * n): what n bytes of zeros do to the register ...
 static ZEROS: [u32; 256] = powers(1 << (31 - 8));
 /// ... and 256 * n bytes.
@@ -25,23 +28,27 @@ fn after_zeros(register: u32, len: u16) -> u32 {
     multiply(multiply(register, ZEROS[usize::from(low)]), MANY_ZEROS[usize::from(high)])
 }
 
-/// Modulo the polynomial. Without branches, which the verifier would follow one by one.
+/// Multiplies modulo the polynomial, two powers of `b` at a time from the highest down. Without branches, and with a table instead of
+/// the constant: the verifier follows both cases of a branch, and of an AND of a constant with all or no bits.
 #[inline(always)]
-const fn multiply(mut a: u32, b: u32) -> u32 {
+const fn multiply(a: u32, b: u32) -> u32 {
+    // a * x.
+    let shifted = a >> 1 ^ LEFT[(a << 1 & 2) as usize];
     let mut product = 0;
-    let mut power = 0;
-    while power < u32::BITS {
-        product ^= a & mask(b << power >> 31);
-        a = a >> 1 ^ POLYNOMIAL & mask(a & 1);
-        power += 1;
+    let mut shift = 0;
+    // Two powers and not four: LLVM would unroll eight rounds, and keep their parts on the stack.
+    while shift < u32::BITS {
+        let bits = b >> shift;
+        product = product >> 2 ^ LEFT[(product & 3) as usize] ^ a & mask(bits >> 1) ^ shifted & mask(bits);
+        shift += 2;
     }
     product
 }
 
-/// All bits like this one.
+/// Returns all bits like the lowest one.
 #[inline(always)]
-const fn mask(bit: u32) -> u32 {
-    0u32.wrapping_sub(bit)
+const fn mask(bits: u32) -> u32 {
+    0u32.wrapping_sub(bits & 1)
 }
 
 const fn powers(base: u32) -> [u32; 256] {

@@ -34,6 +34,7 @@ mod proof;
 mod seen;
 mod state;
 mod step;
+mod words;
 
 pub use end::{Acked, is_recent};
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
@@ -78,6 +79,18 @@ impl<A: Addr> FlowKey<A> {
     #[inline(always)]
     pub const fn new(hook: Hook, proto: Proto, src: SockAddr<A>, dst: SockAddr<A>) -> Self {
         Self { src: src.addr, dst: dst.addr, sport: src.port, dport: dst.port, proto, hook, pad: 0 }
+    }
+
+    /// Makes this the key of the same packets at another hook.
+    #[inline(always)]
+    pub const fn set_hook(&mut self, hook: Hook) {
+        self.hook = hook;
+    }
+
+    /// Makes this the key of packets to another port.
+    #[inline(always)]
+    pub const fn set_dport(&mut self, dport: Port) {
+        self.dport = dport;
     }
 
     pub const fn src(&self) -> SockAddr<A> {
@@ -204,6 +217,12 @@ impl<A: Addr> Flow<A> {
             pad: A::PAD,
             passed: Passed::NOTHING,
         }
+    }
+
+    /// Returns 1 if the flow counts for its backend, else 0.
+    #[inline(always)]
+    pub const fn counted(&self) -> u32 {
+        (self.flags / Self::COUNTED & 1) as u32
     }
 
     #[inline(always)]

@@ -3,9 +3,7 @@
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{
-    Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, State, is_recent, is_stream, step,
-};
+use proxy_common::flow::{Acked, AtHook, EntryKind, Flow, Hook, Kind, Proof, Seen, Sender, is_recent, is_stream, step};
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
@@ -236,7 +234,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     }
     if seen != flow.tx {
         entry.set_tx(seen);
-        note_end(flow, flow.state(), State::of(seen, flow.rx), packet.proto);
+        note_end(flow, Seen::is_over(flow.tx, flow.rx), Seen::is_over(seen, flow.rx), packet.proto);
     }
     if flow.rx.has(Seen::RST) && step.revokes_reset {
         entry.set_rx(flow.rx.without(Seen::RST));
@@ -315,7 +313,8 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         rx = rx.without(Seen::ASSURED);
         entry.set_rx(rx);
     }
-    note_end(flow, opener.read(Flow::state), State::of(tx, rx), packet.proto);
+    let was_over = opener.read(|flow| Seen::is_over(flow.tx, flow.rx));
+    note_end(flow, was_over, Seen::is_over(tx, rx), packet.proto);
     opener.set_rx(rx);
     opener.set_last_secs(now_secs);
     // The client's packets write these bits on other CPUs.
@@ -346,8 +345,9 @@ fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool
 
 /// A flow that is counted counts until it has ended.
 #[inline(always)]
-fn note_end<A: Net>(flow: &Flow<A>, before: State, after: State, proto: Proto) {
-    if flow.has(Flow::<A>::COUNTED) && before.ends_with(after) {
+fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
+    let ends = after & !before;
+    if ends & flow.counted() != 0 {
         maps::connection_closed(flow.backend, proto);
     }
 }
@@ -355,7 +355,7 @@ fn note_end<A: Net>(flow: &Flow<A>, before: State, after: State, proto: Proto) {
 /// Removes all entries of a flow, the opener's last: the program that removes that one counts the flow.
 #[inline(never)]
 pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
-    note_end(flow, flow.state(), State::Reset, proto);
+    note_end(flow, Seen::is_over(flow.tx, flow.rx), 1, proto);
     // Two programs that close one flow give its share back twice, until the next sweep counts again.
     A::share(&flow.holder(), Register(flow.counted_entries(proto).wrapping_neg()));
     let returned = maps::undnat(flow, proto).map_or(Passed::NOTHING, |entry| entry.read(|flow| flow.passed));

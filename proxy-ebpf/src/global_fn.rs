@@ -6,9 +6,11 @@
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::crc32c;
+use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::net::Net;
+use crate::open::Draw;
 use crate::ring::Ring;
 use crate::skb::Skb;
 use crate::{extension, fragment, maps, open};
@@ -93,6 +95,16 @@ global_functions! {
     /// Calls [`Skb::weighed`].
     fn kpx_weigh(skb: *mut __sk_buff, mark: u32, is_fragment: u32) -> u32 {
         Skb::from_ptr(skb).weighed(mark, is_fragment != 0)
+    }
+
+    /// Calls [`open::draw`] with the words of a key, and [`Draw`] in the last; 0 if there is no port.
+    fn kpx_draw4(a: u64, b: u64) -> u32 {
+        open::draw(FlowKey::<Addr4>::from_words([a, b]), Draw(b)).map_or(0, |port| port.get().into())
+    }
+
+    /// Calls [`open::draw`] with the words of a key, and [`Draw`] in the last; 0 if there is no port.
+    fn kpx_draw6(a: u64, b: u64, c: u64, d: u64, e: u64) -> u32 {
+        open::draw(FlowKey::<Addr6>::from_words([a, b, c, d, e]), Draw(e)).map_or(0, |port| port.get().into())
     }
 
     /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.

@@ -4,10 +4,12 @@ use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
+use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::net::{self, FragmentPart, Header, Net, fold, sum};
+use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, Skb};
@@ -227,6 +229,12 @@ impl Net for Addr4 {
     #[inline(always)]
     fn share(client: &Self, Register(share): Register) -> bool {
         global_fn::kpx_share4(client.wire(), share) != 0
+    }
+
+    #[inline(always)]
+    fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
+        let [a, b] = replies.words();
+        Some(global_fn::kpx_draw4(a, b | draw)).filter(|port| *port != 0).map(|port| Port::new(port as u16))
     }
 
     #[inline(always)]

@@ -3,11 +3,13 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
 use crate::net::{self, FragmentPart, Header, Net, diff, sum};
+use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, Skb};
@@ -228,6 +230,12 @@ impl Net for Addr6 {
     fn share(client: &Self, Register(share): Register) -> bool {
         let [a, b, c, d] = client.wire().map(u64::from);
         global_fn::kpx_share6(a | b << 32, c | d << 32, share) != 0
+    }
+
+    #[inline(always)]
+    fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
+        let [a, b, c, d, e] = replies.words();
+        Some(global_fn::kpx_draw6(a, b, c, d, e | draw)).filter(|port| *port != 0).map(|port| Port::new(port as u16))
     }
 
     #[inline(always)]

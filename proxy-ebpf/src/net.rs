@@ -8,14 +8,16 @@ use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_UNSUPP_LWT, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibLookup,
 };
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_fib_lookup};
-use proxy_common::addr::{Addr, Proto, SockAddr};
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
+use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::Action;
 use crate::established::Head;
 use crate::maps::{self, Maps};
+use crate::open::Draw;
 use crate::packet;
 use crate::reject::Exit;
 use crate::ring::Ring;
@@ -90,6 +92,8 @@ pub trait Net: Addr + Maps {
     fn make_room() -> bool;
     /// Calls [`maps::share`].
     fn share(client: &Self, share: Register) -> bool;
+    /// Calls [`open::draw`](crate::open::draw).
+    fn draw(replies: &FlowKey<Self>, draw: Draw) -> Option<Port>;
     /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it has closed.
     fn forget_first_flow(ring: Ring, spares: bool) -> u32;
 

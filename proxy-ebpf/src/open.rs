@@ -23,6 +23,9 @@ const PORT_TRIES: u32 = 16;
 /// Tries among them that pass by the ports of other programs' connections.
 const GUEST_TRIES: u32 = 12;
 
+/// Draws for a masqueraded client that has flows from the drawn ports already.
+const DRAWS: u32 = 4;
+
 /// Places in the half-open queue that are made for one flow, before it is given up.
 const PLACE_TRIES: u32 = 16;
 
@@ -206,35 +209,60 @@ fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<
 }
 
 /// Gives `flow` a source port at random. One that `looks` returns false if all that it tries are other flows'.
-///
-/// The tries only look, so that the verifier need not follow a claim at each of them.
 #[inline(never)]
 fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
     let is_clients = flow.is_snat_on_devices() || flow.has(Flow::<A>::GUEST);
-    let (first, count) = if is_clients { (CLIENT_PORT_FIRST, CLIENT_PORTS) } else { (SOURCE_PORT_FIRST, SOURCE_PORTS) };
-    for nth in 0..PORT_TRIES {
-        flow.source.port = Port::new(first + below(count) as u16);
-        // Rather another program's port than none.
-        let is_avoided = nth < GUEST_TRIES && is_guests(flow, proto) || looks && is_taken(flow, proto);
-        if !is_avoided {
+    let replies = if flow.is_snat_on_devices() { flow.key_as(Kind::UNSNAT, proto) } else { flow.undnat_key(proto) };
+    for _ in 0..DRAWS {
+        let Some(port) = A::draw(&replies, Draw::new(looks, is_clients)) else { return false };
+        flow.source.port = port;
+        // Between the hooks a masqueraded flow has another tuple, which only the same client's flows can have.
+        if !(looks && flow.is_snat_on_devices() && maps::is_flow(&flow.undnat_key(proto))) {
             return true;
         }
     }
     false
 }
 
-/// Returns true if an entry of another flow is in the way.
-#[inline(never)]
-fn is_taken<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    maps::is_flow(&flow.undnat_key(proto))
-        || flow.is_snat_on_devices() && maps::is_flow(&flow.key_as(Kind::UNSNAT, proto))
+/// The way to draw a port, in the bits of a key's last word that the key leaves free.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Draw(pub u64);
+
+impl Draw {
+    const LOOKS: u64 = 1 << 48;
+    const CLIENTS: u64 = 1 << 49;
+
+    #[inline(always)]
+    fn new(looks: bool, is_clients: bool) -> Self {
+        Self(u64::from(looks) * Self::LOOKS | u64::from(is_clients) * Self::CLIENTS)
+    }
+
+    #[inline(always)]
+    fn has(self, bit: u64) -> bool {
+        self.0 & bit != 0
+    }
 }
 
-/// Returns true if replies of the flow would come in with the tuple of another program's connection.
-#[inline(never)]
-fn is_guests<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    let key = FlowKey::new(Hook::INGRESS, proto, flow.backend, flow.source);
-    maps::guest(&key).is_there(now_secs())
+/// Draws a port for the destination of a flow's replies. Returns None if all tries met other flows'.
+#[inline(always)]
+pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
+    let (first, count) =
+        if draw.has(Draw::CLIENTS) { (CLIENT_PORT_FIRST, CLIENT_PORTS) } else { (SOURCE_PORT_FIRST, SOURCE_PORTS) };
+    let (hook, now_secs) = (replies.hook(), now_secs());
+    for nth in 0..PORT_TRIES {
+        let port = Port::new(first + below(count) as u16);
+        replies.set_dport(port);
+        // One key for both looks: it takes the half of this function's stack.
+        replies.set_hook(Hook::INGRESS);
+        // Rather another program's port than none.
+        let is_guests = nth < GUEST_TRIES && maps::guest(&replies).is_there(now_secs);
+        replies.set_hook(hook);
+        if !is_guests && !(draw.has(Draw::LOOKS) && maps::is_flow(&replies)) {
+            return Some(port);
+        }
+    }
+    None
 }
 
 const SOURCE_PORTS: u32 = u16::MAX as u32 + 1 - SOURCE_PORT_FIRST as u32;

@@ -40,12 +40,17 @@ impl Seen {
     /// each branch would multiply the verifier's work.
     #[inline(always)]
     pub const fn goes_on(tx: Self, rx: Self) -> u32 {
-        let either = tx.0 | rx.0;
-        let assured = either >> Self::ASSURED.0.trailing_zeros();
-        let reset = either >> Self::RST.0.trailing_zeros();
+        let assured = (tx.0 | rx.0) >> Self::ASSURED.0.trailing_zeros();
+        assured as u32 & !Self::is_over(tx, rx) & 1
+    }
+
+    /// Returns 1 if a RST or both FINs have ended the flow, else 0.
+    #[inline(always)]
+    pub const fn is_over(tx: Self, rx: Self) -> u32 {
+        let reset = (tx.0 | rx.0) >> Self::RST.0.trailing_zeros();
         let leaves = tx.0 >> Self::FIN.0.trailing_zeros() | tx.0 >> Self::LEAVING.0.trailing_zeros();
         let closed = leaves & rx.0 >> Self::FIN.0.trailing_zeros();
-        (assured & !(reset | closed) & 1) as u32
+        ((reset | closed) & 1) as u32
     }
 
     #[inline(always)]

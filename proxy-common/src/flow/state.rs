@@ -65,10 +65,4 @@ impl State {
             Self::Reset => 10,
         }
     }
-
-    /// Returns true if the flow ends where it goes from this state to `next`.
-    #[inline(always)]
-    pub const fn ends_with(self, next: Self) -> bool {
-        next.is_terminal() && !self.is_terminal()
-    }
 }

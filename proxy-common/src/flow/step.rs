@@ -218,8 +218,9 @@ mod tests {
     fn flow_ends_once_with_the_second_fin() {
         let (tx, rx, news) = follow(Proto::TCP, &[(false, DATA), (true, DATA), (true, FIN), (false, FIN), (true, FIN)]);
         assert_eq!((State::of(tx, rx), news), (State::Closed, vec![true, true, true, true, false]));
-        assert!(State::HalfClosed.ends_with(State::Closed));
-        assert!(!State::Closed.ends_with(State::Reset));
-        assert!(!State::New.ends_with(State::Established));
+        assert_eq!(Seen::is_over(tx, rx), 1);
+        assert_eq!(Seen::is_over(tx, rx.with(Seen::RST)), 1);
+        assert_eq!(Seen::is_over(tx, rx.without(Seen::FIN)), 0);
+        assert_eq!(Seen::is_over(Seen::PACKET, Seen::RST), 1);
     }
 }

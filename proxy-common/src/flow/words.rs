@@ -1,0 +1,78 @@
+//! A key in numbers, for BPF global functions: the verifier gives these five registers, and no memory before kernel 5.12.
+
+use super::{FlowKey, Hook};
+use crate::addr::{Addr4, Addr6, Port, Proto, SockAddr};
+
+/// The part of a key that is no address: two ports in network order, protocol, hook.
+const fn rest<A: crate::addr::Addr>(key: &FlowKey<A>) -> u64 {
+    key.sport.wire() as u64 | (key.dport.wire() as u64) << 16 | (key.proto.0 as u64) << 32 | (key.hook.0 as u64) << 40
+}
+
+/// Makes the key of addresses and the rest.
+const fn joined<A: crate::addr::Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
+    let (sport, dport) = (Port::from_wire(rest as u16), Port::from_wire((rest >> 16) as u16));
+    let (proto, hook) = (Proto((rest >> 32) as u8), Hook((rest >> 40) as u8));
+    FlowKey::new(hook, proto, SockAddr::new(src, sport), SockAddr::new(dst, dport))
+}
+
+/// Joins two words.
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+impl FlowKey<Addr4> {
+    /// Returns the key in two words: source and destination, and the rest.
+    #[inline(always)]
+    pub const fn words(&self) -> [u64; 2] {
+        [pair(self.src.wire(), self.dst.wire()), rest(self)]
+    }
+
+    /// Returns the key of these words.
+    #[inline(always)]
+    pub const fn from_words([addrs, rest]: [u64; 2]) -> Self {
+        joined(Addr4::from_wire(addrs as u32), Addr4::from_wire((addrs >> 32) as u32), rest)
+    }
+}
+
+impl FlowKey<Addr6> {
+    /// Returns the key in five words: two of the source, two of the destination, and the rest.
+    #[inline(always)]
+    pub const fn words(&self) -> [u64; 5] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.src.wire(), self.dst.wire());
+        [pair(a, b), pair(c, d), pair(e, f), pair(g, h), rest(self)]
+    }
+
+    /// Returns the key of these words.
+    #[inline(always)]
+    pub const fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
+        joined(addr6(a, b), addr6(c, d), rest)
+    }
+}
+
+#[inline(always)]
+const fn addr6(first: u64, second: u64) -> Addr6 {
+    Addr6::from_wire([first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    #[test]
+    fn key_survives_its_words() {
+        let ports = (Port::new(0x1234), Port::new(0xfedc));
+        for (hook, proto) in [(Hook::INGRESS, Proto::TCP), (Hook::EGRESS, Proto::UDP), (Hook::ANCHOR, Proto::SCTP)] {
+            let [src, dst] = [[10, 244, 1, 254], [172, 18, 0, 11]].map(|addr| Addr4::from(Ipv4Addr::from(addr)));
+            let key = FlowKey::new(hook, proto, SockAddr::new(src, ports.0), SockAddr::new(dst, ports.1));
+            assert_eq!(FlowKey::<Addr4>::from_words(key.words()), key);
+            let [src, dst] = ["2001:db8:1:2:3:4:5:fedc", "fd00::b"].map(|addr| {
+                let addr: Ipv6Addr = addr.parse().expect("an address");
+                Addr6::from(addr)
+            });
+            let key = FlowKey::new(hook, proto, SockAddr::new(src, ports.0), SockAddr::new(dst, ports.1));
+            assert_eq!(FlowKey::<Addr6>::from_words(key.words()), key);
+        }
+    }
+}
