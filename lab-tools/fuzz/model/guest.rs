@@ -25,7 +25,9 @@ impl Model {
         if sent.mark & TRANSLATED != 0 {
             return Ok(None);
         }
-        let Some(id) = self.remember_guest(packet, now_secs, false) else { return Ok(None) };
+        if self.remember_guest(packet, now_secs, false).is_none() {
+            return Ok(None);
+        }
         let mut flow = self.blank(sent, packet, now_secs);
         flow.is_guest = true;
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
