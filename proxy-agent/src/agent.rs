@@ -1,5 +1,6 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
+mod node_part;
 mod notices;
 mod port_conflicts;
 mod readings;
@@ -18,12 +19,14 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use crate::agent::node_part::NodePart;
 use crate::agent::notices::Notices;
 pub use crate::agent::notices::past_ipsec;
 use crate::agent::port_conflicts::PortConflicts;
 use crate::agent::reports::Pass;
 pub use crate::agent::reports::Reports;
 pub use crate::agent::schedule::PassSchedule;
+use crate::agent::schedule::sleep_until;
 use crate::agent::sweeper::Sweeper;
 use crate::agent::undetected_pods::UndetectedPods;
 use crate::agent::writer::Writer;
@@ -38,7 +41,7 @@ use proxy_core::input::Input;
 use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind};
 use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
-use proxy_source::health::{Health, Problem, Problems};
+use proxy_source::health::{Health, Problem};
 
 /// The number of inputs taken in before the maps are written: a burst costs one pass.
 const BATCH: usize = 4_096;
@@ -77,7 +80,7 @@ pub struct Agent {
     started: Timestamp,
     desired: Desired,
     writer: Writer<KernelTables>,
-    node: Node,
+    node: NodePart,
     counters: Counters,
     loaded: Loaded,
     /// The problems of the agent's own work.
@@ -94,6 +97,10 @@ pub struct Agent {
     retry: Option<(Instant, Duration)>,
     /// The time of the next attempt to update the node, after a failed one.
     node_retry: Option<Instant>,
+    /// Set if a pass had to leave out the node's part, which was away.
+    node_due: bool,
+    /// The queries that wait until the node is back.
+    waiting: Vec<Query>,
     /// Set if the last pass has left Services to the next one.
     is_behind: bool,
     /// Set by the first sync. Before it, the maps may hold what a predecessor left.
@@ -118,7 +125,7 @@ impl Agent {
             started: Timestamp::now(),
             desired,
             writer: Writer::new(kernel.tables),
-            node,
+            node: NodePart::new(node),
             counters: kernel.counters,
             loaded: kernel.loaded,
             health_checks: HealthChecks::new(reports.health.clone(), reports.liveness.clone(), reports.events.clone()),
@@ -132,6 +139,8 @@ impl Agent {
             notices: Notices::default(),
             retry: None,
             node_retry: None,
+            node_due: false,
+            waiting: Vec::new(),
             is_behind: false,
             synced: false,
             syncs: 0,
@@ -149,8 +158,7 @@ impl Agent {
         let mut batch = Vec::with_capacity(BATCH);
         let mut link_batch = Vec::with_capacity(LINK_BATCH);
         loop {
-            let retry_at = self.retry.map(|(at, _)| at).into_iter().chain(self.node_retry).chain(self.schedule.due());
-            let retry_at = retry_at.chain(self.is_behind.then(Instant::now)).min();
+            let next_pass = self.next_pass();
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
@@ -158,36 +166,35 @@ impl Agent {
                         return std::future::pending().await;
                     }
                     let _work = self.reports.liveness.work();
-                    for input in batch.drain(..) {
-                        self.reports.received(&input);
-                        self.desired.apply(input);
-                    }
-                    self.reports.know(&self.desired);
-                    if self.schedule.request() {
-                        self.sync().await?;
-                    }
+                    self.on_inputs(batch.drain(..)).await?;
                 }
-                taken = inbox.links.recv_many(&mut link_batch, LINK_BATCH) => {
+                taken = inbox.links.recv_many(&mut link_batch, LINK_BATCH), if self.node.is_here() => {
                     if taken == 0 {
                         bail!("the watch on devices has ended");
                     }
+                    self.node.send(std::mem::take(&mut link_batch), self.health.clone(), self.reports.liveness.work());
+                }
+                result = self.node.back() => {
                     let _work = self.reports.liveness.work();
-                    self.on_links(&mut link_batch).await?;
+                    self.on_node_back(result?).await?;
+                    for query in std::mem::take(&mut self.waiting) {
+                        self.answer(query, &inbox.source_health.problems());
+                    }
                     // Each pass asks for all routes, once for all pending events. The first pass may have waited for
                     // devices.
-                    let is_due = self.node.is_host_mode() || !self.synced;
+                    let is_due = self.mode == Mode::Host || !self.synced;
                     if is_due && inbox.links.is_empty() && self.schedule.request() {
                         self.sync().await?;
                     }
                 }
-                Some(()) = inbox.routes.recv() => {
+                Some(()) = inbox.routes.recv(), if self.node.is_here() => {
                     let _work = self.reports.liveness.work();
-                    self.node.on_routes();
+                    self.node.here_mut().into_iter().for_each(Node::on_routes);
                     if self.schedule.request() {
                         self.sync().await?;
                     }
                 }
-                () = sleep_until(retry_at) => {
+                () = sleep_until(next_pass) => {
                     let _work = self.reports.liveness.work();
                     self.sync().await?;
                 }
@@ -212,25 +219,43 @@ impl Agent {
         }
     }
 
-    /// Takes in changes of devices and addresses.
-    async fn on_links(&mut self, events: &mut Vec<LinkEvent>) -> Result<()> {
-        let result = self.node.on_links(events.drain(..), &self.health).await;
+    /// Returns the time of the next pass that no event asks for.
+    fn next_pass(&self) -> Option<Instant> {
+        let is_here = self.node.is_here();
+        let of_maps = self.retry.map(|(at, _)| at).into_iter().chain(self.schedule.due());
+        let of_maps = of_maps.chain(self.is_behind.then(Instant::now)).filter(|_| is_here || self.mode == Mode::Node);
+        of_maps.chain(self.node_retry.filter(|_| is_here)).min()
+    }
+
+    /// Takes in changes of objects.
+    async fn on_inputs(&mut self, inputs: impl Iterator<Item = Input>) -> Result<()> {
+        for input in inputs {
+            self.reports.received(&input);
+            self.desired.apply(input);
+        }
+        self.reports.know(&self.desired);
+        if self.schedule.request() { self.sync().await } else { Ok(()) }
+    }
+
+    /// Takes in what the node has learnt of devices and addresses.
+    async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
         self.record(&Problem::Devices, result);
-        self.reports.repairs(self.node.take_repairs());
-        self.health_checks.listen_on(self.node.listen_addresses()).await;
+        let Some(node) = self.node.here_mut() else { return Ok(()) };
+        self.reports.repairs(node.take_repairs());
+        self.health_checks.listen_on(node.listen_addresses()).await;
         // Packets to an address that has left the host must not wait for their Service.
-        let is_due = self.desired.keep_by_host(self.node.kept_addresses()) && self.synced;
-        if is_due { self.sync().await } else { Ok(()) }
+        let is_kept = self.desired.keep_by_host(node.kept_addresses()) && self.synced;
+        if std::mem::take(&mut self.node_due) || is_kept { self.sync().await } else { Ok(()) }
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.
     pub fn persistence_kind(&self) -> PersistenceKind {
-        self.node.attachments().persistence_kind()
+        self.node.persistence_kind()
     }
 
     /// Takes the programs off this host. Otherwise the programs go on.
-    pub fn detach(self) {
-        self.node.detach();
+    pub async fn detach(self) -> Result<()> {
+        self.node.into_node().await.map(Node::detach)
     }
 
     /// Makes the maps and the node match the desired state. Returns an error if the agent must restart.
@@ -240,8 +265,15 @@ impl Agent {
         if !self.desired.is_complete() {
             return Ok(());
         }
-        let queried = self.node.query_routes(&mut self.desired, &self.health).await;
-        self.record(&Problem::RoutesToBackends, queried);
+        // The first pass needs the node, and so does each pass in host mode.
+        if !self.node.is_here() && (!self.synced || self.mode == Mode::Host) {
+            self.node_due = true;
+            return Ok(());
+        }
+        if let Some(node) = self.node.here_mut() {
+            let queried = node.query_routes(&mut self.desired, &self.health).await;
+            self.record(&Problem::RoutesToBackends, queried);
+        }
         let due = self.retry.is_none_or(|(at, _)| at <= Instant::now());
         let full = due && (!self.synced || self.retry.is_some());
         let asked = self.desired.is_dirty() || full || self.node_retry.is_some();
@@ -268,29 +300,42 @@ impl Agent {
                 }
             }
         }
-        // Routes follow the frontends that they lead to.
         let written = self.retry.is_none();
-        let started = Instant::now();
-        let result = self.node.on_sync(&self.desired, written, &self.health).await;
-        pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
-        self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
-        self.record(&Problem::Node, result);
-        // The Node object tells which of the node's addresses are its own.
-        self.health_checks.listen_on(self.node.listen_addresses()).await;
-        if written && !self.node.is_host_mode() {
-            self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
-        }
+        self.follow(pass, written).await;
         if written {
             self.health_checks.set(self.desired.health_checks()).await;
         }
         Ok(())
     }
 
+    /// Brings the node up to date with the maps: routes follow the frontends that they lead to. A node that is away follows when it
+    /// is back.
+    async fn follow(&mut self, mut pass: Pass, written: bool) {
+        let Some(node) = self.node.here_mut() else {
+            self.node_due = true;
+            return self.reports.end(pass, |family| self.writer.is_whole(family));
+        };
+        let started = Instant::now();
+        let result = node.on_sync(&self.desired, written, &self.health).await;
+        pass.passed(Phase::Node, started.elapsed());
+        self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
+        self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
+        // The Node object tells which of the node's addresses are its own.
+        self.health_checks.listen_on(node.listen_addresses()).await;
+        if written && self.mode == Mode::Node {
+            self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
+        }
+        self.record(&Problem::Node, result);
+    }
+
     /// Returns false while the agent must wait, and an error if the agent must restart.
     fn may_serve(&mut self) -> Result<bool> {
         let exists = self.lifecycle.learn(&self.desired, &self.health)?;
-        if !exists || !self.node.before_sync(&self.desired, &self.health)? {
+        let is_ready = match self.node.here_mut() {
+            Some(node) => node.before_sync(&self.desired, &self.health)?,
+            None => true, // It was, before the first pass.
+        };
+        if !exists || !is_ready {
             self.lifecycle.wait();
             return Ok(false);
         }
@@ -348,22 +393,5 @@ impl Agent {
             Ok(()) => self.health.end(what),
             Err(error) => self.health.begin(what, format!("{error:#}")),
         }
-    }
-
-    /// Answers a query. The client may have gone meanwhile.
-    fn answer(&self, query: Query, source_problems: &Problems) {
-        match query {
-            Query::Status(answer) => drop(answer.send(self.status(source_problems))),
-            Query::Maps(answer) => drop(answer.send(self.loaded.maps.clone())),
-            Query::Readings(answer) => drop(answer.send(self.readings(source_problems.len()))),
-            Query::Services(answer) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
-        }
-    }
-}
-
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

@@ -25,8 +25,10 @@ pub struct Liveness {
 #[derive(Clone, Debug)]
 struct State {
     families: BTreeMap<IpFamily, Family>,
-    /// The start of the agent's current work.
-    working: Option<Instant>,
+    /// The starts of the agent's current works, by their numbers.
+    works: BTreeMap<u64, Instant>,
+    /// The number of the next work.
+    next_work: u64,
     node_eligible: bool,
 }
 
@@ -62,7 +64,7 @@ impl Liveness {
     pub fn new(sync_period: Duration, mode: Mode) -> Self {
         let family = Family { last_updated: Timestamp::now(), queued: None };
         let families = IpFamily::ALL.map(|name| (name, family)).into();
-        let state = State { families, working: None, node_eligible: mode == Mode::Host };
+        let state = State { families, works: BTreeMap::new(), next_work: 0, node_eligible: mode == Mode::Host };
         Self { timeout: 2 * sync_period, state: watch::Sender::new(state) }
     }
 
@@ -78,8 +80,13 @@ impl Liveness {
 
     /// Marks the agent as working until the result is dropped.
     pub fn work(&self) -> Work {
-        self.state.send_modify(|state| state.working = Some(Instant::now()));
-        Work(self.state.clone())
+        let mut number = 0;
+        self.state.send_modify(|state| {
+            number = state.next_work;
+            state.next_work += 1;
+            state.works.insert(number, Instant::now());
+        });
+        Work { state: self.state.clone(), number }
     }
 
     pub fn set_node_eligible(&self, eligible: bool) {
@@ -95,7 +102,7 @@ impl Liveness {
         let state = self.state.borrow();
         let in_time = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() < self.timeout);
         let families = state.families.iter().map(|(name, family)| {
-            let healthy = in_time(family.queued) && in_time(state.working);
+            let healthy = in_time(family.queued) && in_time(state.works.values().min().copied());
             (*name, FamilyReport { last_updated: family.last_updated, healthy })
         });
         let families: BTreeMap<_, _> = families.collect();
@@ -112,14 +119,19 @@ impl Liveness {
     }
 }
 
-/// A token for the agent's current work.
+/// A token for a work of the agent. There may be two: one of its loop, and one on devices.
 #[must_use]
 #[derive(Debug)]
-pub struct Work(watch::Sender<State>);
+pub struct Work {
+    state: watch::Sender<State>,
+    number: u64,
+}
 
 impl Drop for Work {
     fn drop(&mut self) {
-        self.0.send_modify(|state| state.working = None);
+        self.state.send_modify(|state| {
+            state.works.remove(&self.number);
+        });
     }
 }
 
@@ -161,7 +173,10 @@ mod tests {
     async fn hanging_loop_is_not_live() {
         let liveness = Liveness::new(SYNC_PERIOD, Mode::Node);
         let work = liveness.work();
-        advance(2 * SYNC_PERIOD).await;
+        advance(SYNC_PERIOD).await;
+        // A short work beside it hides nothing.
+        drop(liveness.work());
+        advance(SYNC_PERIOD).await;
         assert_eq!(healthy(&liveness), [false, false]);
         drop(work);
         assert!(liveness.is_live());

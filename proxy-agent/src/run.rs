@@ -92,8 +92,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let end = tokio::select! {
             result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
-            result = net::watch(link_sender, settings.sync_period) => result.context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
-            result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
+            result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
+            result = net::on_own_thread(watch_routes(mode, route_sender)) => result.flatten().context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
@@ -104,12 +104,11 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
                 Ok(())
             }
         };
-        leave(agent, &takes_all_away);
-        end
+        end.and(leave(agent, &takes_all_away).await)
     };
     let end = tokio::select! {
         end = async { work.await.and(clean_up(takes_all_away.get(), &handle, &changes, &settings.bpf_dir).await) } => end,
-        () = netlink => Err(anyhow!("the netlink socket has failed")),
+        ended = net::on_own_thread(netlink) => ended.and_then(|()| bail!("the netlink socket has failed")),
     };
     end.and(control::unlisten(&settings.run_dir))?;
     info!("stopped");
@@ -138,11 +137,9 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
 }
 
 /// Detaches the programs if nothing keeps them: programs that end with this process should end in order.
-fn leave(agent: Agent, takes_all_away: &Cell<bool>) {
+async fn leave(agent: Agent, takes_all_away: &Cell<bool>) -> Result<()> {
     takes_all_away.set(takes_all_away.get() || agent.persistence_kind() == PersistenceKind::Nothing);
-    if takes_all_away.get() {
-        agent.detach();
-    }
+    if takes_all_away.get() { agent.detach().await } else { Ok(()) }
 }
 
 async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path) -> Result<()> {

@@ -22,21 +22,22 @@
 //!   ingress  backend -> node:s         Undnat   backend -> node:c
 //! ```
 
-use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use crate::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use crate::assert_size;
 use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
 mod end;
+mod key;
 mod ports;
 mod proof;
 mod seen;
 mod state;
 mod step;
-mod words;
 
 pub use end::{Acked, is_recent};
+pub use key::FlowKey;
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
 pub use proof::Proof;
 pub use seen::Seen;
@@ -58,56 +59,6 @@ impl Hook {
 closed! {
     /// A [`Hook`], to match on.
     Hook => AtHook { INGRESS => Ingress, EGRESS => Egress, ANCHOR => Anchor }
-}
-
-/// Key of `FLOWS`: a tuple as it is at a hook, before the hook rewrites it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowKey<A: Addr> {
-    src: A,
-    dst: A,
-    sport: Port,
-    dport: Port,
-    proto: Proto,
-    hook: Hook,
-    pad: u16,
-}
-assert_size!(FlowKey<Addr4> = 16);
-assert_size!(FlowKey<Addr6> = 40);
-
-impl<A: Addr> FlowKey<A> {
-    #[inline(always)]
-    pub const fn new(hook: Hook, proto: Proto, src: SockAddr<A>, dst: SockAddr<A>) -> Self {
-        Self { src: src.addr, dst: dst.addr, sport: src.port, dport: dst.port, proto, hook, pad: 0 }
-    }
-
-    /// Makes this the key of the same packets at another hook.
-    #[inline(always)]
-    pub const fn set_hook(&mut self, hook: Hook) {
-        self.hook = hook;
-    }
-
-    /// Makes this the key of packets to another port.
-    #[inline(always)]
-    pub const fn set_dport(&mut self, dport: Port) {
-        self.dport = dport;
-    }
-
-    pub const fn src(&self) -> SockAddr<A> {
-        SockAddr::new(self.src, self.sport)
-    }
-
-    pub const fn dst(&self) -> SockAddr<A> {
-        SockAddr::new(self.dst, self.dport)
-    }
-
-    pub const fn proto(&self) -> Proto {
-        self.proto
-    }
-
-    pub const fn hook(&self) -> Hook {
-        self.hook
-    }
 }
 
 /// The change that an entry makes to its packets: see the table in the module's documentation.
@@ -222,7 +173,7 @@ impl<A: Addr> Flow<A> {
     /// Returns 1 if the flow counts for its backend, else 0.
     #[inline(always)]
     pub const fn counted(&self) -> u32 {
-        (self.flags / Self::COUNTED & 1) as u32
+        ((self.flags / Self::COUNTED) & 1) as u32
     }
 
     #[inline(always)]

@@ -235,7 +235,7 @@ impl Draw {
 
     #[inline(always)]
     fn new(looks: bool, is_clients: bool) -> Self {
-        Self(u64::from(looks) * Self::LOOKS | u64::from(is_clients) * Self::CLIENTS)
+        Self((u64::from(looks) * Self::LOOKS) | (u64::from(is_clients) * Self::CLIENTS))
     }
 
     #[inline(always)]
@@ -258,7 +258,8 @@ pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
         // Rather another program's port than none.
         let is_guests = nth < GUEST_TRIES && maps::guest(&replies).is_there(now_secs);
         replies.set_hook(hook);
-        if !is_guests && !(draw.has(Draw::LOOKS) && maps::is_flow(&replies)) {
+        let is_avoided = is_guests || draw.has(Draw::LOOKS) && maps::is_flow(&replies);
+        if !is_avoided {
             return Some(port);
         }
     }

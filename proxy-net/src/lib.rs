@@ -39,6 +39,6 @@ pub mod xfrm;
 pub mod changes;
 mod ports;
 
-pub use netlink::{Handle, connect, namespace};
+pub use netlink::{Handle, connect, namespace, on_own_thread};
 pub use route_watch::watch_routes;
 pub use watch::{LinkEvent, watch};

@@ -25,6 +25,13 @@ pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Han
     Ok((connection, handle))
 }
 
+/// Runs a future that sends messages to the kernel on a thread of its own. The kernel answers within the call that sends, and that
+/// call waits while another program holds the lock of devices (RTNL).
+pub async fn on_own_thread<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking(move || runtime.block_on(work)).await.context("a thread for netlink")
+}
+
 /// Returns the kernel's name of the network namespace of this thread: `net:[4026531840]`.
 pub fn namespace() -> anyhow::Result<PathBuf> {
     fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")

@@ -28,12 +28,17 @@ pub fn generation(pid: Pid) -> Result<u32> {
 
 /// The ids of the maps that a process holds, by name.
 fn maps_of(pid: Pid) -> Result<BTreeMap<String, u32>> {
-    let dir = format!("/proc/{pid}/fdinfo");
+    let dir = format!("/proc/{pid}/fd");
     let entries = fs::read_dir(&dir).with_context(|| format!("list {dir}"))?;
     let mut ids = BTreeSet::new();
     for entry in entries {
+        let entry = entry?;
+        // To tell of a TCX link takes the kernel's lock of devices.
+        if fs::read_link(entry.path()).is_ok_and(|what| what.as_os_str() != "anon_inode:bpf-map") {
+            continue;
+        }
         // A descriptor may be closed while we look.
-        let Ok(text) = fs::read_to_string(entry?.path()) else { continue };
+        let Ok(text) = fs::read_to_string(format!("{dir}info/{}", entry.file_name().display())) else { continue };
         let id = text.lines().find_map(|line| line.strip_prefix("map_id:")).map(|id| id.trim().parse::<u32>());
         ids.extend(id.transpose()?);
     }

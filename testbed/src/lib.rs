@@ -22,6 +22,7 @@ pub mod pod;
 pub mod reference;
 #[cfg(feature = "packets")]
 pub mod rows;
+pub mod rtnl;
 pub mod served_lab;
 pub mod stranger;
 #[cfg(feature = "packets")]

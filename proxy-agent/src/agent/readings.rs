@@ -7,16 +7,18 @@ use proxy_common::addr::Addr;
 use proxy_common::frontend::{Service, Set};
 
 use super::Agent;
+use super::status::role_name;
+use crate::node::Node;
 use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::FamilyTables;
 use proxy_datapath::PersistenceKind;
 use proxy_metrics::{ProgramReading, Readings};
 
 impl Agent {
-    pub(super) fn readings(&self, source_problems: usize) -> Result<Readings> {
+    pub(super) fn readings(&self, node: &Node, source_problems: usize) -> Result<Readings> {
         let mut devices = BTreeMap::new();
-        for ifindex in self.node.attachments().devices().keys() {
-            *devices.entry(self.role_name(*ifindex)).or_default() += 1;
+        for ifindex in node.attachments().devices().keys() {
+            *devices.entry(role_name(node, *ifindex)).or_default() += 1;
         }
         let swept = self.sweeper.last().iter();
         let flows = swept.filter_map(|(family, swept)| Some((IpFamily::from_name(family)?, swept.flows as u64)));
@@ -24,7 +26,7 @@ impl Agent {
         Ok(Readings {
             events: self.counters.events()?,
             reasons: self.counters.reasons()?,
-            programs: self.program_readings()?,
+            programs: self.program_readings(node)?,
             maps: self.map_fill(),
             flows: flows.collect(),
             devices,
@@ -37,9 +39,9 @@ impl Agent {
         })
     }
 
-    fn program_readings(&self) -> Result<BTreeMap<String, ProgramReading>> {
+    fn program_readings(&self, node: &Node) -> Result<BTreeMap<String, ProgramReading>> {
         let reading = |name: &String| {
-            let info = self.node.attachments().info(name)?;
+            let info = node.attachments().info(name)?;
             Ok((name.clone(), ProgramReading { run_time: info.run_time(), runs: info.run_count() }))
         };
         self.loaded.programs.keys().map(reading).collect()

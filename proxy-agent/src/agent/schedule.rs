@@ -49,6 +49,14 @@ impl Default for PassSchedule {
     }
 }
 
+/// Waits until a time; for ever if there is none.
+pub(super) async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;

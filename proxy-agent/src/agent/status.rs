@@ -9,21 +9,34 @@ use proxy_common::names;
 use super::Agent;
 use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
+use crate::control::Query;
+use crate::node::Node;
 use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
 
 impl Agent {
-    pub(super) fn status(&self, source_problems: &Problems) -> Result<Status> {
+    /// Answers a query, if the node need not be back for that. The client may have gone meanwhile.
+    pub(super) fn answer(&mut self, query: Query, source_problems: &Problems) {
+        match (query, self.node.here()) {
+            (Query::Status(answer), Some(node)) => drop(answer.send(self.status(node, source_problems))),
+            (Query::Readings(answer), Some(node)) => drop(answer.send(self.readings(node, source_problems.len()))),
+            (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
+            (Query::Services(answer), _) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
+            (query @ (Query::Status(_) | Query::Readings(_)), None) => self.waiting.push(query),
+        }
+    }
+
+    pub(super) fn status(&self, node: &Node, source_problems: &Problems) -> Result<Status> {
         let counts = self.desired.counts();
         let problems = self.health.problems();
-        let devices = self.node.attachments().devices().iter().map(|(ifindex, attached)| DeviceStatus {
+        let devices = node.attachments().devices().iter().map(|(ifindex, attached)| DeviceStatus {
             name: attached.name.clone(),
             ifindex: *ifindex,
             attached_by: attached.mechanism.to_string(),
-            role: self.role_name(*ifindex).to_owned(),
-            no_pod: self.node.why_no_pod(*ifindex),
+            role: role_name(node, *ifindex).to_owned(),
+            no_pod: node.why_no_pod(*ifindex),
         });
         let flows =
             self.sweeper.last().iter().map(|(family, swept)| {
@@ -34,10 +47,10 @@ impl Agent {
             started: self.started,
             mode: self.mode.to_string(),
             node_name: self.node_name.clone(),
-            node_addresses: self.node.addresses(),
+            node_addresses: node.addresses(),
             network_namespace: net::namespace().ok().map(|name| name.display().to_string()),
-            options: self.options_status(),
-            healthy: self.synced && self.node.knows_devices() && problems.is_empty(),
+            options: options_status(node),
+            healthy: self.synced && node.knows_devices() && problems.is_empty(),
             complete: self.desired.is_complete(),
             last_sync: self.last_sync,
             syncs: self.syncs,
@@ -46,7 +59,7 @@ impl Agent {
             unreachable: unreachable_status(&self.desired),
             notices: self.notices.texts().to_vec(),
             devices: devices.collect(),
-            sockets: self.node.attachments().sockets_status(),
+            sockets: node.attachments().sockets_status(),
             kept_by: self.persistence_kind().name().to_owned(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),
@@ -93,30 +106,31 @@ impl Agent {
         fills.extend(old);
         fills
     }
+}
 
-    fn options_status(&self) -> OptionsStatus {
-        let options = self.node.options();
-        OptionsStatus {
-            masquerade: options.masquerade.to_string(),
-            masquerade_all: options.masquerade_all,
-            local_pods: options.detector.to_string(),
-            node_port_addresses: options.node_ports.to_string(),
-            cluster_ip_external: options.cluster_ip_external,
-            fast_path: self.node.fast_path(),
-        }
+fn options_status(node: &Node) -> OptionsStatus {
+    let options = node.options();
+    OptionsStatus {
+        masquerade: options.masquerade.to_string(),
+        masquerade_all: options.masquerade_all,
+        local_pods: options.detector.to_string(),
+        node_port_addresses: options.node_ports.to_string(),
+        cluster_ip_external: options.cluster_ip_external,
+        fast_path: node.fast_path(),
     }
+}
 
-    pub(super) fn role_name(&self, ifindex: u32) -> &'static str {
-        if ifindex == self.node.anchor().ifindex {
-            return "anchor";
-        }
-        match self.node.role(ifindex) {
-            Some(Role::Device { pod: true }) => "pod",
-            Some(Role::Device { pod: false }) => "device",
-            Some(Role::Loopback) => "loopback",
-            Some(Role::Anchor) => "anchor",
-            Some(Role::Ignored(_)) | None => "gone",
-        }
+/// Returns the word for a device's role.
+pub(super) fn role_name(node: &Node, ifindex: u32) -> &'static str {
+    if ifindex == node.anchor().ifindex {
+        return "anchor";
+    }
+    match node.role(ifindex) {
+        Some(Role::Device { pod: true }) => "pod",
+        Some(Role::Device { pod: false }) => "device",
+        Some(Role::Loopback) => "loopback",
+        Some(Role::Anchor) => "anchor",
+        Some(Role::Ignored(_)) | None => "gone",
     }
 }
 

@@ -1,6 +1,7 @@
 use core::net::Ipv4Addr;
 
 use super::*;
+use crate::addr::Port;
 
 fn at(last: u8, port: u16) -> SockAddr<Addr4> {
     SockAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), Port::new(port))

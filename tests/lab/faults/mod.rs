@@ -6,3 +6,4 @@ mod kernel;
 mod memory;
 mod mounts;
 mod process;
+mod rtnl;

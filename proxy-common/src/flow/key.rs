@@ -1,15 +1,66 @@
-//! A key in numbers, for BPF global functions: the verifier gives these five registers, and no memory before kernel 5.12.
+//! The key of an entry. Also in numbers, for BPF global functions: these get five registers, and memory only from kernel 5.12 on.
 
-use super::{FlowKey, Hook};
-use crate::addr::{Addr4, Addr6, Port, Proto, SockAddr};
+use super::Hook;
+use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
+use crate::assert_size;
+
+/// Key of `FLOWS`: a tuple as it is at a hook, before the hook rewrites it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey<A: Addr> {
+    src: A,
+    dst: A,
+    sport: Port,
+    dport: Port,
+    proto: Proto,
+    hook: Hook,
+    pad: u16,
+}
+assert_size!(FlowKey<Addr4> = 16);
+assert_size!(FlowKey<Addr6> = 40);
+
+impl<A: Addr> FlowKey<A> {
+    #[inline(always)]
+    pub const fn new(hook: Hook, proto: Proto, src: SockAddr<A>, dst: SockAddr<A>) -> Self {
+        Self { src: src.addr, dst: dst.addr, sport: src.port, dport: dst.port, proto, hook, pad: 0 }
+    }
+
+    /// Makes this the key of the same packets at another hook.
+    #[inline(always)]
+    pub const fn set_hook(&mut self, hook: Hook) {
+        self.hook = hook;
+    }
+
+    /// Makes this the key of packets to another port.
+    #[inline(always)]
+    pub const fn set_dport(&mut self, dport: Port) {
+        self.dport = dport;
+    }
+
+    pub const fn src(&self) -> SockAddr<A> {
+        SockAddr::new(self.src, self.sport)
+    }
+
+    pub const fn dst(&self) -> SockAddr<A> {
+        SockAddr::new(self.dst, self.dport)
+    }
+
+    pub const fn proto(&self) -> Proto {
+        self.proto
+    }
+
+    pub const fn hook(&self) -> Hook {
+        self.hook
+    }
+}
 
 /// The part of a key that is no address: two ports in network order, protocol, hook.
-const fn rest<A: crate::addr::Addr>(key: &FlowKey<A>) -> u64 {
+const fn rest<A: Addr>(key: &FlowKey<A>) -> u64 {
     key.sport.wire() as u64 | (key.dport.wire() as u64) << 16 | (key.proto.0 as u64) << 32 | (key.hook.0 as u64) << 40
 }
 
 /// Makes the key of addresses and the rest.
-const fn joined<A: crate::addr::Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
+const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
     let (sport, dport) = (Port::from_wire(rest as u16), Port::from_wire((rest >> 16) as u16));
     let (proto, hook) = (Proto((rest >> 32) as u8), Hook((rest >> 40) as u8));
     FlowKey::new(hook, proto, SockAddr::new(src, sport), SockAddr::new(dst, dport))

@@ -1,0 +1,51 @@
+//! The kernel's lock of devices, which another program holds while devices and endpoints change.
+
+use std::fmt::Write as _;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use testbed::agent::{Agent, wait_until};
+use testbed::lab::Family;
+use testbed::rtnl::HeldRtnl;
+
+use crate::churn::fixture::{Fixture, PROMPT, TRY};
+
+/// So many that the agent is still at work on them when the lock is taken.
+const DEVICES: usize = 100;
+
+#[test]
+fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let kpx = fixture.kpx("tcx")?;
+    let mut devices = String::new();
+    for nth in 0..DEVICES {
+        writeln!(devices, "link add burst{nth} type veth peer name away{nth}\nlink set burst{nth} up")?;
+    }
+    thread::scope(|scope| {
+        let making = scope.spawn(|| fixture.node().ip(&devices));
+        wait_until(PROMPT, "the first devices are attached", || Ok(attached(&kpx) > 5))?;
+        let held = HeldRtnl::hold(kpx.run_dir())?;
+        let before = attached(&kpx);
+        for backend in ["p1b", "p2a", "n1"] {
+            fixture.put(&fixture.web.backed_by(&[backend]))?;
+            let serves = || Ok(Family::ALL.into_iter().all(|family| is_served_by(&fixture, family, backend)));
+            wait_until(PROMPT / 5, &format!("{backend} serves"), serves).context("while RTNL is held")?;
+        }
+        ensure!(attached(&kpx) <= before + 1 && before < DEVICES, "RTNL kept the agent from nothing");
+        held.release()?;
+        making.join().map_err(|_| anyhow!("the thread that makes devices panicked"))?
+    })?;
+    wait_until(PROMPT, "all devices are attached", || Ok(attached(&kpx) >= DEVICES))?;
+    kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+    kpx.stop()
+}
+
+/// Returns how many of the new devices have got programs, by the agent's log: to ask the kernel needs RTNL.
+fn attached(kpx: &Agent<'_>) -> usize {
+    kpx.log().lines().filter(|line| line.contains("attached") && line.contains("burst")).count()
+}
+
+fn is_served_by(fixture: &Fixture, family: Family, backend: &str) -> bool {
+    let answer = fixture.dial("p1a", family).deadline(TRY).exchange(&fixture.lab.host("p1a").ns, b"hello");
+    answer.is_ok_and(|answer| answer.backend == backend)
+}
