@@ -6,18 +6,20 @@ mod port_conflicts;
 mod readings;
 mod reports;
 mod schedule;
+mod skipped;
 mod status;
 mod sweeper;
 mod undetected_pods;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use crate::agent::node_part::NodePart;
 use crate::agent::notices::Notices;
@@ -38,6 +40,7 @@ use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
+use proxy_core::model::Skipped;
 use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind};
 use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
@@ -101,6 +104,8 @@ pub struct Agent {
     node_due: bool,
     /// The queries that wait until the node is back.
     waiting: Vec<Query>,
+    /// What Services know that they go without on this node.
+    told_left_out: BTreeSet<Skipped>,
     /// Set if the last pass has left Services to the next one.
     is_behind: bool,
     /// Set by the first sync. Before it, the maps may hold what a predecessor left.
@@ -141,6 +146,7 @@ impl Agent {
             node_retry: None,
             node_due: false,
             waiting: Vec::new(),
+            told_left_out: BTreeSet::new(),
             is_behind: false,
             synced: false,
             syncs: 0,
@@ -243,6 +249,8 @@ impl Agent {
         let Some(node) = self.node.here_mut() else { return Ok(()) };
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
+        self.tell_left_out();
+        let Some(node) = self.node.here() else { return Ok(()) };
         // Packets to an address that has left the host must not wait for their Service.
         let is_kept = self.desired.keep_by_host(node.kept_addresses()) && self.synced;
         if std::mem::take(&mut self.node_due) || is_kept { self.sync().await } else { Ok(()) }
@@ -326,6 +334,7 @@ impl Agent {
             self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
         }
         self.record(&Problem::Node, result);
+        self.tell_left_out();
     }
 
     /// Returns false while the agent must wait, and an error if the agent must restart.
@@ -358,16 +367,7 @@ impl Agent {
         self.reports.triggered(triggers);
         self.reports.know(&self.desired);
         pass.passed(Phase::Diff, diff_started.elapsed());
-        for skipped in skipped {
-            warn!(object = %skipped.object, field = skipped.field, why = skipped.why, "skipped");
-            match self.desired.service_refused(&skipped) {
-                Some(service) => {
-                    let uid = self.desired.uid(&service);
-                    self.reports.events.endpoint_refused(service.clone(), uid, &skipped);
-                }
-                None => self.reports.events.skipped(&skipped, self.desired.uid(&skipped.object)),
-            }
-        }
+        skipped.iter().for_each(|skipped| self.skip(skipped));
         let write_started = Instant::now();
         let written = if pass.full { self.writer.write_from_maps(&changes) } else { self.writer.write(&changes) };
         pass.passed(Phase::Write, write_started.elapsed());

@@ -274,9 +274,10 @@ impl Desired {
         self.claimed_externals().map(|(_, frontend)| frontend)
     }
 
-    /// Returns the same in the order of their right to what is limited: each namespace in turn, its oldest Service first.
-    pub fn external_frontends_in_turn(&self) -> Vec<(IpAddr, Proto, u16)> {
-        shares::in_turn(self.claimed_externals())
+    /// Returns the same, each with its Service, in the order of their right to what is limited: each namespace in turn, its oldest
+    /// Service first.
+    pub fn external_frontends_in_turn(&self) -> Vec<(ObjectName, (IpAddr, Proto, u16))> {
+        shares::in_turn(self.claimed_externals().map(|(claim, frontend)| (claim, (claim.service.clone(), frontend))))
     }
 
     fn claimed_externals(&self) -> impl Iterator<Item = (&Claim, (IpAddr, Proto, u16))> {

@@ -336,7 +336,17 @@ mod tests {
         desired.apply(service("b/web", 3, "203.0.113.9", 9).into());
         desired.sync();
         let turns = desired.external_frontends_in_turn();
-        let turns: Vec<_> = turns.iter().map(|(addr, _, port)| format!("{addr}:{port}")).collect();
-        assert_eq!(turns, ["2.2.2.2:1", "203.0.113.9:1", "2.2.2.2:2", "203.0.113.9:2", "1.1.1.1:1", "1.1.1.1:2"]);
+        let turns: Vec<_> = turns.iter().map(|(service, (addr, _, port))| format!("{service} {addr}:{port}")).collect();
+        assert_eq!(
+            turns,
+            [
+                "a/old 2.2.2.2:1",
+                "b/web 203.0.113.9:1",
+                "a/old 2.2.2.2:2",
+                "b/web 203.0.113.9:2",
+                "a/new 1.1.1.1:1",
+                "a/new 1.1.1.1:2"
+            ]
+        );
     }
 }

@@ -52,8 +52,6 @@ pub enum Problem {
     /// The kernel's routes to backends, in mode host.
     RoutesToBackends,
     Rules,
-    /// The limit of rules.
-    RulesNumber,
     /// A Service without any backend that this host reaches.
     Service(ObjectName),
     /// The watch on objects of a kind.
@@ -86,7 +84,6 @@ impl fmt::Display for Problem {
             Self::Routes => f.write_str("routes"),
             Self::RoutesToBackends => f.write_str("routes to backends"),
             Self::Rules => f.write_str("rules"),
-            Self::RulesNumber => f.write_str("rules' number"),
             Self::Service(service) => write!(f, "Service {service}"),
             Self::Watch(kind) => write!(f, "{kind} watch"),
         }
@@ -186,7 +183,6 @@ mod tests {
             (Problem::HealthCheck(service.clone()), "healthCheckNodePort of shop/web"),
             (Problem::Service(service), "Service shop/web"),
             (Problem::Device("eth0".into()), "device eth0"),
-            (Problem::RulesNumber, "rules' number"),
         ];
         for (problem, text) in texts {
             assert_eq!(problem.to_string(), text);

@@ -55,7 +55,7 @@ impl Agent {
             last_sync: self.last_sync,
             syncs: self.syncs,
             problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
-            skipped: self.desired.skipped().map(ToString::to_string).collect(),
+            skipped: self.desired.skipped().chain(node.left_out()).map(ToString::to_string).collect(),
             unreachable: unreachable_status(&self.desired),
             notices: self.notices.texts().to_vec(),
             devices: devices.collect(),

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use proxy_common::addr::Proto;
 
 use proxy_core::desired::Desired;
+use proxy_core::input::ObjectName;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DesiredNode {
@@ -15,7 +16,8 @@ pub(super) struct DesiredNode {
     pub(super) node_addresses: Vec<IpAddr>,
     pub(super) service_cidrs: Vec<IpNet>,
     pub(super) service_addresses: BTreeSet<IpAddr>,
-    pub(super) external_frontends: Vec<(IpAddr, Proto, u16)>,
+    /// Each with its Service.
+    pub(super) external_frontends: Vec<(ObjectName, (IpAddr, Proto, u16))>,
 }
 
 /// The desired state of the last sync.

@@ -1,7 +1,7 @@
 //! Maintains the service routes and rules, by which the host's own packets reach the anchor: routes for ClusterIPs,
 //! rules for external frontends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -9,10 +9,14 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::addr::Proto;
 use tracing::info;
 
+use proxy_core::input::ObjectName;
+use proxy_core::model::{Cause, ObjectRef, Skipped};
 use proxy_net::Handle;
 use proxy_net::route::{self, Route, Routes};
 use proxy_net::rule::{self, Rule, Rules};
 use proxy_source::health::{Health, Problem};
+
+use super::Node;
 
 /// The routes and rules, as the kernel holds them.
 pub(super) struct ServiceRoutes {
@@ -20,6 +24,8 @@ pub(super) struct ServiceRoutes {
     /// The default routes in the rules' table. The kernel skips a rule that leads to an empty table.
     defaults: Routes,
     rules: Rules,
+    /// The Services whose external frontends have not all a rule.
+    left_out: Vec<Skipped>,
 }
 
 /// The routes and rules that the kernel should hold.
@@ -32,8 +38,8 @@ pub(super) struct DesiredRoutes {
     /// The rules: one for each external frontend whose address is not the host's own, since packets to own addresses go
     /// by lo. The rule of the way back goes with them.
     rules: BTreeSet<Rule>,
-    /// The number of external frontends without room for a rule.
-    left_out: usize,
+    /// The number of external frontends without room for a rule, by Service.
+    left_out: BTreeMap<ObjectName, usize>,
 }
 
 /// The number of changes to routes and rules in the kernel.
@@ -48,8 +54,8 @@ pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
     /// The ClusterIPs in force.
     pub(super) service_addresses: &'a BTreeSet<IpAddr>,
-    /// The ExternalIPs and LoadBalancer addresses in force, with their ports. The first ones get the rules.
-    pub(super) external_frontends: &'a [(IpAddr, Proto, u16)],
+    /// The ExternalIPs and LoadBalancer addresses in force, with Service and port. The first ones get the rules.
+    pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
     /// The addresses of the node's devices.
     pub(super) own: &'a BTreeSet<IpAddr>,
     /// The addresses with which the node speaks, at most one a family.
@@ -57,12 +63,19 @@ pub(super) struct RouteInputs<'a> {
     pub(super) has_ipv6: bool,
 }
 
+impl Node {
+    /// Returns what Services go without, because the host has no more rules.
+    pub fn left_out(&self) -> &[Skipped] {
+        &self.routes.left_out
+    }
+}
+
 impl ServiceRoutes {
     /// Reads our routes and rules. `anchor` is the anchor's interface index. A new anchor needs a new value.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
         let routes = Routes::open(handle.clone(), route::MAIN, anchor).await?;
         let defaults = Routes::open(handle.clone(), rule::TABLE, anchor).await?;
-        Ok(Self { routes, defaults, rules: Rules::open(handle.clone()).await? })
+        Ok(Self { routes, defaults, rules: Rules::open(handle.clone()).await?, left_out: Vec::new() })
     }
 
     /// Makes routes and rules equal to `desired`. With `verify`, reads the kernel's state first.
@@ -82,6 +95,7 @@ impl ServiceRoutes {
         report_routes(&Problem::Routes, &routes, desired.routes.len(), health);
         report_routes(&Problem::DefaultRoutes, &defaults, desired.defaults.len(), health);
         report_rules(&rules, desired, health);
+        self.left_out = desired.left_out.iter().map(|(service, count)| without_rule(service, *count)).collect();
         let changed = |report: &route::Report| report.added + report.replaced + report.deleted;
         let routes = changed(&routes) + changed(&defaults);
         Ok(RouteChanges { routes: routes as u64, rules: (rules.added + rules.deleted) as u64 })
@@ -96,11 +110,12 @@ impl DesiredRoutes {
         let dsts = cidrs.iter().copied().chain(outside.map(|addr| IpNet::from(*addr)));
         let routes = dsts.filter(|dst| is_possible(&dst.addr())).map(|dst| Route { dst, src: inputs.source(&dst) });
 
-        let foreign = inputs.external_frontends.iter().filter(|(addr, ..)| !inputs.own.contains(addr));
-        let mut foreign =
-            foreign.filter(|(addr, ..)| is_possible(addr)).map(|&(addr, proto, port)| Rule::To(addr, proto, port));
-        let mut rules: BTreeSet<Rule> = foreign.by_ref().take(rule::MAX).collect();
-        let left_out = foreign.count();
+        let needs_rule = |addr: &IpAddr| is_possible(addr) && !inputs.own.contains(addr);
+        let mut foreign = inputs.external_frontends.iter().filter(|(_, (addr, ..))| needs_rule(addr));
+        let first = foreign.by_ref().take(rule::MAX);
+        let mut rules: BTreeSet<Rule> = first.map(|&(_, (addr, proto, port))| Rule::To(addr, proto, port)).collect();
+        let mut left_out = BTreeMap::new();
+        foreign.for_each(|(service, _)| *left_out.entry(service.clone()).or_default() += 1);
         let leads_to = |all: &IpNet| rules.iter().any(|rule| matches!(rule, Rule::To(addr, ..) if all.contains(addr)));
         let families = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())].into_iter().filter(leads_to);
         let defaults: BTreeSet<Route> = families.map(|dst| Route { dst, src: inputs.source(&dst) }).collect();
@@ -138,19 +153,19 @@ fn report_rules(report: &rule::Report, desired: &DesiredRoutes, health: &Health)
             health.begin(&Problem::Rules, format!("{refused} of {wanted} refused, first the one {rule}: {why}"));
         }
     }
-    match desired.left_out {
-        0 => health.end(&Problem::RulesNumber),
-        left_out => {
-            let why = format!(
-                "there are {} rules at most, so this host's own sockets reach {left_out} external frontends only through the network",
-                rule::MAX
-            );
-            health.begin(&Problem::RulesNumber, why);
-        }
-    }
     if report.added + report.deleted > 0 {
         info!(added = report.added, deleted = report.deleted, "rules");
     }
+}
+
+/// Returns what a Service goes without if so many of its external frontends have no rule.
+fn without_rule(service: &ObjectName, count: usize) -> Skipped {
+    let why = format!(
+        "this host's own sockets reach {count} external frontends only through the network, because there are {} rules at most for all Services",
+        rule::MAX
+    );
+    let object = ObjectRef { kind: "Service", name: service.clone() };
+    Skipped { object, field: "spec.ports".to_owned(), why, cause: Cause::NoRoom }
 }
 
 #[cfg(test)]
@@ -171,7 +186,9 @@ mod tests {
 
     #[test]
     fn rules_cover_foreign_frontends_with_a_default_route() {
-        let frontends = |texts: &[&str]| texts.iter().map(|addr| (addr.parse().unwrap(), Proto::TCP, 80)).collect();
+        let frontends = |texts: &[&str]| {
+            texts.iter().map(|addr| (web(), (addr.parse().unwrap(), Proto::TCP, 80))).collect::<Vec<_>>()
+        };
         let external_frontends = frontends(&["198.51.100.7", "192.0.2.9", "2001:db8::7"]);
         let node = Node { external_frontends, ..Node::default() };
         let rules: Vec<String> = node.desired().rules.iter().map(Rule::to_string).collect();
@@ -193,10 +210,11 @@ mod tests {
     fn the_number_of_rules_is_limited() {
         for (frontends, left_out) in [(256, 0), (300, 44)] {
             let addr = "198.51.100.7".parse().unwrap();
-            let external_frontends = (1..=frontends).map(|port| (addr, Proto::UDP, port)).collect();
+            let external_frontends = (1..=frontends).map(|port| (web(), (addr, Proto::UDP, port))).collect();
             let desired = Node { external_frontends, ..Node::default() }.desired();
             let first = (1..=256).map(|port| Rule::To(addr, Proto::UDP, port)).chain([Rule::Back]);
-            assert_eq!((desired.rules, desired.left_out), (first.collect(), left_out), "always the same ones");
+            assert_eq!(desired.rules, first.collect(), "always the same ones");
+            assert_eq!(desired.left_out.values().sum::<usize>(), left_out);
         }
     }
 
@@ -204,15 +222,17 @@ mod tests {
     fn first_frontends_get_the_rules() {
         let addr = |last: u8| IpAddr::from([198, 51, 100, last]);
         let first = (1..=256).map(|port| (addr(200), Proto::TCP, port));
-        let external_frontends = first.chain([(addr(1), Proto::TCP, 80)]).collect();
+        let last = (ObjectName::new("shop", "late"), (addr(1), Proto::TCP, 80));
+        let external_frontends = first.map(|frontend| (web(), frontend)).chain([last.clone()]).collect();
         let desired = Node { external_frontends, ..Node::default() }.desired();
-        assert!(desired.left_out == 1 && !desired.rules.contains(&Rule::To(addr(1), Proto::TCP, 80)));
+        assert!(!desired.rules.contains(&Rule::To(addr(1), Proto::TCP, 80)));
+        assert_eq!(desired.left_out, BTreeMap::from([(last.0, 1)]), "it is the Service's matter");
     }
 
     struct Node {
         service_cidrs: Vec<IpNet>,
         service_addresses: BTreeSet<IpAddr>,
-        external_frontends: Vec<(IpAddr, Proto, u16)>,
+        external_frontends: Vec<(ObjectName, (IpAddr, Proto, u16))>,
         own: BTreeSet<IpAddr>,
         primary: Vec<IpAddr>,
         has_ipv6: bool,
@@ -243,6 +263,10 @@ mod tests {
                 has_ipv6: self.has_ipv6,
             })
         }
+    }
+
+    fn web() -> ObjectName {
+        ObjectName::new("shop", "web")
     }
 
     fn addrs(texts: &[&str]) -> BTreeSet<IpAddr> {
