@@ -183,7 +183,8 @@ impl Agent {
                 result = self.node.back() => {
                     let _work = self.reports.liveness.work();
                     self.on_node_back(result?).await?;
-                    for query in std::mem::take(&mut self.waiting) {
+                    let waiting = std::mem::take(&mut self.waiting).into_iter().filter(|query| !query.is_abandoned());
+                    for query in waiting {
                         self.answer(query, &inbox.source_health.problems());
                     }
                     // Each pass asks for all routes, once for all pending events. The first pass may have waited for
@@ -229,7 +230,9 @@ impl Agent {
     fn next_pass(&self) -> Option<Instant> {
         let is_here = self.node.is_here();
         let of_maps = self.retry.map(|(at, _)| at).into_iter().chain(self.schedule.due());
-        let of_maps = of_maps.chain(self.is_behind.then(Instant::now)).filter(|_| is_here || self.mode == Mode::Node);
+        let of_maps = of_maps
+            .chain(self.is_behind.then(Instant::now))
+            .filter(|_| is_here || self.synced && self.mode == Mode::Node);
         of_maps.chain(self.node_retry.filter(|_| is_here)).min()
     }
 
@@ -253,7 +256,8 @@ impl Agent {
         let Some(node) = self.node.here() else { return Ok(()) };
         // Packets to an address that has left the host must not wait for their Service.
         let is_kept = self.desired.keep_by_host(node.kept_addresses()) && self.synced;
-        if std::mem::take(&mut self.node_due) || is_kept { self.sync().await } else { Ok(()) }
+        let is_due = is_kept || std::mem::take(&mut self.node_due) && self.schedule.request();
+        if is_due { self.sync().await } else { Ok(()) }
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.
@@ -321,7 +325,7 @@ impl Agent {
     async fn follow(&mut self, mut pass: Pass, written: bool) {
         let Some(node) = self.node.here_mut() else {
             self.node_due = true;
-            return self.reports.end(pass, |family| self.writer.is_whole(family));
+            return self.reports.end(pass, |family| self.node_retry.is_none() && self.writer.is_whole(family));
         };
         let started = Instant::now();
         let result = node.on_sync(&self.desired, written, &self.health).await;

@@ -39,8 +39,20 @@ pub enum Query {
     Readings(oneshot::Sender<Result<Readings>>),
 }
 
+impl Query {
+    /// Returns true if its client has gone.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Status(answer) => answer.is_closed(),
+            Self::Services(answer) => answer.is_closed(),
+            Self::Maps(answer) => answer.is_closed(),
+            Self::Readings(answer) => answer.is_closed(),
+        }
+    }
+}
+
 /// The number of queries that may wait for the agent.
-const QUEUE: usize = 64;
+pub(crate) const QUEUE: usize = 64;
 
 /// A handle that sends queries to the agent of this process.
 #[derive(Clone, Debug)]

@@ -28,8 +28,10 @@ fn after_zeros(register: u32, len: u16) -> u32 {
     multiply(multiply(register, ZEROS[usize::from(low)]), MANY_ZEROS[usize::from(high)])
 }
 
-/// Multiplies modulo the polynomial, two powers of `b` at a time from the highest down. Without branches, and with a table instead of
-/// the constant: the verifier follows both cases of a branch, and of an AND of a constant with all or no bits.
+/// Multiplies modulo the polynomial, two powers of `b` at a time from the highest down.
+///
+/// The verifier follows both cases of a branch. It also does so for an AND of a constant with all or no bits, so a table is in the
+/// constant's place.
 #[inline(always)]
 const fn multiply(a: u32, b: u32) -> u32 {
     // a * x.

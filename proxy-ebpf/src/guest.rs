@@ -55,12 +55,12 @@ pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
 }
 
 /// Takes in a packet to a backend that leaves with an address of the node's, because netfilter has masqueraded it. It keeps its
-/// port: the packets in the middle of its connection pass no look-up that could change theirs. A flow that has the tuple makes way
-/// unless it lives.
+/// port, because TCP's packets in the middle of a connection pass no look-up. A flow that has the tuple makes way if it is half-open
+/// and silent.
 #[inline(always)]
 pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
     if remember(&scratch.packet, true) && is_taken(scratch) {
-        open::end_unless_it_lasts(&scratch.other, scratch.packet.proto);
+        open::end_if_silent(&scratch.other, scratch.packet.proto);
     }
 }
 

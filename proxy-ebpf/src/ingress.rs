@@ -133,16 +133,15 @@ fn note_pod_outside<A: Net>(client: A, node: &Node) {
 #[inline(always)]
 fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
     let packet = &scratch.packet;
-    let from_pod = maps::place_of(skb.ifindex()).0 & Device::POD != 0;
-    if !open::collides(packet, from_pod, &mut scratch.flow) {
-        return Err(Reason::NotOurs);
-    }
-    // Without its mark, a packet that another hook has rewritten looks like a direct one.
-    if !from_pod && skb.is_mark_lost() {
+    let (flags, _) = maps::place_of(skb.ifindex());
+    let from_pod = flags & Device::POD != 0;
+    // Above other devices of ours, a packet that a hook has rewritten may have lost its mark, and looks like a direct one.
+    if flags & (Device::POD | Device::EDGE) == 0 || !open::collides(packet, from_pod, &mut scratch.flow) {
         return Err(Reason::NotOurs);
     }
     if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-        return Err(Reason::Forged);
+        // A packet of a pod's Service comes back by an uplink if a firewall elsewhere looks at it.
+        return Err(if from_pod { Reason::Forged } else { Reason::NotOurs });
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
     let service = FrontendKey::address(A::UNSPECIFIED);

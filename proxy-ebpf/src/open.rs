@@ -306,10 +306,11 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
     true
 }
 
-/// Closes a flow that has a port of another program's connection, unless the flow keeps it.
+/// Closes a flow that has a port of another program's connection, if the flow is half-open and silent. A pod chooses its ports, and
+/// must not get an answer that another client waits for.
 #[inline(never)]
-pub fn end_unless_it_lasts<A: Net>(flow: &Flow<A>, proto: Proto) {
-    if !lasts(flow, proto) {
+pub fn end_if_silent<A: Net>(flow: &Flow<A>, proto: Proto) {
+    if flow.is_half_open(proto) && !is_recent(flow.idle_secs(now_secs())) {
         maps::count(Event::FlowForgotten);
         close(flow, proto);
     }
@@ -379,8 +380,10 @@ fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     }
 }
 
-/// Returns true if a flow's packets to its backend look just like this one. Those of a masqueraded flow do so between the hooks. There
-/// the mark tells it from others, but for a pod's.
+/// Returns true if a flow's packets to its backend look just like this one.
+///
+/// A masqueraded flow has another source on the wire, so it collides with nothing there. Only packets of pods count between the
+/// hooks as well.
 #[inline(never)]
 pub fn collides<A: Net>(packet: &Packet<A>, from_pod: bool, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);

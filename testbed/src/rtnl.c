@@ -60,7 +60,7 @@ int main(void)
 	check(ioctl(fd, UFFDIO_REGISTER, &range) == 0, "UFFDIO_REGISTER");
 	memcpy(missing - sizeof(set_features), &set_features, sizeof(set_features));
 	check(pthread_create(&thread, NULL, request, missing - sizeof(set_features)) == 0, "pthread_create");
-	check(poll(&faults, 1, -1) == 1, "poll");
+	check(poll(&faults, 1, 10 * 1000) == 1, "poll");
 	puts("held");
 	fflush(stdout);
 	while (read(STDIN_FILENO, &byte, 1) > 0)

@@ -43,6 +43,30 @@ fn no_flow_draws_port_of_another_connection() -> Result<()> {
     Ok(())
 }
 
+/// A pod that chooses its ports must not get an answer that another client waits for.
+#[test]
+fn masqueraded_connection_takes_port_of_silent_flow_alone() -> Result<()> {
+    for mut fixture in fixtures()? {
+        let part = |name: &str| format!("guests::masqueraded_connection_takes_port_of_silent_flow_alone/{name}");
+        fixture.rows(&part("open"))?;
+        for then in ["fresh", "gone"] {
+            if then == "gone" {
+                fixture.rows(&part("silence"))?;
+            }
+            let frame = fixture.names.frame("tcp S uplink:$p > far:8080")?;
+            let left = fixture.netns.run(|| fixture.bench.run_marked(EGRESS, &frame, LO, PORT_SHOWS))?;
+            ensure!(left.packet == frame, "the connection keeps its port");
+            fixture.rows(&part(then))?;
+        }
+    }
+    Ok(())
+}
+
+/// The mark of a packet that an ingress hook has rewritten, and whose port netfilter may have changed.
+const PORT_SHOWS: u32 = 0xa000;
+/// The interface index of lo.
+const LO: u32 = 1;
+
 /// Opens a flow and returns the port that it gets.
 fn drawn(fixture: &mut Fixture, client: u16) -> Result<u16> {
     let frame = fixture.names.frame(&format!("tcp S stranger:{client} > remote:80"))?;

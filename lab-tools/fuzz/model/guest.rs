@@ -38,7 +38,7 @@ impl Model {
         Ok(Some(self.insert(flow)))
     }
 
-    /// A packet to a backend that netfilter has masqueraded: a flow that has its tuple makes way if it does not last.
+    /// A packet to a backend that netfilter has masqueraded: a flow that has its tuple makes way if it is silent.
     pub(super) fn learn_guest(&mut self, packet: &Packet, now_secs: u32, chosen: Chosen<'_>) -> Result<()> {
         let Some(id) = self.remember_guest(packet, now_secs, true) else { return Ok(()) };
         let flow = &self.flows[&id];
@@ -46,6 +46,7 @@ impl Model {
         let (table, proto, src, dst) = opener;
         if chosen(table, proto, src, dst).is_err() {
             ensure!(flow.proto == UDP || !flow.assured, "a flow that lasts was forgotten for another program's");
+            ensure!(now_secs > flow.last_secs, "a flow that was just heard was forgotten for another program's");
             self.close(id);
             *self.counts.events.entry(Event::FlowForgotten).or_default() += 1;
         }

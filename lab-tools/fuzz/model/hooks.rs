@@ -113,6 +113,12 @@ impl Model {
             Ok(packet) if shows_port(sent, &packet) && !packet.may_be_guests() => return Ok(Err(Reason::NotOurs)),
             read => read,
         };
+        if let Ok(packet) = &read
+            && shows_port(sent, packet)
+        {
+            self.learn_guest(packet, now_secs, chosen)?;
+            return Ok(Err(Reason::NotOurs));
+        }
         let found = read.and_then(|packet| Ok((self.follow(sent, &packet, Table::Leaving, now_secs)?, packet)));
         let (found, packet) = match found {
             Ok(found) => found,
@@ -120,10 +126,6 @@ impl Model {
         };
         let found = match found {
             Some(found) => Some(found),
-            None if shows_port(sent, &packet) => {
-                self.learn_guest(&packet, now_secs, chosen)?;
-                None
-            }
             None => self.meet_guest(sent, got, &packet, now_secs, chosen)?.map(|id| (id, Leg::ToBackend)),
         };
         let Some((id, leg)) = found else { return Ok(Err(Reason::NotOurs)) };

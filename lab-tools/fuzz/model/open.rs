@@ -125,7 +125,7 @@ impl Model {
         };
         let from_pod = matches!(sent.at, At::Ingress(device) if device.leads_to_pods());
         // What another hook may have rewritten is no direct connection.
-        let is_unsure = !from_pod && sent.note(true).is_none();
+        let is_unsure = !from_pod && !matches!(sent.at, At::Ingress(device) if device.is_edge());
         let is_masqueraded = || {
             let found = self.index.get(&(Table::Leaving, packet.proto, dst, src));
             found.is_some_and(|(id, _)| self.flows[id].changes_address())
@@ -134,7 +134,7 @@ impl Model {
             return Ok(Err(Reason::NotOurs));
         }
         if reference::is_forged(&question(sent.at, packet.proto, src, dst)) {
-            return Ok(Err(Reason::Forged));
+            return Ok(Err(if from_pod { Reason::Forged } else { Reason::NotOurs }));
         }
         let mut flow = self.blank(sent, packet, now_secs);
         flow.backend = dst;

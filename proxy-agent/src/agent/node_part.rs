@@ -44,7 +44,6 @@ impl NodePart {
         self.here.as_deref()
     }
 
-    /// Returns the node unless it is away.
     pub(super) fn here_mut(&mut self) -> Option<&mut Node> {
         self.here.as_deref_mut()
     }
@@ -61,12 +60,13 @@ impl NodePart {
         }));
     }
 
-    /// Waits until the node is back, and returns the result of its work; for ever if it is not away. Returns an error outside if the
-    /// work has panicked.
+    /// Waits until the node is back, for ever if it is not away. The outer error is a panic of its work.
     pub(super) async fn back(&mut self) -> Result<Result<()>> {
         let Some(away) = &mut self.away else { return std::future::pending().await };
-        let (node, result) = away.await.context("the work on devices")?;
-        (self.here, self.away) = (Some(node), None);
+        let ended = away.await;
+        self.away = None;
+        let (node, result) = ended.context("the work on devices")?;
+        self.here = Some(node);
         Ok(result)
     }
 

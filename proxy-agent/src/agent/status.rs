@@ -9,7 +9,7 @@ use proxy_common::names;
 use super::Agent;
 use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
-use crate::control::Query;
+use crate::control::{QUEUE, Query};
 use crate::node::Node;
 use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
 use proxy_core::desired::{Desired, FamilyCounts};
@@ -24,7 +24,15 @@ impl Agent {
             (Query::Readings(answer), Some(node)) => drop(answer.send(self.readings(node, source_problems.len()))),
             (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
             (Query::Services(answer), _) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
-            (query @ (Query::Status(_) | Query::Readings(_)), None) => self.waiting.push(query),
+            (query @ (Query::Status(_) | Query::Readings(_)), None) => self.wait_for_node(query),
+        }
+    }
+
+    /// Keeps a query until the node is back, and forgets those whose clients have gone.
+    fn wait_for_node(&mut self, query: Query) {
+        self.waiting.retain(|query| !query.is_abandoned());
+        if self.waiting.len() < QUEUE {
+            self.waiting.push(query);
         }
     }
 

@@ -49,12 +49,6 @@ impl Skb {
         mark.is_translated() && self.weigh(mark, true).is_translated()
     }
 
-    /// Returns true if another program may have taken away the mark of a hook of this host.
-    #[inline(always)]
-    pub fn is_mark_lost(self) -> bool {
-        self.weigh(self.packet_mark(), true).is_lost()
-    }
-
     #[inline(always)]
     fn has_class(self) -> bool {
         let class = if is_kept_in_mark() { CLASS & !MADE_HERE } else { CLASS };
