@@ -183,8 +183,7 @@ impl Agent {
                 result = self.node.back() => {
                     let _work = self.reports.liveness.work();
                     self.on_node_back(result?).await?;
-                    let waiting = std::mem::take(&mut self.waiting).into_iter().filter(|query| !query.is_abandoned());
-                    for query in waiting {
+                    for query in std::mem::take(&mut self.waiting) {
                         self.answer(query, &inbox.source_health.problems());
                     }
                     // Each pass asks for all routes, once for all pending events. The first pass may have waited for

@@ -20,6 +20,7 @@ impl Agent {
     /// Answers a query, if the node need not be back for that. The client may have gone meanwhile.
     pub(super) fn answer(&mut self, query: Query, source_problems: &Problems) {
         match (query, self.node.here()) {
+            (query, _) if query.is_abandoned() => {}
             (Query::Status(answer), Some(node)) => drop(answer.send(self.status(node, source_problems))),
             (Query::Readings(answer), Some(node)) => drop(answer.send(self.readings(node, source_problems.len()))),
             (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
