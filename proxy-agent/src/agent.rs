@@ -1,5 +1,6 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
+mod follow;
 mod node_part;
 mod notices;
 mod port_conflicts;
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
+use crate::agent::follow::Following;
 use crate::agent::node_part::NodePart;
 use crate::agent::notices::Notices;
 pub use crate::agent::notices::past_ipsec;
@@ -102,6 +104,8 @@ pub struct Agent {
     node_retry: Option<Instant>,
     /// Set if a pass had to leave out the node's part, which was away.
     node_due: bool,
+    /// The pass whose routes and rules the node is away for.
+    following: Option<Following>,
     /// The queries that wait until the node is back.
     waiting: Vec<Query>,
     /// What Services know that they go without on this node.
@@ -145,6 +149,7 @@ impl Agent {
             retry: None,
             node_retry: None,
             node_due: false,
+            following: None,
             waiting: Vec::new(),
             told_left_out: BTreeSet::new(),
             is_behind: false,
@@ -178,7 +183,7 @@ impl Agent {
                     if taken == 0 {
                         bail!("the watch on devices has ended");
                     }
-                    self.node.send(std::mem::take(&mut link_batch), self.health.clone(), self.reports.liveness.work());
+                    self.node.take_in(std::mem::take(&mut link_batch), self.health.clone(), self.reports.liveness.work());
                 }
                 result = self.node.back() => {
                     let _work = self.reports.liveness.work();
@@ -247,14 +252,17 @@ impl Agent {
 
     /// Takes in what the node has learnt of devices and addresses.
     async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
-        self.record(&Problem::Devices, result);
+        if let Some(following) = self.following.take() {
+            self.end(following, result).await;
+        } else {
+            self.record(&Problem::Devices, result);
+        }
         let Some(node) = self.node.here_mut() else { return Ok(()) };
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
-        self.tell_left_out();
-        let Some(node) = self.node.here() else { return Ok(()) };
         // Packets to an address that has left the host must not wait for their Service.
         let is_kept = self.desired.keep_by_host(node.kept_addresses()) && self.synced;
+        self.tell_left_out();
         let is_due = is_kept || std::mem::take(&mut self.node_due) && self.schedule.request();
         if is_due { self.sync().await } else { Ok(()) }
     }
@@ -312,32 +320,11 @@ impl Agent {
             }
         }
         let written = self.retry.is_none();
-        self.follow(pass, written).await;
+        self.follow(pass, written).await?;
         if written {
             self.health_checks.set(self.desired.health_checks()).await;
         }
         Ok(())
-    }
-
-    /// Brings the node up to date with the maps: routes follow the frontends that they lead to. A node that is away follows when it
-    /// is back.
-    async fn follow(&mut self, mut pass: Pass, written: bool) {
-        let Some(node) = self.node.here_mut() else {
-            self.node_due = true;
-            return self.reports.end(pass, |family| self.node_retry.is_none() && self.writer.is_whole(family));
-        };
-        let started = Instant::now();
-        let result = node.on_sync(&self.desired, written, &self.health).await;
-        pass.passed(Phase::Node, started.elapsed());
-        self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
-        self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
-        // The Node object tells which of the node's addresses are its own.
-        self.health_checks.listen_on(node.listen_addresses()).await;
-        if written && self.mode == Mode::Node {
-            self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
-        }
-        self.record(&Problem::Node, result);
-        self.tell_left_out();
     }
 
     /// Returns false while the agent must wait, and an error if the agent must restart.

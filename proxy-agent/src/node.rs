@@ -255,22 +255,20 @@ impl Node {
         Ok(true)
     }
 
-    /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps.
-    pub async fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> Result<()> {
-        let synced = self.follow(desired, health).await;
-        // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
-        let given = &self.options.service_cidrs;
-        let told = if written { self.rows.write_service_nets(given, desired) } else { Ok(()) };
+    /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps. Returns true if there is work for
+    /// [`Node::follow`], beside the result of what is done here.
+    pub fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> (bool, Result<()>) {
+        let is_due = self.synced_node.begin(desired);
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.report(desired, health);
         }
-        all([synced, told])
+        // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
+        let given = &self.options.service_cidrs;
+        (is_due, if written { self.rows.write_service_nets(given, desired) } else { Ok(()) })
     }
 
-    async fn follow(&mut self, desired: &Desired, health: &Health) -> Result<()> {
-        if !self.synced_node.begin(desired) {
-            return Ok(());
-        }
+    /// Brings addresses, routes and rules up to date with the last sync. It may wait for the kernel's lock of devices.
+    pub async fn follow(&mut self, health: &Health) -> Result<()> {
         let updated = self.update_addresses().await;
         let result = all([updated, self.update_routes(false, health).await.map(drop)]);
         self.synced_node.end(result.is_ok());

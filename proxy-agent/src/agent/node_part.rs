@@ -1,6 +1,6 @@
-//! The node's part of the agent, which may be away at work on devices.
+//! The node's part of the agent, which may be away at work on devices, routes and rules.
 //!
-//! The kernel changes devices, addresses and programs under one lock (RTNL), and any program on the machine can hold it for long.
+//! The kernel changes all of these, and attaches programs, under one lock (RTNL), and any program on the machine can hold it for long.
 //! So that work has a thread of its own, and the agent's loop goes on with Services and endpoints meanwhile.
 
 use std::collections::BTreeSet;
@@ -49,12 +49,21 @@ impl NodePart {
     }
 
     /// Sends the node away to take in changes of devices. Without effect while it is away.
-    pub(super) fn send(&mut self, events: Vec<LinkEvent>, health: Health, work: Work) {
+    pub(super) fn take_in(&mut self, events: Vec<LinkEvent>, health: Health, work: Work) {
+        self.send(work, async move |node| node.on_links(events, &health).await);
+    }
+
+    /// Sends the node away to follow the last sync. Without effect while it is away.
+    pub(super) fn follow(&mut self, health: Health, work: Work) {
+        self.send(work, async move |node| node.follow(&health).await);
+    }
+
+    fn send(&mut self, work: Work, errand: impl AsyncFnOnce(&mut Node) -> Result<()> + Send + 'static) {
         let Some(mut node) = self.here.take() else { return };
         self.last = LastKnown::of(&node);
         let runtime = Handle::current();
         self.away = Some(spawn_blocking(move || {
-            let result = runtime.block_on(node.on_links(events, &health));
+            let result = runtime.block_on(errand(&mut node));
             drop(work);
             (node, result)
         }));

@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use testbed::agent::{Agent, wait_until};
-use testbed::lab::Family;
+use testbed::agent::{Agent, SERVICE_PORT, Service, wait_until};
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::{EXTERNAL, Family};
 use testbed::rtnl::HeldRtnl;
 
-use crate::churn::fixture::{Fixture, PROMPT, TRY};
+use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 
 /// So many that the agent is still at work on them when the lock is taken.
 const DEVICES: usize = 100;
@@ -26,18 +27,37 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
         wait_until(PROMPT, "the first devices are attached", || Ok(attached(&kpx) > 5))?;
         let held = HeldRtnl::hold(kpx.run_dir())?;
         let before = attached(&kpx);
-        for backend in ["p1b", "p2a", "n1"] {
-            fixture.put(&fixture.web.backed_by(&[backend]))?;
-            let serves = || Ok(Family::ALL.into_iter().all(|family| is_served_by(&fixture, family, backend)));
-            wait_until(PROMPT / 5, &format!("{backend} serves"), serves).context("while RTNL is held")?;
-        }
+        change_backends(&fixture)?;
         ensure!(attached(&kpx) <= before + 1 && before < DEVICES, "RTNL kept the agent from nothing");
         held.release()?;
         making.join().map_err(|_| anyhow!("the thread that makes devices panicked"))?
     })?;
     wait_until(PROMPT, "all devices are attached", || Ok(attached(&kpx) >= DEVICES))?;
     kpx.wait(PROMPT, "nothing is wrong", |status| status.healthy && status.problems.is_empty())?;
+
+    // This Service needs rules of the host, which the kernel changes only afterwards.
+    let held = HeldRtnl::hold(kpx.run_dir())?;
+    let external = EXTERNAL.host(9);
+    fixture.put(&Service::new("external", 11, &["p1b"], PORT).external_ips(external))?;
+    change_backends(&fixture)?;
+    held.release()?;
+    for family in Family::ALL {
+        let to = (external.ip(family), SERVICE_PORT).into();
+        let dial = Dial::new(Protocol::Tcp, to).deadline(TRY);
+        let is_served = || Ok(dial.exchange(fixture.node(), b"hello").is_ok());
+        wait_until(PROMPT, &format!("the node reaches {to}"), is_served)?;
+    }
     kpx.stop()
+}
+
+/// Gives the Service one backend after the other, and waits for each.
+fn change_backends(fixture: &Fixture) -> Result<()> {
+    for backend in ["p1b", "p2a", "n1"] {
+        fixture.put(&fixture.web.backed_by(&[backend]))?;
+        let serves = || Ok(Family::ALL.into_iter().all(|family| is_served_by(fixture, family, backend)));
+        wait_until(PROMPT / 5, &format!("{backend} serves"), serves).context("while RTNL is held")?;
+    }
+    Ok(())
 }
 
 /// Returns how many of the new devices have got programs, by the agent's log: to ask the kernel needs RTNL.

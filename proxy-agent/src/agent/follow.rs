@@ -1,0 +1,69 @@
+//! The last part of a pass: the node's routes and rules follow the frontends that they lead to.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use proxy_metrics::Phase;
+use proxy_source::health::Problem;
+use tokio::time::{Instant, timeout};
+
+use super::Agent;
+use super::reports::Pass;
+use crate::all::all;
+use crate::choices::Mode;
+
+/// The time in which the kernel changes routes and rules, unless another program holds its lock of devices (RTNL). The loop waits so long.
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// A pass that ends when the node has followed.
+pub(super) struct Following {
+    pass: Pass,
+    started: Instant,
+    written: bool,
+    /// The result of what the node has done already.
+    told: Result<()>,
+}
+
+impl Agent {
+    /// Brings the node up to date with the maps. A node that is away follows when it is back.
+    pub(super) async fn follow(&mut self, pass: Pass, written: bool) -> Result<()> {
+        let Some(node) = self.node.here_mut() else {
+            self.node_due = true;
+            // A pass beside one that the node is away for is in force with that one.
+            if self.following.is_none() {
+                self.reports.end(pass, |family| self.node_retry.is_none() && self.writer.is_whole(family));
+            }
+            return Ok(());
+        };
+        let (is_due, told) = node.on_sync(&self.desired, written, &self.health);
+        let following = Following { pass, started: Instant::now(), written, told };
+        if !is_due {
+            self.end(following, Ok(())).await;
+            return Ok(());
+        }
+        self.node.follow(self.health.clone(), self.reports.liveness.work());
+        match timeout(AT_ONCE, self.node.back()).await {
+            Ok(result) => self.end(following, result?).await,
+            Err(_) => self.following = Some(following),
+        }
+        Ok(())
+    }
+
+    /// Ends a pass after the node has followed.
+    pub(super) async fn end(&mut self, following: Following, result: Result<()>) {
+        let Following { mut pass, started, written, told } = following;
+        let result = all([result, told]);
+        pass.passed(Phase::Node, started.elapsed());
+        self.node_retry = result.is_err().then(|| Instant::now() + self.schedule.sync_period);
+        self.reports.end(pass, |family| result.is_ok() && self.writer.is_whole(family));
+        // The Node object tells which of the node's addresses are its own.
+        if let Some(node) = self.node.here() {
+            self.health_checks.listen_on(node.listen_addresses()).await;
+        }
+        if written && self.mode == Mode::Node {
+            self.port_conflicts.scan(&self.desired, self.node.own_addresses(), &self.reports.events);
+        }
+        self.record(&Problem::Node, result);
+        self.tell_left_out();
+    }
+}
