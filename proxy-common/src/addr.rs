@@ -66,6 +66,19 @@ impl Addr6 {
     pub const fn wire(self) -> [u32; 4] {
         self.0
     }
+
+    /// From two registers, as [`Self::registers`] fills them.
+    #[inline(always)]
+    pub const fn from_registers([first, second]: [u64; 2]) -> Self {
+        Self([first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32])
+    }
+
+    /// Returns the address in two registers: each has two words, the first one in its lower half.
+    #[inline(always)]
+    pub const fn registers(self) -> [u64; 2] {
+        let [a, b, c, d] = self.0;
+        [a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32]
+    }
 }
 
 impl Addr for Addr4 {

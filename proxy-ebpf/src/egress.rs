@@ -15,13 +15,10 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, link, Hook::EGRESS)?;
     let mark = skb.weigh(noted, scratch.packet.is_fragment());
-    let packet = &scratch.packet;
-    if mark.is_done() || mark.port_shows() && !guest::may_be(&packet.src, packet.proto, packet.told()) {
-        skb.settle_packet_mark();
-        return Err(Reason::NotOurs);
-    }
     if mark.port_shows() {
         guest::learn(scratch);
+    }
+    if mark.is_done() || mark.port_shows() {
         skb.settle_packet_mark();
         return Err(Reason::NotOurs);
     }

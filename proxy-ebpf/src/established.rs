@@ -59,9 +59,11 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() {
         return None;
     }
-    if hook == Hook::EGRESS && mark.port_shows() && is_plain(skb, &head) {
-        skb.settle_packet_mark();
-        return Some(Err(Reason::NotOurs));
+    if hook == Hook::EGRESS && mark.port_shows() {
+        return is_plain(skb, &head).then(|| {
+            skb.settle_packet_mark();
+            Err(Reason::NotOurs)
+        });
     }
     // An opener takes the slow path whether it has a flow or not.
     if hook == Hook::INGRESS && head.proto == Proto::TCP && tcp::opens(head.flags) {
@@ -125,7 +127,7 @@ fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, hea
     }
 }
 
-/// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts.
+/// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts. The slow path learns the others.
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
     !guest::may_be(&head.src, head.proto, head.told()) && !skb.may_be_class()
@@ -164,8 +166,7 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
 #[inline(always)]
 fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
-        let mark = skb.packet_mark();
-        if mark.port_shows() || guest::may_be(&head.src, head.proto, head.told()) && !mark.is_translated() {
+        if guest::may_be(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
             return None;
         }
         skb.clear_packet_mark();

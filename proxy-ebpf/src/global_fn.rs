@@ -18,12 +18,6 @@ use crate::{extension, fragment, maps, open};
 /// The number of no place: no ring has that many.
 pub const NO_PLACE: u32 = u32::MAX;
 
-/// Returns an IPv6 address of two registers.
-#[inline(always)]
-fn words(first: u64, second: u64) -> [u32; 4] {
-    [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32]
-}
-
 /// Exports functions under their names.
 macro_rules! global_functions {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
@@ -139,7 +133,7 @@ global_functions! {
 
     /// Calls [`maps::share`]; 0 if the share is used up.
     fn kpx_share6(first: u64, second: u64, share: u32) -> u32 {
-        maps::share(&Addr6::from_wire(words(first, second)), Register(share).share()).into()
+        maps::share(&Addr6::from_registers([first, second]), Register(share).share()).into()
     }
 
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many flows it has closed.

@@ -228,8 +228,8 @@ impl Net for Addr6 {
 
     #[inline(always)]
     fn share(client: &Self, Register(share): Register) -> bool {
-        let [a, b, c, d] = client.wire().map(u64::from);
-        global_fn::kpx_share6(a | b << 32, c | d << 32, share) != 0
+        let [first, second] = client.registers();
+        global_fn::kpx_share6(first, second, share) != 0
     }
 
     #[inline(always)]

@@ -75,7 +75,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     }
     let proto = packet.proto;
     let mut claimed = if keeps_port || draw_port(flow, proto, false) { claim(flow, packet) } else { Claim::Taken };
-    // Another flow has the port. A second draw looks before it takes one, and then the port that was drawn last is made free.
+    // Another flow has the port. A second draw looks before it takes one. If it finds none, the port of before is made free.
     if claimed == Claim::Taken && (draw_port(flow, proto, true) || evict(flow, other, proto)) {
         claimed = claim(flow, packet);
     }

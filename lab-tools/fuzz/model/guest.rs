@@ -22,10 +22,7 @@ impl Model {
         chosen: Chosen<'_>,
     ) -> Result<Option<u64>> {
         let (src, dst) = packet.peers();
-        if sent.mark & TRANSLATED != 0 {
-            return Ok(None);
-        }
-        if self.remember_guest(packet, now_secs, false).is_none() {
+        if sent.mark & TRANSLATED != 0 || self.remember_guest(packet, now_secs, false).is_none() {
             return Ok(None);
         }
         let mut flow = self.blank(sent, packet, now_secs);
@@ -89,7 +86,7 @@ impl Model {
 
 impl Packet {
     /// May it have a port that counts?
-    pub(super) fn may_be_guests(&self) -> bool {
+    fn may_be_guests(&self) -> bool {
         let port = self.peers().0.port();
         port >= SOURCE_PORT_FIRST || CLIENT_PORTS.contains(&port) && self.shows_port()
     }

@@ -110,15 +110,12 @@ impl Model {
         }
         let read = match self.read(sent, family, Table::Leaving) {
             Ok(packet) if sent.note(packet.ip.part != Part::Whole) == Some(DONE) => return Ok(Err(Reason::NotOurs)),
-            Ok(packet) if shows_port(sent, &packet) && !packet.may_be_guests() => return Ok(Err(Reason::NotOurs)),
+            Ok(packet) if sent.note(packet.ip.part != Part::Whole) == Some(PORT_SHOWS) => {
+                self.learn_guest(&packet, now_secs, chosen)?;
+                return Ok(Err(Reason::NotOurs));
+            }
             read => read,
         };
-        if let Ok(packet) = &read
-            && shows_port(sent, packet)
-        {
-            self.learn_guest(packet, now_secs, chosen)?;
-            return Ok(Err(Reason::NotOurs));
-        }
         let found = read.and_then(|packet| Ok((self.follow(sent, &packet, Table::Leaving, now_secs)?, packet)));
         let (found, packet) = match found {
             Ok(found) => found,
@@ -227,9 +224,4 @@ impl Model {
         }
         Ok(frame)
     }
-}
-
-/// May netfilter have given a port to this packet, which an ingress hook has rewritten?
-fn shows_port(sent: &Sent, packet: &Packet) -> bool {
-    sent.note(packet.ip.part != Part::Whole) == Some(PORT_SHOWS)
 }

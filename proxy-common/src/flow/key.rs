@@ -66,16 +66,11 @@ const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
     FlowKey::new(hook, proto, SockAddr::new(src, sport), SockAddr::new(dst, dport))
 }
 
-/// Joins two words.
-const fn pair(low: u32, high: u32) -> u64 {
-    low as u64 | (high as u64) << 32
-}
-
 impl FlowKey<Addr4> {
     /// Returns the key in two words: source and destination, and the rest.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 2] {
-        [pair(self.src.wire(), self.dst.wire()), rest(self)]
+        [self.src.wire() as u64 | (self.dst.wire() as u64) << 32, rest(self)]
     }
 
     /// Returns the key of these words.
@@ -89,20 +84,15 @@ impl FlowKey<Addr6> {
     /// Returns the key in five words: two of the source, two of the destination, and the rest.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 5] {
-        let ([a, b, c, d], [e, f, g, h]) = (self.src.wire(), self.dst.wire());
-        [pair(a, b), pair(c, d), pair(e, f), pair(g, h), rest(self)]
+        let ([a, b], [c, d]) = (self.src.registers(), self.dst.registers());
+        [a, b, c, d, rest(self)]
     }
 
     /// Returns the key of these words.
     #[inline(always)]
     pub const fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
-        joined(addr6(a, b), addr6(c, d), rest)
+        joined(Addr6::from_registers([a, b]), Addr6::from_registers([c, d]), rest)
     }
-}
-
-#[inline(always)]
-const fn addr6(first: u64, second: u64) -> Addr6 {
-    Addr6::from_wire([first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32])
 }
 
 #[cfg(test)]

@@ -222,5 +222,6 @@ mod tests {
         assert_eq!(Seen::is_over(tx, rx.with(Seen::RST)), 1);
         assert_eq!(Seen::is_over(tx, rx.without(Seen::FIN)), 0);
         assert_eq!(Seen::is_over(Seen::PACKET, Seen::RST), 1);
+        assert_eq!(Seen::is_over(Seen::PACKET, Seen::PACKET.with(Seen::ASSURED)), 0);
     }
 }
