@@ -250,21 +250,28 @@ impl Agent {
         if self.schedule.request() { self.sync().await } else { Ok(()) }
     }
 
-    /// Takes in what the node has learnt of devices and addresses.
+    /// Goes on where the node was sent away.
     async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
-        if let Some(following) = self.following.take() {
-            self.end(following, result).await;
-        } else {
-            self.record(&Problem::Devices, result);
-        }
-        let Some(node) = self.node.here_mut() else { return Ok(()) };
+        let is_kept = match self.following.take() {
+            Some(following) => {
+                self.end(following, result).await;
+                false
+            }
+            None => self.on_devices(result).await,
+        };
+        let is_due = std::mem::take(&mut self.node_due) && self.schedule.request();
+        if is_kept || is_due { self.sync().await } else { Ok(()) }
+    }
+
+    /// Takes in the facts of changed devices. Returns true if a pass must follow at once: packets to an address that has left the host
+    /// must not wait for their Service.
+    async fn on_devices(&mut self, result: Result<()>) -> bool {
+        self.record(&Problem::Devices, result);
+        self.tell_left_out();
+        let Some(node) = self.node.here_mut() else { return false };
         self.reports.repairs(node.take_repairs());
         self.health_checks.listen_on(node.listen_addresses()).await;
-        // Packets to an address that has left the host must not wait for their Service.
-        let is_kept = self.desired.keep_by_host(node.kept_addresses()) && self.synced;
-        self.tell_left_out();
-        let is_due = is_kept || std::mem::take(&mut self.node_due) && self.schedule.request();
-        if is_due { self.sync().await } else { Ok(()) }
+        self.desired.keep_by_host(node.kept_addresses()) && self.synced
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.

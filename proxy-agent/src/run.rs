@@ -93,7 +93,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = tell(agent.run(&mut inbox), &events) => result.context("the agent"),
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
-            result = net::on_own_thread(watch_routes(mode, route_sender)) => result.flatten().context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
+            result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
@@ -164,7 +164,7 @@ async fn abort_stale(sockets: Option<StaleSockets>) -> Result<()> {
 /// Watches routes in host mode; in node mode no part of the agent needs them.
 async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
     match mode {
-        Mode::Host => net::watch_routes(changes).await,
+        Mode::Host => net::on_own_thread(net::watch_routes(changes)).await.flatten(),
         Mode::Node => std::future::pending().await,
     }
 }
