@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use proxy_net::rule::TABLE;
@@ -183,12 +183,6 @@ pub(crate) fn fresh_ports(count: u16) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(count.into(), Ordering::Relaxed) % 19_900;
     10_000 + u16::try_from(next).expect("it is below 19,900")
-}
-
-/// Lets time pass, where time is what a case is about.
-pub(crate) fn idle(time: Duration) -> Result<()> {
-    let started = Instant::now();
-    wait_until(time + DEADLINE, "time has passed", || Ok(started.elapsed() >= time))
 }
 
 pub(crate) fn combinations() -> impl Iterator<Item = (Protocol, Family)> {

@@ -321,6 +321,12 @@ pub fn wait_until(deadline: Duration, what: &str, mut condition: impl FnMut() ->
     Ok(())
 }
 
+/// Lets time pass, where time is what a test is about.
+pub fn idle(time: Duration) -> Result<()> {
+    let started = Instant::now();
+    wait_until(time + DEADLINE, "time has passed", || Ok(started.elapsed() >= time))
+}
+
 /// The binary under test.
 pub fn binary() -> Result<PathBuf> {
     let path = match std::env::var_os("KPX_BIN") {

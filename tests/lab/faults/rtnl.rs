@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testbed::agent::{Agent, SERVICE_PORT, Service, wait_until};
@@ -27,7 +28,7 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
         wait_until(PROMPT, "the first devices are attached", || Ok(attached(&kpx) > 5))?;
         let held = HeldRtnl::hold(kpx.run_dir())?;
         let before = attached(&kpx);
-        change_backends(&fixture)?;
+        change_backends(&fixture, held_secs()?)?;
         ensure!(attached(&kpx) <= before + 1 && before < DEVICES, "RTNL kept the agent from nothing");
         held.release()?;
         making.join().map_err(|_| anyhow!("the thread that makes devices panicked"))?
@@ -39,7 +40,7 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
     let held = HeldRtnl::hold(kpx.run_dir())?;
     let external = EXTERNAL.host(9);
     fixture.put(&Service::new("external", 11, &["p1b"], PORT).external_ips(external))?;
-    change_backends(&fixture)?;
+    change_backends(&fixture, Duration::ZERO)?;
     held.release()?;
     for family in Family::ALL {
         let to = (external.ip(family), SERVICE_PORT).into();
@@ -50,13 +51,26 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
     kpx.stop()
 }
 
-/// Gives the Service one backend after the other, and waits for each.
-fn change_backends(fixture: &Fixture) -> Result<()> {
-    for backend in ["p1b", "p2a", "n1"] {
+/// Returns the time for which RTNL is held in the middle of the work on devices: as long as three changes take, or `KPX_RTNL_SECS`.
+fn held_secs() -> Result<Duration> {
+    let secs = std::env::var("KPX_RTNL_SECS").map_or(Ok(0), |secs| secs.parse());
+    secs.map(Duration::from_secs).context("KPX_RTNL_SECS")
+}
+
+/// Gives the Service one backend after the other, and waits for each: three, and as many as there is time for.
+fn change_backends(fixture: &Fixture, time: Duration) -> Result<()> {
+    let (started, mut changes, mut slowest) = (Instant::now(), 0, Duration::ZERO);
+    for backend in ["p1b", "p2a", "n1"].into_iter().cycle() {
+        if changes >= 3 && started.elapsed() >= time {
+            break;
+        }
+        let changed = Instant::now();
         fixture.put(&fixture.web.backed_by(&[backend]))?;
         let serves = || Ok(Family::ALL.into_iter().all(|family| is_served_by(fixture, family, backend)));
         wait_until(PROMPT / 5, &format!("{backend} serves"), serves).context("while RTNL is held")?;
+        (changes, slowest) = (changes + 1, slowest.max(changed.elapsed()));
     }
+    println!("RTNL held for {:.1?}: {changes} changes, served within {slowest:.1?}", started.elapsed());
     Ok(())
 }
 

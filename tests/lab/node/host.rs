@@ -73,7 +73,8 @@ fn more_frontends_than_rules_are_said_of_their_service_and_how_many() -> Result<
     ensure!(frontends(&node)?.len() == 256, "{}", frontends(&node)?.len());
     kpx.put("many", &WITH_EXTERNAL_IPS.replace("IPS", "198.51.100.1").replace("PORTS", "{ port: 80 }"))?;
     wait_until(DEADLINE, "it is over", || {
-        Ok(kpx.typed_status()?.skipped.is_empty() && frontends(&node)? == ["198.51.100.1 tcp 80"])
+        let status = kpx.typed_status()?;
+        Ok(status.healthy && status.skipped.is_empty() && frontends(&node)? == ["198.51.100.1 tcp 80"])
     })?;
     kpx.stop()
 }

@@ -2,10 +2,10 @@
 //! process.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::agent::{DEADLINE, Service, idle, wait_until};
 use testbed::echo::{Answer, Dial, Protocol};
 use testbed::lab::{Family, Host, Layout};
 use testbed::served_lab::ServedLab;
@@ -59,12 +59,6 @@ fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both() -> Res
         }
     }
     kpx.stop()
-}
-
-/// Lets time pass: a flow becomes silent by that alone.
-fn idle(time: Duration) -> Result<()> {
-    let started = Instant::now();
-    wait_until(time + DEADLINE, "time has passed", || Ok(started.elapsed() >= time))
 }
 
 /// Asks by UDP from a port until an answer comes.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::Service;
+use testbed::agent::{Service, idle};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
-use crate::fixture::{Fixture, combinations, idle};
+use crate::fixture::{Fixture, combinations};
 use crate::services::PORT;
 
 const BACKENDS: [&str; 4] = ["p1b", "p1c", "p2a", "p2b"];
