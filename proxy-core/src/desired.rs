@@ -19,6 +19,7 @@ mod family;
 mod host_mode;
 mod kept;
 mod ledger;
+mod portions;
 mod snapshot;
 mod turns;
 
@@ -75,33 +76,35 @@ pub struct Sync {
 /// The models as of all that was applied, before the tables are made of them: see [`Desired::read`].
 #[derive(Debug)]
 #[must_use = "the tables are as they were"]
-pub struct Models<'a>(&'a mut Desired);
+pub struct Models<'a> {
+    desired: &'a mut Desired,
+    /// The rows that the pass is for, about; all of them if None.
+    rows: Option<usize>,
+}
 
 impl Models<'_> {
     /// The second part of [`Desired::sync`].
     pub fn sync(self) -> Sync {
-        let Self(desired) = self;
+        let Self { desired, rows } = self;
         if !desired.is_complete() {
             return Sync::default();
         }
-        let Desired { dirty, pending, v4, v6, tables, news, triggers, revision, .. } = desired;
-        if dirty.is_empty() {
-            *pending = Pending::default();
-        }
-        let (waiting, due) = std::mem::take(triggers).into_iter().partition(|trigger| dirty.contains(&trigger.service));
-        *triggers = waiting;
+        let Desired { v4, v6, tables, news, revision, .. } = desired;
         let mut changes = Vec::new();
-        changes.extend(v4.settle(&mut tables.v4, news).into_iter().map(Change::V4));
-        changes.extend(v6.settle(&mut tables.v6, news).into_iter().map(Change::V6));
+        changes.extend(v4.settle(&mut tables.v4, rows, news).into_iter().map(Change::V4));
+        changes.extend(v6.settle(&mut tables.v6, rows, news).into_iter().map(Change::V6));
         *revision += u64::from(changes.iter().any(Change::is_of_frontend));
-        Sync { changes, skipped: std::mem::take(news), triggers: due }
+        if !desired.is_dirty() {
+            desired.pending = Pending::default();
+        }
+        Sync { changes, skipped: std::mem::take(&mut desired.news), triggers: desired.take_due_triggers() }
     }
 
     /// The second part of [`Desired::sync_from`].
     pub fn sync_from(self, now: &Tables) -> Sync {
-        let Self(desired) = self;
+        let Self { desired, rows } = self;
         let is_known = *now == desired.tables;
-        let Sync { changes, skipped, triggers } = Models(desired).sync();
+        let Sync { changes, skipped, triggers } = Models { desired, rows }.sync();
         if is_known {
             return Sync { changes, skipped, triggers };
         }
@@ -206,7 +209,25 @@ impl Desired {
 
     /// Returns true if a sync may change anything.
     pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+        !self.dirty.is_empty() || !self.is_settled()
+    }
+
+    /// Returns true if the tables are those of the models.
+    fn is_settled(&self) -> bool {
+        self.v4.is_settled() && self.v6.is_settled()
+    }
+
+    /// Takes the triggers whose Services are in the tables.
+    fn take_due_triggers(&mut self) -> Vec<Trigger> {
+        if self.triggers.is_empty() {
+            return Vec::new();
+        }
+        let unsettled: BTreeSet<_> = self.v4.waiting().into_iter().chain(self.v6.waiting()).collect();
+        let is_waiting = |service: &ObjectName| self.dirty.contains(service) || unsettled.contains(service);
+        let (waiting, due) =
+            std::mem::take(&mut self.triggers).into_iter().partition(|trigger| is_waiting(&trigger.service));
+        self.triggers = waiting;
+        due
     }
 
     pub fn pending(&self) -> Pending {
@@ -216,7 +237,8 @@ impl Desired {
     /// Reads the objects that were applied since the last sync, which is the first part of one.
     pub fn read(&mut self) -> Models<'_> {
         let due = if self.is_complete() { self.dirty.take_all() } else { BTreeSet::new() };
-        self.model(due)
+        self.model(due);
+        Models { desired: self, rows: None }
     }
 
     /// Reads a part of them, for about so many rows of the tables. Each namespace has its turn. While
@@ -224,10 +246,11 @@ impl Desired {
     pub fn read_in_turn(&mut self, rows: usize) -> Models<'_> {
         let rows_of = |service: &ObjectName| model::rows_at_most(&self.store, service, self.options.room);
         let due = if self.is_complete() { self.dirty.take(rows, rows_of) } else { Vec::new() };
-        self.model(due)
+        self.model(due);
+        Models { desired: self, rows: Some(rows) }
     }
 
-    fn model(&mut self, due: impl IntoIterator<Item = ObjectName>) -> Models<'_> {
+    fn model(&mut self, due: impl IntoIterator<Item = ObjectName>) {
         for name in due {
             let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);
@@ -238,7 +261,6 @@ impl Desired {
             };
             self.unreadable.replace(name, skipped, &mut self.news);
         }
-        Models(self)
     }
 
     /// Takes in the objects applied since the last sync, and returns the changes to the tables.

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use proxy_common::addr::Addr;
-use proxy_common::frontend::{FrontendKey, FrontendKind};
+use proxy_common::frontend::{FrontendKey, FrontendKind, Set};
 
 use super::FamilyCounts;
 use super::ledger::Ledger;
+use super::portions::{Facts, Portions};
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
 use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
@@ -19,8 +20,10 @@ pub(super) struct Family<A: Addr> {
     pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
     /// The claims in their order: the first one holds the frontend, and a second one is rare.
     claims: BTreeMap<FrontendKey<A>, Vec<Claim>>,
-    /// The frontends whose rows may be out of date.
+    /// The frontends whose claims, models or room have changed since the last pass.
     touched: BTreeSet<FrontendKey<A>>,
+    /// The frontends whose rows may be out of date: those touched before, and all that depend on them.
+    portions: Portions<A>,
     conflicts: Ledger<FrontendKey<A>>,
     shares: Shares<A>,
     left_out: Ledger<ObjectName>,
@@ -32,6 +35,7 @@ impl<A: Addr> Default for Family<A> {
             models: BTreeMap::new(),
             claims: BTreeMap::new(),
             touched: BTreeSet::new(),
+            portions: Portions::default(),
             conflicts: Ledger::default(),
             shares: Shares::default(),
             left_out: Ledger::default(),
@@ -73,23 +77,63 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Brings `tables` up to date with the models, and returns the changes.
-    pub(super) fn settle(&mut self, tables: &mut FamilyTables<A>, news: &mut Vec<Skipped>) -> Vec<FamilyChange<A>> {
+    /// Brings `tables` up to date with the models, and returns the changes. With a number of `rows`, it does so for a
+    /// portion of about that size.
+    pub(super) fn settle(
+        &mut self,
+        tables: &mut FamilyTables<A>,
+        rows: Option<usize>,
+        news: &mut Vec<Skipped>,
+    ) -> Vec<FamilyChange<A>> {
         self.divide(news);
         let touched = std::mem::take(&mut self.touched);
-        let touched = self.affected_by(&touched);
+        let affected = self.affected_by(&touched);
+        let mut portions = std::mem::take(&mut self.portions);
+        portions.extend(affected);
+        let portion = match rows {
+            Some(rows) => portions.take(rows, |key| self.facts(key, tables)),
+            None => portions.take_all(),
+        };
+        self.portions = portions;
         let mut want = FamilyTables::default();
-        for key in &touched {
+        for key in &portion {
             if let Some(holder) = self.holder(key) {
                 want.insert(key, holder);
             }
             self.conflicts.replace(*key, self.conflicts_at(key), news);
         }
-        let changes = diff_family(&tables.part(touched.iter()), &want);
+        let changes = diff_family(&tables.part(portion.iter()), &want);
         for change in &changes {
             tables.apply(change);
         }
         changes
+    }
+
+    /// Returns true if no frontend waits for a portion.
+    pub(super) fn is_settled(&self) -> bool {
+        self.portions.is_empty()
+    }
+
+    /// Returns the Services with frontends that wait for a portion.
+    pub(super) fn waiting(&self) -> BTreeSet<&ObjectName> {
+        self.portions.iter().flat_map(|key| self.claimants(key)).map(|model| &model.claim.service).collect()
+    }
+
+    fn facts(&self, key: &FrontendKey<A>, tables: &FamilyTables<A>) -> Facts<'_, A> {
+        let holder = self.holder(key);
+        let claimed = holder.and_then(|model| model.frontends.get(key));
+        let [led_to, leads_to] = [tables.frontends.get(key), claimed.map(|claimed| &claimed.frontend)];
+        let port = holder.and_then(|model| model.ports.get(key));
+        let new = port.map_or(0, |port| port.rows().iter().sum());
+        let old = tables
+            .services
+            .get(key)
+            .map_or(0, |service| Set::ALL.map(|set| usize::from(service.count(set))).iter().sum());
+        Facts {
+            service_ports: [led_to, leads_to].map(|frontend| Some(frontend?.service)),
+            holder: holder.map(|model| &model.claim.service),
+            rows: 1 + old.max(new),
+        }
     }
 
     /// Divides the room of the maps among the models. What a Service gains or loses by that is touched.

@@ -3,6 +3,8 @@
 use proptest::bool::weighted;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proxy_common::addr::Addr;
+use proxy_common::frontend::FrontendKind;
 
 use super::desired;
 use crate::builders::listed;
@@ -11,7 +13,13 @@ use crate::diff::Change;
 use crate::model::Skipped;
 use crate::random;
 use crate::shares::Room;
-use crate::tables::Tables;
+use crate::tables::{FamilyTables, Tables};
+
+/// Returns true if each frontend of a portion has come with its service port.
+fn leads_to_service_ports<A: Addr>(tables: &FamilyTables<A>) -> bool {
+    let mut ports = tables.frontends.values().filter(|frontend| frontend.kind != FrontendKind::ADDRESS);
+    ports.all(|frontend| tables.services.contains_key(&frontend.service))
+}
 
 /// Maps that refuse writes on demand, but carry out some of the refused ones.
 struct FaultyMaps {
@@ -71,7 +79,7 @@ proptest! {
         let mut now = Tables::default();
         let mut pass = |desired: &mut Desired| {
             desired.read_in_turn(rows).sync().changes.iter().for_each(|change| now.apply(change));
-            desired.tables() == &now
+            desired.tables() == &now && leads_to_service_ports(&now.v4) && leads_to_service_ports(&now.v6)
         };
         for input in batches.into_iter().flatten() {
             desired.apply(input);
