@@ -15,7 +15,7 @@ use testbed::test_run::Verdict;
 
 use crate::craft::{self, Between};
 use crate::model::wire::TCP;
-use crate::model::{At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, is_forged};
+use crate::model::{At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, Tuple, is_forged};
 
 /// A packet in another's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,9 +124,10 @@ fn of_flow(dice: &mut Dice, model: &Model, at: At) -> Option<Speech> {
     };
     let is_client = id % 2 == 0;
     let leaves = matches!(at, At::Egress(_));
-    let legs = flow.legs().into_iter().filter(|((table, ..), leg)| {
-        matches!(leg, Leg::ToBackend | Leg::AsNode) == is_client && (!leaves || *table == Table::Leaving)
-    });
+    let legs = flow
+        .legs()
+        .into_iter()
+        .filter(|((table, ..), leg)| goes_to_backend(*leg) == is_client && (!leaves || *table == Table::Leaving));
     let legs: Vec<_> = legs.collect();
     let ((_, proto, src, dst), _) = *legs.get(dice.random_range(0..legs.len().max(1)))?;
     let says = match proto {
@@ -137,15 +138,40 @@ fn of_flow(dice: &mut Dice, model: &Model, at: At) -> Option<Speech> {
     };
     let mut transport = craft::transport(dice, src, dst, proto, says);
     if proto == TCP {
-        let (heard, answer) = if is_client {
-            (flow.backend_acked, flow.answer.unwrap_or(0))
-        } else {
-            (flow.client_acked, flow.backend_acked)
-        };
         let far = FAR[usize::from(is_client)];
-        craft::renumber(&mut transport, src.ip(), dst.ip(), [heard, answer].map(|number| number.wrapping_add(far)));
+        let numbers = expected(flow, is_client).map(|number| number.wrapping_add(far));
+        // The packet may meet another flow of the same addresses and ports, whose numbers may be these by chance.
+        let is_namesake = |tuple: &Tuple| (tuple.1, tuple.2, tuple.3) == (proto, src, dst);
+        let is_met = |flow: &Flow| {
+            let mut legs = flow.legs().into_iter().filter(|(tuple, _)| is_namesake(tuple));
+            legs.any(|(_, leg)| !are_guesses(flow, goes_to_backend(leg), numbers))
+        };
+        if model.flows.values().any(is_met) {
+            return None;
+        }
+        craft::renumber(&mut transport, src.ip(), dst.ip(), numbers);
     }
     Some((proto, src, dst, transport))
+}
+
+fn goes_to_backend(leg: Leg) -> bool {
+    matches!(leg, Leg::ToBackend | Leg::AsNode)
+}
+
+/// Returns the numbers that the next packet of one end of a flow has: its own, and what it acknowledges.
+fn expected(flow: &Flow, is_client: bool) -> [u32; 2] {
+    match is_client {
+        true => [flow.backend_acked, flow.answer.unwrap_or(0)],
+        false => [flow.client_acked, flow.backend_acked],
+    }
+}
+
+/// Returns true if these numbers are out of every window of a flow.
+fn are_guesses(flow: &Flow, is_client: bool, numbers: [u32; 2]) -> bool {
+    /// Twice the window of the programs.
+    const NEAR: u32 = 1 << 26;
+    let is_out = |(number, expected): (u32, u32)| number.wrapping_sub(expected).wrapping_add(NEAR) > 2 * NEAR;
+    numbers.into_iter().zip(expected(flow, is_client)).all(is_out)
 }
 
 /// The possessions of others before a stranger's packet.
