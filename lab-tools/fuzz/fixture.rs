@@ -288,6 +288,7 @@ where
             let entries: Vec<_> = flows.iter().collect::<Result<_, _>>()?;
             for (key, mut flow) in entries {
                 flow.last_secs = flow.last_secs.saturating_sub(secs);
+                flow.source.spare = flow.source.spare.wrapping_sub(secs as u16);
                 flows.insert(key, flow, 0)?;
             }
         }

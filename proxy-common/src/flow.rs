@@ -29,6 +29,7 @@ use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
 mod end;
+mod judged;
 mod key;
 mod ports;
 mod proof;
@@ -37,6 +38,7 @@ mod state;
 mod step;
 
 pub use end::{Acked, is_recent};
+pub use judged::Judged;
 pub use key::FlowKey;
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
 pub use proof::Proof;

@@ -17,7 +17,7 @@ use crate::net::{self, Net};
 use crate::packet;
 use crate::skb::{ETH_LEN, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
-use crate::{Action, guest, lookup, redirect};
+use crate::{Action, guest, lookup};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without options.
 #[derive(Clone, Copy)]
@@ -51,14 +51,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
         skb.settle_packet_mark();
         return Some(Err(Reason::NotOurs));
     }
-    // The slow path weighs a mark that may be a class. With fast delivery, what arrives may have another way.
-    if skb.is_in_vlan() || mark.is_done() || hook == Hook::INGRESS && (mark.is_translated() || redirect::is_on()) {
-        return None;
-    }
-    let head = A::peek(skb)?;
-    if !head.src.addr.is_unicast() || !head.dst.addr.is_unicast() {
-        return None;
-    }
+    let head = head::<A>(skb, hook, mark)?;
     if hook == Hook::EGRESS && mark.port_shows() {
         return is_plain(skb, &head).then(|| {
             skb.settle_packet_mark();
@@ -114,6 +107,17 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     Some(Ok(Action::PASS))
 }
 
+/// Returns the headers of a packet that a short way may take, if they are the usual ones.
+#[inline(always)]
+pub fn head<A: Net>(skb: Skb, hook: Hook, mark: PacketMark) -> Option<Head<A>> {
+    // The slow path weighs a mark that may be a class.
+    if skb.is_in_vlan() || mark.is_done() || hook == Hook::INGRESS && mark.is_translated() {
+        return None;
+    }
+    let head = A::peek(skb)?;
+    (head.src.addr.is_unicast() && head.dst.addr.is_unicast()).then_some(head)
+}
+
 /// Leaves the mark for the next hook, or takes it away.
 #[inline(always)]
 fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, head: &Head<A>) {
@@ -136,7 +140,7 @@ fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
 /// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the proof, which the client must not
 /// write itself.
 #[inline(always)]
-fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
+pub fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
     let is_kept =
         entry.read(|flow| flow.has(Flow::<A>::NUMBERED) && (flow.kind == Kind::UNDNAT || flow.tx.has(Seen::ASSURED)));
     if head.proto == Proto::TCP && head.flags & tcp::ACK != 0 && is_kept {
@@ -146,7 +150,7 @@ fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
 
 /// Returns true if a packet of the backend is the first to acknowledge more: its source is judged, for the number counts.
 #[inline(always)]
-fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+pub fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let is_more = |flow: &Flow<A>| flow.generation != u32::from_be(head.numbers.acked) && !flow.rx.has(Seen::ADVANCED);
     head.proto == Proto::TCP && entry.read(is_more)
 }
@@ -164,7 +168,7 @@ fn name<A: Net>(head: &Head<A>, memory: Memory) {
 
 /// There is no flow. A datagram that arrives may open one.
 #[inline(always)]
-fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
+pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
         if guest::may_be(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
             return None;
@@ -193,7 +197,7 @@ fn is_not_ours<A: Net>(head: &Head<A>, memory: Memory) -> bool {
 
 /// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
 #[inline(always)]
-fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     // The slow path looks for the proof.
     let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx), proves: true };
     let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
@@ -202,7 +206,7 @@ fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
 
 /// Returns true if a packet from the backend changes more of its flow than counts, or perhaps is none of the flow's.
 #[inline(always)]
-fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
+pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
     let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
     let sender = Sender::Backend { rx: entry.read(|flow| flow.rx), is_stream };
     step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)

@@ -36,6 +36,7 @@ mod minimal;
 mod monitor;
 mod net;
 mod open;
+mod outcome;
 mod packet;
 mod random;
 mod redirect;
@@ -58,6 +59,7 @@ use proxy_common::hook::PacketHook;
 
 use crate::maps::Memory;
 use crate::net::Net;
+use crate::outcome::Outcome;
 use crate::reject::Exit;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 
@@ -84,8 +86,7 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
     }
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = established4(skb, Hook::INGRESS, memory.lend())
-                .or_slow(|| ingress4(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = arriving4(skb, memory.lend()).or_slow(|| ingress4(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr4>(
                 skb,
                 outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::INGRESS, PacketMark::NONE, memory.lend())),
@@ -94,8 +95,7 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = established6(skb, Hook::INGRESS, memory.lend())
-                .or_slow(|| ingress6(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = arriving6(skb, memory.lend()).or_slow(|| ingress6(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr6>(
                 skb,
                 outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::INGRESS, PacketMark::NONE, memory.lend())),
@@ -208,6 +208,26 @@ pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
 // Bodies are functions of their own, one per family. So the verifier's work stays small, and their stack is free again
 // before anything is answered or logged.
 
+#[inline(always)]
+fn arriving4(skb: Skb, memory: Memory) -> Outcome {
+    if redirect::is_on() { quick4(skb, memory) } else { established4(skb, Hook::INGRESS, memory) }
+}
+
+#[inline(always)]
+fn arriving6(skb: Skb, memory: Memory) -> Outcome {
+    if redirect::is_on() { quick6(skb, memory) } else { established6(skb, Hook::INGRESS, memory) }
+}
+
+#[inline(never)]
+fn quick4(skb: Skb, memory: Memory) -> Outcome {
+    redirect::quick::<Addr4>(skb, memory)
+}
+
+#[inline(never)]
+fn quick6(skb: Skb, memory: Memory) -> Outcome {
+    redirect::quick::<Addr6>(skb, memory)
+}
+
 #[inline(never)]
 fn established4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
     established::run::<Addr4>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
@@ -266,58 +286,6 @@ fn icmp4(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memor
 #[inline(never)]
 fn icmp6(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
     Outcome::new(icmp::run::<Addr6>(skb, link, hook, mark, memory))
-}
-
-/// The reasons by their numbers, with room up to a power of two.
-static REASON_AT: [Option<Reason>; 64] = {
-    let mut reasons = [None; 64];
-    let mut index = 0;
-    while index < Reason::ALL.len() {
-        reasons[index] = Some(Reason::ALL[index]);
-        index += 1;
-    }
-    reasons
-};
-
-/// The result of a body, in one register: a tc action, or the reason why there is none.
-#[repr(transparent)]
-struct Outcome(i32);
-
-impl Outcome {
-    /// Reasons count up from here; actions are small numbers.
-    const REASONS: i32 = 1_024;
-    /// No result yet: the packet has to take the slow path.
-    const NOT_ESTABLISHED: Self = Self(i32::MIN);
-
-    #[inline(always)]
-    fn new(result: Result<Action, Reason>) -> Self {
-        match result {
-            Ok(Action(action)) => Self(action),
-            Err(reason) => Self(Self::REASONS + reason as i32),
-        }
-    }
-
-    #[inline(always)]
-    fn or_slow(self, long: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::NOT_ESTABLISHED.0 { long() } else { self }
-    }
-
-    /// Tries a packet of another protocol as an ICMP error about a packet of ours.
-    #[inline(always)]
-    fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::REASONS + Reason::Protocol as i32 { icmp() } else { self }
-    }
-
-    #[inline(always)]
-    fn result(self) -> Result<Action, Reason> {
-        if self.0 < Self::REASONS {
-            return Ok(Action(self.0));
-        }
-        // A mask, which the verifier follows however the compiler arranges the rest.
-        const MASK: i32 = REASON_AT.len() as i32 - 1;
-        const { assert!(Self::REASONS & MASK == 0 && REASON_AT.len().is_power_of_two()) };
-        REASON_AT[(self.0 & MASK) as usize].map_or(Ok(Action(self.0)), Err)
-    }
 }
 
 /// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that is not translated.

@@ -4,20 +4,22 @@
 //! In doubt the packet takes the stack, so that no doubt loses one.
 
 mod fib;
+mod quick;
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{EntryKind, Flow, Hook, Kind, Seen, State};
+use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State};
 
 use self::fib::{find, leave};
 use crate::maps::{self, Scratch};
 use crate::net::{Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, flow};
 
 pub use self::fib::{FibResult, Forward};
+pub use self::quick::run as quick;
 
 /// The fate of a packet here, in one register: a tc action, or none.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +72,9 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> De
         note_direct(flow, packet.proto, false);
     }
     // The bridge routes the packets of its ports. What comes in by a device without Ethernet headers brings no room for one.
-    if !skb.is_ours() || skb.is_tagged() || skb.found().link() == LinkHeader::None {
+    let found = skb.found();
+    let is_plain = u32::from(found.l4) == ETH_LEN + A::IP_LEN && found.link() == LinkHeader::Ethernet;
+    if !skb.is_ours() || skb.is_tagged() || !is_plain {
         return Delivery::LEFT;
     }
     let delivered = match scratch.flow.kind.known() {
@@ -90,12 +94,18 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
         return Ok(Delivery::LEFT);
     }
     // The kernel does not judge what skips it.
-    if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+    let judged = Judged::new(skb.ifindex(), flow::about_now_secs());
+    if flow.judged() != judged && is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
         return Ok(Delivery::LEFT);
     }
     route.set_ports(flow.source.port, flow.backend.port);
-    if !find(skb, packet, route, &flow.client.addr, &flow.backend.addr) {
+    if !find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr) {
         return Ok(Delivery::LEFT);
+    }
+    if flow.judged() != judged
+        && let Some(entry) = maps::opener(flow, packet.proto)
+    {
+        entry.set_judged(judged);
     }
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
@@ -137,11 +147,15 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
     if !other.tx.has(Seen::DIRECT) || !other.rx.has(Seen::PACKET) || other.rx.has(END) || is_for_stack(packet, other) {
         return Ok(Delivery::LEFT);
     }
-    if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-        return Ok(Delivery::LEFT);
+    let judged = Judged::new(skb.ifindex(), flow::about_now_secs());
+    if other.judged() != judged {
+        if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+            return Ok(Delivery::LEFT);
+        }
+        entry.set_judged(judged);
     }
     route.set_ports(packet.src.port, packet.dst.port);
-    if !find(skb, packet, route, &packet.src.addr, &other.client.addr) {
+    if !find(skb, packet.proto, route, &packet.src.addr, &other.client.addr) {
         return Ok(Delivery::LEFT);
     }
     if route.to_peer {

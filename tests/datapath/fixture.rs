@@ -387,6 +387,9 @@ where
         match change(flow.last_secs) {
             None => flows.remove(&key)?,
             Some(last_secs) => {
+                // The judgement of its sender stays as old as its last packet.
+                let age = flow.last_secs.wrapping_sub(last_secs) as u16;
+                flow.source.spare = flow.source.spare.wrapping_sub(age);
                 flow.last_secs = last_secs;
                 flows.insert(key, flow, 0)?;
             }

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Acked, Flow, FlowKey, Proof, Seen};
+use proxy_common::flow::{Acked, Flow, FlowKey, Judged, Proof, Seen};
 #[cfg(feature = "bench")]
 use proxy_common::{addr::SockAddr, flow::Hook};
 
@@ -113,6 +113,16 @@ impl<A: Net> Entry<A> {
     #[inline(always)]
     pub fn set_proof(&self, Proof(proof): Proof) {
         part!(self.generation).set(proof);
+    }
+
+    /// Keeps a judgement of the sender. A mixture of two names a device that is neither's, unless both are half alike: both senders
+    /// were judged.
+    #[inline(always)]
+    pub fn set_judged(&self, judged: Judged) {
+        let [client, frontend, source] = judged.spares();
+        part!(self.client.spare).set(client);
+        part!(self.frontend.spare).set(frontend);
+        part!(self.source.spare).set(source);
     }
 
     #[inline(always)]

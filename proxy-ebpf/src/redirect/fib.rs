@@ -13,7 +13,6 @@ use proxy_common::counter::{Event, Reason};
 use crate::Action;
 use crate::maps;
 use crate::net::{self, Net};
-use crate::packet::{Found, Packet};
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
 
@@ -44,20 +43,17 @@ pub trait Forward: Net {
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
 }
 
-/// Finds the way of a packet that goes from `src` to `dst`, between the ports that have been set. False if it is one for the stack.
+/// Finds the way of a packet that goes from `src` to `dst`, between the ports that have been set. Its IP header is the
+/// usual one. False if it is a packet for the stack.
 #[inline(never)]
-pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, route: &mut FibResult, src: &A, dst: &A) -> bool {
-    let found = skb.found();
-    if u32::from(found.l4) != ETH_LEN + A::IP_LEN {
-        return false;
-    }
-    let (Ok(hops), Some(len)) = (skb.load::<u8>(A::HOPS_OFFSET), longest(skb, &found)) else { return false };
+pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
+    let (Ok(hops), Some(len)) = (skb.load::<u8>(A::HOPS_OFFSET), longest::<A>(skb, proto)) else { return false };
     if hops <= 1 {
         return false;
     }
     let fib = &mut route.fib;
     fib.family = A::AF;
-    fib.l4_protocol = packet.proto.0;
+    fib.l4_protocol = proto.0;
     fib.__bindgen_anon_1.tot_len = len;
     fib.ifindex = skb.ifindex();
     fib.__bindgen_anon_2.rt_metric = 0;
@@ -80,16 +76,16 @@ pub fn find<A: Forward>(skb: Skb, packet: &Packet<A>, route: &mut FibResult, src
 
 /// The length, without link header, of the longest packet that this one will be on the wire. None if it cannot be told.
 #[inline(always)]
-fn longest(skb: Skb, found: &Found) -> Option<u16> {
+fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
     let len = match skb.gso_size() {
         0 => skb.len() - ETH_LEN,
         size => {
-            let header_len = match found.proto {
-                Proto::TCP => u32::from(skb.load::<u8>(u32::from(found.l4) + 12).ok()? >> 4) * 4,
+            let header_len = match proto {
+                Proto::TCP => u32::from(skb.load::<u8>(ETH_LEN + A::IP_LEN + 12).ok()? >> 4) * 4,
                 Proto::UDP => 8,
                 _ => return None,
             };
-            u32::from(found.l4) - ETH_LEN + header_len + size
+            A::IP_LEN + header_len + size
         }
     };
     u16::try_from(len).ok()

@@ -1,0 +1,57 @@
+//! The result of a way through the programs, in one register.
+
+use proxy_common::counter::Reason;
+
+use crate::Action;
+
+/// The reasons by their numbers, with room up to a power of two.
+static REASON_AT: [Option<Reason>; 64] = {
+    let mut reasons = [None; 64];
+    let mut index = 0;
+    while index < Reason::ALL.len() {
+        reasons[index] = Some(Reason::ALL[index]);
+        index += 1;
+    }
+    reasons
+};
+
+/// The result of a body, in one register: a tc action, or the reason why there is none.
+#[repr(transparent)]
+pub struct Outcome(pub i32);
+
+impl Outcome {
+    /// Reasons count up from here; actions are small numbers.
+    const REASONS: i32 = 1_024;
+    /// No result yet: the packet has to take the slow path.
+    pub const NOT_ESTABLISHED: Self = Self(i32::MIN);
+
+    #[inline(always)]
+    pub fn new(result: Result<Action, Reason>) -> Self {
+        match result {
+            Ok(Action(action)) => Self(action),
+            Err(reason) => Self(Self::REASONS + reason as i32),
+        }
+    }
+
+    #[inline(always)]
+    pub fn or_slow(self, long: impl FnOnce() -> Self) -> Self {
+        if self.0 == Self::NOT_ESTABLISHED.0 { long() } else { self }
+    }
+
+    /// Tries a packet of another protocol as an ICMP error about a packet of ours.
+    #[inline(always)]
+    pub fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
+        if self.0 == Self::REASONS + Reason::Protocol as i32 { icmp() } else { self }
+    }
+
+    #[inline(always)]
+    pub fn result(self) -> Result<Action, Reason> {
+        if self.0 < Self::REASONS {
+            return Ok(Action(self.0));
+        }
+        // A mask, which the verifier follows however the compiler arranges the rest.
+        const MASK: i32 = REASON_AT.len() as i32 - 1;
+        const { assert!(Self::REASONS & MASK == 0 && REASON_AT.len().is_power_of_two()) };
+        REASON_AT[(self.0 & MASK) as usize].map_or(Ok(Action(self.0)), Err)
+    }
+}

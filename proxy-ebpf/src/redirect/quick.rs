@@ -1,0 +1,119 @@
+//! The short way past the stack: packets without news for their flow, both of whose directions skip the stack. Nothing is copied,
+//! and the routes are asked for the sender once in a second.
+//!
+//! The long way ([`super::run`]) would do the same with these packets. It takes all others, and the first packet of a
+//! flow in every second.
+
+use proxy_common::addr::{Proto, SockAddr};
+use proxy_common::counter::Event;
+use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, State};
+
+use super::fib::{find, leave};
+use super::{END, Forward};
+use crate::established::{self, Head};
+use crate::maps::{self, Entry, Memory, Scratch};
+use crate::outcome::Outcome;
+use crate::skb::{PacketMark, Skb};
+use crate::{flow, tcp};
+
+/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
+#[inline(always)]
+pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
+    let Some(head) = &established::head::<A>(skb, Hook::INGRESS, skb.packet_mark()) else {
+        return Outcome::NOT_ESTABLISHED;
+    };
+    if head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0 {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
+    let is_reply = match maps::live_flow(&key) {
+        Some(entry) => return there(skb, head, &key, &entry, memory),
+        None => {
+            key.set_hook(Hook::EGRESS);
+            maps::live_flow(&key)
+        }
+    };
+    match is_reply {
+        Some(entry) => back(skb, head, &key, &entry, memory),
+        None => established::missed(skb, Hook::INGRESS, head, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new),
+    }
+}
+
+/// A packet to the backend.
+#[inline(always)]
+fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>, memory: Memory) -> Outcome {
+    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
+    let is_fast = tx.has(Seen::DIRECT) && rx.has(Seen::DIRECT) && State::of(tx, rx) == State::Established;
+    if !is_fast
+        || entry.read(|flow| flow.kind) != Kind::DNAT
+        || established::is_news_to_opener(entry, head)
+        || !is_judged(skb, entry)
+    {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let (client, source, backend) =
+        (entry.read(|flow| flow.client.addr), entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
+    let source_changes = entry.read(Flow::is_snat_on_devices);
+    let Some((Scratch { route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
+    if !entry.is_at(key) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    route.set_ports(source.port, backend.port);
+    if !find(skb, head.proto, route, &client, &backend.addr) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let source = if route.to_peer { source } else { SockAddr::new(client, source.port) };
+    entry.count(skb.segments(), skb.len());
+    established::note_acked(entry, head);
+    maps::count(Event::Forwarded);
+    if let Err(reason) = A::rewrite(skb, head, &source, &backend) {
+        return Outcome::new(Err(reason));
+    }
+    if !route.to_peer {
+        skb.set_packet_mark(PacketMark::forward(source_changes, false));
+    }
+    Outcome::new(leave::<A>(skb, route))
+}
+
+/// A packet from the backend. The hook of another device gives it the frontend's address, unless it goes into a pod.
+#[inline(always)]
+fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>, memory: Memory) -> Outcome {
+    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
+    let is_fast = tx.has(Seen::DIRECT) && rx.has(Seen::DIRECT) && rx.has(Seen::PACKET) && !rx.has(END);
+    if !is_fast
+        || entry.read(|flow| flow.kind) != Kind::UNDNAT
+        || entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
+        || established::is_news_to_reply(entry, head, PacketMark::NONE)
+        || established::advances(entry, head)
+        || !is_judged(skb, entry)
+    {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    let (frontend, client) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
+    let Some((Scratch { route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
+    if !entry.is_at(key) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    route.set_ports(head.src.port, head.dst.port);
+    if !find(skb, head.proto, route, &head.src.addr, &client.addr) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    if route.to_peer {
+        entry.count(skb.segments(), skb.len());
+        established::note_acked(entry, head);
+        maps::count(Event::Returned);
+        if let Err(reason) = A::rewrite(skb, head, &frontend, &client) {
+            return Outcome::new(Err(reason));
+        }
+    }
+    Outcome::new(leave::<A>(skb, route))
+}
+
+/// Returns true if a packet of this entry has passed in this second, and the routes lead back to its sender through the device
+/// that this one came in by. The frame is for this host.
+#[inline(always)]
+fn is_judged<A: Forward>(skb: Skb, entry: &Entry<A>) -> bool {
+    let now_secs = flow::about_now_secs();
+    let is_recent = entry.read(|flow| flow.last_secs) == now_secs;
+    is_recent && entry.read(Flow::judged) == Judged::new(skb.ifindex(), now_secs) && skb.is_ours() && !skb.is_tagged()
+}
