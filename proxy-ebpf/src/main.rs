@@ -49,7 +49,6 @@ mod skb;
 mod socket;
 mod tcp;
 
-use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
@@ -59,20 +58,9 @@ use proxy_common::hook::PacketHook;
 
 use crate::maps::Memory;
 use crate::net::Net;
-use crate::outcome::Outcome;
+use crate::outcome::{Action, Outcome};
 use crate::reject::Exit;
 use crate::skb::{LinkHeader, PacketMark, Skb};
-
-/// A tc action.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(transparent)]
-struct Action(i32);
-
-impl Action {
-    /// Leave the packet to the next program; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
-    const PASS: Self = Self(TC_ACT_UNSPEC);
-    const DROP: Self = Self(TC_ACT_SHOT);
-}
 
 #[classifier]
 pub fn kpx_ingress(ctx: TcContext) -> i32 {

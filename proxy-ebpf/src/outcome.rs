@@ -1,8 +1,18 @@
 //! The result of a way through the programs, in one register.
 
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use proxy_common::counter::Reason;
 
-use crate::Action;
+/// A tc action.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Action(pub i32);
+
+impl Action {
+    /// Leave the packet to the next program; equals `TCX_NEXT`. (`TC_ACT_OK` would end the chain.)
+    pub const PASS: Self = Self(TC_ACT_UNSPEC);
+    pub const DROP: Self = Self(TC_ACT_SHOT);
+}
 
 /// The reasons by their numbers, with room up to a power of two.
 static REASON_AT: [Option<Reason>; 64] = {
