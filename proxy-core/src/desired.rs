@@ -6,14 +6,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::frontend::{FrontendKey, FrontendKind};
+use proxy_common::frontend::FrontendKey;
 
 use crate::diff::{Change, diff};
 use crate::input::{Input, ObjectName, Trigger};
 use crate::model::{self, Cause, Claim, HealthCheck, ModelOptions, NodeModel, ObjectRef, ServiceModel, Skipped};
 use crate::shares::{self, Room};
 use crate::store::{Dirty, Store};
-use crate::tables::{FamilyTables, Tables};
+use crate::tables::Tables;
 
 mod family;
 mod host_mode;
@@ -23,7 +23,7 @@ mod portions;
 mod snapshot;
 mod turns;
 
-use family::Family;
+use family::{Family, addresses, externals};
 use ledger::Ledger;
 use turns::Turns;
 
@@ -382,20 +382,6 @@ impl Desired {
     pub fn counts(&self) -> Counts {
         Counts { v4: self.v4.counts(&self.tables.v4), v6: self.v6.counts(&self.tables.v6) }
     }
-}
-
-fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> {
-    let addresses = tables.frontends.iter().filter(|(_, frontend)| frontend.kind == FrontendKind::ADDRESS);
-    addresses.map(|(key, _)| key.addr.ip())
-}
-
-fn externals<'a, A: Addr>(
-    family: &'a Family<A>,
-    tables: &'a FamilyTables<A>,
-) -> impl Iterator<Item = (&'a Claim, (IpAddr, Proto, u16))> {
-    let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
-    let externals = tables.frontends.iter().filter(move |(_, frontend)| kinds.contains(&frontend.kind));
-    externals.filter_map(|(key, _)| Some((family.claim(key)?, (key.addr.ip(), key.proto, key.port.get()))))
 }
 
 #[cfg(test)]

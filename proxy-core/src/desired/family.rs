@@ -1,9 +1,10 @@
 //! The models of one family, and the decision which of them holds a frontend that several claim.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use proxy_common::addr::Addr;
+use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::{FrontendKey, FrontendKind, Set};
 
 use super::FamilyCounts;
@@ -239,4 +240,20 @@ impl<A: Addr> Family<A> {
             backends: tables.slots.len(),
         }
     }
+}
+
+/// Returns the ClusterIPs in force.
+pub(super) fn addresses<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = IpAddr> {
+    let addresses = tables.frontends.iter().filter(|(_, frontend)| frontend.kind == FrontendKind::ADDRESS);
+    addresses.map(|(key, _)| key.addr.ip())
+}
+
+/// Returns the frontends in force at external IPs and load balancer addresses, each with its claim: address, protocol, port.
+pub(super) fn externals<'a, A: Addr>(
+    family: &'a Family<A>,
+    tables: &'a FamilyTables<A>,
+) -> impl Iterator<Item = (&'a Claim, (IpAddr, Proto, u16))> {
+    let kinds = [FrontendKind::EXTERNAL_IP, FrontendKind::LOAD_BALANCER];
+    let externals = tables.frontends.iter().filter(move |(_, frontend)| kinds.contains(&frontend.kind));
+    externals.filter_map(|(key, _)| Some((family.claim(key)?, (key.addr.ip(), key.proto, key.port.get()))))
 }
