@@ -21,6 +21,7 @@ packet_tests! {
     packets_to_unreached_peer_take_stack,
     first_packet_after_silence_takes_stack,
     packets_by_another_device_take_stack,
+    acknowledgement_without_proof_takes_stack,
 }
 
 /// The stack takes off a tag of IEEE 802.1Q that names a priority only. On a packet that skips the stack it would stay.
