@@ -16,6 +16,7 @@ use crate::store::{Dirty, Store};
 use crate::tables::Tables;
 
 mod family;
+mod followers;
 mod host_mode;
 mod kept;
 mod ledger;
@@ -24,13 +25,14 @@ mod snapshot;
 mod turns;
 
 use family::{Family, addresses, externals};
+use followers::Followers;
 use ledger::Ledger;
 use turns::Turns;
 
 pub use snapshot::{ServiceSnapshot, Snapshot};
 
-/// The objects, their model, and the tables that the maps should hold: always [`Tables::of`] the objects at the last
-/// sync.
+/// The objects, their model, and the tables that the maps should hold: [`Tables::of`] the objects, once no Service and no
+/// portion of rows waits.
 #[derive(Debug)]
 pub struct Desired {
     options: ModelOptions,
@@ -43,18 +45,20 @@ pub struct Desired {
     v6: Family<Addr6>,
     tables: Tables,
     health_checks: BTreeMap<ObjectName, HealthCheck>,
+    followers: Followers,
+    /// The number of passes.
+    passes: u64,
     unreadable: Ledger<ObjectName>,
     /// The unreadable part of the ServiceCIDRs, which are too few to tell apart.
     unreadable_cidrs: Ledger<()>,
     /// The entries added to a ledger since the last sync.
     news: Vec<Skipped>,
     pending: Pending,
-    triggers: Vec<Trigger>,
     /// The number of syncs that changed the frontends.
     revision: u64,
 }
 
-/// The number of changes since the last sync.
+/// The number of changes that no pass has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     pub services: usize,
@@ -89,15 +93,20 @@ impl Models<'_> {
         if !desired.is_complete() {
             return Sync::default();
         }
-        let Desired { v4, v6, tables, news, revision, .. } = desired;
+        desired.passes += 1;
+        let is_all_read = desired.dirty.is_empty();
+        let Desired { v4, v6, tables, news, revision, passes, pending, .. } = desired;
+        // One half of the rows is for each family.
+        let rows = rows.map(|rows| rows / 2);
         let mut changes = Vec::new();
-        changes.extend(v4.settle(&mut tables.v4, rows, news).into_iter().map(Change::V4));
-        changes.extend(v6.settle(&mut tables.v6, rows, news).into_iter().map(Change::V6));
+        changes.extend(v4.settle(&mut tables.v4, *passes, rows, news).into_iter().map(Change::V4));
+        changes.extend(v6.settle(&mut tables.v6, *passes, rows, news).into_iter().map(Change::V6));
         *revision += u64::from(changes.iter().any(Change::is_of_frontend));
-        if !desired.is_dirty() {
-            desired.pending = Pending::default();
+        if is_all_read {
+            *pending = Pending::default();
         }
-        Sync { changes, skipped: std::mem::take(&mut desired.news), triggers: desired.take_due_triggers() }
+        let triggers = desired.follow_up();
+        Sync { changes, skipped: std::mem::take(&mut desired.news), triggers }
     }
 
     /// The second part of [`Desired::sync_from`].
@@ -149,11 +158,12 @@ impl Desired {
             dirty: Turns::default(),
             tables: Tables::default(),
             health_checks: BTreeMap::new(),
+            followers: Followers::default(),
+            passes: 0,
             unreadable: Ledger::default(),
             unreadable_cidrs: Ledger::default(),
             news: Vec::new(),
             pending: Pending::default(),
-            triggers: Vec::new(),
             revision: 0,
         }
     }
@@ -176,7 +186,7 @@ impl Desired {
             }
             Dirty::Endpoints { services, slices, triggers } => {
                 self.pending.slices += slices;
-                self.triggers.extend(triggers);
+                self.followers.triggered(triggers);
                 if model::concerns_guard(services.iter()) {
                     self.rebuild_node();
                 }
@@ -217,19 +227,6 @@ impl Desired {
         self.v4.is_settled() && self.v6.is_settled()
     }
 
-    /// Takes the triggers whose Services are in the tables.
-    fn take_due_triggers(&mut self) -> Vec<Trigger> {
-        if self.triggers.is_empty() {
-            return Vec::new();
-        }
-        let unsettled: BTreeSet<_> = self.v4.waiting().into_iter().chain(self.v6.waiting()).collect();
-        let is_waiting = |service: &ObjectName| self.dirty.contains(service) || unsettled.contains(service);
-        let (waiting, due) =
-            std::mem::take(&mut self.triggers).into_iter().partition(|trigger| is_waiting(&trigger.service));
-        self.triggers = waiting;
-        due
-    }
-
     pub fn pending(&self) -> Pending {
         self.pending
     }
@@ -255,10 +252,7 @@ impl Desired {
             let (ServiceModel { v4, v6, health_check }, skipped) = ServiceModel::of(&self.store, &name, &self.node);
             self.v4.replace(&name, v4);
             self.v6.replace(&name, v6);
-            match health_check {
-                Some(check) => self.health_checks.insert(name.clone(), check),
-                None => self.health_checks.remove(&name),
-            };
+            self.followers.read(&name, self.passes + 1, health_check);
             self.unreadable.replace(name, skipped, &mut self.news);
         }
     }
@@ -324,7 +318,7 @@ impl Desired {
         &self.node
     }
 
-    /// Returns the Services with a health check for load balancers, since the last sync.
+    /// Returns the Services with a health check for load balancers, each as its rows in the tables allow.
     pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.health_checks
     }

@@ -59,6 +59,10 @@ impl<A: Addr> Shares<A> {
         Self { room, ..Self::default() }
     }
 
+    pub(crate) fn room(&self) -> Room {
+        self.room
+    }
+
     pub(crate) fn add(&mut self, model: &FamilyModel<A>) {
         add(self.by_namespace.entry(model.claim.service.namespace.clone()).or_default(), &rows(model));
         self.is_stale = true;
@@ -204,7 +208,7 @@ fn rows<A: Addr>(model: &FamilyModel<A>) -> Rows {
 }
 
 /// Returns the rows of one service port, with so many frontends.
-fn rows_of<A: Addr>(model: &FamilyModel<A>, service: &FrontendKey<A>, frontends: usize) -> Rows {
+pub(crate) fn rows_of<A: Addr>(model: &FamilyModel<A>, service: &FrontendKey<A>, frontends: usize) -> Rows {
     let Some(port) = model.ports.get(service) else { return [frontends, 0, 0, 0, 0, 0] };
     let mut rows = port.rows();
     (rows[0], rows[5]) = (frontends, model.source_ranges.len());

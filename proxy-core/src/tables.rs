@@ -10,6 +10,7 @@ use proxy_common::frontend::{
 use proxy_common::names;
 
 use crate::model::{FamilyModel, ModelOptions, NodeModel, ServiceModel};
+use crate::room::Rows;
 use crate::shares::{self, Room};
 use crate::store::Store;
 
@@ -160,6 +161,27 @@ impl<A: Addr> FamilyTables<A> {
             part.source_ranges.extend(self.source_ranges_of(key));
         }
         part
+    }
+
+    /// Returns the number of rows in each map.
+    pub(crate) fn rows(&self) -> Rows {
+        [
+            self.frontends.len(),
+            self.services.len(),
+            self.slots.len(),
+            self.endpoints.len(),
+            self.maglev.len(),
+            self.source_ranges.len(),
+        ]
+    }
+
+    /// Returns the number of rows of one frontend, and of the service port that it names.
+    pub(crate) fn rows_of(&self, key: &FrontendKey<A>) -> Rows {
+        let frontends = usize::from(self.frontends.contains_key(key));
+        let Some(service) = self.services.get(key) else { return [frontends, 0, 0, 0, 0, 0] };
+        let slots = Set::ALL.map(|set| usize::from(service.count(set))).iter().sum();
+        let (endpoints, maglev) = (self.endpoints_of(key).count(), self.maglev_of(key).count());
+        [frontends, 1, slots, endpoints, maglev, self.source_ranges_of(key).count()]
     }
 
     fn slots_of(&self, service: &FrontendKey<A>) -> impl Iterator<Item = (&SlotKey<A>, &Backend<A>)> {

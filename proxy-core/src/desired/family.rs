@@ -5,15 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proxy_common::addr::{Addr, Proto};
-use proxy_common::frontend::{FrontendKey, FrontendKind, Set};
+use proxy_common::frontend::{FrontendKey, FrontendKind};
 
 use super::FamilyCounts;
 use super::ledger::Ledger;
-use super::portions::{Facts, Portions};
+use super::portions::{Facts, Limits, Portions};
 use crate::diff::{FamilyChange, diff_family};
 use crate::input::ObjectName;
 use crate::model::{Cause, Claim, FamilyModel, ObjectRef, Skipped};
-use crate::shares::{Room, Shares};
+use crate::room::Rows;
+use crate::shares::{self, Room, Shares};
 use crate::tables::FamilyTables;
 
 #[derive(Debug)]
@@ -79,10 +80,11 @@ impl<A: Addr> Family<A> {
     }
 
     /// Brings `tables` up to date with the models, and returns the changes. With a number of `rows`, it does so for a
-    /// portion of about that size.
+    /// portion of about that size. `pass` counts up.
     pub(super) fn settle(
         &mut self,
         tables: &mut FamilyTables<A>,
+        pass: u64,
         rows: Option<usize>,
         news: &mut Vec<Skipped>,
     ) -> Vec<FamilyChange<A>> {
@@ -90,9 +92,12 @@ impl<A: Addr> Family<A> {
         let touched = std::mem::take(&mut self.touched);
         let affected = self.affected_by(&touched);
         let mut portions = std::mem::take(&mut self.portions);
-        portions.extend(affected);
+        portions.extend(pass, affected);
         let portion = match rows {
-            Some(rows) => portions.take(rows, |key| self.facts(key, tables)),
+            Some(rows) => {
+                let limits = Limits { rows, room: self.shares.room(), used: tables.rows() };
+                portions.take(limits, |key| self.facts(key, tables))
+            }
             None => portions.take_all(),
         };
         self.portions = portions;
@@ -110,30 +115,31 @@ impl<A: Addr> Family<A> {
         changes
     }
 
-    /// Returns true if no frontend waits for a portion.
+    /// Returns true if the tables are those of the models.
     pub(super) fn is_settled(&self) -> bool {
-        self.portions.is_empty()
+        self.touched.is_empty() && self.portions.is_empty()
     }
 
-    /// Returns the Services with frontends that wait for a portion.
-    pub(super) fn waiting(&self) -> BTreeSet<&ObjectName> {
-        self.portions.iter().flat_map(|key| self.claimants(key)).map(|model| &model.claim.service).collect()
+    /// Returns the Services with frontends that wait for a portion, each with the pass since which the first one waits.
+    pub(super) fn waiting(&self) -> BTreeMap<&ObjectName, u64> {
+        let mut waiting = BTreeMap::new();
+        for (key, since) in self.portions.iter() {
+            for model in self.claimants(key) {
+                let first = waiting.entry(&model.claim.service).or_insert(since);
+                *first = since.min(*first);
+            }
+        }
+        waiting
     }
 
-    fn facts(&self, key: &FrontendKey<A>, tables: &FamilyTables<A>) -> Facts<'_, A> {
+    fn facts(&self, key: &FrontendKey<A>, tables: &FamilyTables<A>) -> Facts<A> {
         let holder = self.holder(key);
-        let claimed = holder.and_then(|model| model.frontends.get(key));
-        let [led_to, leads_to] = [tables.frontends.get(key), claimed.map(|claimed| &claimed.frontend)];
-        let port = holder.and_then(|model| model.ports.get(key));
-        let new = port.map_or(0, |port| port.rows().iter().sum());
-        let old = tables
-            .services
-            .get(key)
-            .map_or(0, |service| Set::ALL.map(|set| usize::from(service.count(set))).iter().sum());
+        let leads_to = holder.and_then(|model| Some(model.frontends.get(key)?.frontend));
+        let led_to = tables.frontends.get(key);
         Facts {
-            service_ports: [led_to, leads_to].map(|frontend| Some(frontend?.service)),
-            holder: holder.map(|model| &model.claim.service),
-            rows: 1 + old.max(new),
+            service_ports: [led_to.map(|frontend| frontend.service), leads_to.map(|frontend| frontend.service)],
+            before: tables.rows_of(key),
+            after: holder.map_or(Rows::default(), |model| shares::rows_of(model, key, 1)),
         }
     }
 

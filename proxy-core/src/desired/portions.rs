@@ -1,147 +1,197 @@
-//! Divides the frontends whose rows may be out of date into portions, so that a Service with half a million rows does
-//! not keep the change of another one waiting. The maps may hold some portions before others.
+//! Divides the frontends whose rows may be out of date into portions. No Service waits for all rows of a large one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKey;
 
-use crate::input::ObjectName;
+use crate::room::{MAPS, Room, Rows, add};
 
-/// The frontends that wait for a portion.
+/// The frontends that wait for a portion, each with the pass since which it waits.
 #[derive(Debug)]
-pub(super) struct Portions<A: Addr> {
-    /// The frontends, each with the pass since which it waits.
-    waiting: BTreeMap<FrontendKey<A>, u64>,
-    passes: u64,
-}
+pub(super) struct Portions<A: Addr>(BTreeMap<FrontendKey<A>, u64>);
 
 /// The facts about a frontend that decide on its portion.
-pub(super) struct Facts<'a, A: Addr> {
+pub(super) struct Facts<A: Addr> {
     /// The service ports that it leads to, in the tables and in the models.
     pub(super) service_ports: [Option<FrontendKey<A>>; 2],
-    /// The Service that holds it in the models.
-    pub(super) holder: Option<&'a ObjectName>,
-    /// The rows that it has or will have, whichever are more.
-    pub(super) rows: usize,
+    /// Its rows in the tables.
+    pub(super) before: Rows,
+    /// Its rows by the models.
+    pub(super) after: Rows,
 }
 
-/// Frontends that lead or have led to the same service port. Their writes depend on each other.
-struct Group<A: Addr> {
-    keys: Vec<FrontendKey<A>>,
+/// The limits of a portion.
+pub(super) struct Limits {
+    /// The rows that a portion is for, about.
+    pub(super) rows: usize,
+    pub(super) room: Room,
+    /// The rows in the tables.
+    pub(super) used: Rows,
+}
+
+/// The frontends that lead or have led to the same service port. Their writes depend on each other.
+struct Group {
+    places: Vec<usize>,
     /// The pass since which the first of them waits.
     since: u64,
-    rows: usize,
-    /// The waiting rows of the largest Service among the holders.
+    before: Rows,
+    after: Rows,
+    /// The waiting rows of their Service.
     rows_of_service: usize,
 }
 
 impl<A: Addr> Default for Portions<A> {
     fn default() -> Self {
-        Self { waiting: BTreeMap::new(), passes: 0 }
+        Self(BTreeMap::new())
     }
 }
 
 impl<A: Addr> Portions<A> {
-    /// Adds frontends. A frontend that waits already keeps its place.
-    pub(super) fn extend(&mut self, keys: impl IntoIterator<Item = FrontendKey<A>>) {
-        self.passes += 1;
+    /// Adds frontends in a pass. A frontend that waits already keeps its place.
+    pub(super) fn extend(&mut self, pass: u64, keys: impl IntoIterator<Item = FrontendKey<A>>) {
         for key in keys {
-            self.waiting.entry(key).or_insert(self.passes);
+            self.0.entry(key).or_insert(pass);
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.0.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &FrontendKey<A>> {
-        self.waiting.keys()
+    /// Returns the frontends that wait, each with its pass.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&FrontendKey<A>, u64)> {
+        self.0.iter().map(|(key, since)| (key, *since))
     }
 
     pub(super) fn take_all(&mut self) -> BTreeSet<FrontendKey<A>> {
-        std::mem::take(&mut self.waiting).into_keys().collect()
+        std::mem::take(&mut self.0).into_keys().collect()
     }
 
-    /// Takes the next portion. One half of about so many `rows` is for the smallest Services, so that they wait for no
-    /// other one. The other half is for the frontends that wait longest, so that each is served.
-    pub(super) fn take<'a>(
+    /// Takes the next portion. One half is for the smallest Services, so that they wait for no other Service. The other
+    /// half is for the frontends that wait longest, so that each has its turn.
+    pub(super) fn take(
         &mut self,
-        rows: usize,
-        facts_of: impl Fn(&FrontendKey<A>) -> Facts<'a, A>,
+        mut limits: Limits,
+        facts_of: impl Fn(&FrontendKey<A>) -> Facts<A>,
     ) -> BTreeSet<FrontendKey<A>> {
-        let mut small = self.groups(facts_of);
-        if rows_of(&small) <= rows {
+        let keys: Vec<_> = self.0.keys().copied().collect();
+        let facts: Vec<_> = keys.iter().map(facts_of).collect();
+        if facts.iter().map(Facts::size).sum::<usize>() <= limits.rows {
             return self.take_all();
         }
-        small.sort_by_key(|group| (group.rows_of_service, group.is_address()));
-        let mut old = small.split_off(within(rows / 2, &small));
-        old.sort_by_key(|group| (group.since, group.is_address()));
-        old.truncate(within(rows / 2, &old).max(1));
-        let taken: BTreeSet<_> = small.into_iter().chain(old).flat_map(|group| group.keys).collect();
-        self.waiting.retain(|key, _| !taken.contains(key));
+        let is_address =
+            |group: &Group| group.places.iter().all(|place| keys[*place] == FrontendKey::address(keys[*place].addr));
+        let (addresses, mut groups): (Vec<_>, Vec<_>) = self.groups(&keys, &facts).into_iter().partition(is_address);
+        groups.sort_by_key(|group| group.rows_of_service);
+        let (mut taken, mut rest) = limits.choose(groups, 0);
+        rest.sort_by_key(|group| group.since);
+        let (older, rest) = limits.choose(rest, 1);
+        taken.extend(older);
+        // The row of an address refuses all other ports, so the ports that wait as long as it does come first.
+        let mut first_at: BTreeMap<A, u64> = BTreeMap::new();
+        for (group, place) in rest.iter().flat_map(|group| group.places.iter().map(move |place| (group, *place))) {
+            for addr in facts[place].addresses().chain([keys[place].addr]) {
+                let since = first_at.entry(addr).or_insert(u64::MAX);
+                *since = group.since.min(*since);
+            }
+        }
+        let comes_last =
+            |group: &Group| first_at.get(&keys[group.places[0]].addr).is_none_or(|since| *since > group.since);
+        taken.extend(addresses.into_iter().filter(|group| comes_last(group) && limits.take(group)));
+        if taken.is_empty() {
+            // The models have room for each other, though not one after the other.
+            return self.take_all();
+        }
+        let taken: BTreeSet<_> = taken.iter().flat_map(|group| &group.places).map(|place| keys[*place]).collect();
+        self.0.retain(|key, _| !taken.contains(key));
         taken
     }
 
-    fn groups<'a>(&self, facts_of: impl Fn(&FrontendKey<A>) -> Facts<'a, A>) -> Vec<Group<A>> {
-        let keys: Vec<_> = self.waiting.keys().copied().collect();
-        let facts: Vec<_> = keys.iter().map(facts_of).collect();
-        let mut rows_of_service: BTreeMap<&ObjectName, usize> = BTreeMap::new();
-        for (service, facts) in facts.iter().filter_map(|facts| Some((facts.holder?, facts))) {
-            *rows_of_service.entry(service).or_default() += facts.rows;
-        }
+    fn groups(&self, keys: &[FrontendKey<A>], facts: &[Facts<A>]) -> Vec<Group> {
+        let mut rows_at: BTreeMap<A, usize> = BTreeMap::new();
         let mut united = United::of(keys.len());
         for (place, facts) in facts.iter().enumerate() {
+            if let Some(addr) = facts.addresses().next() {
+                *rows_at.entry(addr).or_default() += facts.size();
+            }
             for service in facts.service_ports.iter().flatten().filter_map(|port| keys.binary_search(port).ok()) {
                 united.unite(place, service);
             }
         }
-        let mut groups: BTreeMap<usize, Group<A>> = BTreeMap::new();
-        for (place, (key, facts)) in keys.iter().zip(&facts).enumerate() {
-            let of_service = facts.holder.map_or(0, |service| rows_of_service[service]);
-            groups.entry(united.first_of(place)).or_insert_with(Group::new).add(
-                *key,
-                self.waiting[key],
-                facts.rows,
-                of_service,
-            );
+        let mut groups: BTreeMap<usize, Group> = BTreeMap::new();
+        for (place, (key, facts)) in keys.iter().zip(facts).enumerate() {
+            let group = groups.entry(united.first_of(place)).or_insert_with(Group::new);
+            group.places.push(place);
+            group.since = group.since.min(self.0[key]);
+            add(&mut group.before, &facts.before);
+            add(&mut group.after, &facts.after);
+            let rows = facts.addresses().next().map_or(0, |addr| rows_at[&addr]);
+            group.rows_of_service = group.rows_of_service.max(rows);
         }
         groups.into_values().collect()
     }
 }
 
-impl<A: Addr> Group<A> {
+impl<A: Addr> Facts<A> {
+    fn size(&self) -> usize {
+        self.before.iter().zip(self.after).map(|(before, after)| after.max(*before)).sum()
+    }
+
+    /// Returns the ClusterIPs of its Services, the next one first.
+    fn addresses(&self) -> impl Iterator<Item = A> {
+        let [before, after] = self.service_ports;
+        [after, before].into_iter().flatten().map(|port| port.addr)
+    }
+}
+
+impl Group {
     fn new() -> Self {
-        Self { keys: Vec::new(), since: u64::MAX, rows: 0, rows_of_service: 0 }
+        Self {
+            places: Vec::new(),
+            since: u64::MAX,
+            before: Rows::default(),
+            after: Rows::default(),
+            rows_of_service: 0,
+        }
     }
 
-    fn add(&mut self, key: FrontendKey<A>, since: u64, rows: usize, rows_of_service: usize) {
-        self.keys.push(key);
-        self.since = self.since.min(since);
-        self.rows += rows;
-        self.rows_of_service = self.rows_of_service.max(rows_of_service);
-    }
-
-    /// Returns true for the row of an address. It refuses packets to all ports without a row, so it follows the ports.
-    fn is_address(&self) -> bool {
-        self.keys.iter().all(|key| *key == FrontendKey::address(key.addr))
+    fn size(&self) -> usize {
+        self.before.iter().zip(self.after).map(|(before, after)| after.max(*before)).sum()
     }
 }
 
-fn rows_of<A: Addr>(groups: &[Group<A>]) -> usize {
-    groups.iter().map(|group| group.rows).sum()
+impl Limits {
+    /// Takes groups from the front, within half of the rows, but `least` of them in any case. A group that grows waits until there is
+    /// room for it. Returns those and the rest.
+    fn choose(&mut self, groups: Vec<Group>, least: usize) -> (Vec<Group>, Vec<Group>) {
+        let (mut taken, mut rest) = (Vec::new(), Vec::new());
+        let mut size = 0;
+        for group in groups {
+            let is_small = size + group.size() <= self.rows / 2 || taken.len() < least;
+            if is_small && self.take(&group) {
+                size += group.size();
+                taken.push(group);
+            } else {
+                rest.push(group);
+            }
+        }
+        (taken, rest)
+    }
+
+    /// Counts a group if there is room for it.
+    fn take(&mut self, group: &Group) -> bool {
+        let after = |map: usize| (self.used[map] + group.after[map]).saturating_sub(group.before[map]);
+        let fits = |map: usize| group.after[map] <= group.before[map] || after(map) <= self.room.0[map];
+        if !(0..MAPS).all(fits) {
+            return false;
+        }
+        self.used = std::array::from_fn(after);
+        true
+    }
 }
 
-/// Returns the number of groups, from the first on, that have no more rows than these.
-fn within<A: Addr>(rows: usize, groups: &[Group<A>]) -> usize {
-    let sums = groups.iter().scan(0, |sum, group| {
-        *sum += group.rows;
-        Some(*sum)
-    });
-    sums.take_while(|sum| *sum <= rows).count()
-}
-
-/// Disjoint sets of places, each a tree whose root is its first place.
+/// The disjoint sets of places, each a tree whose root is its first place.
 struct United(Vec<usize>);
 
 impl United {

@@ -79,7 +79,8 @@ proptest! {
         let mut now = Tables::default();
         let mut pass = |desired: &mut Desired| {
             desired.read_in_turn(rows).sync().changes.iter().for_each(|change| now.apply(change));
-            desired.tables() == &now && leads_to_service_ports(&now.v4) && leads_to_service_ports(&now.v6)
+            let holds = [now.v4.rows(), now.v6.rows()].iter().all(|rows| room.holds(rows));
+            desired.tables() == &now && holds && leads_to_service_ports(&now.v4) && leads_to_service_ports(&now.v6)
         };
         for input in batches.into_iter().flatten() {
             desired.apply(input);
