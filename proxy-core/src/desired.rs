@@ -96,8 +96,6 @@ impl Models<'_> {
         desired.passes += 1;
         let is_all_read = desired.dirty.is_empty();
         let Desired { v4, v6, tables, news, revision, passes, pending, .. } = desired;
-        // One half of the rows is for each family.
-        let rows = rows.map(|rows| rows / 2);
         let mut changes = Vec::new();
         changes.extend(v4.settle(&mut tables.v4, *passes, rows, news).into_iter().map(Change::V4));
         changes.extend(v6.settle(&mut tables.v6, *passes, rows, news).into_iter().map(Change::V6));

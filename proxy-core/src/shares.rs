@@ -84,10 +84,10 @@ impl<A: Addr> Shares<A> {
         !self.left_out.is_empty() && self.left_out.get(service).is_some_and(|left_out| left_out.contains(key))
     }
 
-    /// Divides the room among these models, if any has changed. Returns the Services whose share has changed.
-    pub(crate) fn settle<'a>(&mut self, models: impl Iterator<Item = &'a FamilyModel<A>>) -> Vec<ObjectName> {
+    /// Divides the room among these models, if any has changed. Returns the frontends that each Service gains or loses.
+    pub(crate) fn settle<'a>(&mut self, models: impl Iterator<Item = &'a FamilyModel<A>>) -> LeftOut<A> {
         if !std::mem::take(&mut self.is_stale) {
-            return Vec::new();
+            return LeftOut::new();
         }
         let level_of = |map: usize| level(self.by_namespace.values().map(|rows| rows[map]), self.room.0[map]);
         self.levels = std::array::from_fn(level_of);
@@ -95,9 +95,13 @@ impl<A: Addr> Shares<A> {
         if self.levels.iter().any(Option::is_some) {
             self.left_out = left_out(models, &self.by_namespace, &self.levels);
         }
-        let services = before.keys().chain(self.left_out.keys());
-        let changed = services.filter(|service| before.get(*service) != self.left_out.get(*service));
-        changed.cloned().collect::<BTreeSet<_>>().into_iter().collect()
+        let none = BTreeSet::new();
+        let changed = |service: &ObjectName| {
+            let [before, now] = [&before, &self.left_out].map(|left_out| left_out.get(service).unwrap_or(&none));
+            let changed: BTreeSet<_> = before.symmetric_difference(now).copied().collect();
+            (!changed.is_empty()).then(|| (service.clone(), changed))
+        };
+        before.keys().chain(self.left_out.keys()).filter_map(changed).collect()
     }
 
     /// Returns what a Service goes without.

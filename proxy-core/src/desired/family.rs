@@ -88,10 +88,11 @@ impl<A: Addr> Family<A> {
         rows: Option<usize>,
         news: &mut Vec<Skipped>,
     ) -> Vec<FamilyChange<A>> {
-        self.divide(news);
+        let divided = self.divide(news);
         let touched = std::mem::take(&mut self.touched);
         let affected = self.affected_by(&touched);
         let mut portions = std::mem::take(&mut self.portions);
+        portions.extend(pass, divided);
         portions.extend(pass, affected);
         let portion = match rows {
             Some(rows) => {
@@ -143,14 +144,16 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Divides the room of the maps among the models. What a Service gains or loses by that is touched.
-    fn divide(&mut self, news: &mut Vec<Skipped>) {
-        for service in self.shares.settle(self.models.values().map(Arc::as_ref)) {
-            let model = self.models.get(&service);
-            self.touched.extend(model.into_iter().flat_map(|model| model.frontends.keys()));
-            let skipped = model.map(|model| self.shares.skipped(model)).unwrap_or_default();
+    /// Divides the room of the maps among the models. Returns the frontends that gain or lose their room by that: no other
+    /// frontend depends on it, because what has no room stays its holder's.
+    fn divide(&mut self, news: &mut Vec<Skipped>) -> Vec<FrontendKey<A>> {
+        let mut divided = Vec::new();
+        for (service, keys) in self.shares.settle(self.models.values().map(Arc::as_ref)) {
+            divided.extend(keys);
+            let skipped = self.models.get(&service).map(|model| self.shares.skipped(model)).unwrap_or_default();
             self.left_out.replace(service, skipped, news);
         }
+        divided
     }
 
     /// Returns these frontends with all that depend on them. The other frontends at a ClusterIP depend on it because

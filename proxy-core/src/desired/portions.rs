@@ -68,8 +68,8 @@ impl<A: Addr> Portions<A> {
         std::mem::take(&mut self.0).into_keys().collect()
     }
 
-    /// Takes the next portion. One half is for the smallest Services, so that they wait for no other Service. The other
-    /// half is for the frontends that wait longest, so that each has its turn.
+    /// Takes the next portion. One part is for what makes room. One is for the smallest Services, so that they wait for no other
+    /// Service, and one for the frontends that wait longest, so that each has its turn.
     pub(super) fn take(
         &mut self,
         mut limits: Limits,
@@ -82,9 +82,14 @@ impl<A: Addr> Portions<A> {
         }
         let is_address =
             |group: &Group| group.places.iter().all(|place| keys[*place] == FrontendKey::address(keys[*place].addr));
-        let (addresses, mut groups): (Vec<_>, Vec<_>) = self.groups(&keys, &facts).into_iter().partition(is_address);
+        let (addresses, groups): (Vec<_>, Vec<_>) = self.groups(&keys, &facts).into_iter().partition(is_address);
+        let (mut shrinking, mut groups): (Vec<_>, Vec<_>) = groups.into_iter().partition(Group::shrinks);
+        shrinking.sort_by_key(|group| group.since);
+        let (mut taken, rest) = limits.choose(shrinking, 0);
+        groups.extend(rest);
         groups.sort_by_key(|group| group.rows_of_service);
-        let (mut taken, mut rest) = limits.choose(groups, 0);
+        let (small, mut rest) = limits.choose(groups, 0);
+        taken.extend(small);
         rest.sort_by_key(|group| group.since);
         let (older, rest) = limits.choose(rest, 1);
         taken.extend(older);
@@ -159,16 +164,21 @@ impl Group {
     fn size(&self) -> usize {
         self.before.iter().zip(self.after).map(|(before, after)| after.max(*before)).sum()
     }
+
+    /// Returns true if the group has fewer rows than before, and in no map more.
+    fn shrinks(&self) -> bool {
+        self.before != self.after && self.before.iter().zip(self.after).all(|(before, after)| after <= *before)
+    }
 }
 
 impl Limits {
-    /// Takes groups from the front, within half of the rows, but `least` of them in any case. A group that grows waits until there is
+    /// Takes groups from the front, within a third of the rows, but `least` of them in any case. A group that grows waits until there is
     /// room for it. Returns those and the rest.
     fn choose(&mut self, groups: Vec<Group>, least: usize) -> (Vec<Group>, Vec<Group>) {
         let (mut taken, mut rest) = (Vec::new(), Vec::new());
         let mut size = 0;
         for group in groups {
-            let is_small = size + group.size() <= self.rows / 2 || taken.len() < least;
+            let is_small = size + group.size() <= self.rows / 3 || taken.len() < least;
             if is_small && self.take(&group) {
                 size += group.size();
                 taken.push(group);

@@ -11,8 +11,8 @@ use crate::desired::{Desired, Sync};
 use crate::room::Room;
 use crate::tables::Tables;
 
-/// The rows of a pass; one half is for each family.
-const ROWS: usize = 200;
+/// The rows of a pass.
+const ROWS: usize = 100;
 
 /// A Service with so many ports.
 fn ports(name: &str, host: u8, ports: u16) -> ServiceBuilder {
