@@ -14,7 +14,7 @@ use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Send
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
-use crate::packet;
+use crate::packet::{self, Packet};
 use crate::skb::{ETH_LEN, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
 use crate::{Action, guest, lookup};
@@ -100,7 +100,9 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
         maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
     }
     if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
-        name(&head, memory);
+        if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
+            name(&head, packet);
+        }
         return Some(Err(reason));
     }
     note(skb, hook, kind, source_changes, &head);
@@ -157,13 +159,11 @@ pub fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
 
 /// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of the slow path.
 #[inline(always)]
-fn name<A: Net>(head: &Head<A>, memory: Memory) {
-    if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
-        packet.src = head.src;
-        packet.dst = head.dst;
-        packet.proto = head.proto;
-        packet.decided = false;
-    }
+pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
+    packet.src = head.src;
+    packet.dst = head.dst;
+    packet.proto = head.proto;
+    packet.decided = false;
 }
 
 /// There is no flow. A datagram that arrives may open one.

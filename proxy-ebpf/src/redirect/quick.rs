@@ -54,7 +54,7 @@ fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A
     let (client, source, backend) =
         (entry.read(|flow| flow.client.addr), entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
     let source_changes = entry.read(Flow::is_snat_on_devices);
-    let Some((Scratch { route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
+    let Some((Scratch { packet, route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
     if !entry.is_at(key) {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -67,6 +67,7 @@ fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A
     established::note_acked(entry, head);
     maps::count(Event::Forwarded);
     if let Err(reason) = A::rewrite(skb, head, &source, &backend) {
+        established::name(head, packet);
         return Outcome::new(Err(reason));
     }
     if !route.to_peer {
@@ -90,7 +91,7 @@ fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>
         return Outcome::NOT_ESTABLISHED;
     }
     let (frontend, client) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
-    let Some((Scratch { route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
+    let Some((Scratch { packet, route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
     if !entry.is_at(key) {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -103,6 +104,7 @@ fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>
         established::note_acked(entry, head);
         maps::count(Event::Returned);
         if let Err(reason) = A::rewrite(skb, head, &frontend, &client) {
+            established::name(head, packet);
             return Outcome::new(Err(reason));
         }
     }
