@@ -265,6 +265,7 @@ assert_size!(EndpointKey<Addr6> = 20 + 20);
 impl<A: Addr> EndpointKey<A> {
     #[inline(always)]
     pub const fn new(service: FrontendKey<A>, at: SockAddr<A>) -> Self {
+        let at = SockAddr::new(at.addr, at.port);
         Self { service, at }
     }
 }

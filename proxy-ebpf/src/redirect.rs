@@ -90,7 +90,16 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> De
 #[inline(always)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Reason> {
     let Scratch { packet, flow, route, .. } = scratch;
-    if !flow.rx.has(Seen::DIRECT) || !is_established(flow, packet.proto) || is_for_stack(packet, flow) {
+    if !flow.rx.has(Seen::DIRECT) || !is_established(flow, packet.proto) {
+        return Ok(Delivery::LEFT);
+    }
+    if is_for_stack(packet, flow) {
+        // A judgement that is not renewed would count again once its second has come round.
+        if flow.judged() != Judged::NONE
+            && let Some(entry) = maps::opener(flow, packet.proto)
+        {
+            entry.set_judged(Judged::NONE);
+        }
         return Ok(Delivery::LEFT);
     }
     // The kernel does not judge what skips it.
@@ -157,12 +166,19 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
         entry.set_rx(other.rx.with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
-    if !other.tx.has(Seen::DIRECT) || !other.rx.has(Seen::PACKET) || other.rx.has(END) || is_for_stack(packet, other) {
+    if !other.tx.has(Seen::DIRECT) || !other.rx.has(Seen::PACKET) || other.rx.has(END) {
+        return Ok(Delivery::LEFT);
+    }
+    if is_for_stack(packet, other) {
+        entry.set_judged(Judged::NONE);
         return Ok(Delivery::LEFT);
     }
     let judged = Judged::new(skb.ifindex(), flow::about_now_secs());
     if other.judged() != judged {
         if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+            return Ok(Delivery::LEFT);
+        }
+        if !entry.is_at(&key) {
             return Ok(Delivery::LEFT);
         }
         entry.set_judged(judged);

@@ -21,6 +21,7 @@ packet_tests! {
     packets_to_unreached_peer_take_stack,
     first_packet_after_silence_takes_stack,
     packets_by_another_device_take_stack,
+    old_judgement_does_not_count,
     acknowledgement_without_proof_takes_stack,
 }
 

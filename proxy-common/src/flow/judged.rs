@@ -5,7 +5,7 @@ use crate::addr::Addr;
 
 /// The device at which a sender was found to be, and the second in which the routes said so.
 ///
-/// It lies in the spare bytes of three of a flow's addresses. Programs of an older version leave 0 there.
+/// A flow keeps the judgement in the spare bytes of three of its addresses. Programs of an older version leave 0 there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judged {
     pub ifindex: u32,
@@ -14,6 +14,9 @@ pub struct Judged {
 }
 
 impl Judged {
+    /// No device.
+    pub const NONE: Self = Self { ifindex: 0, secs: 0 };
+
     #[inline(always)]
     pub const fn new(ifindex: u32, now_secs: u32) -> Self {
         Self { ifindex, secs: now_secs as u16 }

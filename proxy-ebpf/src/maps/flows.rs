@@ -115,14 +115,14 @@ impl<A: Net> Entry<A> {
         part!(self.generation).set(proof);
     }
 
-    /// Keeps a judgement of the sender. A mixture of two names a device that is neither's, unless both are half alike: both senders
-    /// were judged.
+    /// Keeps a judgement of the sender. The second comes last: until then another CPU finds a judgement of another second.
     #[inline(always)]
     pub fn set_judged(&self, judged: Judged) {
         let [client, frontend, source] = judged.spares();
-        part!(self.client.spare).set(client);
-        part!(self.frontend.spare).set(frontend);
-        part!(self.source.spare).set(source);
+        part!(self.source.spare).set_in_order(!source);
+        part!(self.client.spare).set_in_order(client);
+        part!(self.frontend.spare).set_in_order(frontend);
+        part!(self.source.spare).set_in_order(source);
     }
 
     #[inline(always)]

@@ -1,8 +1,7 @@
-//! The short way past the stack: packets without news for their flow, both of whose directions skip the stack. Nothing is copied,
-//! and the routes are asked for the sender once in a second.
+//! The short way past the stack: packets without news for their flow, both of whose directions skip the stack.
 //!
-//! The long way ([`super::run`]) would do the same with these packets. It takes all others, and the first packet of a
-//! flow in every second.
+//! The long way ([`super::run`]) would do the same with these packets. All other packets take the long way, as does the
+//! first packet of a flow in every second.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::Event;
@@ -63,13 +62,13 @@ fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A
         return Outcome::NOT_ESTABLISHED;
     }
     let source = if route.to_peer { source } else { SockAddr::new(client, source.port) };
-    entry.count(skb.segments(), skb.len());
-    established::note_acked(entry, head);
-    maps::count(Event::Forwarded);
     if let Err(reason) = A::rewrite(skb, head, &source, &backend) {
         established::name(head, packet);
         return Outcome::new(Err(reason));
     }
+    entry.count(skb.segments(), skb.len());
+    established::note_acked(entry, head);
+    maps::count(Event::Forwarded);
     if !route.to_peer {
         skb.set_packet_mark(PacketMark::forward(source_changes, false));
     }
@@ -100,19 +99,19 @@ fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>
         return Outcome::NOT_ESTABLISHED;
     }
     if route.to_peer {
-        entry.count(skb.segments(), skb.len());
-        established::note_acked(entry, head);
-        maps::count(Event::Returned);
         if let Err(reason) = A::rewrite(skb, head, &frontend, &client) {
             established::name(head, packet);
             return Outcome::new(Err(reason));
         }
+        entry.count(skb.segments(), skb.len());
+        established::note_acked(entry, head);
+        maps::count(Event::Returned);
     }
     Outcome::new(leave::<A>(skb, route))
 }
 
-/// Returns true if a packet of this entry has passed in this second, and the routes lead back to its sender through the device
-/// that this one came in by. The frame is for this host.
+/// Returns true if the long way has judged the sender at this device in this second. The frame must be for this host and
+/// without a tag.
 #[inline(always)]
 fn is_judged<A: Forward>(skb: Skb, entry: &Entry<A>) -> bool {
     let now_secs = flow::about_now_secs();
