@@ -53,7 +53,7 @@ const BATCH: usize = 4_096;
 /// The same limit for changes of devices. The limit is small, because the first of many pods must not wait for the
 /// last.
 const LINK_BATCH: usize = 64;
-/// The rows of the tables that a pass is for, about. A new Service of one namespace waits no longer than such a pass takes.
+/// The rows of the tables that a pass is for in each family, about. A new Service of one namespace waits for one such pass.
 const PASS: usize = 1 << 16;
 /// The first wait between attempts to write what the kernel refused. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
