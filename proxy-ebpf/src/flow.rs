@@ -31,7 +31,7 @@ pub fn follow<A: Net>(
     flow: &mut Flow<A>,
     decision: DecisionMemory,
 ) -> Result<bool, Reason> {
-    match learn(skb, packet, hook, mark, flow, decision) {
+    match learn(skb, packet, (hook, mark), flow, decision) {
         Followed::Known => Ok(true),
         Followed::Unknown => Ok(false),
         Followed::Forged => Err(Reason::Forged),
@@ -47,12 +47,12 @@ enum Followed {
     Forged,
 }
 
+/// Five arguments, one of them without size: Linux 7.3 counts those that BTF names, and refuses a sixth.
 #[inline(never)]
 fn learn<A: Net>(
     skb: Skb,
     packet: &Packet<A>,
-    hook: Hook,
-    mark: PacketMark,
+    (hook, mark): (Hook, PacketMark),
     flow: &mut Flow<A>,
     decision: DecisionMemory,
 ) -> Followed {
