@@ -90,7 +90,9 @@ fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> De
 #[inline(always)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Reason> {
     let Scratch { packet, flow, route, .. } = scratch;
-    if !flow.rx.has(Seen::DIRECT) || !is_established(flow, packet.proto) {
+    // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
+    // the handshake takes the stack.
+    if !flow.rx.has(Seen::DIRECT) || flow.state() != State::Established {
         return Ok(Delivery::LEFT);
     }
     if is_for_stack(packet, flow) {
@@ -126,19 +128,6 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
         skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), false));
     }
     leave::<A>(skb, route).map(|Action(action)| Delivery(action))
-}
-
-/// Returns true if both sides have spoken and neither has begun to end, with this packet. `flow` is as before it: the packet
-/// that completes TCP's handshake makes the difference.
-#[inline(never)]
-fn is_established<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    match flow.state() {
-        State::Established => true,
-        State::Answered if proto == Proto::TCP => {
-            maps::opener(flow, proto).is_some_and(|entry| entry.read(Flow::state) == State::Established)
-        }
-        _ => false,
-    }
 }
 
 /// Lets the other direction know that this one is fast, or is no more: seldom more than once for each flow.

@@ -22,7 +22,6 @@ packet_tests! {
     first_packet_after_silence_takes_stack,
     packets_by_another_device_take_stack,
     old_judgement_does_not_count,
-    acknowledgement_without_proof_takes_stack,
 }
 
 /// The stack takes off a tag of IEEE 802.1Q that names a priority only. On a packet that skips the stack it would stay.
