@@ -9,7 +9,8 @@ pub(crate) type Rows = [usize; MAPS];
 pub(crate) const MAPS: usize = 6;
 const SLOTS: usize = 2;
 
-fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
+/// Returns the names of the maps that Services fill, in the order of [`Rows`].
+pub(crate) fn maps(family: &FamilyMaps) -> [&'static str; MAPS] {
     [family.frontends, family.services, family.slots, family.endpoints, family.maglev, family.source_ranges]
 }
 

@@ -10,7 +10,7 @@ use proxy_common::frontend::{
 use proxy_common::names;
 
 use crate::model::{FamilyModel, ModelOptions, NodeModel, ServiceModel};
-use crate::room::Rows;
+use crate::room::{Rows, maps};
 use crate::shares::{self, Room};
 use crate::store::Store;
 
@@ -86,15 +86,8 @@ impl Tables {
 }
 
 impl<A: Addr> FamilyTables<A> {
-    fn sizes(&self, maps: &names::FamilyMaps) -> [(&'static str, usize); 6] {
-        [
-            (maps.frontends, self.frontends.len()),
-            (maps.services, self.services.len()),
-            (maps.slots, self.slots.len()),
-            (maps.endpoints, self.endpoints.len()),
-            (maps.maglev, self.maglev.len()),
-            (maps.source_ranges, self.source_ranges.len()),
-        ]
+    fn sizes(&self, family: &names::FamilyMaps) -> impl Iterator<Item = (&'static str, usize)> + use<A> {
+        maps(family).into_iter().zip(self.rows())
     }
 
     /// Builds the tables of several models. A frontend that several models claim goes to the least claim. ClusterIPs

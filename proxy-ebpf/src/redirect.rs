@@ -97,11 +97,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
     }
     if is_for_stack(packet, flow) {
         // A judgement that is not renewed would count again once its second has come round.
-        if flow.judged() != Judged::NONE
-            && let Some(entry) = maps::opener(flow, packet.proto)
-        {
-            entry.set_judged(Judged::NONE);
-        }
+        keep_judgement(flow, packet.proto, Judged::NONE);
         return Ok(Delivery::LEFT);
     }
     // The kernel does not judge what skips it.
@@ -113,11 +109,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
     if !find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr) {
         return Ok(Delivery::LEFT);
     }
-    if flow.judged() != judged
-        && let Some(entry) = maps::opener(flow, packet.proto)
-    {
-        entry.set_judged(judged);
-    }
+    keep_judgement(flow, packet.proto, judged);
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
@@ -128,6 +120,16 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
         skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), false));
     }
     leave::<A>(skb, route).map(|Action(action)| Delivery(action))
+}
+
+/// Keeps a judgement of the client in the opener's entry, if it is news.
+#[inline(never)]
+fn keep_judgement<A: Net>(flow: &Flow<A>, proto: Proto, judged: Judged) {
+    if flow.judged() != judged
+        && let Some(entry) = maps::opener(flow, proto)
+    {
+        entry.set_judged(judged);
+    }
 }
 
 /// Lets the other direction know that this one is fast, or is no more: seldom more than once for each flow.

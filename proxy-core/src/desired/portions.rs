@@ -68,8 +68,7 @@ impl<A: Addr> Portions<A> {
         std::mem::take(&mut self.0).into_keys().collect()
     }
 
-    /// Takes the next portion. One part is for what makes room. One is for the smallest Services, so that they wait for no other
-    /// Service, and one for the frontends that wait longest, so that each has its turn.
+    /// Takes the next portion: a third for what makes room, a third for the smallest Services, and a third for what waits longest.
     pub(super) fn take(
         &mut self,
         mut limits: Limits,
@@ -93,16 +92,10 @@ impl<A: Addr> Portions<A> {
         rest.sort_by_key(|group| group.since);
         let (older, rest) = limits.choose(rest, 1);
         taken.extend(older);
-        // The row of an address refuses all other ports, so the ports that wait as long as it does come first.
-        let mut first_at: BTreeMap<A, u64> = BTreeMap::new();
-        for (group, place) in rest.iter().flat_map(|group| group.places.iter().map(move |place| (group, *place))) {
-            for addr in facts[place].addresses().chain([keys[place].addr]) {
-                let since = first_at.entry(addr).or_insert(u64::MAX);
-                *since = group.since.min(*since);
-            }
-        }
+        // The row of an address refuses all other ports. It must not come before those that wait as long.
+        let since = since_by_address(&rest, &keys, &facts);
         let comes_last =
-            |group: &Group| first_at.get(&keys[group.places[0]].addr).is_none_or(|since| *since > group.since);
+            |group: &Group| since.get(&keys[group.places[0]].addr).is_none_or(|since| *since > group.since);
         taken.extend(addresses.into_iter().filter(|group| comes_last(group) && limits.take(group)));
         if taken.is_empty() {
             // The models have room for each other, though not one after the other.
@@ -138,9 +131,23 @@ impl<A: Addr> Portions<A> {
     }
 }
 
+/// Returns the pass since which the first of these groups waits at each address.
+fn since_by_address<A: Addr>(groups: &[Group], keys: &[FrontendKey<A>], facts: &[Facts<A>]) -> BTreeMap<A, u64> {
+    let mut since_by_address = BTreeMap::new();
+    for group in groups {
+        for place in &group.places {
+            for addr in facts[*place].addresses().chain([keys[*place].addr]) {
+                let since = since_by_address.entry(addr).or_insert(group.since);
+                *since = group.since.min(*since);
+            }
+        }
+    }
+    since_by_address
+}
+
 impl<A: Addr> Facts<A> {
     fn size(&self) -> usize {
-        self.before.iter().zip(self.after).map(|(before, after)| after.max(*before)).sum()
+        size(&self.before, &self.after)
     }
 
     /// Returns the ClusterIPs of its Services, the next one first.
@@ -162,13 +169,18 @@ impl Group {
     }
 
     fn size(&self) -> usize {
-        self.before.iter().zip(self.after).map(|(before, after)| after.max(*before)).sum()
+        size(&self.before, &self.after)
     }
 
     /// Returns true if the group has fewer rows than before, and in no map more.
     fn shrinks(&self) -> bool {
         self.before != self.after && self.before.iter().zip(self.after).all(|(before, after)| after <= *before)
     }
+}
+
+/// Returns the rows that a change takes in all maps, before it or after it.
+fn size(before: &Rows, after: &Rows) -> usize {
+    before.iter().zip(after).map(|(before, after)| before.max(after)).sum()
 }
 
 impl Limits {

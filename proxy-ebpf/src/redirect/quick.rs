@@ -4,7 +4,7 @@
 //! first packet of a flow in every second.
 
 use proxy_common::addr::{Proto, SockAddr};
-use proxy_common::counter::Event;
+use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, State};
 
 use super::fib::{find, leave};
@@ -25,14 +25,11 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    let is_reply = match maps::live_flow(&key) {
-        Some(entry) => return there(skb, head, &key, &entry, memory),
-        None => {
-            key.set_hook(Hook::EGRESS);
-            maps::live_flow(&key)
-        }
-    };
-    match is_reply {
+    if let Some(entry) = maps::live_flow(&key) {
+        return there(skb, head, &key, &entry, memory);
+    }
+    key.set_hook(Hook::EGRESS);
+    match maps::live_flow(&key) {
         Some(entry) => back(skb, head, &key, &entry, memory),
         None => established::missed(skb, Hook::INGRESS, head, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new),
     }
@@ -62,12 +59,10 @@ fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A
         return Outcome::NOT_ESTABLISHED;
     }
     let source = if route.to_peer { source } else { SockAddr::new(client, source.port) };
-    if let Err(reason) = A::rewrite(skb, head, &source, &backend) {
+    if let Err(reason) = translate(skb, head, &source, &backend, entry) {
         established::name(head, packet);
         return Outcome::new(Err(reason));
     }
-    entry.count(skb.segments(), skb.len());
-    established::note_acked(entry, head);
     maps::count(Event::Forwarded);
     if !route.to_peer {
         skb.set_packet_mark(PacketMark::forward(source_changes, false));
@@ -99,15 +94,28 @@ fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>
         return Outcome::NOT_ESTABLISHED;
     }
     if route.to_peer {
-        if let Err(reason) = A::rewrite(skb, head, &frontend, &client) {
+        if let Err(reason) = translate(skb, head, &frontend, &client, entry) {
             established::name(head, packet);
             return Outcome::new(Err(reason));
         }
-        entry.count(skb.segments(), skb.len());
-        established::note_acked(entry, head);
         maps::count(Event::Returned);
     }
     Outcome::new(leave::<A>(skb, route))
+}
+
+/// Gives a packet other addresses and ports, and brings its flow up to date with it.
+#[inline(always)]
+fn translate<A: Forward>(
+    skb: Skb,
+    head: &Head<A>,
+    src: &SockAddr<A>,
+    dst: &SockAddr<A>,
+    entry: &Entry<A>,
+) -> Result<(), Reason> {
+    A::rewrite(skb, head, src, dst)?;
+    entry.count(skb.segments(), skb.len());
+    established::note_acked(entry, head);
+    Ok(())
 }
 
 /// Returns true if the long way has judged the sender at this device in this second. The frame must be for this host and
