@@ -1,6 +1,7 @@
 //! The fixture that rows run in: Services, devices, routes, and programs that are attached to nothing.
 
 mod addrs;
+mod judged;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

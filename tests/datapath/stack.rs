@@ -6,10 +6,10 @@ use proxy_common::device::Node;
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::rows::words;
 
-use crate::fast_fixture::{FAST, TURN_SECS, hops};
+use crate::fast_fixture::{FAST, FastFixture, TURN_SECS, hops};
 use crate::fixture::{counted_since, fixtures_of};
 use crate::offload::{Notes, Wire};
-use crate::packets::packet_tests;
+use crate::packets::{Runner, packet_tests, run_section};
 
 packet_tests! {
     stack:
@@ -22,6 +22,21 @@ packet_tests! {
     first_packet_after_silence_takes_stack,
     packets_by_another_device_take_stack,
     old_judgement_does_not_count,
+}
+
+/// The lower half of the seconds comes round. A judgement that nothing renews must not count in that second.
+#[test]
+fn packet_that_takes_its_turn_ends_judgement() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        run_section(&mut fixture, "fast::tcp_connection")?;
+        run_section(&mut fixture, "stack::senders_are_judged")?;
+        let judged = fixture.fixture().judged_devices()?;
+        ensure!(judged.len() == 2, "not one device for each direction: {judged:?}");
+        run_section(&mut fixture, "stack::both_directions_take_their_turn")?;
+        let judged = fixture.fixture().judged_devices()?;
+        ensure!(judged.is_empty(), "judged still: {judged:?}");
+    }
+    Ok(())
 }
 
 /// The stack takes off a tag of IEEE 802.1Q that names a priority only. On a packet that skips the stack it would stay.
