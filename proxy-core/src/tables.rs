@@ -66,7 +66,7 @@ impl<A: Addr> Default for FamilyTables<A> {
 impl Tables {
     /// Returns the number of rows, by the names of the maps that hold them.
     pub fn sizes(&self) -> BTreeMap<&'static str, usize> {
-        self.v4.sizes(&names::IPV4).into_iter().chain(self.v6.sizes(&names::IPV6)).collect()
+        self.v4.sizes(&names::IPV4).chain(self.v6.sizes(&names::IPV6)).collect()
     }
 
     /// Builds the desired state from scratch. [`crate::desired::Desired`] keeps the same up to date at less cost.
