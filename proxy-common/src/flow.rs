@@ -38,7 +38,7 @@ mod state;
 mod step;
 
 pub use end::{Acked, is_recent};
-pub use judged::Judged;
+pub use judged::{Judged, Term};
 pub use key::FlowKey;
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
 pub use proof::Proof;

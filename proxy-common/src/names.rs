@@ -25,6 +25,11 @@ pub const NODE: &str = "NODE";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
+/// The agent's number of changes to routes, neighbours and devices.
+pub const EPOCH: &str = "EPOCH";
+/// The links to the pods of this node.
+pub const EXITS: &str = "EXITS";
+
 /// When each CPU last asked for the time, and what it was told.
 pub const CLOCK: &str = "CLOCK";
 
@@ -54,9 +59,9 @@ pub const FLOW_ROOM: &str = "FLOW_ROOM";
 pub const SOCKET_NETNS: &str = "SOCKET_NETNS";
 pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
-/// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, records for
-/// `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 6] = [CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
+/// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
+/// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
+const PER_LOAD: [&str; 8] = [EPOCH, EXITS, CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

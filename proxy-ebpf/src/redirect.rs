@@ -9,7 +9,7 @@ mod quick;
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State};
+use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State, Term};
 
 use self::fib::{find, leave};
 use crate::maps::{self, Scratch};
@@ -96,20 +96,22 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Rea
         return Ok(Delivery::LEFT);
     }
     if is_for_stack(packet, flow) {
-        // A judgement that is not renewed would count again once its second has come round.
+        // A judgement that is not renewed would count again once its term has come round.
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Ok(Delivery::LEFT);
     }
     // The kernel does not judge what skips it.
-    let judged = Judged::new(skb.ifindex(), flow::about_now_secs());
-    if flow.judged() != judged && is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+    let (term, epoch) = term();
+    if !flow.judged().holds(skb.ifindex(), term)
+        && is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr)
+    {
         return Ok(Delivery::LEFT);
     }
-    route.set_ports(flow.source.port, flow.backend.port);
+    route.ask(flow.source.port, flow.backend.port, 0);
     if !find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr) {
         return Ok(Delivery::LEFT);
     }
-    keep_judgement(flow, packet.proto, judged);
+    keep_judgement(flow, packet.proto, Judged::new(skb.ifindex(), route.keep(epoch), term));
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
@@ -164,19 +166,19 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
         entry.set_judged(Judged::NONE);
         return Ok(Delivery::LEFT);
     }
-    let judged = Judged::new(skb.ifindex(), flow::about_now_secs());
-    if other.judged() != judged {
-        if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-            return Ok(Delivery::LEFT);
-        }
-        if !entry.is_at(&key) {
-            return Ok(Delivery::LEFT);
-        }
-        entry.set_judged(judged);
+    let (term, epoch) = term();
+    if !other.judged().holds(skb.ifindex(), term)
+        && is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr)
+    {
+        return Ok(Delivery::LEFT);
     }
-    route.set_ports(packet.src.port, packet.dst.port);
+    route.ask(packet.src.port, packet.dst.port, 0);
     if !find(skb, packet.proto, route, &packet.src.addr, &other.client.addr) {
         return Ok(Delivery::LEFT);
+    }
+    let judged = Judged::new(skb.ifindex(), route.keep(epoch), term);
+    if other.judged() != judged && entry.is_at(&key) {
+        entry.set_judged(judged);
     }
     if route.to_peer {
         flow::back(&entry, other, packet);
@@ -187,6 +189,13 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Resu
         skb.set_packet_mark(PacketMark::BACK);
     }
     leave::<A>(skb, route).map(|Action(action)| Delivery(action))
+}
+
+/// Returns the present term, and its epoch.
+#[inline(always)]
+fn term() -> (Term, u32) {
+    let epoch = maps::epoch();
+    (Term::new(flow::about_now_secs(), epoch), epoch)
 }
 
 /// Returns true if the stack has to see this packet.

@@ -1,39 +1,106 @@
-//! The last judgement of a flow's sender, for packets that skip the stack: the kernel judges none of those.
+//! What the routes last said of an entry's packets, for packets that skip the stack: where their sender is, and where they leave.
 
 use super::Flow;
 use crate::addr::Addr;
 
-/// The device at which a sender was found to be, and the second in which the routes said so.
+/// The devices by which an entry's packets come in and leave, and the term in which the routes said so.
 ///
-/// A flow keeps the judgement in the spare bytes of three of its addresses. Programs of an older version leave 0 there.
+/// A flow keeps the judgement in the spare bytes of its four addresses. Programs of an older version leave 0 there.
+///
+/// From the lowest bit on: 24 bits of the interface index at which the sender is, 24 of the one in front of the pod to which the
+/// packets go (0 if each of them has to ask), and 16 of the term.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Judged {
-    pub ifindex: u32,
-    /// The lower half of the seconds since boot.
-    pub secs: u16,
+pub struct Judged(u64);
+
+/// A second of one epoch. The agent begins another epoch when a route, a neighbour or a device changes.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term(u16);
+
+impl Term {
+    /// From the seconds since boot, and the number of the epoch: both only grow. A term comes again after 65,536 steps of either.
+    #[inline(always)]
+    pub const fn new(now_secs: u32, epoch: u32) -> Self {
+        Self(now_secs.wrapping_add(epoch) as u16)
+    }
 }
+
+/// Interface indexes from here on are not kept.
+const IFINDEX_END: u32 = 1 << EXIT;
+/// The lowest bits of an exit and of a term.
+const EXIT: u32 = 24;
+const TERM: u32 = 48;
+/// The bits that are not an exit's.
+const SENDER: u64 = !((IFINDEX_END as u64 - 1) << EXIT);
 
 impl Judged {
     /// No device.
-    pub const NONE: Self = Self { ifindex: 0, secs: 0 };
+    pub const NONE: Self = Self(0);
 
     #[inline(always)]
-    pub const fn new(ifindex: u32, now_secs: u32) -> Self {
-        Self { ifindex, secs: now_secs as u16 }
+    pub const fn new(ifindex: u32, exit: u32, term: Term) -> Self {
+        if ifindex >= IFINDEX_END {
+            return Self::NONE;
+        }
+        let exit = if exit < IFINDEX_END { exit } else { 0 };
+        Self(ifindex as u64 | (exit as u64) << EXIT | (term.0 as u64) << TERM)
     }
 
-    /// Returns the values of the spare bytes: those of the client, of the frontend and of the source.
+    /// Returns true if the sender of a packet that came in by this device has been judged in this term.
     #[inline(always)]
-    pub const fn spares(self) -> [u16; 3] {
-        [self.ifindex as u16, (self.ifindex >> 16) as u16, self.secs]
+    pub const fn holds(self, ifindex: u32, term: Term) -> bool {
+        self.0 & SENDER == (ifindex as u64 | (term.0 as u64) << TERM)
+    }
+
+    /// Returns the interface index of the device in front of the pod, or 0.
+    #[inline(always)]
+    pub const fn exit(self) -> u32 {
+        (self.0 >> EXIT) as u32 & (IFINDEX_END - 1)
+    }
+
+    /// Returns the values of the spare bytes: those of the client, of the frontend, of the backend and of the source.
+    #[inline(always)]
+    pub const fn spares(self) -> [u16; 4] {
+        [self.0 as u16, (self.0 >> 16) as u16, (self.0 >> 32) as u16, (self.0 >> TERM) as u16]
     }
 }
 
 impl<A: Addr> Flow<A> {
-    /// Returns the judgement of the sender of this entry's packets.
+    /// Returns the judgement of this entry's packets.
     #[inline(always)]
     pub const fn judged(&self) -> Judged {
-        let ifindex = self.client.spare as u32 | (self.frontend.spare as u32) << 16;
-        Judged { ifindex, secs: self.source.spare }
+        let (client, frontend) = (self.client.spare as u64, self.frontend.spare as u64);
+        let (backend, source) = (self.backend.spare as u64, self.source.spare as u64);
+        Judged(client | frontend << 16 | backend << 32 | source << TERM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use super::*;
+    use crate::addr::{Addr4, Port, SockAddr};
+
+    #[test]
+    fn flow_keeps_judgement_in_its_spare_bytes() {
+        let at = SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, 2)), Port::new(80));
+        for (ifindex, exit) in [(7, 9), (0x12_3456, 0xab_cdef), (0xff_ffff, 0)] {
+            let judged = Judged::new(ifindex, exit, Term::new(3, 65_535));
+            let mut flow = Flow::new(at, at, at, at, 0, 1);
+            [flow.client.spare, flow.frontend.spare, flow.backend.spare, flow.source.spare] = judged.spares();
+            assert_eq!((flow.judged(), flow.judged().exit()), (judged, exit));
+            assert!(flow.judged().holds(ifindex, Term::new(2, 0)));
+            assert!(!flow.judged().holds(ifindex, Term::new(3, 0)));
+            assert!(!flow.judged().holds(ifindex ^ 1 << 23, Term::new(2, 0)));
+        }
+    }
+
+    #[test]
+    fn large_interface_index_is_not_kept() {
+        let term = Term::new(1, 0);
+        assert_eq!(Judged::new(1 << 24, 9, term), Judged::NONE);
+        assert_eq!(Judged::new(7, 1 << 24, term), Judged::new(7, 0, term));
     }
 }

@@ -115,13 +115,14 @@ impl<A: Net> Entry<A> {
         part!(self.generation).set(proof);
     }
 
-    /// Keeps a judgement of the sender. The second comes last: until then another CPU finds a judgement of another second.
+    /// Keeps a judgement of the sender. The term comes last: until then another CPU finds a judgement of another term.
     #[inline(always)]
     pub fn set_judged(&self, judged: Judged) {
-        let [client, frontend, source] = judged.spares();
+        let [client, frontend, backend, source] = judged.spares();
         part!(self.source.spare).set_in_order(!source);
         part!(self.client.spare).set_in_order(client);
         part!(self.frontend.spare).set_in_order(frontend);
+        part!(self.backend.spare).set_in_order(backend);
         part!(self.source.spare).set_in_order(source);
     }
 

@@ -11,7 +11,7 @@ use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 
 use crate::Action;
-use crate::maps;
+use crate::maps::{self, Exit};
 use crate::net::{self, Net};
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
@@ -24,13 +24,48 @@ pub struct FibResult {
     neighbour: bpf_redir_neigh,
     /// Into the other end of the device's pair.
     pub to_peer: bool,
+    /// The longest IP packet that the device takes.
+    device_mtu: u32,
+    /// Interface index of the device in front of the pod, where that is known; else 0.
+    exit: u32,
 }
 
 impl FibResult {
-    /// The ports that the stack would route by, if it routes by ports (`ip rule`, several next hops): those between the hooks.
+    /// Sets the ports that the stack would route by, if it routes by ports (`ip rule`, several next hops): those between the hooks.
+    /// `exit` is the device in front of the pod, if a packet of the same flow has found it in this term; else 0.
     #[inline(always)]
-    pub fn set_ports(&mut self, sport: Port, dport: Port) {
+    pub fn ask(&mut self, sport: Port, dport: Port, exit: u32) {
         (self.fib.sport, self.fib.dport) = (sport.wire(), dport.wire());
+        self.exit = exit;
+    }
+
+    /// Keeps the way that the kernel has named, for later packets of the flow. Returns its device, or 0 if each packet has to ask.
+    #[inline(never)]
+    pub fn keep(&self, epoch: u32) -> u32 {
+        // SAFETY: a number, whichever field of the union was written. Since Linux 5.13 the kernel answers with the route's MTU, and before
+        // it leaves this packet's length.
+        let mtu = u32::from(unsafe { self.fib.__bindgen_anon_1.mtu_result });
+        let exit = Exit { ifindex: self.fib.ifindex, mtu, macs: self.macs(), epoch };
+        // A route with an MTU of its own would be asked for it.
+        if self.to_peer && mtu == self.device_mtu && maps::keep_exit(&exit) { exit.ifindex } else { 0 }
+    }
+
+    /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of this length.
+    #[inline(always)]
+    fn recall(&mut self, len: u16) -> bool {
+        let Some(exit) = maps::exit(self.exit).filter(|exit| u32::from(len) <= exit.mtu) else { return false };
+        self.fib.ifindex = exit.ifindex;
+        // SAFETY: equal in size, and any bits are a number.
+        [self.fib.dmac, self.fib.smac] = unsafe { transmute::<[u32; 3], [[u8; 6]; 2]>(exit.macs) };
+        self.to_peer = true;
+        true
+    }
+
+    /// Returns the destination and the source of the frame, in words.
+    #[inline(always)]
+    fn macs(&self) -> [u32; 3] {
+        // SAFETY: equal in size, and any bits are a number.
+        unsafe { transmute([self.fib.dmac, self.fib.smac]) }
     }
 }
 
@@ -43,13 +78,16 @@ pub trait Forward: Net {
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
 }
 
-/// Finds the way of a packet that goes from `src` to `dst`, between the ports that have been set. Its IP header is the
+/// Finds the way of a packet that goes from `src` to `dst`, as [`FibResult::ask`] has prepared it. Its IP header is the
 /// usual one. False if it is a packet for the stack.
 #[inline(never)]
 pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
     let (Ok(hops), Some(len)) = (skb.load::<u8>(A::HOPS_OFFSET), longest::<A>(skb, proto)) else { return false };
     if hops <= 1 {
         return false;
+    }
+    if route.recall(len) {
+        return true;
     }
     let fib = &mut route.fib;
     fib.family = A::AF;
@@ -67,6 +105,7 @@ pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, 
     // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
     let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else { return false };
     route.to_peer = device.has_peer();
+    route.device_mtu = device.mtu;
     // The next router of an IPv4 route may have an IPv6 address (RFC 5549).
     route.neighbour.nh_family = fib.family.into();
     // SAFETY: any bits are an address; the kernel reads no more of it than the family has.
@@ -104,9 +143,7 @@ pub fn leave<A: Forward>(skb: Skb, route: &mut FibResult) -> Result<Action, Reas
         return Ok(Action(unsafe { bpf_redirect_peer(ifindex, 0) } as i32));
     }
     // The kernel adds the link header that is here to a sum that a device took over the whole packet, and writes another.
-    // SAFETY: equal in size, and any bits are a number.
-    let to: [u32; 3] = unsafe { transmute([route.fib.dmac, route.fib.smac]) };
-    skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &to));
+    skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &route.macs()));
     maps::count(Event::FastRemote);
     let (neighbour, len) = (from_mut(&mut route.neighbour), size_of::<bpf_redir_neigh>() as i32);
     // SAFETY: the structure is ours, and its size is its own. (By name of the neighbour, a packet that has just come in

@@ -5,7 +5,7 @@
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, State};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State, Term};
 
 use super::fib::{find, leave};
 use super::{END, Forward};
@@ -40,13 +40,10 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
 fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>, memory: Memory) -> Outcome {
     let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
     let is_fast = tx.has(Seen::DIRECT) && rx.has(Seen::DIRECT) && State::of(tx, rx) == State::Established;
-    if !is_fast
-        || entry.read(|flow| flow.kind) != Kind::DNAT
-        || established::is_news_to_opener(entry, head)
-        || !is_judged(skb, entry)
-    {
+    if !is_fast || entry.read(|flow| flow.kind) != Kind::DNAT || established::is_news_to_opener(entry, head) {
         return Outcome::NOT_ESTABLISHED;
     }
+    let Some(exit) = judged_exit(skb, entry) else { return Outcome::NOT_ESTABLISHED };
     let (client, source, backend) =
         (entry.read(|flow| flow.client.addr), entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
     let source_changes = entry.read(Flow::is_snat_on_devices);
@@ -54,7 +51,7 @@ fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A
     if !entry.is_at(key) {
         return Outcome::NOT_ESTABLISHED;
     }
-    route.set_ports(source.port, backend.port);
+    route.ask(source.port, backend.port, exit);
     if !find(skb, head.proto, route, &client, &backend.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -80,16 +77,16 @@ fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>
         || entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
         || established::is_news_to_reply(entry, head, PacketMark::NONE)
         || established::advances(entry, head)
-        || !is_judged(skb, entry)
     {
         return Outcome::NOT_ESTABLISHED;
     }
+    let Some(exit) = judged_exit(skb, entry) else { return Outcome::NOT_ESTABLISHED };
     let (frontend, client) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
     let Some((Scratch { packet, route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
     if !entry.is_at(key) {
         return Outcome::NOT_ESTABLISHED;
     }
-    route.set_ports(head.src.port, head.dst.port);
+    route.ask(head.src.port, head.dst.port, exit);
     if !find(skb, head.proto, route, &head.src.addr, &client.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -118,11 +115,13 @@ fn translate<A: Forward>(
     Ok(())
 }
 
-/// Returns true if the long way has judged the sender at this device in this second. The frame must be for this host and
-/// without a tag.
+/// Returns the device in front of the pod that the packet goes to, or 0 if that has to be asked. None if the long way has not
+/// judged the sender at this device in this term, or the frame is for another host or has a tag.
 #[inline(always)]
-fn is_judged<A: Forward>(skb: Skb, entry: &Entry<A>) -> bool {
+fn judged_exit<A: Forward>(skb: Skb, entry: &Entry<A>) -> Option<u32> {
     let now_secs = flow::about_now_secs();
     let is_recent = entry.read(|flow| flow.last_secs) == now_secs;
-    is_recent && entry.read(Flow::judged) == Judged::new(skb.ifindex(), now_secs) && skb.is_ours() && !skb.is_tagged()
+    let judged = entry.read(Flow::judged);
+    let holds = judged.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
+    (is_recent && holds && skb.is_ours() && !skb.is_tagged()).then(|| judged.exit())
 }
