@@ -31,7 +31,7 @@ use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
-use proxy_datapath::{Cgroup, Datapath, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
+use proxy_datapath::{Cgroup, Datapath, Epoch, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
 use proxy_metrics::Metrics;
 use proxy_net as net;
 use proxy_net::changes::{Changes, Undo};
@@ -61,6 +61,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
     let Settings { node_name, mode, node: options, .. } = settings;
+    let skips_stack = options.fast_path != FastPath::Off;
     let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
     let (input_sender, inputs) = mpsc::channel(QUEUE);
@@ -81,7 +82,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
-        let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, .. } = datapath;
+        let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, epoch, .. } = datapath;
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);
@@ -94,6 +95,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
+            result = watch_ways(skips_stack, epoch) => result.context("the watch on ways past the stack").and_then(|()| bail!("the watch on ways past the stack has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
@@ -167,6 +169,14 @@ async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
         Mode::Host => net::on_own_thread(net::watch_routes(changes)).await.flatten(),
         Mode::Node => std::future::pending().await,
     }
+}
+
+/// Has the programs ask the routes again after each change of those; waits for ever without the fast path.
+async fn watch_ways(skips_stack: bool, mut epoch: Epoch) -> Result<()> {
+    if !skips_stack {
+        return std::future::pending().await;
+    }
+    net::on_own_thread(net::watch_ways(move || epoch.advance())).await.flatten()
 }
 
 /// Waits until events are sent, so that an error reaches the cluster before it ends the agent.

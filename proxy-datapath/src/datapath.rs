@@ -16,6 +16,7 @@ use tracing::debug;
 
 use crate::attach::{Attachments, Mechanism, program};
 use crate::counters::Counters;
+use crate::epoch::Epoch;
 use crate::flows::FlowMaps;
 use crate::loaded::Loaded;
 use crate::monitor::Monitor;
@@ -33,6 +34,8 @@ pub struct Datapath {
     pub tables: KernelTables,
     pub flows: FlowMaps,
     pub node: NodeMaps,
+    /// The epoch of the fast path's ways.
+    pub epoch: Epoch,
     pub counters: Counters,
     pub monitor: Monitor,
     pub attachments: Attachments,
@@ -102,6 +105,7 @@ impl Datapath {
             flows: FlowMaps::new(&mut ebpf)?,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
             node: NodeMaps::new(&mut ebpf)?,
+            epoch: Epoch::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
             monitor: Monitor::new(&mut ebpf)?,
             attachments: Attachments::new(ebpf, options.mechanism, persistence),

@@ -27,6 +27,7 @@ mod pins;
 // The maps, by what they hold.
 mod counters;
 mod counts;
+mod epoch;
 mod flow_reader;
 mod flows;
 mod maps;
@@ -41,6 +42,7 @@ pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
+pub use epoch::Epoch;
 pub use flow_reader::{FlowReader, ListedFlow};
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};

@@ -13,6 +13,7 @@ mod far_end;
 pub mod link;
 pub mod role;
 mod watch;
+mod way_watch;
 
 // The anchor, the device that takes what the node itself sends to Services.
 pub mod addr;
@@ -42,3 +43,4 @@ mod ports;
 pub use netlink::{Handle, connect, namespace, on_own_thread};
 pub use route_watch::watch_routes;
 pub use watch::{LinkEvent, watch};
+pub use way_watch::watch_ways;

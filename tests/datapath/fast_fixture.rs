@@ -14,6 +14,7 @@ use testbed::rows::Outcome;
 use testbed::rows::parse::Row;
 use testbed::rows::step::Step;
 use testbed::test_run::Verdict::{Pass, Redirect};
+use testbed::text::DST_MAC;
 
 use crate::fixture::{Fixture, counted_since, fixtures_of};
 use crate::offload::sum;
@@ -26,7 +27,8 @@ const NEIGHBOURS: [(&str, &str, u8); 4] =
 /// The link address of the node's devices, which the frames of the tests are sent to.
 const OWN_MAC: &str = "02:00:00:00:00:02";
 
-const POD: Device = Device::new(Device::POD | Device::PEER, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+const POD: Device =
+    Device::new(Device::POD | Device::PEER, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED).with_link(0, 1_500, DST_MAC);
 
 pub(crate) const FAST: Setup = Setup {
     flow_entries: None,
@@ -62,6 +64,10 @@ fn before_a_turn() -> Result<u32> {
         Ok(now.tv_nsec() < LATE && !(now_secs + 1).is_multiple_of(TURN_SECS))
     })?;
     Ok(now_secs)
+}
+
+pub(crate) fn now_secs() -> Result<i64> {
+    Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())
 }
 
 impl Runner for FastFixture {
@@ -113,7 +119,8 @@ impl Runner for FastFixture {
                 self.fixture.step(step)?;
             }
         }
-        Ok(())
+        // The step may have changed a route, as the agent would notice.
+        self.fixture.bench.datapath.epoch.advance()
     }
 }
 
@@ -147,6 +154,8 @@ impl FastFixture {
         fixture.set_flags(Node::FAST_PATH)?;
         fixture.set_devices(&[("cli0", Some(POD)), ("pod0", Some(POD))])?;
         fixture.add_frontends()?;
+        // Tests share the programs, and devices of two namespaces may have one index.
+        fixture.bench.datapath.epoch.advance()?;
         Ok(Self { fixture, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false })
     }
 

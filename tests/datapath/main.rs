@@ -29,3 +29,4 @@ mod shares;
 mod stack;
 mod sweep;
 mod verdicts;
+mod ways;

@@ -53,6 +53,12 @@ impl Judged {
         self.0 & SENDER == (ifindex as u64 | (term.0 as u64) << TERM)
     }
 
+    /// Returns the interface index of the device at which the sender is; 0 if it was not judged.
+    #[inline(always)]
+    pub const fn ifindex(self) -> u32 {
+        self.0 as u32 & (IFINDEX_END - 1)
+    }
+
     /// Returns the interface index of the device in front of the pod, or 0.
     #[inline(always)]
     pub const fn exit(self) -> u32 {

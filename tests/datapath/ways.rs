@@ -1,0 +1,71 @@
+//! Ways past the stack that a flow keeps: they last until the agent says that routes have changed, or the second ends.
+
+use anyhow::{Context, Result, ensure};
+use proxy_common::names::INGRESS;
+use testbed::agent::{DEADLINE, wait_until};
+use testbed::test_run::Verdict;
+
+use crate::fast_fixture::{FastFixture, now_secs};
+use crate::packets::{Runner, run_section};
+
+/// The last byte of the pod's link address, before and after.
+const BEFORE: u8 = 0x0b;
+const AFTER: u8 = 0x1b;
+
+#[test]
+fn flow_keeps_its_way_until_the_epoch_moves() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        run_section(&mut fixture, "fast::tcp_connection")?;
+        // All of it has to happen in one second.
+        wait_until(DEADLINE, "a flow that keeps its way", || {
+            move_pod(&mut fixture, BEFORE)?;
+            fixture.fixture().bench.datapath.epoch.advance()?;
+            run_section(&mut fixture, "stack::senders_are_judged")?;
+            let judged_secs = now_secs()?;
+            move_pod(&mut fixture, AFTER)?;
+            let kept = link_address(&mut fixture)?;
+            if now_secs()? != judged_secs {
+                return Ok(false);
+            }
+            ensure!(kept == Some(BEFORE), "the way was not kept: {kept:x?}");
+            fixture.fixture().bench.datapath.epoch.advance()?;
+            let asked = link_address(&mut fixture)?;
+            ensure!(asked == Some(AFTER), "the way was kept past its epoch: {asked:x?}");
+            Ok(true)
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn flow_asks_each_time_where_its_device_has_another_link_address() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        run_section(&mut fixture, "fast::tcp_connection")?;
+        run_section(&mut fixture, "stack::senders_are_judged")?;
+        move_pod(&mut fixture, AFTER)?;
+        // No epoch begins. The flow asks once its second has ended, and the device's first address is kept until an epoch ends.
+        wait_until(DEADLINE, "the second ends", || Ok(link_address(&mut fixture)? == Some(AFTER)))?;
+        for _ in 0..10 {
+            let found = link_address(&mut fixture)?;
+            ensure!(found.is_none_or(|found| found == AFTER), "the way of another address: {found:x?}");
+        }
+    }
+    Ok(())
+}
+
+/// Gives the pod another link address.
+fn move_pod(fixture: &mut FastFixture, last: u8) -> Result<()> {
+    let fixture = fixture.fixture();
+    let addr = fixture.names.addr("pod")?;
+    fixture.netns.ip(&format!("neigh replace {addr} dev pod0 lladdr 02:00:00:00:01:{last:02x} nud permanent"))
+}
+
+/// Sends a packet to the pod, and returns the last byte of its destination's link address. None if it takes its turn by the stack.
+fn link_address(fixture: &mut FastFixture) -> Result<Option<u8>> {
+    let fixture = fixture.fixture();
+    let frame = fixture.names.frame("tcp PA client:1000 > web:80 +5")?;
+    let ifindex = fixture.ifindex("cli0")?;
+    let outcome = fixture.netns.run(|| fixture.bench.run_on(INGRESS, &frame, ifindex))?;
+    let last = *outcome.packet.get(5).context("no frame")?;
+    Ok((outcome.verdict == Verdict::Redirect).then_some(last))
+}
