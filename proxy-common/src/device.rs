@@ -43,6 +43,10 @@ impl Node {
     pub const STACKED: u32 = 1 << 8;
     /// Some device is [`Device::FILTERED`].
     pub const FILTERED: u32 = 1 << 9;
+    /// With FAST_PATH: between pods of this node, whole connections skip the stack, because it does nothing to them.
+    pub const FAST_OPEN: u32 = 1 << 11;
+    /// Connections that were opened past the stack go on past it, whether or not others do.
+    pub const FAST_KEEP: u32 = 1 << 12;
     /// There are macvlans: frames for another link address than a device's own may be for one above it.
     pub const MACVLANS: u32 = 1 << 10;
 

@@ -8,7 +8,7 @@ use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
 use crate::maps::{self, DecisionMemory, Entry};
-use crate::net::{Net, is_forged};
+use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
 use crate::skb::{PacketMark, Skb};
 use crate::{decide, select};
@@ -88,12 +88,12 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
     let came_in_by = match (hook.known(), kind) {
         // The host's own packets have not come in.
         (Some(AtHook::Anchor), _) => return skb.came_in(),
-        (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => skb.ifindex(),
-        (Some(AtHook::Egress), EntryKind::Undnat) if !mark.is_forward() => skb.ingress_ifindex(),
+        (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => At::Here,
+        (Some(AtHook::Egress), EntryKind::Undnat) if !mark.is_forward() && skb.ingress_ifindex() != 0 => At::Before,
         // The state of a reply to the node changes where it leaves.
-        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => 0,
+        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => return false,
     };
-    came_in_by != 0 && is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
+    is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
 }
 
 /// Brings a flow up to date with a packet that looks like one of it. False if it is none.
@@ -301,7 +301,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
         && (!tx.has(Seen::ASSURED) || tx.has(DIALLED))
         && let Some(seq) = packet.seq()
     {
-        rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT));
+        rx = Seen::PACKET.with(Seen::ADVANCED).with(rx.only(Seen::DIRECT.with(Seen::WHOLE)));
         entry.set_rx(rx);
         opener.set_proof(Proof::of(seq));
         tx = Seen::PACKET.with(tx.only(Seen::DIRECT));

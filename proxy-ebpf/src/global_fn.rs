@@ -9,11 +9,12 @@ use proxy_common::crc32c;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
-use crate::net::Net;
+use crate::maps::Memory;
+use crate::net::{self, At, Net};
 use crate::open::Draw;
 use crate::ring::Ring;
 use crate::skb::Skb;
-use crate::{extension, fragment, maps, open};
+use crate::{extension, fragment, maps, open, redirect};
 
 /// The number of no place: no ring has that many.
 pub const NO_PLACE: u32 = u32::MAX;
@@ -86,6 +87,56 @@ global_functions! {
         fragment::is_stub_for_service::<Addr6>(Skb::from_ptr(skb)).into()
     }
 
+    /// Calls [`redirect::quick`].
+    fn kpx_quick4(skb: *mut __sk_buff) -> i32 {
+        redirect::quick::<Addr4>(Skb::from_ptr(skb), memory()).0
+    }
+
+    /// Calls [`redirect::quick`].
+    fn kpx_quick6(skb: *mut __sk_buff) -> i32 {
+        redirect::quick::<Addr6>(Skb::from_ptr(skb), memory()).0
+    }
+
+    /// Calls [`redirect::deliver`], of a packet of which [`redirect::Known`] tells.
+    fn kpx_deliver4(skb: *mut __sk_buff, known: u32) -> i32 {
+        redirect::deliver::<Addr4>(Skb::from_ptr(skb), redirect::Known(known), memory()).0
+    }
+
+    /// Calls [`redirect::deliver`], of a packet of which [`redirect::Known`] tells.
+    fn kpx_deliver6(skb: *mut __sk_buff, known: u32) -> i32 {
+        redirect::deliver::<Addr6>(Skb::from_ptr(skb), redirect::Known(known), memory()).0
+    }
+
+    /// Calls [`redirect::opener::find_way`]; 0.
+    fn kpx_find_way4(skb: *mut __sk_buff) -> u32 {
+        redirect::opener::find_way::<Addr4>(Skb::from_ptr(skb), memory());
+        0
+    }
+
+    /// Calls [`redirect::opener::find_way`]; 0.
+    fn kpx_find_way6(skb: *mut __sk_buff) -> u32 {
+        redirect::opener::find_way::<Addr6>(Skb::from_ptr(skb), memory());
+        0
+    }
+
+    /// Calls [`net::forged`], where the packet came in before unless `before` is 0; 0 if not.
+    fn kpx_forged4(skb: *mut __sk_buff, src: u32, dst: u32, before: u32) -> u32 {
+        let at = if before == 0 { At::Here } else { At::Before };
+        net::forged(Skb::from_ptr(skb), at, &Addr4::from_wire(src), &Addr4::from_wire(dst)).into()
+    }
+
+    /// Calls [`net::forged`] with the registers of both addresses; 0 if not.
+    fn kpx_forged6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
+        let (src, dst) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        net::forged(Skb::from_ptr(skb), At::Here, &src, &dst).into()
+    }
+
+    /// Calls [`net::forged`] with the registers of both addresses, where the packet came in before; 0 if not.
+    fn kpx_forged_before6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
+        let (src, dst) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
+        net::forged(Skb::from_ptr(skb), At::Before, &src, &dst).into()
+    }
+
     /// Calls [`Skb::weighed`].
     fn kpx_weigh(skb: *mut __sk_buff, mark: u32, is_fragment: u32) -> u32 {
         Skb::from_ptr(skb).weighed(mark, is_fragment != 0)
@@ -140,6 +191,14 @@ global_functions! {
     fn kpx_forget6(ring: u32, spares: u32) -> u32 {
         forget_first::<Addr6>(ring, spares).into()
     }
+}
+
+/// Takes the memory of the hook for a function of the fast path.
+#[inline(always)]
+fn memory() -> Memory<'static> {
+    // SAFETY: only the functions above call this, once each. `redirect` calls those, and has been lent the right of the hook for as
+    // long as they run.
+    unsafe { Memory::of_hook() }
 }
 
 #[inline(always)]

@@ -19,7 +19,7 @@ use proxy_common::guest::{self, Guest};
 use crate::flow::{about_now_secs, close, now_secs};
 use crate::maps::{self, Scratch};
 use crate::net::Net;
-use crate::open::{self, Opening, Source};
+use crate::open::{self, Opening, Source, Way};
 use crate::packet::Packet;
 
 /// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.
@@ -113,6 +113,6 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
     let service = FrontendKey::address(A::UNSPECIFIED);
-    *opening = Opening { service, backend: packet.dst, source, flags: Flow::<A>::GUEST };
+    *opening = Opening { service, backend: packet.dst, source, flags: Flow::<A>::GUEST, way: Way::STACK };
     true
 }

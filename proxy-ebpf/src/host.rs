@@ -12,7 +12,7 @@ use proxy_common::policy::Decision;
 
 use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
-use crate::open::{self, Opening, Source};
+use crate::open::{self, Opening, Source, Way};
 use crate::packet::Packet;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor};
@@ -125,7 +125,7 @@ fn choose<A: Net>(
         NextHop::Device(ifindex) => source_addr(packet, node, decision, ifindex),
     };
     let source = Source { addr, port_taken: true, generation };
-    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags };
+    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
     Ok(())
 }
 

@@ -9,31 +9,30 @@ use proxy_common::policy::Decision;
 
 use crate::decide;
 use crate::maps::{DecisionMemory, Memory, Scratch};
-use crate::net::{Net, NextHop, is_forged, route};
-use crate::open::{self, Opening, Source};
+use crate::net::{At, Net, NextHop, is_forged, route};
+use crate::open::{self, Opening, Source, Way};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, flow, guest, host, maps, monitor};
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
-    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    scratch.packet.parse(skb, link, Hook::INGRESS)?;
-    if skb.is_seen_before() {
-        return Err(Reason::SeenBefore);
-    }
-    let is_known =
-        flow::follow(skb, &scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision.lend())?;
+pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
+    let is_known = look_up::<A>(skb, link, memory.lend())?;
     if redirect::is_on()
-        && let Some(delivered) = redirect::run(skb, scratch, is_known)
+        && let Some(delivered) = redirect::run::<A>(skb, is_known, memory.lend())
     {
         return delivered;
     }
     if !is_known {
-        open(skb, scratch, decision.lend())?;
-        decide::remember(scratch, decision);
+        open::<A>(skb, memory.lend())?;
+        if redirect::opens_flows()
+            && let Some(delivered) = redirect::first::<A>(skb, memory.lend())
+        {
+            return delivered;
+        }
     }
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind.known() {
         Some(EntryKind::Dnat) => {
@@ -61,15 +60,35 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
         && maps::place_of(skb.ifindex()).1 == 0
 }
 
+/// Reads the packet, and finds its flow.
+#[inline(always)]
+fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, Reason> {
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    scratch.packet.parse(skb, link, Hook::INGRESS)?;
+    if skb.is_seen_before() {
+        return Err(Reason::SeenBefore);
+    }
+    flow::follow(skb, &scratch.packet, Hook::INGRESS, PacketMark::NONE, &mut scratch.flow, decision)
+}
+
 /// Opens the flow that starts with this packet.
 #[inline(always)]
-fn open<A: Net>(skb: Skb, scratch: &mut Scratch<A>, mut decision: DecisionMemory) -> Result<(), Reason> {
+fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
+    let (scratch, mut decision) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened = choose(skb, scratch, decision.lend()).and_then(|()| open::flow(scratch));
+    let chosen = choose(skb, scratch, decision.lend());
+    if chosen.is_ok() && redirect::opens_flows() {
+        redirect::find_way::<A>(skb, memory.lend());
+    }
+    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let opened = chosen.and_then(|()| open::flow(scratch));
     match opened {
-        Ok(()) => monitor::decided(skb, PacketHook::Ingress, &scratch.packet, &scratch.flow, decision),
+        Ok(()) => {
+            monitor::decided(skb, PacketHook::Ingress, &scratch.packet, &scratch.flow, decision.lend());
+            decide::remember(scratch, decision);
+        }
         Err(reason) => decide::refused::<A>(reason.verdict(), decision),
     }
     opened
@@ -88,7 +107,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     let generation = maps::generation();
     let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
     let objection = |packet: &Packet<A>| {
-        is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
+        is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
     };
     let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
@@ -105,7 +124,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     if maps::place_of(skb.ifindex()).0 & Device::POD == 0 {
         flags |= Flow::<A>::REMOTE;
     }
-    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags };
+    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
     Ok(())
 }
 
@@ -139,14 +158,14 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
     if flags & (Device::POD | Device::EDGE) == 0 || !open::collides(packet, from_pod, &mut scratch.flow) {
         return Err(Reason::NotOurs);
     }
-    if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
+    if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
         // A packet of a pod's Service comes back by an uplink if a firewall elsewhere looks at it.
         return Err(if from_pod { Reason::Forged } else { Reason::NotOurs });
     }
     let source = Source { addr: packet.src.addr, port_taken: true, generation: maps::generation() };
     let service = FrontendKey::address(A::UNSPECIFIED);
     let flags = if from_pod { 0 } else { Flow::<A>::REMOTE };
-    scratch.opening = Opening { service, backend: packet.dst, source, flags };
+    scratch.opening = Opening { service, backend: packet.dst, source, flags, way: Way::STACK };
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::established::{self, Head};
-use crate::net::{self, FragmentPart, Header, Net, fold, sum};
+use crate::net::{At, self, FragmentPart, Header, Net, fold, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
@@ -224,6 +224,11 @@ impl Net for Addr4 {
     #[inline(always)]
     fn make_room() -> bool {
         global_fn::kpx_make_room4() != 0
+    }
+
+    #[inline(always)]
+    fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
+        global_fn::kpx_forged4(skb.as_ptr(), src.wire(), dst.wire(), (at == At::Before).into()) != 0
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
-use crate::net::{self, FragmentPart, Header, Net, diff, sum};
+use crate::net::{At, self, FragmentPart, Header, Net, diff, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
@@ -224,6 +224,16 @@ impl Net for Addr6 {
     #[inline(always)]
     fn make_room() -> bool {
         global_fn::kpx_make_room6() != 0
+    }
+
+    #[inline(always)]
+    fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
+        let ([a, b], [c, d]) = (src.registers(), dst.registers());
+        let forged = match at {
+            At::Here => global_fn::kpx_forged6(skb.as_ptr(), a, b, c, d),
+            At::Before => global_fn::kpx_forged_before6(skb.as_ptr(), a, b, c, d),
+        };
+        forged != 0
     }
 
     #[inline(always)]

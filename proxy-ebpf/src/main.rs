@@ -197,23 +197,25 @@ pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
 // before anything is answered or logged.
 
 #[inline(always)]
-fn arriving4(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() { quick4(skb, memory) } else { established4(skb, Hook::INGRESS, memory) }
+fn arriving4(skb: Skb, mut memory: Memory) -> Outcome {
+    let outcome = if redirect::is_on() { quick4(skb, memory.lend()) } else { Outcome::NOT_FAST };
+    outcome.or_established(|| established4(skb, Hook::INGRESS, memory))
 }
 
 #[inline(always)]
-fn arriving6(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() { quick6(skb, memory) } else { established6(skb, Hook::INGRESS, memory) }
+fn arriving6(skb: Skb, mut memory: Memory) -> Outcome {
+    let outcome = if redirect::is_on() { quick6(skb, memory.lend()) } else { Outcome::NOT_FAST };
+    outcome.or_established(|| established6(skb, Hook::INGRESS, memory))
 }
 
-#[inline(never)]
-fn quick4(skb: Skb, memory: Memory) -> Outcome {
-    redirect::quick::<Addr4>(skb, memory)
+#[inline(always)]
+fn quick4(skb: Skb, _: Memory) -> Outcome {
+    Outcome(global_fn::kpx_quick4(skb.as_ptr()))
 }
 
-#[inline(never)]
-fn quick6(skb: Skb, memory: Memory) -> Outcome {
-    redirect::quick::<Addr6>(skb, memory)
+#[inline(always)]
+fn quick6(skb: Skb, _: Memory) -> Outcome {
+    Outcome(global_fn::kpx_quick6(skb.as_ptr()))
 }
 
 #[inline(never)]

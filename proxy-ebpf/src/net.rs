@@ -90,6 +90,8 @@ pub trait Net: Addr + Maps {
     fn half_open_place() -> Option<u32>;
     /// Calls [`open::make_room`](crate::open::make_room).
     fn make_room() -> bool;
+    /// Calls [`forged`].
+    fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
     /// Calls [`maps::share`].
     fn share(client: &Self, share: Register) -> bool;
     /// Calls [`open::draw`](crate::open::draw).
@@ -126,8 +128,27 @@ pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop
 /// strict here.
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
-#[inline(never)]
-pub fn is_forged<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
+#[inline(always)]
+pub fn is_forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
+    A::is_forged(skb, at, src, dst)
+}
+
+/// The device by which a packet came in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// The hook's device.
+    Here,
+    /// Another device, before it came to the hook of this one.
+    Before,
+}
+
+/// See [`is_forged`].
+#[inline(always)]
+pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
+    let ifindex = match at {
+        At::Here => skb.ifindex(),
+        At::Before => skb.ingress_ifindex(),
+    };
     if maps::own_addr(src).is_some() {
         return true;
     }

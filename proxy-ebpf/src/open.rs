@@ -3,7 +3,7 @@
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
-    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST, is_recent,
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Judged, Kind, Proof, SOURCE_PORT_FIRST, Seen, is_recent,
 };
 use proxy_common::frontend::FrontendKey;
 use proxy_common::half_open::Place;
@@ -41,6 +41,25 @@ pub struct Opening<A: Addr> {
     pub source: Source<A>,
     /// The flags of the flow: see [`Flow`].
     pub flags: u8,
+    /// The way past the stack, if the flow takes one from its first packet on.
+    pub way: Way,
+}
+
+/// The judgements with which a flow past the stack starts: those of the client's packets, and of the backend's.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub there: Judged,
+    pub back: Judged,
+}
+
+impl Way {
+    /// None: the stack sees the flow.
+    pub const STACK: Self = Self { there: Judged::NONE, back: Judged::NONE };
+
+    #[inline(always)]
+    fn is_known(&self) -> bool {
+        self.there != Judged::NONE
+    }
 }
 
 /// How a new flow changes its client's address.
@@ -65,6 +84,10 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     flow.generation = if packet.proto == Proto::TCP { Proof::NONE.0 } else { source.generation };
     flow.service = opening.service;
     flow.note_width();
+    if opening.way.is_known() {
+        flow.tx = flow.tx.with(Seen::DIRECT);
+        flow.rx = Seen::DIRECT.with(Seen::WHOLE);
+    }
     if !A::share(&flow.holder(), Register::ASK) {
         return Err(Reason::ClientShare);
     }
@@ -73,16 +96,16 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !enqueue(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
-    let proto = packet.proto;
-    let mut claimed = if keeps_port || draw_port(flow, proto, false) { claim(flow, packet) } else { Claim::Taken };
+    let (proto, way) = (packet.proto, &opening.way);
+    let mut claimed = if keeps_port || draw_port(flow, proto, false) { claim(flow, packet, way) } else { Claim::Taken };
     // Another flow has the port. A second draw looks before it takes one. If it finds none, the port of before is made free.
     if claimed == Claim::Taken && (draw_port(flow, proto, true) || evict(flow, other, proto)) {
-        claimed = claim(flow, packet);
+        claimed = claim(flow, packet, way);
     }
     if claimed == Claim::Full && A::make_room() {
         // The first try may have left the opener's count.
         flow.passed = Passed::NOTHING;
-        claimed = if keeps_port || draw_port(flow, proto, true) { claim(flow, packet) } else { Claim::Taken };
+        claimed = if keeps_port || draw_port(flow, proto, true) { claim(flow, packet, way) } else { Claim::Taken };
     }
     conclude(flow, proto, claimed)
 }
@@ -335,9 +358,10 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 
 /// Makes all entries of `flow`, or none.
 #[inline(never)]
-fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Claim {
+fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, way: &Way) -> Claim {
     let proto = packet.proto;
     let snat = flow.is_snat_on_devices();
+    flow.set_judged(way.back);
     let mut claimed = put(flow, Kind::UNDNAT, proto);
     if claimed != Claim::Made {
         return claimed;
@@ -354,6 +378,7 @@ fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>) -> Claim {
     if claimed == Claim::Made {
         // This packet passes the opener's entry.
         flow.passed = Passed { packets: packet.segments.into(), bytes: packet.len.into() };
+        flow.set_judged(way.there);
         claimed = put(flow, Kind::DNAT, proto);
         if claimed == Claim::Made {
             return Claim::Made;

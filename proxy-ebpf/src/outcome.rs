@@ -34,6 +34,8 @@ impl Outcome {
     const REASONS: i32 = 1_024;
     /// No result yet: the packet has to take the slow path.
     pub const NOT_ESTABLISHED: Self = Self(i32::MIN);
+    /// No result yet: the packet may take the short way through the stack.
+    pub const NOT_FAST: Self = Self(i32::MIN + 1);
 
     #[inline(always)]
     pub fn new(result: Result<Action, Reason>) -> Self {
@@ -41,6 +43,11 @@ impl Outcome {
             Ok(Action(action)) => Self(action),
             Err(reason) => Self(Self::REASONS + reason as i32),
         }
+    }
+
+    #[inline(always)]
+    pub fn or_established(self, short: impl FnOnce() -> Self) -> Self {
+        if self.0 == Self::NOT_FAST.0 { short() } else { self }
     }
 
     #[inline(always)]

@@ -4,33 +4,42 @@
 //! In doubt the packet takes the stack, so that no doubt loses one.
 
 mod fib;
+pub mod opener;
+mod plan;
 mod quick;
 
 use proxy_common::addr::{Addr, Proto};
-use proxy_common::counter::{Event, Reason};
+use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State, Term};
 
-use self::fib::{find, leave};
-use crate::maps::{self, Scratch};
-use crate::net::{Net, is_forged};
+use self::fib::find;
+use self::plan::{Plan, carry_out};
+use crate::maps::{self, Memory, Scratch};
+use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::{Action, flow};
 
 pub use self::fib::{FibResult, Forward};
+pub use self::plan::Becomes;
 pub use self::quick::run as quick;
 
 /// The fate of a packet here, in one register: a tc action, or none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-struct Delivery(i32);
+pub struct Delivery(pub i32);
 
 impl Delivery {
     /// The packet is as it was, and takes the stack.
     const LEFT: Self = Self(i32::MIN);
     /// The kernel has refused to change the packet, half of which may be done.
     const FAILED: Self = Self(i32::MIN + 1);
+
+    #[inline(always)]
+    fn of(result: Result<Action, Reason>) -> Self {
+        result.map_or(Self::FAILED, |Action(action)| Self(action))
+    }
 
     #[inline(always)]
     fn result(self) -> Option<Result<Action, Reason>> {
@@ -42,6 +51,18 @@ impl Delivery {
     }
 }
 
+/// What the ingress hook knows of a packet's flow, which is in `scratch.flow` then.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Known(pub u32);
+
+impl Known {
+    const NOTHING: Self = Self(0);
+    const FOUND: Self = Self(1);
+    /// The packet has just opened the flow.
+    const OPENED: Self = Self(2);
+}
+
 /// After this many seconds of silence nothing of a flow is on its way that could be overtaken, ...
 const SILENCE_SECS: u32 = 2;
 /// ... and a flow that is never silent sends one packet through the stack in as many seconds (a power of two). Conntrack
@@ -51,77 +72,110 @@ const TURN_SECS: u32 = 16;
 /// The end of a flow, or the beginning of its end.
 const END: Seen = Seen::FIN.with(Seen::RST);
 
+/// Returns true if packets of open connections may skip the stack.
 #[inline(always)]
 pub fn is_on() -> bool {
-    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
+    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_PATH | Node::FAST_KEEP))
+}
+
+/// Returns true if whole connections may.
+#[inline(always)]
+pub fn opens_flows() -> bool {
+    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN))
 }
 
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
 /// this hook. None: it is left to the stack, as it was.
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Option<Result<Action, Reason>> {
-    deliver(skb, scratch, is_known).result()
+pub fn run<A: Forward>(skb: Skb, is_known: bool, _: Memory) -> Option<Result<Action, Reason>> {
+    A::deliver(skb, if is_known { Known::FOUND } else { Known::NOTHING }).result()
 }
 
-#[inline(never)]
-fn deliver<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_known: bool) -> Delivery {
+/// Finds the way of the flow that `scratch.opening` is about to open, and notes it there.
+#[inline(always)]
+pub fn find_way<A: Forward>(skb: Skb, _: Memory) {
+    A::find_way(skb);
+}
+
+/// Delivers the first packet of the flow that has just been opened. None: it is left to the stack, as it was.
+#[inline(always)]
+pub fn first<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
+    A::deliver(skb, Known::OPENED).result()
+}
+
+#[inline(always)]
+pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
+    let Some((scratch, _)) = memory.scratch::<A>() else { return Delivery::LEFT };
     let Scratch { packet, flow, .. } = &*scratch;
     // This direction takes the stack from now on, and so shall the other, which knows its own end only. (The end may have come
     // before, while nothing was fast.)
-    if is_known && flow.kind == Kind::DNAT && flow.tx.has(Seen::DIRECT) && flow.tx.with(packet.seen()).has(END) {
+    if known == Known::FOUND
+        && flow.kind == Kind::DNAT
+        && flow.tx.has(Seen::DIRECT)
+        && !flow.rx.has(Seen::WHOLE)
+        && flow.tx.with(packet.seen()).has(END)
+    {
         note_direct(flow, packet.proto, false);
     }
-    // The bridge routes the packets of its ports. What comes in by a device without Ethernet headers brings no room for one.
-    let found = skb.found();
-    let is_plain = u32::from(found.l4) == ETH_LEN + A::IP_LEN && found.link() == LinkHeader::Ethernet;
-    if !skb.is_ours() || skb.is_tagged() || !is_plain {
+    if !is_plain::<A>(skb) {
         return Delivery::LEFT;
     }
-    let delivered = match scratch.flow.kind.known() {
-        _ if !is_known => back(skb, scratch, false),
+    let plan = match scratch.flow.kind.known() {
+        _ if known == Known::NOTHING => back(skb, scratch, false),
+        Some(EntryKind::Dnat) if known == Known::OPENED => opener::first(scratch),
         Some(EntryKind::Dnat) => there(skb, scratch),
         Some(EntryKind::Unsnat) => back(skb, scratch, true),
-        Some(EntryKind::Snat | EntryKind::Undnat) | None => Ok(Delivery::LEFT),
+        Some(EntryKind::Snat | EntryKind::Undnat) | None => Plan::Stack,
     };
-    delivered.unwrap_or(Delivery::FAILED)
+    if plan == Plan::Stack { Delivery::LEFT } else { Delivery::of(carry_out(skb, plan, scratch)) }
+}
+
+/// Returns true if the frame is one that this host routes, with an Ethernet header and the usual IP header.
+#[inline(always)]
+fn is_plain<A: Net>(skb: Skb) -> bool {
+    // The bridge routes the packets of its ports. What comes in by a device without Ethernet headers brings no room for one.
+    let found = skb.found();
+    let has_usual_headers = u32::from(found.l4) == ETH_LEN + A::IP_LEN && found.link() == LinkHeader::Ethernet;
+    skb.is_ours() && !skb.is_tagged() && has_usual_headers
 }
 
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
-#[inline(always)]
-fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Delivery, Reason> {
-    let Scratch { packet, flow, route, .. } = scratch;
+#[inline(never)]
+fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
+    let Scratch { packet, flow, route, becomes, .. } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
-    if !flow.rx.has(Seen::DIRECT) || flow.state() != State::Established {
-        return Ok(Delivery::LEFT);
+    let is_whole = flow.rx.has(Seen::WHOLE);
+    if !is_whole && !(flow.rx.has(Seen::DIRECT) && flow.state() == State::Established && is_on_for_all()) {
+        return Plan::Stack;
     }
-    if is_for_stack(packet, flow) {
+    if is_for_stack(packet, flow, is_whole) {
         // A judgement that is not renewed would count again once its term has come round.
         keep_judgement(flow, packet.proto, Judged::NONE);
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     // The kernel does not judge what skips it.
     let (term, epoch) = term();
     if !flow.judged().holds(skb.ifindex(), term)
-        && is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr)
+        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
     {
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     route.ask(flow.source.port, flow.backend.port, 0);
     if !find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr) {
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     keep_judgement(flow, packet.proto, Judged::new(skb.ifindex(), route.keep(epoch), term));
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
-    let source = if route.to_peer { flow.source } else { flow.client_between() };
-    packet.rewrite(skb, &source, &flow.backend, flow.is_far())?;
-    maps::count(Event::Forwarded);
-    if !route.to_peer {
-        skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), false));
+    let src = if route.to_peer { flow.source } else { flow.client_between() };
+    *becomes = Becomes { src, dst: flow.backend, is_far: flow.is_far().into() };
+    match (route.to_peer, flow.is_snat_on_devices()) {
+        (true, _) => Plan::ToPod,
+        (false, true) => Plan::ToDeviceAsNode,
+        (false, false) => Plan::ToDevice,
     }
-    leave::<A>(skb, route).map(|Action(action)| Delivery(action))
 }
 
 /// Keeps a judgement of the client in the opener's entry, if it is news.
@@ -144,51 +198,61 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
 }
 
 /// A packet from the backend; `is_unsnat` if the ingress hook knows it as one that the backend has sent to the node.
-#[inline(always)]
-fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Result<Delivery, Reason> {
-    let Scratch { packet, flow, other, route, .. } = scratch;
+#[inline(never)]
+fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan {
+    let Scratch { packet, flow, other, route, becomes, .. } = scratch;
     let key = if is_unsnat { flow.undnat_key(packet.proto) } else { packet.flow_key(Hook::EGRESS) };
-    let Some(entry) = maps::flow(&key, other) else { return Ok(Delivery::LEFT) };
+    let Some(entry) = maps::flow(&key, other) else { return Plan::Stack };
     if other.kind != Kind::UNDNAT || other.has(Flow::<A>::HOST) || other.is_snat() != is_unsnat {
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     if !other.rx.has(Seen::DIRECT) {
-        if is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr) {
-            return Ok(Delivery::LEFT);
+        if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
+            return Plan::Stack;
         }
         entry.set_rx(other.rx.with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
-    if !other.tx.has(Seen::DIRECT) || !other.rx.has(Seen::PACKET) || other.rx.has(END) {
-        return Ok(Delivery::LEFT);
+    let is_whole = other.rx.has(Seen::WHOLE);
+    let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
+    if !is_whole && !(is_open && is_on_for_all()) {
+        return Plan::Stack;
     }
-    if is_for_stack(packet, other) {
+    if is_for_stack(packet, other, is_whole) {
         entry.set_judged(Judged::NONE);
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     let (term, epoch) = term();
     if !other.judged().holds(skb.ifindex(), term)
-        && is_forged(skb, skb.ifindex(), &packet.src.addr, &packet.dst.addr)
+        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
     {
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     route.ask(packet.src.port, packet.dst.port, 0);
     if !find(skb, packet.proto, route, &packet.src.addr, &other.client.addr) {
-        return Ok(Delivery::LEFT);
+        return Plan::Stack;
     }
     let judged = Judged::new(skb.ifindex(), route.keep(epoch), term);
     if other.judged() != judged && entry.is_at(&key) {
         entry.set_judged(judged);
     }
+    becomes.is_far = other.is_far().into();
     if route.to_peer {
         flow::back(&entry, other, packet);
-        packet.rewrite(skb, &other.frontend, &other.client, other.is_far())?;
-        maps::count(Event::Returned);
+        (becomes.src, becomes.dst) = (other.frontend, other.client);
+        Plan::BackToPod
     } else if is_unsnat {
-        packet.rewrite(skb, &packet.src, &other.client_between(), other.is_far())?;
-        skb.set_packet_mark(PacketMark::BACK);
+        (becomes.src, becomes.dst) = (packet.src, other.client_between());
+        Plan::BackFromNode
+    } else {
+        Plan::BackToDevice
     }
-    leave::<A>(skb, route).map(|Action(action)| Delivery(action))
+}
+
+/// Returns true if also flows may skip the stack that were opened through it.
+#[inline(always)]
+pub fn is_on_for_all() -> bool {
+    maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
 }
 
 /// Returns the present term, and its epoch.
@@ -200,9 +264,11 @@ fn term() -> (Term, u32) {
 
 /// Returns true if the stack has to see this packet.
 #[inline(always)]
-fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
+fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_whole: bool) -> bool {
     let opens = packet.opens() && packet.proto != Proto::UDP;
-    opens || packet.seen().has(END) || packet.is_fragment() || is_its_turn(flow, flow::about_now_secs())
+    // Of a whole flow the stack knows nothing.
+    let is_due = !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, flow::about_now_secs()));
+    packet.is_fragment() || is_due
 }
 
 /// Returns true if the stack hears of the flow with this packet, and so does not forget it. `flow` is as before the packet.

@@ -30,3 +30,4 @@ mod stack;
 mod sweep;
 mod verdicts;
 mod ways;
+mod whole;

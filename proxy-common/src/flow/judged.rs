@@ -73,6 +73,12 @@ impl Judged {
 }
 
 impl<A: Addr> Flow<A> {
+    /// Keeps a judgement, in an entry that is about to be made.
+    #[inline(always)]
+    pub const fn set_judged(&mut self, judged: Judged) {
+        [self.client.spare, self.frontend.spare, self.backend.spare, self.source.spare] = judged.spares();
+    }
+
     /// Returns the judgement of this entry's packets.
     #[inline(always)]
     pub const fn judged(&self) -> Judged {

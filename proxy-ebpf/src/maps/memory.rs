@@ -26,6 +26,7 @@ pub struct Scratch<A: Addr> {
     pub service: Service,
     pub error: icmp::Error<A>,
     pub route: redirect::FibResult,
+    pub becomes: redirect::Becomes<A>,
 }
 
 /// The first flow of a half-open ring, while it is given up. Its own room: the hook holds its [`Scratch`] meanwhile.

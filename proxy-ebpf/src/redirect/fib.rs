@@ -10,11 +10,12 @@ use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redir
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 
-use crate::Action;
+use super::{Delivery, Known};
 use crate::maps::{self, Exit};
 use crate::net::{self, Net};
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
+use crate::{Action, global_fn};
 
 /// The kernel's answer about a packet's route, from [`find`]. In map memory, as a [`Packet`] is.
 #[derive(Clone, Copy)]
@@ -50,6 +51,12 @@ impl FibResult {
         if self.to_peer && mtu == self.device_mtu && maps::keep_exit(&exit) { exit.ifindex } else { 0 }
     }
 
+    /// Returns the device of the way.
+    #[inline(always)]
+    pub fn ifindex(&self) -> u32 {
+        self.fib.ifindex
+    }
+
     /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of this length.
     #[inline(always)]
     fn recall(&mut self, len: u16) -> bool {
@@ -76,6 +83,11 @@ pub trait Forward: Net {
 
     /// One hop less.
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
+
+    /// Calls [`super::deliver`].
+    fn deliver(skb: Skb, known: Known) -> Delivery;
+    /// Calls [`super::opener::find_way`].
+    fn find_way(skb: Skb);
 }
 
 /// Finds the way of a packet that goes from `src` to `dst`, as [`FibResult::ask`] has prepared it. Its IP header is the
@@ -168,6 +180,16 @@ impl Forward for Addr4 {
         let check = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
         skb.store(Self::HOPS_OFFSET, &[hops - 1, proto, check[0], check[1]], 0)
     }
+
+    #[inline(always)]
+    fn deliver(skb: Skb, known: Known) -> Delivery {
+        Delivery(global_fn::kpx_deliver4(skb.as_ptr(), known.0))
+    }
+
+    #[inline(always)]
+    fn find_way(skb: Skb) {
+        global_fn::kpx_find_way4(skb.as_ptr());
+    }
 }
 
 impl Forward for Addr6 {
@@ -180,5 +202,15 @@ impl Forward for Addr6 {
         let mut word: [u8; 4] = skb.load(WORD)?;
         word[3] -= 1;
         skb.store(WORD, &word, BPF_F_RECOMPUTE_CSUM)
+    }
+
+    #[inline(always)]
+    fn deliver(skb: Skb, known: Known) -> Delivery {
+        Delivery(global_fn::kpx_deliver6(skb.as_ptr(), known.0))
+    }
+
+    #[inline(always)]
+    fn find_way(skb: Skb) {
+        global_fn::kpx_find_way6(skb.as_ptr());
     }
 }

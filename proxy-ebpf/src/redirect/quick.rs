@@ -8,16 +8,17 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State, Term};
 
 use super::fib::{find, leave};
-use super::{END, Forward};
+use super::{END, Forward, is_on_for_all};
 use crate::established::{self, Head};
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
 use crate::{flow, tcp};
 
-/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
+/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way;
+/// [`Outcome::NOT_FAST`] if its flow is none of the fast path.
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
+pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let Some(head) = &established::head::<A>(skb, Hook::INGRESS, skb.packet_mark()) else {
         return Outcome::NOT_ESTABLISHED;
     };
@@ -25,79 +26,116 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    if let Some(entry) = maps::live_flow(&key) {
-        return there(skb, head, &key, &entry, memory);
+    let (entry, is_there) = match maps::live_flow(&key) {
+        Some(entry) => (entry, true),
+        None => {
+            key.set_hook(Hook::EGRESS);
+            let Some(entry) = maps::live_flow(&key) else {
+                let missed = established::missed(skb, Hook::INGRESS, head, memory);
+                return missed.map_or(Outcome::NOT_ESTABLISHED, Outcome::new);
+            };
+            (entry, false)
+        }
+    };
+    if is_of_stack(&entry, entry.read(|flow| flow.rx)) {
+        return Outcome::NOT_FAST;
     }
-    key.set_hook(Hook::EGRESS);
-    match maps::live_flow(&key) {
-        Some(entry) => back(skb, head, &key, &entry, memory),
-        None => established::missed(skb, Hook::INGRESS, head, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new),
+    let is_fast = if is_there { goes_there(head, &entry) } else { goes_back(head, &entry) };
+    let exit = if is_fast { judged_exit(skb, &entry) } else { None };
+    let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch::<A>()) else {
+        return Outcome::NOT_ESTABLISHED;
+    };
+    if is_there {
+        there(&entry, exit, scratch);
+    } else {
+        back(head, &entry, exit, scratch);
     }
+    if !entry.is_at(&key) {
+        return Outcome::NOT_ESTABLISHED;
+    }
+    leave_for(skb, head, &entry, is_there, scratch)
 }
 
-/// A packet to the backend.
+/// Sends a packet on its way, from and to the addresses in `scratch.becomes`.
 #[inline(always)]
-fn there<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>, memory: Memory) -> Outcome {
-    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
-    let is_fast = tx.has(Seen::DIRECT) && rx.has(Seen::DIRECT) && State::of(tx, rx) == State::Established;
-    if !is_fast || entry.read(|flow| flow.kind) != Kind::DNAT || established::is_news_to_opener(entry, head) {
+fn leave_for<A: Forward>(
+    skb: Skb,
+    head: &Head<A>,
+    entry: &Entry<A>,
+    is_there: bool,
+    scratch: &mut Scratch<A>,
+) -> Outcome {
+    let Scratch { packet, route, becomes, .. } = scratch;
+    // The route is asked for between the hooks, where the client has its own address.
+    if !find(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
-    let Some(exit) = judged_exit(skb, entry) else { return Outcome::NOT_ESTABLISHED };
-    let (client, source, backend) =
-        (entry.read(|flow| flow.client.addr), entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
-    let source_changes = entry.read(Flow::is_snat_on_devices);
-    let Some((Scratch { packet, route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
-    if !entry.is_at(key) {
-        return Outcome::NOT_ESTABLISHED;
+    if is_there && !route.to_peer {
+        becomes.src.addr = head.src.addr;
     }
-    route.ask(source.port, backend.port, exit);
-    if !find(skb, head.proto, route, &client, &backend.addr) {
-        return Outcome::NOT_ESTABLISHED;
-    }
-    let source = if route.to_peer { source } else { SockAddr::new(client, source.port) };
-    if let Err(reason) = translate(skb, head, &source, &backend, entry) {
-        established::name(head, packet);
-        return Outcome::new(Err(reason));
-    }
-    maps::count(Event::Forwarded);
-    if !route.to_peer {
-        skb.set_packet_mark(PacketMark::forward(source_changes, false));
-    }
-    Outcome::new(leave::<A>(skb, route))
-}
-
-/// A packet from the backend. The hook of another device gives it the frontend's address, unless it goes into a pod.
-#[inline(always)]
-fn back<A: Forward>(skb: Skb, head: &Head<A>, key: &FlowKey<A>, entry: &Entry<A>, memory: Memory) -> Outcome {
-    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
-    let is_fast = tx.has(Seen::DIRECT) && rx.has(Seen::DIRECT) && rx.has(Seen::PACKET) && !rx.has(END);
-    if !is_fast
-        || entry.read(|flow| flow.kind) != Kind::UNDNAT
-        || entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
-        || established::is_news_to_reply(entry, head, PacketMark::NONE)
-        || established::advances(entry, head)
-    {
-        return Outcome::NOT_ESTABLISHED;
-    }
-    let Some(exit) = judged_exit(skb, entry) else { return Outcome::NOT_ESTABLISHED };
-    let (frontend, client) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
-    let Some((Scratch { packet, route, .. }, _)) = memory.scratch::<A>() else { return Outcome::NOT_ESTABLISHED };
-    if !entry.is_at(key) {
-        return Outcome::NOT_ESTABLISHED;
-    }
-    route.ask(head.src.port, head.dst.port, exit);
-    if !find(skb, head.proto, route, &head.src.addr, &client.addr) {
-        return Outcome::NOT_ESTABLISHED;
-    }
-    if route.to_peer {
-        if let Err(reason) = translate(skb, head, &frontend, &client, entry) {
+    // The hook of another device gives a packet from the backend the frontend's address.
+    if is_there || route.to_peer {
+        if let Err(reason) = translate(skb, head, &becomes.src, &becomes.dst, entry) {
             established::name(head, packet);
             return Outcome::new(Err(reason));
         }
-        maps::count(Event::Returned);
+        maps::count(if is_there { Event::Forwarded } else { Event::Returned });
+    }
+    if is_there && !route.to_peer {
+        skb.set_packet_mark(PacketMark::forward(entry.read(Flow::is_snat_on_devices), false));
     }
     Outcome::new(leave::<A>(skb, route))
+}
+
+/// Returns true if the short way may take a packet to the backend.
+#[inline(always)]
+fn goes_there<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
+    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
+    tx.has(Seen::DIRECT)
+        && rx.has(Seen::DIRECT)
+        && State::of(tx, rx) == State::Established
+        && entry.read(|flow| flow.kind) == Kind::DNAT
+        && !established::is_news_to_opener(entry, head)
+}
+
+/// Returns true if the short way may take a packet from the backend.
+#[inline(always)]
+fn goes_back<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
+    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
+    tx.has(Seen::DIRECT)
+        && rx.has(Seen::DIRECT)
+        && rx.has(Seen::PACKET)
+        && !rx.has(END)
+        && entry.read(|flow| flow.kind) == Kind::UNDNAT
+        && !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
+        && !established::is_news_to_reply(entry, head, PacketMark::NONE)
+        && !established::advances(entry, head)
+}
+
+/// Reads what a packet to the backend becomes.
+#[inline(always)]
+fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
+    let Scratch { route, becomes, .. } = scratch;
+    (becomes.src, becomes.dst) = (entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
+    route.ask(becomes.src.port, becomes.dst.port, exit);
+}
+
+/// Reads what a packet from the backend becomes.
+#[inline(always)]
+fn back<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
+    let Scratch { route, becomes, .. } = scratch;
+    (becomes.src, becomes.dst) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
+    route.ask(head.src.port, head.dst.port, exit);
+}
+
+/// The first packets of an entry may find that the stack need not see the flow, as may the first one of each second.
+const FIRST_PACKETS: u64 = 4;
+
+/// Returns true if a packet need not pay for those that skip the stack: `rx` says that its flow does not.
+#[inline(always)]
+fn is_of_stack<A: Forward>(entry: &Entry<A>, rx: Seen) -> bool {
+    let may_skip = rx.has(Seen::WHOLE) || rx.has(Seen::DIRECT) && is_on_for_all();
+    !may_skip && entry.read(|flow| flow.passed.packets) >= FIRST_PACKETS
 }
 
 /// Gives a packet other addresses and ports, and brings its flow up to date with it.

@@ -50,7 +50,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 11] = [
+const NODE_FLAGS: [(&str, u32); 13] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -58,6 +58,8 @@ const NODE_FLAGS: [(&str, u32); 11] = [
     ("detects6", Node::DETECTS6),
     ("draining", Node::DRAINING),
     ("fast_path", Node::FAST_PATH),
+    ("fast_open", Node::FAST_OPEN),
+    ("fast_keep", Node::FAST_KEEP),
     ("masquerade_all", Node::MASQUERADE_ALL),
     ("stacked", Node::STACKED),
     ("filtered", Node::FILTERED),

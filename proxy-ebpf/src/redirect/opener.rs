@@ -1,0 +1,47 @@
+//! Whole connections past the stack, from their first packet on. The agent switches this on while the stack does nothing to
+//! packets from one pod of this node to another (`Node::FAST_OPEN`).
+
+use proxy_common::addr::Proto;
+use proxy_common::flow::{Flow, Judged, Seen};
+
+use super::fib::find;
+use super::plan::{Becomes, Plan};
+use super::{Forward, is_plain, term};
+use crate::maps::{Memory, Scratch};
+use crate::open::Way;
+use crate::skb::Skb;
+
+/// Finds the way of the flow that is about to be opened as `scratch.opening` says, and notes it there. Without a way the flow
+/// takes the stack.
+#[inline(always)]
+pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
+    let Some((Scratch { packet, opening, route, .. }, _)) = memory.scratch::<A>() else { return };
+    let source = &opening.source;
+    // A stranger's flow, a masqueraded one and one with another port are for the stack.
+    let is_plain_flow = opening.flags & Flow::<A>::REMOTE == 0 && !source.port_taken && source.addr == packet.src.addr;
+    let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
+    // Its sender has been judged: see `ingress::choose`.
+    if !is_plain_flow || !is_plain_packet {
+        return;
+    }
+    route.ask(packet.src.port, opening.backend.port, 0);
+    if !find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr) || !route.to_peer {
+        return;
+    }
+    let (term, epoch) = term();
+    let there = Judged::new(skb.ifindex(), route.keep(epoch), term);
+    // The route leads to the backend through this device, so its packets come from there.
+    opening.way = Way { there, back: Judged::new(route.ifindex(), 0, term) };
+}
+
+/// Plans for the first packet of the flow that has just been opened.
+#[inline(always)]
+pub fn first<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
+    let Scratch { flow, opening, becomes, .. } = scratch;
+    // Another CPU may have opened it meanwhile, with another backend.
+    if !flow.rx.has(Seen::WHOLE) || flow.backend != opening.backend {
+        return Plan::Stack;
+    }
+    *becomes = Becomes { src: flow.source, dst: flow.backend, is_far: 0 };
+    Plan::ToPod
+}
