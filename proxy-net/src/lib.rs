@@ -33,6 +33,7 @@ pub mod conntrack;
 pub mod filter;
 pub mod forward;
 pub mod listeners;
+pub mod nat;
 pub mod sock_diag;
 pub mod xfrm;
 
