@@ -64,6 +64,8 @@ pub struct Inbox {
     pub links: mpsc::Receiver<LinkEvent>,
     /// The signal that routes have changed. Silent in node mode, where the agent does not watch routes.
     pub routes: mpsc::Receiver<()>,
+    /// The signal that rules of netfilter have changed. Silent without the fast path.
+    pub rules: mpsc::Receiver<()>,
     pub queries: mpsc::Receiver<Query>,
     /// The problems of the source.
     pub source_health: Health,
@@ -106,6 +108,8 @@ pub struct Agent {
     node_due: bool,
     /// The pass whose routes and rules the node is away for.
     following: Option<Following>,
+    /// The node is away to look which packets may skip the stack.
+    judging: bool,
     /// The queries that wait until the node is back.
     waiting: Vec<Query>,
     /// What Services know that they go without on this node.
@@ -150,6 +154,7 @@ impl Agent {
             node_retry: None,
             node_due: false,
             following: None,
+            judging: false,
             waiting: Vec::new(),
             told_left_out: BTreeSet::new(),
             is_behind: false,
@@ -205,6 +210,10 @@ impl Agent {
                         self.sync().await?;
                     }
                 }
+                Some(()) = inbox.rules.recv(), if self.node.is_here() => {
+                    self.judging = true;
+                    self.node.judge(self.reports.liveness.work());
+                }
                 () = sleep_until(next_pass) => {
                     let _work = self.reports.liveness.work();
                     self.sync().await?;
@@ -214,6 +223,11 @@ impl Agent {
                     self.record(&Problem::Flows, swept);
                     let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
                     self.record(&Problem::Counters, checked);
+                    let whole = self.sweeper.whole();
+                    let kept = self.node.here_mut().map_or(Ok(()), |node| node.keep_whole_flows(whole > 0));
+                    if kept.is_err() {
+                        self.record(&Problem::Devices, kept);
+                    }
                 }
                 reconciled = self.reconciler.next() => {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
@@ -253,6 +267,13 @@ impl Agent {
     /// Goes on where the node was sent away.
     async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
         let is_kept = match self.following.take() {
+            None if std::mem::take(&mut self.judging) => {
+                // The next full list of devices ends the problem.
+                if result.is_err() {
+                    self.record(&Problem::Devices, result);
+                }
+                false
+            }
             Some(following) => {
                 self.end(following, result).await;
                 false

@@ -76,12 +76,13 @@ impl Node {
         if options.pod_routing != Some(PodRoutes::Nodes) {
             pod_route::remove(&handle).await.context("remove the routes to pods of another mode")?;
         }
+        let rows = NodeRows::new(maps)?;
         let mut node = Self {
             // A host in host mode has no pods to detect, and no Node object with their networks.
             detection: if is_node { Detection::new(options.detector.clone()) } else { Detection::default() },
             host_mode: options.pod_routing.map(|routing| HostMode::new(handle.clone(), routing)),
-            fast_path: FastPathState::new(options.fast_path),
-            rows: NodeRows::new(maps)?,
+            fast_path: FastPathState::new(options.fast_path, rows.inherits_whole_flows()),
+            rows,
             devices: Devices::new(is_node),
             options,
             handle,
@@ -275,9 +276,24 @@ impl Node {
         result
     }
 
-    async fn judge_fast_path(&mut self) -> Result<()> {
+    /// Looks which packets may skip the stack, and tells the programs.
+    pub async fn judge_fast_path(&mut self) -> Result<()> {
+        if !self.knows_devices() {
+            return Ok(());
+        }
         let before = self.fast_path.clone();
-        self.fast_path.judge(self.programs.attachments.changes()).await;
+        self.fast_path.judge(self.programs.attachments.changes(), self.rows.pod_cidrs()).await;
+        self.switch_fast_path(before)
+    }
+
+    /// Has flows that were opened past the stack go on past it, as long as there are any.
+    pub fn keep_whole_flows(&mut self, are_there: bool) -> Result<()> {
+        let before = self.fast_path.clone();
+        self.fast_path.keep_whole_flows(are_there);
+        self.switch_fast_path(before)
+    }
+
+    fn switch_fast_path(&mut self, before: FastPathState) -> Result<()> {
         if before.flag() == self.fast_path.flag() {
             return Ok(());
         }

@@ -67,7 +67,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let (input_sender, inputs) = mpsc::channel(QUEUE);
     let (link_sender, links) = mpsc::channel(QUEUE);
     let (route_sender, routes) = mpsc::channel(1);
-    let mut inbox = Inbox { inputs, links, routes, queries, source_health: source_health.clone() };
+    let (rule_sender, rules) = mpsc::channel(1);
+    let mut inbox = Inbox { inputs, links, routes, rules, queries, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
     let (source, watchers) = (settings.source, Watchers::default());
@@ -95,6 +96,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
+            result = watch_rules(skips_stack, rule_sender) => result.context("the watch on rules").and_then(|()| bail!("the watch on rules has ended")),
             result = watch_ways(skips_stack, epoch) => result.context("the watch on ways past the stack").and_then(|()| bail!("the watch on ways past the stack has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
@@ -177,6 +179,14 @@ async fn watch_ways(skips_stack: bool, mut epoch: Epoch) -> Result<()> {
         return std::future::pending().await;
     }
     net::on_own_thread(net::watch_ways(move || epoch.advance())).await.flatten()
+}
+
+/// Watches rules of netfilter; without the fast path no part of the agent needs them.
+async fn watch_rules(skips_stack: bool, changes: mpsc::Sender<()>) -> Result<()> {
+    if !skips_stack {
+        return std::future::pending().await;
+    }
+    net::on_own_thread(net::watch_rules(changes)).await.flatten()
 }
 
 /// Waits until events are sent, so that an error reaches the cluster before it ends the agent.

@@ -47,6 +47,10 @@ impl Node {
     pub const FAST_OPEN: u32 = 1 << 11;
     /// Connections that were opened past the stack go on past it, whether or not others do.
     pub const FAST_KEEP: u32 = 1 << 12;
+    /// With FAST_OPEN: only between addresses of the Node object's `spec.podCIDRs`.
+    pub const FAST_OPEN_PODS: u32 = 1 << 13;
+    /// All that the fast path does.
+    pub const OF_FAST_PATH: u32 = Self::FAST_PATH | Self::FAST_OPEN | Self::FAST_KEEP | Self::FAST_OPEN_PODS;
     /// There are macvlans: frames for another link address than a device's own may be for one above it.
     pub const MACVLANS: u32 = 1 << 10;
 

@@ -16,7 +16,7 @@ use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::flow::{Flow, FlowKey, Kind};
+use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
 
@@ -76,6 +76,9 @@ pub struct Swept {
     pub flows: usize,
     /// The remaining half-open flows, which make room for others.
     pub half_open: usize,
+    /// The remaining flows that were opened past the stack.
+    #[serde(skip)]
+    pub whole: usize,
     /// The expired flows that the sweep removed.
     pub expired: usize,
     /// The entries without a flow that the sweep removed.
@@ -305,6 +308,7 @@ impl<A: FamilyNames> Found<A> {
         let entries = opener.kinds().len();
         self.swept.flows += 1;
         self.swept.entries += entries;
+        self.swept.whole += usize::from(opener.rx.has(Seen::WHOLE));
         if opener.is_half_open(key.proto()) {
             self.swept.half_open += 1;
         } else {

@@ -22,7 +22,7 @@ const NAT: &str = "nat";
 
 /// The tables of legacy iptables, by family. Only a process that may open raw sockets can read whether they have rules,
 /// and an agent may not. An unused table does not exist, so a table's presence counts.
-const LEGACY: [(&str, &str); 2] =
+pub(crate) const LEGACY: [(&str, &str); 2] =
     [("iptables", "/proc/net/ip_tables_names"), ("ip6tables", "/proc/net/ip6_tables_names")];
 
 /// A chain of nftables that a hook calls.

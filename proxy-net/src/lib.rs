@@ -26,6 +26,7 @@ pub mod next_hop;
 pub mod pod_route;
 pub mod route;
 mod route_watch;
+mod rule_watch;
 pub mod rule;
 
 // Netfilter, filters, sockets.
@@ -43,5 +44,6 @@ mod ports;
 
 pub use netlink::{Handle, connect, namespace, on_own_thread};
 pub use route_watch::watch_routes;
+pub use rule_watch::watch_rules;
 pub use watch::{LinkEvent, watch};
 pub use way_watch::watch_ways;

@@ -58,6 +58,11 @@ impl NodePart {
         self.send(work, async move |node| node.follow(&health).await);
     }
 
+    /// Sends the node away to look which packets may skip the stack. Without effect while it is away.
+    pub(super) fn judge(&mut self, work: Work) {
+        self.send(work, async move |node| node.judge_fast_path().await);
+    }
+
     fn send(&mut self, work: Work, errand: impl AsyncFnOnce(&mut Node) -> Result<()> + Send + 'static) {
         let Some(mut node) = self.here.take() else { return };
         self.last = LastKnown::of(&node);

@@ -45,6 +45,11 @@ impl Sweeper {
         self.last.values().map(|swept| swept.expired as u64).sum()
     }
 
+    /// Returns the number of flows that were opened past the stack, as of the last sweep.
+    pub(super) fn whole(&self) -> usize {
+        self.last.values().map(|swept| swept.whole).sum()
+    }
+
     /// Waits for the end of the next sweep, and returns its duration. The future may be cancelled: the sweep goes on,
     /// and the next call waits for it.
     pub(super) async fn next(&mut self) -> Result<Duration> {

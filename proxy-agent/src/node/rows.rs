@@ -67,7 +67,7 @@ impl NodeRows {
     pub(super) fn write_node(&mut self, anchor: Anchor, flags: NodeFlags) -> Result<()> {
         let NodeFlags { options, host } = flags;
         if let Some(inherited) = self.inherited {
-            let inherited = inherited.without(device::Node::FAST_PATH | OF_DEVICES).with(host);
+            let inherited = inherited.without(device::Node::OF_FAST_PATH | OF_DEVICES).with(host);
             return self.maps.set_node(inherited.with_anchor(anchor.ifindex, anchor.mac));
         }
         let (addr4, addr6) = self.addrs;
@@ -85,6 +85,16 @@ impl NodeRows {
 
     pub(super) fn write_addrs(&mut self, addrs: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
         self.maps.set_addrs(addrs)
+    }
+
+    /// Returns true if flows of the predecessor may have skipped the stack from their first packet on.
+    pub(super) fn inherits_whole_flows(&self) -> bool {
+        self.inherited.is_some_and(|node| node.has(device::Node::FAST_OPEN | device::Node::FAST_KEEP))
+    }
+
+    /// Returns the networks that the programs know as the Node object's pod networks.
+    pub(super) fn pod_cidrs(&self) -> &[IpNet] {
+        &self.pod_cidrs
     }
 
     /// Returns true if the programs know these networks as the Node object's pod networks.

@@ -2,12 +2,13 @@
 //! packets from one pod of this node to another (`Node::FAST_OPEN`).
 
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Flow, Judged, Seen};
+use proxy_common::device::{Device, Node, pod_net};
+use proxy_common::flow::{Judged, Seen};
 
 use super::fib::find;
 use super::plan::{Becomes, Plan};
 use super::{Forward, is_plain, term};
-use crate::maps::{Memory, Scratch};
+use crate::maps::{self, Memory, Scratch};
 use crate::open::Way;
 use crate::skb::Skb;
 
@@ -16,12 +17,17 @@ use crate::skb::Skb;
 #[inline(always)]
 pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let Some((Scratch { packet, opening, route, .. }, _)) = memory.scratch::<A>() else { return };
+    let Some(node) = maps::node() else { return };
+    let is_of_node = |addr| maps::pod_net(addr) & pod_net::NODE_CIDR != 0;
     let source = &opening.source;
-    // A stranger's flow, a masqueraded one and one with another port are for the stack.
-    let is_plain_flow = opening.flags & Flow::<A>::REMOTE == 0 && !source.port_taken && source.addr == packet.src.addr;
+    // A masqueraded flow and one with another port are for the stack.
+    let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
     let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
     // Its sender has been judged: see `ingress::choose`.
-    if !is_plain_flow || !is_plain_packet {
+    if !is_plain_flow || !is_plain_packet || !is_plain_pair(skb) {
+        return;
+    }
+    if node.has(Node::FAST_OPEN_PODS) && !(is_of_node(packet.src.addr) && is_of_node(opening.backend.addr)) {
         return;
     }
     route.ask(packet.src.port, opening.backend.port, 0);
@@ -32,6 +38,13 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let there = Judged::new(skb.ifindex(), route.keep(epoch), term);
     // The route leads to the backend through this device, so its packets come from there.
     opening.way = Way { there, back: Judged::new(route.ifindex(), 0, term) };
+}
+
+/// Returns true if the packet came out of a pod's veth, past no bridge and no other program's filter.
+#[inline(always)]
+fn is_plain_pair(skb: Skb) -> bool {
+    let (flags, bridge) = maps::place_of(skb.ifindex());
+    flags & (Device::POD | Device::PEER | Device::FILTERED) == Device::POD | Device::PEER && bridge == 0
 }
 
 /// Plans for the first packet of the flow that has just been opened.
