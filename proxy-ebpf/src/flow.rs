@@ -91,7 +91,9 @@ fn is_in_anothers_name<A: Net>(skb: Skb, packet: &Packet<A>, hook: Hook, mark: P
         (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => At::Here,
         (Some(AtHook::Egress), EntryKind::Undnat) if !mark.is_forward() && skb.ingress_ifindex() != 0 => At::Before,
         // The state of a reply to the node changes where it leaves.
-        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => return false,
+        (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat) | (Some(AtHook::Egress), _) | (None, _) => {
+            return false;
+        }
     };
     is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
 }

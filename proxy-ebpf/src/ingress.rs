@@ -106,9 +106,8 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     }
     let generation = maps::generation();
     let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
-    let objection = |packet: &Packet<A>| {
-        is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
-    };
+    let objection =
+        |packet: &Packet<A>| is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged);
     let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
         Err(Reason::NotOurs) => return open_direct(skb, scratch),
@@ -124,7 +123,8 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     if maps::place_of(skb.ifindex()).0 & Device::POD == 0 {
         flags |= Flow::<A>::REMOTE;
     }
-    scratch.opening = Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
+    scratch.opening =
+        Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
-use crate::net::{At, self, FragmentPart, Header, Net, diff, sum};
+use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;

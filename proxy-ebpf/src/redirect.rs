@@ -156,9 +156,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     }
     // The kernel does not judge what skips it.
     let (term, epoch) = term();
-    if !flow.judged().holds(skb.ifindex(), term)
-        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
-    {
+    if !flow.judged().holds(skb.ifindex(), term) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
         return Plan::Stack;
     }
     route.ask(flow.source.port, flow.backend.port, 0);
@@ -223,9 +221,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         return Plan::Stack;
     }
     let (term, epoch) = term();
-    if !other.judged().holds(skb.ifindex(), term)
-        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
-    {
+    if !other.judged().holds(skb.ifindex(), term) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
         return Plan::Stack;
     }
     route.ask(packet.src.port, packet.dst.port, 0);

@@ -26,8 +26,8 @@ pub mod next_hop;
 pub mod pod_route;
 pub mod route;
 mod route_watch;
-mod rule_watch;
 pub mod rule;
+mod rule_watch;
 
 // Netfilter, filters, sockets.
 pub mod conntrack;

@@ -157,7 +157,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn changes_in_a_burst_are_few_reports() {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
-        let receiver = futures::stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) });
+        let receiver =
+            futures::stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) });
         let began = Instant::now();
         let mut reports = Vec::new();
         let follow = follow(Box::pin(receiver), || {

@@ -5,9 +5,9 @@ use proxy_common::counter::{Event, Reason};
 
 use super::Forward;
 use super::fib::leave;
+use crate::Action;
 use crate::maps::{self, Scratch};
 use crate::skb::{PacketMark, Skb};
-use crate::Action;
 
 /// The addresses and ports that a packet gets. In map memory, as a [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]

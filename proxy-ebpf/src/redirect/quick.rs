@@ -135,7 +135,9 @@ const FIRST_PACKETS: u64 = 4;
 #[inline(always)]
 fn is_of_stack<A: Forward>(entry: &Entry<A>, rx: Seen) -> bool {
     let may_skip = rx.has(Seen::WHOLE) || rx.has(Seen::DIRECT) && is_on_for_all();
-    !may_skip && entry.read(|flow| flow.passed.packets) >= FIRST_PACKETS
+    !may_skip
+        && entry.read(|flow| flow.passed.packets) >= FIRST_PACKETS
+        && entry.read(|flow| flow.last_secs) == flow::about_now_secs()
 }
 
 /// Gives a packet other addresses and ports, and brings its flow up to date with it.

@@ -130,6 +130,14 @@ impl Fixture {
         Ok(of("fast_local")? + of("fast_remote")?)
     }
 
+    /// Returns the number of packets to services and back that the stack has seen. A packet that skips it counts as fast, and as
+    /// forwarded or returned as well.
+    pub(crate) fn stack_saw(&self, agent: &Agent) -> Result<u64> {
+        let status = agent.status()?;
+        let of = |name: &str| status["events"][name].as_u64().with_context(|| format!("no event {name}"));
+        Ok(of("forwarded")? + of("returned")? - of("fast_local")?)
+    }
+
     /// TCP connections of the servers that the node's conntrack knows in a state.
     pub(crate) fn tracked(&self, state: &str) -> Result<usize> {
         let entries = self.lab.n1.host.ns.read("/proc/thread-self/net/nf_conntrack")?;

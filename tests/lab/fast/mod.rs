@@ -2,8 +2,11 @@
 
 mod fixture;
 
+use std::process::Command;
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{DEADLINE, wait_until};
+use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 
@@ -125,12 +128,7 @@ fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
 fn automatic_is_off_as_long_as_rules_are_found() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
-    let is = |what: &str| {
-        wait_until(DEADLINE, what, || {
-            let status = agent.status()?;
-            Ok(status["options"]["fastPath"].as_str().is_some_and(|said| said.contains(what)))
-        })
-    };
+    let is = |what: &str| says(&agent, what);
     is("auto: on, no rules found")?;
     let mut connection = fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?;
     exchange(&mut connection, EXCHANGES, 100)?;
@@ -146,6 +144,104 @@ fn automatic_is_off_as_long_as_rules_are_found() -> Result<()> {
     exchange(&mut connection, EXCHANGES, 100)?;
     ensure!(fixture.fast(&agent)? > before, "slow, though there are no rules any more");
     agent.stop()
+}
+
+/// A connection of which the stack sees nothing, as neither its rules nor conntrack would do anything to it.
+#[test]
+fn whole_connections_between_pods_skip_the_stack() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    // The CNI masquerades what leaves the pods' network, and nothing else.
+    says(&agent, "whole connections between addresses of this node's podCIDRs")?;
+    for family in Family::ALL {
+        for path in [Path::Local, Path::Remote, Path::Hairpin, Path::NodePortLocal] {
+            // The stack asks for link addresses that the node does not know yet.
+            exchange(&mut fixture.dial(path, Protocol::Tcp, family)?, 1, 100)?;
+            let before = fixture.stack_saw(&agent)?;
+            let mut connection = fixture.dial(path, Protocol::Tcp, family)?;
+            exchange(&mut connection, EXCHANGES, 1_000)?;
+            said(connection.exchange_last(&pattern(1_000)))?;
+            let on_stack = fixture.stack_saw(&agent)? - before;
+            let is_whole = path == Path::Local;
+            ensure!((on_stack == 0) == is_whole, "{family}, {path:?}: {on_stack} packets by the stack");
+        }
+    }
+    agent.stop()
+}
+
+#[test]
+fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    says(&agent, "whole connections")?;
+    exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?, 1, 100)?;
+    let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?];
+    exchange_all(&mut connections)?;
+    let pods = fixture.lab.host("p1a").addrs.v4;
+    // A rule for openers alone: it refuses what conntrack has not seen from the start.
+    fixture.lab.n1.host.ns.nft(&format!(
+        "table inet netpol {{
+            chain forward {{
+                type filter hook forward priority filter; policy accept
+                ct state invalid drop
+                ip saddr {pods} ct state new drop
+                ip daddr {pods} ct state new drop
+            }}
+        }}"
+    ))?;
+    wait_until(Duration::from_secs(2), "new connections meet the rule", || {
+        Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err())
+    })?;
+    says(&agent, "auto: off, because chain forward of table inet netpol has rules: 3")?;
+    let before = fixture.fast(&agent)?;
+    exchange_all(&mut connections)?;
+    ensure!(fixture.fast(&agent)? >= before + 40, "the open connection takes the stack");
+    // Another agent takes over, and the connection goes on.
+    agent.stop()?;
+    exchange_all(&mut connections)?;
+    let agent = fixture.start("auto")?;
+    says(&agent, "auto: off, because")?;
+    exchange_all(&mut connections)?;
+    fixture.lab.n1.host.ns.nft("delete table inet netpol")?;
+    says(&agent, "whole connections")?;
+    exchange_all(&mut connections)?;
+    connections.push(fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?);
+    exchange_all(&mut connections)?;
+    agent.stop()
+}
+
+#[test]
+fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    says(&agent, "whole connections")?;
+    let pod = fixture.lab.host("p1a").addrs.v4;
+    fixture.lab.n1.host.ns.nft(&format!(
+        "table ip hairpin {{
+            chain post {{
+                type nat hook postrouting priority srcnat
+                ip saddr {pod} masquerade
+            }}
+        }}"
+    ))?;
+    says(&agent, "connections are opened through the stack, because rule 1 of chain post of table ip hairpin")?;
+    let before = fixture.stack_saw(&agent)?;
+    let mut connection = fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?;
+    exchange(&mut connection, EXCHANGES, 1_000)?;
+    ensure!(fixture.stack_saw(&agent)? > before, "the stack has seen nothing");
+    let peers = fixture.lab.host("p1b").ns.exec(Command::new("ss").args(["-Htn", "state", "established"]))?;
+    ensure!(peers.contains(&fixture.lab.n1.host.addrs.v4.to_string()) || !peers.contains(&pod.to_string()), "{peers}");
+    agent.stop()
+}
+
+/// Waits until `kpx status` says this of the fast path.
+fn says(agent: &Agent, what: &str) -> Result<()> {
+    let mut said = String::new();
+    wait_until(DEADLINE, what, || {
+        said = agent.status()?["options"]["fastPath"].as_str().unwrap_or_default().to_owned();
+        Ok(said.contains(what))
+    })
+    .with_context(|| said.clone())
 }
 
 fn exchange(connection: &mut Connection, times: usize, len: usize) -> Result<()> {
