@@ -282,7 +282,7 @@ impl Node {
             return Ok(());
         }
         let before = self.fast_path.clone();
-        self.fast_path.judge(self.programs.attachments.changes(), self.rows.pod_cidrs()).await;
+        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs()).await;
         self.switch_fast_path(before)
     }
 

@@ -64,6 +64,18 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
+    translate(skb, (hook, mark), &head, (&key, &entry), memory)
+}
+
+/// Translates a packet whose entry has been found. Returns None if the packet is as it was, and has to take the slow path.
+#[inline(always)]
+pub fn translate<A: Net>(
+    skb: Skb,
+    (hook, mark): (Hook, PacketMark),
+    head: &Head<A>,
+    (key, entry): (&FlowKey<A>, &Entry<A>),
+    memory: Memory,
+) -> Option<Result<Action, Reason>> {
     let kind = entry.read(|flow| flow.kind).known()?;
     let (src, dst) = match kind {
         EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
@@ -78,8 +90,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     // The slow path takes a packet with news, and judges its source unless the only news is that it assures a stream. The
     // stack is too small for that here.
     let is_news = match kind {
-        EntryKind::Dnat => is_news_to_opener(&entry, &head),
-        EntryKind::Undnat => is_news_to_reply(&entry, &head, mark) || advances(&entry, &head),
+        EntryKind::Dnat => is_news_to_opener(entry, head),
+        EntryKind::Undnat => is_news_to_reply(entry, head, mark) || advances(entry, head),
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     if is_news {
@@ -88,7 +100,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
     let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
     // A call of the kernel's: what the compiler has read before, it does not read again behind it.
     let now_secs = about_now_secs();
-    if !entry.is_at(&key) {
+    if !entry.is_at(key) {
         return None;
     }
     if matches!(kind, EntryKind::Dnat | EntryKind::Undnat) {
@@ -96,16 +108,16 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action
             return None;
         }
         entry.count(skb.segments(), skb.len());
-        note_acked(&entry, &head);
+        note_acked(entry, head);
         maps::count(if kind == EntryKind::Dnat { Event::Forwarded } else { Event::Returned });
     }
-    if let Err(reason) = A::rewrite(skb, &head, &src, &dst) {
+    if let Err(reason) = A::rewrite(skb, head, &src, &dst) {
         if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
-            name(&head, packet);
+            name(head, packet);
         }
         return Some(Err(reason));
     }
-    note(skb, hook, kind, source_changes, &head);
+    note(skb, hook, kind, source_changes, head);
     Some(Ok(Action::PASS))
 }
 

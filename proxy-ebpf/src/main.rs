@@ -197,15 +197,13 @@ pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
 // before anything is answered or logged.
 
 #[inline(always)]
-fn arriving4(skb: Skb, mut memory: Memory) -> Outcome {
-    let outcome = if redirect::is_on() { quick4(skb, memory.lend()) } else { Outcome::NOT_FAST };
-    outcome.or_established(|| established4(skb, Hook::INGRESS, memory))
+fn arriving4(skb: Skb, memory: Memory) -> Outcome {
+    if redirect::is_on() { quick4(skb, memory) } else { established4(skb, Hook::INGRESS, memory) }
 }
 
 #[inline(always)]
-fn arriving6(skb: Skb, mut memory: Memory) -> Outcome {
-    let outcome = if redirect::is_on() { quick6(skb, memory.lend()) } else { Outcome::NOT_FAST };
-    outcome.or_established(|| established6(skb, Hook::INGRESS, memory))
+fn arriving6(skb: Skb, memory: Memory) -> Outcome {
+    if redirect::is_on() { quick6(skb, memory) } else { established6(skb, Hook::INGRESS, memory) }
 }
 
 #[inline(always)]
@@ -220,12 +218,12 @@ fn quick6(skb: Skb, _: Memory) -> Outcome {
 
 #[inline(never)]
 fn established4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
-    established::run::<Addr4>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
+    Outcome::of_short(established::run::<Addr4>(skb, hook, memory))
 }
 
 #[inline(never)]
 fn established6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
-    established::run::<Addr6>(skb, hook, memory).map_or(Outcome::NOT_ESTABLISHED, Outcome::new)
+    Outcome::of_short(established::run::<Addr6>(skb, hook, memory))
 }
 
 #[inline(never)]

@@ -34,8 +34,6 @@ impl Outcome {
     const REASONS: i32 = 1_024;
     /// No result yet: the packet has to take the slow path.
     pub const NOT_ESTABLISHED: Self = Self(i32::MIN);
-    /// No result yet: the packet may take the short way through the stack.
-    pub const NOT_FAST: Self = Self(i32::MIN + 1);
 
     #[inline(always)]
     pub fn new(result: Result<Action, Reason>) -> Self {
@@ -45,9 +43,10 @@ impl Outcome {
         }
     }
 
+    /// From the result of a short way, if it has one.
     #[inline(always)]
-    pub fn or_established(self, short: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::NOT_FAST.0 { short() } else { self }
+    pub fn of_short(result: Option<Result<Action, Reason>>) -> Self {
+        result.map_or(Self::NOT_ESTABLISHED, Self::new)
     }
 
     #[inline(always)]

@@ -75,7 +75,7 @@ const END: Seen = Seen::FIN.with(Seen::RST);
 /// Returns true if packets of open connections may skip the stack.
 #[inline(always)]
 pub fn is_on() -> bool {
-    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_PATH | Node::FAST_KEEP))
+    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::OF_FAST_PATH))
 }
 
 /// Returns true if whole connections may.

@@ -24,6 +24,16 @@ pub struct ForeignRule {
     conditions: Vec<String>,
 }
 
+/// The conditions that the look-up of the fast path asks as well, or that hold for no packet without a mark.
+const ASKED_PAST_STACK: [&str; 4] = ["fwmark ", "ipproto ", "sport ", "dport "];
+
+impl ForeignRule {
+    /// Returns true if packets past the stack pass by this rule, too, where no netfilter rule sets marks.
+    pub fn is_missed_past_stack(&self) -> bool {
+        self.conditions.iter().any(|condition| !ASKED_PAST_STACK.iter().any(|asked| condition.starts_with(asked)))
+    }
+}
+
 impl fmt::Display for ForeignRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let family = if self.is_ipv6 { "-6" } else { "-4" };

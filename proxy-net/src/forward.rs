@@ -15,8 +15,12 @@ use rtnetlink::proto::new_connection;
 use rtnetlink::sys::SocketAddr;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
+use super::sysctl;
+
 /// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
 const KUBE_PROXY: &str = "kube-proxy";
+/// The parameter that counts the connections that conntrack follows.
+pub(crate) const TRACKED: &str = "netfilter/nf_conntrack_count";
 /// The kind of chain that changes addresses; only a connection's first packet passes it.
 const NAT: &str = "nat";
 
@@ -50,6 +54,17 @@ pub async fn rules() -> Result<Vec<String>> {
         }
     }
     Ok(found)
+}
+
+/// Returns true if conntrack may follow connections here. The kernel switches it on for a network namespace with the first rule
+/// that needs it, of whichever chain.
+pub async fn may_be_tracked() -> Result<bool> {
+    let has_legacy = LEGACY.iter().any(|(_, path)| fs::read_to_string(path).is_ok_and(|tables| !tables.is_empty()));
+    if has_legacy || sysctl::read(TRACKED)?.is_some_and(|number| number != "0") {
+        return Ok(true);
+    }
+    let chains = chains().await.context("list the chains of nftables")?;
+    Ok(chains.iter().any(|chain| chain.family != "netdev" && chain.rules > 0))
 }
 
 impl Chain {

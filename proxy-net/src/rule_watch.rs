@@ -1,4 +1,5 @@
 //! Reports changes of netfilter's rules, by the number that nftables counts up with each, and by the tables of legacy iptables.
+//! The first connection that conntrack follows counts as one.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -11,10 +12,12 @@ use rtnetlink::proto::{ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use tracing::debug;
 
-use super::forward::LEGACY;
+use super::forward::{LEGACY, TRACKED};
 use super::netlink::kernel;
 use super::raw::{self, Message};
+use super::sysctl;
 
 /// The time between two looks. Notifications would carry every rule of every change.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -29,6 +32,7 @@ struct State {
     /// The kernel's answer; none from a kernel without nftables.
     nftables: Option<Vec<u8>>,
     legacy: Vec<Option<String>>,
+    tracks: bool,
 }
 
 /// Reports changes until the receiver is gone.
@@ -43,13 +47,14 @@ pub async fn watch_rules(changes: mpsc::Sender<()>) -> Result<()> {
 async fn follow(handle: &ConnectionHandle<Message>, changes: mpsc::Sender<()>) -> Result<()> {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = State::read(handle).await?;
+    let mut known = State::read(handle).await.ok();
     loop {
         tokio::select! {
             () = changes.closed() => return Ok(()),
             _ = ticks.tick() => {}
         }
-        let state = State::read(handle).await?;
+        // A state that cannot be read, for want of memory or file descriptors, may be any. Who looks then finds out.
+        let state = State::read(handle).await.inspect_err(|error| debug!("the rules' state: {error:#}")).ok();
         if state != known {
             known = state;
             // A report that waits already stands for this one.
@@ -65,8 +70,10 @@ impl State {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("read {path}")),
         });
+        // The number of connections, which the kernel follows only where some rule asks for it.
+        let tracks = sysctl::read(TRACKED)?.is_some_and(|number| number != "0");
         let nftables = number(handle).await.context("ask nftables for the number of its rules' state")?;
-        Ok(Self { nftables, legacy: legacy.into_iter().collect::<Result<_>>()? })
+        Ok(Self { nftables, legacy: legacy.into_iter().collect::<Result<_>>()?, tracks })
     }
 }
 

@@ -8,13 +8,13 @@ use proxy_common::device;
 use tracing::{info, warn};
 
 use proxy_net::changes::Changes;
-use proxy_net::{forward, nat, sysctl, xfrm};
+use proxy_net::{Handle, foreign_rule, forward, nat, sysctl, xfrm};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
-    #[default]
     Off,
-    /// On while netfilter has no rules for forwarded packets.
+    /// On while no rule is found that packets would miss.
+    #[default]
     Auto,
     On,
 }
@@ -30,6 +30,8 @@ pub(super) struct FastPathState {
     obstacle: Option<String>,
     /// The connections that may skip the stack from their first packet on, while no rules are found.
     whole: Whole,
+    /// Conntrack follows connections here. It takes packets for wrong ones if it misses some, unless it is told to be liberal.
+    tracks: bool,
     /// Connections that were opened past the stack go on past it.
     keeps: bool,
 }
@@ -54,7 +56,7 @@ impl FastPathState {
     /// `keeps`: connections of a predecessor may have been opened past the stack.
     pub(super) fn new(asked: FastPath, keeps: bool) -> Self {
         let keeps = keeps && asked != FastPath::Off;
-        Self { asked, rules: None, obstacle: None, whole: Whole::None(Vec::new()), keeps }
+        Self { asked, rules: None, obstacle: None, whole: Whole::None(Vec::new()), tracks: true, keeps }
     }
 
     /// Returns the flags of the programs' [`device::Node`].
@@ -66,26 +68,36 @@ impl FastPathState {
             Whole::OfPodCidrs => Node::FAST_OPEN | Node::FAST_OPEN_PODS,
             Whole::All => Node::FAST_OPEN,
         };
-        let flags = [(self.is_on(), Node::FAST_PATH), (self.keeps, Node::FAST_KEEP)];
+        let flags = [(self.is_on_for_all(), Node::FAST_PATH), (self.keeps, Node::FAST_KEEP)];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(opens, |all, (_, flag)| all | flag)
+    }
+
+    fn finds_no_rules(&self) -> bool {
+        self.rules.as_ref().is_some_and(Vec::is_empty)
     }
 
     /// Returns true if some connections skip the stack from their first packet on.
     fn opens_flows(&self) -> bool {
-        self.is_on() && self.rules.as_ref().is_some_and(Vec::is_empty) && !matches!(self.whole, Whole::None(_))
+        let is_none = matches!(self.whole, Whole::None(_));
+        self.asked != FastPath::Off && self.obstacle.is_none() && self.finds_no_rules() && !is_none
+    }
+
+    /// Returns true if packets of all open connections skip the stack.
+    fn is_on_for_all(&self) -> bool {
+        match self.asked {
+            FastPath::Off => false,
+            FastPath::On => self.rules.is_some() && self.obstacle.is_none(),
+            FastPath::Auto => self.finds_no_rules() && !self.tracks,
+        }
+    }
+
+    fn is_on(&self) -> bool {
+        self.is_on_for_all() || self.opens_flows()
     }
 
     /// Notes whether there are connections that were opened past the stack.
     pub(super) fn keep_whole_flows(&mut self, are_there: bool) {
         self.keeps &= are_there || self.opens_flows();
-    }
-
-    fn is_on(&self) -> bool {
-        match (self.asked, &self.rules) {
-            (FastPath::Off, _) | (_, None) => false,
-            (FastPath::On, Some(_)) => self.obstacle.is_none(),
-            (FastPath::Auto, Some(rules)) => rules.is_empty() && self.obstacle.is_none(),
-        }
     }
 }
 
@@ -100,7 +112,15 @@ impl fmt::Display for FastPathState {
             (_, None) => f.write_str("off until the devices are known"),
             (FastPath::On, _) if rules.is_empty() => write!(f, "on{}", self.whole),
             (FastPath::On, _) => write!(f, "on, past {rules}"),
-            (FastPath::Auto, _) if rules.is_empty() => write!(f, "auto: on, no rules found{}", self.whole),
+            (FastPath::Auto, _) if rules.is_empty() => {
+                let is_on = if self.is_on() { "on" } else { "off" };
+                write!(f, "auto: {is_on}, no rules found{}", self.whole)?;
+                f.write_str(if self.tracks {
+                    "; the stack sees other connections, because conntrack follows them"
+                } else {
+                    ""
+                })
+            }
             (FastPath::Auto, _) => write!(f, "auto: off, because {rules}"),
         }
     }
@@ -127,10 +147,6 @@ impl Whole {
     }
 
     async fn try_judge(pod_cidrs: &[IpNet]) -> Result<Self> {
-        let policies = xfrm::outgoing_policies().await.context("list IPsec policies")?;
-        if !policies.is_empty() {
-            return Ok(Self::None(vec!["IPsec policies may concern packets to pods".to_owned()]));
-        }
         let everywhere = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
         if nat::nat_rules(&everywhere).await?.is_empty() {
             return Ok(Self::All);
@@ -144,16 +160,17 @@ impl Whole {
 impl FastPathState {
     /// Looks what netfilter has for packets that are forwarded, and switches accordingly. Where that cannot be told, there
     /// may be anything. `changes`: where changes of this host are noted, if they outlive the agent.
-    pub(super) async fn judge(&mut self, changes: Option<&Changes>, pod_cidrs: &[IpNet]) {
+    pub(super) async fn judge(&mut self, changes: Option<&Changes>, handle: &Handle, pod_cidrs: &[IpNet]) {
         if self.asked == FastPath::Off {
             return;
         }
-        let rules = forward::rules().await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
+        let rules = missed(handle).await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
         let before = self.clone();
         self.whole = if rules.is_empty() { Whole::judge(pod_cidrs).await } else { Whole::None(Vec::new()) };
         self.rules = Some(rules);
         self.obstacle = None;
-        if self.is_on() {
+        self.tracks = forward::may_be_tracked().await.unwrap_or(true);
+        if self.asked == FastPath::On {
             self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
         }
         self.keeps |= self.opens_flows();
@@ -165,25 +182,27 @@ impl FastPathState {
             if before.obstacle.as_ref() != Some(error) {
                 warn!(error, "packets of open connections take the stack: conntrack would take some for invalid");
             }
-        } else if before.rules != self.rules || before.obstacle.is_some() || before.whole != self.whole {
+        } else if before.to_string() != self.to_string() {
             let rules = self.rules.as_ref().map(|rules| rules.join("; ")).unwrap_or_default();
-            match (self.is_on(), rules.is_empty()) {
-                (true, true) => {
-                    let whole = self.whole.to_string();
-                    info!(whole, "packets of open connections skip the stack: no rules were found that they would miss")
-                }
-                (true, false) => {
-                    warn!(
-                        rules,
-                        "packets of open connections skip the stack, and these rules, which see connections only open and end"
-                    );
-                }
-                (false, _) => {
-                    info!(rules, "packets of open connections take the stack, because of rules that they would miss")
-                }
+            match (self.asked, rules.is_empty()) {
+                (FastPath::On, false) => warn!(
+                    rules,
+                    "packets of open connections skip the stack, and these rules, which see connections only open and end"
+                ),
+                _ => info!(state = %self, "which packets skip the stack"),
             }
         }
     }
+}
+
+/// Returns the rules that packets past the stack miss: chains of netfilter, IPsec policies, routing rules.
+async fn missed(handle: &Handle) -> Result<Vec<String>> {
+    let mut rules = forward::rules().await?;
+    let policies = xfrm::outgoing_policies().await.context("list the IPsec policies")?;
+    rules.extend(policies.first().map(|first| format!("{} IPsec policies, first {first}", policies.len())));
+    let routing = foreign_rule::unasked(handle).await.context("list the routing rules")?;
+    rules.extend(routing.iter().filter(|rule| rule.is_missed_past_stack()).map(ToString::to_string));
+    Ok(rules)
 }
 
 fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
@@ -222,7 +241,7 @@ mod tests {
             (FastPath::Auto, rules(&["chain a", "chain b"]), false, "auto: off, because chain a; chain b"),
         ];
         for (asked, rules, is_on, text) in cases {
-            let state = FastPathState { rules, ..FastPathState::new(asked, false) };
+            let state = FastPathState { rules, tracks: false, ..FastPathState::new(asked, false) };
             assert_eq!((state.is_on(), state.to_string().as_str()), (is_on, text));
         }
         for asked in [FastPath::Auto, FastPath::On] {
@@ -230,5 +249,43 @@ mod tests {
             let state = FastPathState { rules: rules(&[]), obstacle, ..FastPathState::new(asked, false) };
             assert_eq!((state.is_on(), state.to_string().as_str()), (false, "off, because it is read-only"));
         }
+    }
+
+    #[test]
+    fn conntrack_leaves_whole_connections_to_auto() {
+        use device::Node;
+        let other = "; the stack sees other connections, because conntrack follows them";
+        let cases = [
+            (
+                Whole::All,
+                Node::FAST_OPEN,
+                format!("auto: on, no rules found; whole connections between this node's pods{other}"),
+            ),
+            (
+                Whole::OfPodCidrs,
+                Node::FAST_OPEN | Node::FAST_OPEN_PODS,
+                format!("auto: on, no rules found; whole connections between addresses of this node's podCIDRs{other}"),
+            ),
+            (
+                Whole::None(vec!["rule 1".to_owned()]),
+                0,
+                format!("auto: off, no rules found; connections are opened through the stack, because rule 1{other}"),
+            ),
+        ];
+        for (whole, flag, text) in cases {
+            let state = FastPathState { rules: Some(Vec::new()), whole, ..FastPathState::new(FastPath::Auto, false) };
+            assert_eq!((state.flag(), state.to_string()), (flag, text));
+        }
+    }
+
+    #[test]
+    fn whole_connections_are_kept_while_there_are_any() {
+        let mut state = FastPathState::new(FastPath::Auto, true);
+        state.rules = Some(vec!["chain a".to_owned()]);
+        state.keep_whole_flows(true);
+        assert_eq!(state.flag(), device::Node::FAST_KEEP);
+        state.keep_whole_flows(false);
+        assert_eq!(state.flag(), 0);
+        assert_eq!(FastPathState::new(FastPath::Off, true).flag(), 0, "its programs are not loaded");
     }
 }

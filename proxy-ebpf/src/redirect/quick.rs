@@ -15,13 +15,11 @@ use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
 use crate::{flow, tcp};
 
-/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way;
-/// [`Outcome::NOT_FAST`] if its flow is none of the fast path.
+/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
-    let Some(head) = &established::head::<A>(skb, Hook::INGRESS, skb.packet_mark()) else {
-        return Outcome::NOT_ESTABLISHED;
-    };
+    let mark = skb.packet_mark();
+    let Some(head) = &established::head::<A>(skb, Hook::INGRESS, mark) else { return Outcome::NOT_ESTABLISHED };
     if head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0 {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -30,15 +28,15 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         Some(entry) => (entry, true),
         None => {
             key.set_hook(Hook::EGRESS);
-            let Some(entry) = maps::live_flow(&key) else {
-                let missed = established::missed(skb, Hook::INGRESS, head, memory);
-                return missed.map_or(Outcome::NOT_ESTABLISHED, Outcome::new);
-            };
-            (entry, false)
+            match maps::live_flow(&key) {
+                Some(entry) if !is_of_stack(&entry) => (entry, false),
+                _ => return Outcome::of_short(established::missed(skb, Hook::INGRESS, head, memory)),
+            }
         }
     };
-    if is_of_stack(&entry, entry.read(|flow| flow.rx)) {
-        return Outcome::NOT_FAST;
+    if is_there && is_of_stack(&entry) {
+        let short = established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
+        return Outcome::of_short(short);
     }
     let is_fast = if is_there { goes_there(head, &entry) } else { goes_back(head, &entry) };
     let exit = if is_fast { judged_exit(skb, &entry) } else { None };
@@ -131,13 +129,18 @@ fn back<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut S
 /// The first packets of an entry may find that the stack need not see the flow, as may the first one of each second.
 const FIRST_PACKETS: u64 = 4;
 
-/// Returns true if a packet need not pay for those that skip the stack: `rx` says that its flow does not.
+/// Returns true if a packet need not pay for those that skip the stack: its flow does not.
 #[inline(always)]
-fn is_of_stack<A: Forward>(entry: &Entry<A>, rx: Seen) -> bool {
-    let may_skip = rx.has(Seen::WHOLE) || rx.has(Seen::DIRECT) && is_on_for_all();
-    !may_skip
-        && entry.read(|flow| flow.passed.packets) >= FIRST_PACKETS
-        && entry.read(|flow| flow.last_secs) == flow::about_now_secs()
+fn is_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
+    let rx = entry.read(|flow| flow.rx);
+    if rx.has(Seen::WHOLE) {
+        return false;
+    }
+    let may_become_fast = || {
+        let is_young = entry.read(|flow| flow.passed.packets) < FIRST_PACKETS;
+        is_young || entry.read(|flow| flow.last_secs) != flow::about_now_secs()
+    };
+    !is_on_for_all() || !rx.has(Seen::DIRECT) && !may_become_fast()
 }
 
 /// Gives a packet other addresses and ports, and brings its flow up to date with it.
