@@ -219,14 +219,17 @@ impl Agent {
                     self.sync().await?;
                 }
                 swept = self.sweeper.next() => {
+                    let has_swept = swept.is_ok();
                     let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
                     self.record(&Problem::Flows, swept);
                     let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
                     self.record(&Problem::Counters, checked);
                     let whole = self.sweeper.whole();
-                    let kept = self.node.here_mut().map_or(Ok(()), |node| node.keep_whole_flows(whole > 0));
-                    if kept.is_err() {
-                        self.record(&Problem::Devices, kept);
+                    if has_swept && let Some(node) = self.node.here_mut() {
+                        let kept = node.keep_whole_flows(whole > 0);
+                        if kept.is_err() {
+                            self.record(&Problem::Devices, kept);
+                        }
                     }
                 }
                 reconciled = self.reconciler.next() => {

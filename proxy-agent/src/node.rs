@@ -19,12 +19,13 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr, Addr4, Addr6};
+use proxy_common::device::Device;
 use proxy_common::device::OwnAddr;
 use proxy_core::desired::Desired;
 use proxy_datapath::{Attachments, NodeMaps};
 use proxy_net::anchor::Anchor;
 use proxy_net::role::Role;
-use proxy_net::{Handle, LinkEvent, addr, pod_route, rule, sysctl};
+use proxy_net::{Handle, JudgedRules, LinkEvent, RuleState, addr, pod_route, rule, sysctl};
 use tracing::{info, warn};
 
 use crate::all::all;
@@ -58,6 +59,8 @@ pub struct Node {
     /// Set once the programs can detect local pods, as far as that is possible.
     detects: bool,
     fast_path: FastPathState,
+    /// The state of rules for which that holds.
+    judged_rules: JudgedRules,
     /// This is no node.
     host_mode: Option<HostMode>,
     /// The desired state of this node as of the last sync.
@@ -82,6 +85,7 @@ impl Node {
             detection: if is_node { Detection::new(options.detector.clone()) } else { Detection::default() },
             host_mode: options.pod_routing.map(|routing| HostMode::new(handle.clone(), routing)),
             fast_path: FastPathState::new(options.fast_path, rows.inherits_whole_flows()),
+            judged_rules: JudgedRules::default(),
             rows,
             devices: Devices::new(is_node),
             options,
@@ -282,8 +286,17 @@ impl Node {
             return Ok(());
         }
         let before = self.fast_path.clone();
+        // Rules may change while they are judged.
+        let state = RuleState::read(&self.handle).await.ok();
         self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs()).await;
-        self.switch_fast_path(before)
+        self.switch_fast_path(before)?;
+        self.judged_rules.set(state);
+        Ok(())
+    }
+
+    /// Returns the place of the rules' state that was judged last.
+    pub fn judged_rules(&self) -> JudgedRules {
+        self.judged_rules.clone()
     }
 
     /// Has flows that were opened past the stack go on past it, as long as there are any.
@@ -375,7 +388,12 @@ impl Node {
     }
 
     fn write_devices(&mut self) -> Result<()> {
-        let written = self.rows.write_devices(&self.devices.rows(&self.detection));
+        let mut rows = self.devices.rows(&self.detection);
+        let bare = rows.iter().filter(|(_, row)| row.flags() & Device::BARE != 0).map(|(ifindex, _)| *ifindex);
+        for ifindex in self.programs.attachments.with_others(bare) {
+            rows.entry(ifindex).and_modify(|row| *row = row.without(Device::BARE));
+        }
+        let written = self.rows.write_devices(&rows);
         all([written, self.write_addrs(), self.note_properties()])
     }
 
@@ -399,6 +417,7 @@ impl Node {
 
     fn write_pods(&mut self, desired: &Desired) -> Result<()> {
         let pod_cidrs = if self.is_host_mode() { Vec::new() } else { desired.pod_cidrs() };
+        self.judged_rules.set(None); // For other addresses.
         self.rows.write_pods(&self.detection, pod_cidrs)
     }
 

@@ -6,6 +6,7 @@ mod servers;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail};
 use aya::sys::{Stats, enable_stats};
@@ -31,9 +32,12 @@ use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
-use proxy_datapath::{Cgroup, Datapath, Epoch, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
+use proxy_datapath::{
+    Cgroup, Datapath, FastPathWays, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets,
+};
 use proxy_metrics::Metrics;
 use proxy_net as net;
+use proxy_net::JudgedRules;
 use proxy_net::changes::{Changes, Undo};
 use proxy_source::Source;
 use proxy_source::events::Events;
@@ -83,7 +87,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
-        let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, epoch, .. } = datapath;
+        let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, .. } = datapath;
+        let ways = skips_stack.then(|| Arc::new(Mutex::new(ways)));
+        let judged_rules = node.judged_rules();
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);
@@ -96,8 +102,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
-            result = watch_rules(skips_stack, rule_sender) => result.context("the watch on rules").and_then(|()| bail!("the watch on rules has ended")),
-            result = watch_ways(skips_stack, epoch) => result.context("the watch on ways past the stack").and_then(|()| bail!("the watch on ways past the stack has ended")),
+            result = watch_rules(ways.clone(), handle.clone(), judged_rules, rule_sender) => result.context("the watch on rules").and_then(|()| bail!("the watch on rules has ended")),
+            result = watch_ways(ways.clone()) => result.context("the watch on ways past the stack").and_then(|()| bail!("the watch on ways past the stack has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
@@ -173,20 +179,27 @@ async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
     }
 }
 
-/// Has the programs ask the routes again after each change of those; waits for ever without the fast path.
-async fn watch_ways(skips_stack: bool, mut epoch: Epoch) -> Result<()> {
-    if !skips_stack {
-        return std::future::pending().await;
-    }
-    net::on_own_thread(net::watch_ways(move || epoch.advance())).await.flatten()
+/// The seconds for which programs go on to open whole connections past the stack, if the agent says no more.
+const OPENS_SECS: u32 = 2;
+
+/// The fast path's row, of which two watches write a field each; None without the fast path.
+type Ways = Option<Arc<Mutex<FastPathWays>>>;
+
+/// Watches the rules that the fast path depends on; waits for ever without the fast path.
+async fn watch_rules(ways: Ways, handle: Handle, judged: JudgedRules, changes: mpsc::Sender<()>) -> Result<()> {
+    let Some(ways) = ways else { return std::future::pending().await };
+    let hold = move |is_judged: bool| locked(&ways).open_for(is_judged.then_some(OPENS_SECS));
+    net::on_own_thread(net::watch_rules(handle, judged, changes, hold)).await.flatten()
 }
 
-/// Watches rules of netfilter; without the fast path no part of the agent needs them.
-async fn watch_rules(skips_stack: bool, changes: mpsc::Sender<()>) -> Result<()> {
-    if !skips_stack {
-        return std::future::pending().await;
-    }
-    net::on_own_thread(net::watch_rules(changes)).await.flatten()
+/// Has the programs ask the routes again after each change of those; waits for ever without the fast path.
+async fn watch_ways(ways: Ways) -> Result<()> {
+    let Some(ways) = ways else { return std::future::pending().await };
+    net::on_own_thread(net::watch_ways(move || locked(&ways).begin_epoch())).await.flatten()
+}
+
+fn locked(ways: &Mutex<FastPathWays>) -> MutexGuard<'_, FastPathWays> {
+    ways.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until events are sent, so that an error reaches the cluster before it ends the agent.

@@ -152,11 +152,18 @@ impl Device {
     pub const LOOSE: u32 = 1 << 5;
     /// Its packets start with their IP header, so no packet is delivered to it past the stack.
     pub const HEADERLESS: u32 = 1 << 6;
+    /// A pod's plain veth at whose hooks no program but ours is: the stack alone could do anything to its packets.
+    pub const BARE: u32 = 1 << 8;
     /// A clsact filter of another program may meet what comes in here, and write over the packet mark: see `weigh` of proxy-ebpf.
     pub const FILTERED: u32 = 1 << 7;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self { flags, addr4, addr6, bridge: 0, mtu: 0, mac: [0; 6], pad: 0 }
+    }
+
+    /// The same without some flags.
+    pub const fn without(self, flags: u32) -> Self {
+        Self { flags: self.flags & !flags, ..self }
     }
 
     /// The same, as a link of this MTU that is a port of this bridge and takes frames for this address.

@@ -27,6 +27,7 @@ pub mod policy;
 pub mod service_counts;
 pub mod share;
 pub mod socket;
+pub mod ways;
 
 #[cfg(feature = "user")]
 pub mod pod;

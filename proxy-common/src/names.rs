@@ -25,8 +25,9 @@ pub const NODE: &str = "NODE";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 
-/// The agent's number of changes to routes, neighbours and devices.
-pub const EPOCH: &str = "EPOCH";
+/// The agent's words to the fast path: the number of changes to routes, neighbours and devices, and how long whole connections may be
+/// opened past the stack (two `u32`).
+pub const WAYS: &str = "WAYS";
 /// The links to the pods of this node.
 pub const EXITS: &str = "EXITS";
 
@@ -61,7 +62,7 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
 /// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 8] = [EPOCH, EXITS, CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
+const PER_LOAD: [&str; 8] = [WAYS, EXITS, CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

@@ -16,6 +16,7 @@ use crate::monitor::{Monitored, Record};
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
+use crate::ways::Ways;
 
 /// Implements `Pod`, which asks for types without padding. Every type here is `repr(C)` or transparent, `Copy`, and made
 /// of integers only. An assertion beside its definition says that its size is the sum of its fields.
@@ -39,7 +40,8 @@ pod!(
     PaddedEnds,
     Ports,
     Service,
-    ServiceCounts
+    ServiceCounts,
+    Ways
 );
 
 // SAFETY: as above; an `Addr` is one of the two instances, whose layouts are asserted with each type.

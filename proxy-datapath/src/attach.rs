@@ -1,6 +1,6 @@
 //! Attaches the programs to devices, and detaches them: by TCX where the kernel supports it, by clsact elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::mem::ManuallyDrop;
@@ -20,11 +20,12 @@ use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
 use super::pins::remove_pin;
 use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
+use super::sys::tcx_query::tcx_programs;
 use super::verifier;
 use super::verify::{MissingProgram, missing};
 use proxy_net::Handle;
 use proxy_net::changes::Changes;
-use proxy_net::filter::{HANDLE, PRIORITY};
+use proxy_net::filter::{HANDLE, Hook, PRIORITY};
 
 /// The handle of kpx's place among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
@@ -83,6 +84,17 @@ impl Attachments {
     pub fn info(&self, name: &str) -> Result<ProgramInfo> {
         let program = self.ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;
         program.info().with_context(|| format!("ask the kernel about program {name}"))
+    }
+
+    /// Returns those of the devices at whose TCX hooks programs of others may be: a hook that cannot be asked may have any.
+    pub fn with_others(&self, devices: impl Iterator<Item = u32>) -> BTreeSet<u32> {
+        let ours = PacketHook::ALL.into_iter().filter_map(|hook| self.info(hook.program()).ok());
+        let ours: BTreeSet<u32> = ours.map(|info| info.id()).collect();
+        let has_others = |ifindex: &u32| {
+            let is_others = |ids: Vec<u32>| ids.iter().any(|id| !ours.contains(id));
+            Hook::ALL.into_iter().any(|hook| tcx_programs(*ifindex, hook).map_or(true, is_others))
+        };
+        devices.filter(has_others).collect()
     }
 
     /// Sets the mechanism for the future: see [`super::Options::mechanism`].

@@ -16,7 +16,6 @@ use tracing::debug;
 
 use crate::attach::{Attachments, Mechanism, program};
 use crate::counters::Counters;
-use crate::epoch::Epoch;
 use crate::flows::FlowMaps;
 use crate::loaded::Loaded;
 use crate::monitor::Monitor;
@@ -27,6 +26,7 @@ use crate::sizes::{MapSize, Sizes, half_open_places};
 use crate::sockets::{self, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
 use crate::verifier;
+use crate::ways::FastPathWays;
 
 /// The loaded programs, and their maps.
 pub struct Datapath {
@@ -34,8 +34,8 @@ pub struct Datapath {
     pub tables: KernelTables,
     pub flows: FlowMaps,
     pub node: NodeMaps,
-    /// The epoch of the fast path's ways.
-    pub epoch: Epoch,
+    /// What the agent tells the fast path from moment to moment.
+    pub ways: FastPathWays,
     pub counters: Counters,
     pub monitor: Monitor,
     pub attachments: Attachments,
@@ -105,7 +105,7 @@ impl Datapath {
             flows: FlowMaps::new(&mut ebpf)?,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
             node: NodeMaps::new(&mut ebpf)?,
-            epoch: Epoch::new(&mut ebpf)?,
+            ways: FastPathWays::new(&mut ebpf)?,
             counters: Counters::new(&mut ebpf)?,
             monitor: Monitor::new(&mut ebpf)?,
             attachments: Attachments::new(ebpf, options.mechanism, persistence),

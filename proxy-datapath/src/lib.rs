@@ -27,7 +27,6 @@ mod pins;
 // The maps, by what they hold.
 mod counters;
 mod counts;
-mod epoch;
 mod flow_reader;
 mod flows;
 mod maps;
@@ -35,6 +34,7 @@ mod monitor;
 mod node;
 mod pressure;
 mod tables;
+mod ways;
 
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
@@ -42,7 +42,6 @@ pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
-pub use epoch::Epoch;
 pub use flow_reader::{FlowReader, ListedFlow};
 pub use flows::{FlowMaps, Swept};
 pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};
@@ -57,3 +56,4 @@ pub use sizes::Sizes;
 pub use sockets::{Cgroup, SocketOptions, SocketsStatus, StaleSockets};
 pub use tables::{KernelTables, Maps};
 pub use verify::MissingProgram;
+pub use ways::FastPathWays;

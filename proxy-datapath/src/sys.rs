@@ -3,3 +3,4 @@
 
 pub(crate) mod map_walk;
 pub(crate) mod netns_cookie;
+pub(crate) mod tcx_query;

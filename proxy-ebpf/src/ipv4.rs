@@ -227,6 +227,11 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        [self.wire(), 0, 0, 0]
+    }
+
+    #[inline(always)]
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
         global_fn::kpx_forged4(skb.as_ptr(), src.wire(), dst.wire(), (at == At::Before).into()) != 0
     }

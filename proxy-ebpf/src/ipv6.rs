@@ -227,6 +227,11 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        self.wire()
+    }
+
+    #[inline(always)]
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
         let ([a, b], [c, d]) = (src.registers(), dst.registers());
         let forged = match at {

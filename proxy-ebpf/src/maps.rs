@@ -41,7 +41,7 @@ mod sockets;
 pub use answers::{Asker, may_answer};
 pub use clock::{Clock, in_this_tick};
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
-pub use exits::{Exit, epoch, exit, keep_exit};
+pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
 pub use flows::other_end;
 pub use flows::{Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, remove_flow, undnat};

@@ -90,6 +90,8 @@ pub trait Net: Addr + Maps {
     fn half_open_place() -> Option<u32>;
     /// Calls [`open::make_room`](crate::open::make_room).
     fn make_room() -> bool;
+    /// The address in four words, as it lies in a packet; IPv4's is the first.
+    fn words(&self) -> [u32; 4];
     /// Calls [`forged`].
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
     /// Calls [`maps::share`].

@@ -78,10 +78,20 @@ pub fn is_on() -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::OF_FAST_PATH))
 }
 
-/// Returns true if whole connections may.
+/// Returns true if whole connections may. The agent says so for a moment only, because it has to look for rules all the time.
 #[inline(always)]
 pub fn opens_flows() -> bool {
-    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN))
+    let opens = || maps::node().is_some_and(|node| node.has(Node::FAST_OPEN));
+    fib::is_built_in() && opens() && flow::about_now_secs() <= maps::opens_until()
+}
+
+/// Returns true if a packet belongs to a flow that was opened past the stack, and goes on past it. While no flow is opened so, the stack
+/// sees each handshake on such a flow, and all datagrams: no state of theirs says that they go on.
+#[inline(always)]
+fn is_whole<A: Net>(packet: &Packet<A>, rx: Seen) -> bool {
+    let told = packet.told();
+    let goes_on = packet.proto == Proto::TCP && !told.opens_connection() && !told.answers_opener();
+    rx.has(Seen::WHOLE) && (goes_on || opens_flows())
 }
 
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
@@ -145,7 +155,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch { packet, flow, route, becomes, .. } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
-    let is_whole = flow.rx.has(Seen::WHOLE);
+    let is_whole = is_whole(packet, flow.rx);
     if !is_whole && !(flow.rx.has(Seen::DIRECT) && flow.state() == State::Established && is_on_for_all()) {
         return Plan::Stack;
     }
@@ -155,15 +165,15 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
         return Plan::Stack;
     }
     // The kernel does not judge what skips it.
-    let (term, epoch) = term();
-    if !flow.judged().holds(skb.ifindex(), term) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
+    let term = term();
+    route.ask(flow.source.port, flow.backend.port, 0, is_whole);
+    let is_judged = flow.judged().holds(skb.ifindex(), term);
+    let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
+    if !(is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr)) {
+        keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }
-    route.ask(flow.source.port, flow.backend.port, 0);
-    if !find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr) {
-        return Plan::Stack;
-    }
-    keep_judgement(flow, packet.proto, Judged::new(skb.ifindex(), route.keep(epoch), term));
+    keep_judgement(flow, packet.proto, Judged::new(skb.ifindex(), route.keep(&flow.backend.addr), term));
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
@@ -211,7 +221,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         entry.set_rx(other.rx.with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
-    let is_whole = other.rx.has(Seen::WHOLE);
+    let is_whole = is_whole(packet, other.rx);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
     if !is_whole && !(is_open && is_on_for_all()) {
         return Plan::Stack;
@@ -220,15 +230,15 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         entry.set_judged(Judged::NONE);
         return Plan::Stack;
     }
-    let (term, epoch) = term();
-    if !other.judged().holds(skb.ifindex(), term) && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
+    let term = term();
+    route.ask(packet.src.port, packet.dst.port, 0, is_whole);
+    let is_judged = other.judged().holds(skb.ifindex(), term);
+    let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
+    if !(is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr)) {
+        entry.set_judged(Judged::NONE);
         return Plan::Stack;
     }
-    route.ask(packet.src.port, packet.dst.port, 0);
-    if !find(skb, packet.proto, route, &packet.src.addr, &other.client.addr) {
-        return Plan::Stack;
-    }
-    let judged = Judged::new(skb.ifindex(), route.keep(epoch), term);
+    let judged = Judged::new(skb.ifindex(), route.keep(&other.client.addr), term);
     if other.judged() != judged && entry.is_at(&key) {
         entry.set_judged(judged);
     }
@@ -251,11 +261,10 @@ pub fn is_on_for_all() -> bool {
     maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
 }
 
-/// Returns the present term, and its epoch.
+/// Returns the present term. The caller asks for it before it asks the routes.
 #[inline(always)]
-fn term() -> (Term, u32) {
-    let epoch = maps::epoch();
-    (Term::new(flow::about_now_secs(), epoch), epoch)
+fn term() -> Term {
+    Term::new(flow::about_now_secs(), maps::epoch())
 }
 
 /// Returns true if the stack has to see this packet.

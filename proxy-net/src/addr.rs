@@ -131,6 +131,7 @@ mod tests {
             addrs: addrs.iter().map(|net| net.parse().unwrap()).collect(),
             far_end: FarEnd::Nothing,
             filtered: false,
+            filtered_out: false,
         }
     }
 }

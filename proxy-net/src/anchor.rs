@@ -225,6 +225,7 @@ mod tests {
             addrs,
             far_end: FarEnd::Nothing,
             filtered: false,
+            filtered_out: false,
         }
     }
 }

@@ -117,7 +117,7 @@ async fn at(handle: &Handle, ifindex: u32, hook: Hook) -> Result<Vec<Filter>> {
     found.await.with_context(|| format!("list the filters of device {ifindex}"))
 }
 
-/// Updates for these devices whether filters of other programs meet what comes in.
+/// Updates for these devices whether filters of other programs meet what comes in, and what goes out.
 pub(super) async fn query(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
@@ -130,16 +130,17 @@ pub(super) async fn query(
     let asked = if which.len() <= FEW { which.clone() } else { with_filters(handle).await? };
     for index in which {
         // A device that vanishes meanwhile has none.
-        let filtered = asked.contains(&index)
-            && at(handle, index, Hook::Ingress)
-                .await
-                .is_ok_and(|filters| filters.iter().any(|filter| !filter.is_ours()));
-        links.entry(index).and_modify(|link| link.filtered = filtered);
+        let others = async |hook| {
+            let filters = at(handle, index, hook).await;
+            asked.contains(&index) && filters.is_ok_and(|filters| filters.iter().any(|filter| !filter.is_ours()))
+        };
+        let (filtered, filtered_out) = (others(Hook::Ingress).await, others(Hook::Egress).await);
+        links.entry(index).and_modify(|link| (link.filtered, link.filtered_out) = (filtered, filtered_out));
     }
     Ok(())
 }
 
-/// Returns the devices that may have filters for what comes in, by their qdiscs.
+/// Returns the devices that may have filters, by their qdiscs.
 async fn with_filters(handle: &Handle) -> Result<BTreeSet<u32>> {
     let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let devices = dump(handle, request, |message| {

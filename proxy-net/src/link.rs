@@ -45,6 +45,8 @@ pub struct Link {
     pub far_end: FarEnd,
     /// Set if a filter of another program may meet what comes in here.
     pub filtered: bool,
+    /// A clsact filter of another program may meet what goes out.
+    pub filtered_out: bool,
 }
 
 /// The header in front of the IP header of a device's packets, by its hardware type (linux/if_arp.h).
@@ -147,6 +149,7 @@ impl Link {
             addrs: BTreeSet::new(),
             far_end: FarEnd::Nothing,
             filtered: false,
+            filtered_out: false,
         };
         for attribute in &message.attributes {
             match attribute {

@@ -1,70 +1,107 @@
-//! Reports changes of netfilter's rules, by the number that nftables counts up with each, and by the tables of legacy iptables.
-//! The first connection that conntrack follows counts as one.
+//! Follows the rules that the fast path depends on: netfilter's, IPsec's, and the routing rules.
+//!
+//! No notification is enough: those of nftables carry every rule of every change, legacy iptables and IPsec's default have none. So the state
+//! is read five times a second, by a few numbers.
 
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::StreamExt;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkPayload};
-use rtnetlink::proto::{ConnectionHandle, new_connection};
+use rtnetlink::proto::new_connection;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
-use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::debug;
 
+use super::foreign_rule::{self, ForeignRule};
 use super::forward::{LEGACY, TRACKED};
-use super::netlink::kernel;
+use super::netlink::{Handle, kernel};
 use super::raw::{self, Message};
-use super::sysctl;
+use super::{sysctl, xfrm};
 
-/// The time between two looks. Notifications would carry every rule of every change.
+/// The time between two looks, and between two reports of a state that was not judged.
 const PERIOD: Duration = Duration::from_millis(200);
+const REMINDER: Duration = Duration::from_secs(2);
 
 /// The type of a request for the number of the rules' state (linux/netfilter/nf_tables.h), and `struct nfgenmsg` before it.
 const NFT_MSG_GETGEN: u16 = 0x0a10;
 const HEAD: [u8; 4] = [0; 4];
+/// The place of the attribute NFTA_GEN_ID in the answer: the first one. The others name the program that asks.
+const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 
 /// What tells one state of the rules from another.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct State {
-    /// The kernel's answer; none from a kernel without nftables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleState {
+    /// The number that nftables counts up with each change, as the kernel sends it; none from a kernel without nftables.
     nftables: Option<Vec<u8>>,
     legacy: Vec<Option<String>>,
+    /// Conntrack follows a connection.
     tracks: bool,
+    policies: Vec<xfrm::Policy>,
+    routing: Vec<ForeignRule>,
 }
 
-/// Reports changes until the receiver is gone.
-pub async fn watch_rules(changes: mpsc::Sender<()>) -> Result<()> {
-    let (connection, handle, _) = new_connection::<Message>(NETLINK_NETFILTER).context("open a netlink socket")?;
-    tokio::select! {
-        () = connection => bail!("the netlink socket for changes of rules failed"),
-        result = follow(&handle, changes) => result,
+/// The state that was judged last; none if it has to be judged again.
+#[derive(Clone, Debug, Default)]
+pub struct JudgedRules(Arc<Judged>);
+
+#[derive(Debug, Default)]
+struct Judged {
+    state: Mutex<Option<RuleState>>,
+    /// Another state was judged.
+    news: Notify,
+}
+
+impl JudgedRules {
+    /// Notes the state from before the judgement.
+    pub fn set(&self, state: Option<RuleState>) {
+        *self.0.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.0.news.notify_one();
+    }
+
+    fn is(&self, state: Option<&RuleState>) -> bool {
+        let judged = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.is_some() && judged.as_ref() == state
     }
 }
 
-async fn follow(handle: &ConnectionHandle<Message>, changes: mpsc::Sender<()>) -> Result<()> {
+/// Tells `hold`, again and again, whether the present state has been judged, and reports others to be judged. Ends when the receiver is
+/// gone, or when `hold` fails.
+pub async fn watch_rules(
+    handle: Handle,
+    judged: JudgedRules,
+    changes: mpsc::Sender<()>,
+    mut hold: impl FnMut(bool) -> Result<()>,
+) -> Result<()> {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = State::read(handle).await.ok();
+    let (mut reported, mut reminder) = (None, Instant::now());
     loop {
         tokio::select! {
             () = changes.closed() => return Ok(()),
             _ = ticks.tick() => {}
+            () = judged.0.news.notified() => {}
         }
-        // A state that cannot be read, for want of memory or file descriptors, may be any. Who looks then finds out.
-        let state = State::read(handle).await.inspect_err(|error| debug!("the rules' state: {error:#}")).ok();
-        if state != known {
-            known = state;
+        // A state that cannot be read, for want of memory or file descriptors, may be any.
+        let state = RuleState::read(&handle).await.inspect_err(|error| debug!("the state of rules: {error:#}")).ok();
+        let is_judged = judged.is(state.as_ref());
+        hold(is_judged)?;
+        if !is_judged && (state != reported || reminder <= Instant::now()) {
+            (reported, reminder) = (state, Instant::now() + REMINDER);
             // A report that waits already stands for this one.
             let _sent = changes.try_send(());
         }
     }
 }
 
-impl State {
-    async fn read(handle: &ConnectionHandle<Message>) -> Result<Self> {
+impl RuleState {
+    /// Reads the state of this network namespace.
+    pub async fn read(handle: &Handle) -> Result<Self> {
         let legacy = LEGACY.map(|(_, path)| match fs::read_to_string(path) {
             Ok(tables) => Ok(Some(tables)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -72,22 +109,31 @@ impl State {
         });
         // The number of connections, which the kernel follows only where some rule asks for it.
         let tracks = sysctl::read(TRACKED)?.is_some_and(|number| number != "0");
-        let nftables = number(handle).await.context("ask nftables for the number of its rules' state")?;
-        Ok(Self { nftables, legacy: legacy.into_iter().collect::<Result<_>>()?, tracks })
+        let nftables = number().await.context("ask nftables for the number of its rules' state")?;
+        let policies = xfrm::forwarding_policies().await?;
+        let routing = foreign_rule::unasked(handle).await?;
+        Ok(Self { nftables, legacy: legacy.into_iter().collect::<Result<_>>()?, tracks, policies, routing })
     }
 }
 
 /// Returns the number as the kernel sends it; None from a kernel without nftables.
-async fn number(handle: &ConnectionHandle<Message>) -> io::Result<Option<Vec<u8>>> {
-    let request = raw::request(NFT_MSG_GETGEN, NLM_F_REQUEST, HEAD.to_vec());
-    let mut answers = handle.clone().request(request, kernel()).map_err(io::Error::other)?;
-    while let Some(answer) = answers.next().await {
-        match answer.payload {
-            NetlinkPayload::InnerMessage(message) => return Ok(Some(message.bytes)),
-            NetlinkPayload::Error(error) if error.to_io().kind() == ErrorKind::InvalidInput => return Ok(None),
-            NetlinkPayload::Error(error) => return Err(error.to_io()),
-            _ => {}
+async fn number() -> Result<Option<Vec<u8>>> {
+    let (connection, handle, _) = new_connection::<Message>(NETLINK_NETFILTER).context("open a netlink socket")?;
+    let ask = async {
+        let request = raw::request(NFT_MSG_GETGEN, NLM_F_REQUEST, HEAD.to_vec());
+        let mut answers = handle.request(request, kernel()).map_err(io::Error::other)?;
+        while let Some(answer) = answers.next().await {
+            match answer.payload {
+                NetlinkPayload::InnerMessage(message) => return Ok(message.bytes.get(GEN_ID).map(<[u8]>::to_vec)),
+                NetlinkPayload::Error(error) if error.to_io().kind() == ErrorKind::InvalidInput => return Ok(None),
+                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                _ => {}
+            }
         }
+        Err(ErrorKind::UnexpectedEof.into())
+    };
+    tokio::select! {
+        number = ask => Ok(number?),
+        () = connection => bail!("the netlink socket for netfilter has failed"),
     }
-    Err(ErrorKind::UnexpectedEof.into())
 }

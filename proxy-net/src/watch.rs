@@ -206,7 +206,8 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
             let mut link = Link::from_message(&message)?;
             let index = link.index;
             if let Some(known) = links.remove(&index) {
-                (link.addrs, link.far_end, link.filtered) = (known.addrs, known.far_end, known.filtered);
+                (link.addrs, link.far_end) = (known.addrs, known.far_end);
+                (link.filtered, link.filtered_out) = (known.filtered, known.filtered_out);
             }
             links.insert(index, link);
             Some(index)

@@ -21,6 +21,7 @@ const XFRMA_TMPL: u16 = 5;
 const XFRMA_IF_ID: u16 = 31;
 
 const XFRM_POLICY_OUT: u8 = 1;
+const XFRM_POLICY_FWD: u8 = 2;
 const XFRM_POLICY_BLOCK: u8 = 1;
 
 /// The length of `struct xfrm_userpolicy_id`, which a request has.
@@ -51,8 +52,17 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Lists the policies of this network namespace. A kernel without IPsec has none. Takes CAP_NET_ADMIN.
+/// Lists the policies of this network namespace for packets that leave. A kernel without IPsec has none. Takes CAP_NET_ADMIN.
 pub async fn outgoing_policies() -> Result<Vec<Policy>> {
+    policies(&[XFRM_POLICY_OUT]).await
+}
+
+/// Lists the policies for packets that pass through, at either end of the way.
+pub async fn forwarding_policies() -> Result<Vec<Policy>> {
+    policies(&[XFRM_POLICY_OUT, XFRM_POLICY_FWD]).await
+}
+
+async fn policies(directions: &[u8]) -> Result<Vec<Policy>> {
     let (mut connection, handle, _) = match new_connection::<Message>(NETLINK_XFRM) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
         opened => opened.context("open a netlink socket for IPsec")?,
@@ -63,7 +73,7 @@ pub async fn outgoing_policies() -> Result<Vec<Policy>> {
         let request = raw::request(XFRM_MSG_GETPOLICY, NLM_F_REQUEST | NLM_F_DUMP, vec![0; ID_LEN]);
         let answers = handle.request(request, kernel()).map_err(io::Error::other)?;
         let mut policies = Vec::new();
-        dumped(answers, |message| policies.extend(policy(&message))).await?;
+        dumped(answers, |message| policies.extend(policy(&message, directions))).await?;
         io::Result::Ok(policies)
     };
     tokio::select! {
@@ -72,16 +82,15 @@ pub async fn outgoing_policies() -> Result<Vec<Policy>> {
     }
 }
 
-/// Returns the policy in a message. Returns None for a policy of packets that come in or pass through, for a policy that
-/// lets packets pass as they are, and for the policy of an xfrm device, which asks it by itself.
-fn policy(message: &Message) -> Option<Policy> {
+/// Returns the policy in a message. Returns None for a policy of another direction, for a policy that lets packets pass as they are, and for the policy of an xfrm device, which asks it by itself.
+fn policy(message: &Message, directions: &[u8]) -> Option<Policy> {
     let info = message.bytes.get(..INFO_LEN).filter(|_| message.kind == XFRM_MSG_NEWPOLICY)?;
     let attributes = attributes(&message.bytes[INFO_LEN..]);
     let has = |kind: u16| attributes.iter().any(|(attribute, _)| *attribute == kind);
     let is_of_device =
         attributes.iter().any(|(kind, value)| *kind == XFRMA_IF_ID && value.iter().any(|byte| *byte != 0));
     let changes = info[ACTION_AT] == XFRM_POLICY_BLOCK || has(XFRMA_TMPL);
-    if info[DIR_AT] != XFRM_POLICY_OUT || is_of_device || !changes {
+    if !directions.contains(&info[DIR_AT]) || is_of_device || !changes {
         return None;
     }
     let family = u16::from_ne_bytes([info[FAMILY_AT], info[FAMILY_AT + 1]]);
@@ -137,7 +146,7 @@ mod tests {
     #[test]
     fn policies_that_change_outgoing_packets_are_found() {
         let encrypts = TEMPLATE.to_owned() + TYPE;
-        let shown = |message| policy(&message).map(|policy| policy.to_string());
+        let shown = |message| policy(&message, &[XFRM_POLICY_OUT]).map(|policy| policy.to_string());
         let to_10_244_2 = Some("src 0.0.0.0/0 dst 10.244.2.0/24".to_owned());
         assert_eq!(shown(message(TO_10_244_2, [1, 0], &encrypts)), to_10_244_2);
         assert_eq!(shown(message(TO_10_244_2, [1, 1], TYPE)), to_10_244_2, "it blocks");
@@ -152,8 +161,8 @@ mod tests {
     fn a_short_message_is_no_policy() {
         let mut short = message(TO_10_244_2, [1, 1], TYPE);
         short.bytes.truncate(INFO_LEN - 1);
-        assert_eq!(policy(&short), None);
+        assert_eq!(policy(&short, &[XFRM_POLICY_OUT]), None);
         let cut = message(TO_10_244_2, [1, 0], &TEMPLATE[..40]);
-        assert_eq!(policy(&cut), None, "its attribute says that it is longer");
+        assert_eq!(policy(&cut, &[XFRM_POLICY_OUT]), None, "its attribute says that it is longer");
     }
 }

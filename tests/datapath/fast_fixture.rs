@@ -27,8 +27,8 @@ const NEIGHBOURS: [(&str, &str, u8); 4] =
 /// The link address of the node's devices, which the frames of the tests are sent to.
 const OWN_MAC: &str = "02:00:00:00:00:02";
 
-const POD: Device =
-    Device::new(Device::POD | Device::PEER, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED).with_link(0, 1_500, DST_MAC);
+const POD: Device = Device::new(Device::POD | Device::PEER | Device::BARE, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED)
+    .with_link(0, 1_500, DST_MAC);
 
 pub(crate) const FAST: Setup = Setup {
     flow_entries: None,
@@ -120,7 +120,7 @@ impl Runner for FastFixture {
             }
         }
         // The step may have changed a route, as the agent would notice.
-        self.fixture.bench.datapath.epoch.advance()
+        self.fixture.bench.datapath.ways.begin_epoch()
     }
 }
 
@@ -155,7 +155,8 @@ impl FastFixture {
         fixture.set_devices(&[("cli0", Some(POD)), ("pod0", Some(POD))])?;
         fixture.add_frontends()?;
         // Tests share the programs, and devices of two namespaces may have one index.
-        fixture.bench.datapath.epoch.advance()?;
+        fixture.bench.datapath.ways.begin_epoch()?;
+        fixture.bench.datapath.ways.open_for(Some(1_000_000))?;
         Ok(Self { fixture, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false })
     }
 

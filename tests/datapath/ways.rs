@@ -19,7 +19,7 @@ fn flow_keeps_its_way_until_the_epoch_moves() -> Result<()> {
         // All of it has to happen in one second.
         wait_until(DEADLINE, "a flow that keeps its way", || {
             move_pod(&mut fixture, BEFORE)?;
-            fixture.fixture().bench.datapath.epoch.advance()?;
+            fixture.fixture().bench.datapath.ways.begin_epoch()?;
             run_section(&mut fixture, "stack::senders_are_judged")?;
             let judged_secs = now_secs()?;
             move_pod(&mut fixture, AFTER)?;
@@ -28,7 +28,7 @@ fn flow_keeps_its_way_until_the_epoch_moves() -> Result<()> {
                 return Ok(false);
             }
             ensure!(kept == Some(BEFORE), "the way was not kept: {kept:x?}");
-            fixture.fixture().bench.datapath.epoch.advance()?;
+            fixture.fixture().bench.datapath.ways.begin_epoch()?;
             let asked = link_address(&mut fixture)?;
             ensure!(asked == Some(AFTER), "the way was kept past its epoch: {asked:x?}");
             Ok(true)

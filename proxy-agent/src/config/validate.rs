@@ -10,9 +10,9 @@ use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
-use crate::node::NodeOptions;
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
+use crate::node::{FastPath, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
@@ -59,6 +59,7 @@ pub(super) fn check(
         choice::name(&kpx.pod_routes),
         "is for mode host",
     );
+    own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
     let sockets = kpx.sockets(&mut own);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
@@ -98,7 +99,8 @@ pub(super) fn check(
         masquerade: kpx.masquerade,
         masquerade_all: common.masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
-        fast_path: kpx.fast_path,
+        // A host in mode host has no pods.
+        fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
         pod_routing,
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets })

@@ -200,6 +200,7 @@ mod tests {
             addrs: [].into(),
             far_end: FarEnd::Nothing,
             filtered: false,
+            filtered_out: false,
         }
     }
 }

@@ -153,6 +153,7 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_
         (pod, Device::POD),
         (detected, Device::DETECTED),
         (pod && link.is_plain_pair(), Device::PEER),
+        (pod && link.is_plain_pair() && bridge.is_none() && !link.filtered && !link.filtered_out, Device::BARE),
         (is_edge(link.kind), Device::EDGE),
         (!has_many_ways && !links.values().any(may_be_macvlan) && is_strict(&routed.name), Device::STRICT4),
         (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
@@ -254,6 +255,7 @@ mod tests {
             addrs: [].into(),
             far_end: FarEnd::Nothing,
             filtered: false,
+            filtered_out: false,
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct FastPathState {
     tracks: bool,
     /// Connections that were opened past the stack go on past it.
     keeps: bool,
+    /// Sweeps in a row that have found no such connection.
+    sweeps_without: u32,
 }
 
 /// The connections to which the stack does nothing at all.
@@ -56,7 +58,15 @@ impl FastPathState {
     /// `keeps`: connections of a predecessor may have been opened past the stack.
     pub(super) fn new(asked: FastPath, keeps: bool) -> Self {
         let keeps = keeps && asked != FastPath::Off;
-        Self { asked, rules: None, obstacle: None, whole: Whole::None(Vec::new()), tracks: true, keeps }
+        Self {
+            asked,
+            rules: None,
+            obstacle: None,
+            whole: Whole::None(Vec::new()),
+            tracks: true,
+            keeps,
+            sweeps_without: 0,
+        }
     }
 
     /// Returns the flags of the programs' [`device::Node`].
@@ -95,11 +105,16 @@ impl FastPathState {
         self.is_on_for_all() || self.opens_flows()
     }
 
-    /// Notes whether there are connections that were opened past the stack.
+    /// Notes whether a sweep has found connections that were opened past the stack. One may have been opened behind the sweep, so two
+    /// have to find none.
     pub(super) fn keep_whole_flows(&mut self, are_there: bool) {
-        self.keeps &= are_there || self.opens_flows();
+        self.sweeps_without = if are_there || self.opens_flows() { 0 } else { self.sweeps_without.saturating_add(1) };
+        self.keeps &= self.sweeps_without < SWEEPS;
     }
 }
+
+/// A connection that was opened while one sweep was under way, the next one finds.
+const SWEEPS: u32 = 2;
 
 impl fmt::Display for FastPathState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,15 +129,14 @@ impl fmt::Display for FastPathState {
             (FastPath::On, _) => write!(f, "on, past {rules}"),
             (FastPath::Auto, _) if rules.is_empty() => {
                 let is_on = if self.is_on() { "on" } else { "off" };
-                write!(f, "auto: {is_on}, no rules found{}", self.whole)?;
-                f.write_str(if self.tracks {
-                    "; the stack sees other connections, because conntrack follows them"
-                } else {
-                    ""
-                })
+                let others =
+                    if self.tracks { "; the stack sees other connections, because conntrack follows them" } else { "" };
+                write!(f, "auto: {is_on}, no rules found{}{others}", self.whole)
             }
             (FastPath::Auto, _) => write!(f, "auto: off, because {rules}"),
-        }
+        }?;
+        let goes_on = self.keeps && !self.opens_flows();
+        f.write_str(if goes_on { "; connections that were opened past the stack go on past it" } else { "" })
     }
 }
 
@@ -198,7 +212,7 @@ impl FastPathState {
 /// Returns the rules that packets past the stack miss: chains of netfilter, IPsec policies, routing rules.
 async fn missed(handle: &Handle) -> Result<Vec<String>> {
     let mut rules = forward::rules().await?;
-    let policies = xfrm::outgoing_policies().await.context("list the IPsec policies")?;
+    let policies = xfrm::forwarding_policies().await?;
     rules.extend(policies.first().map(|first| format!("{} IPsec policies, first {first}", policies.len())));
     let routing = foreign_rule::unasked(handle).await.context("list the routing rules")?;
     rules.extend(routing.iter().filter(|rule| rule.is_missed_past_stack()).map(ToString::to_string));
@@ -284,6 +298,11 @@ mod tests {
         state.rules = Some(vec!["chain a".to_owned()]);
         state.keep_whole_flows(true);
         assert_eq!(state.flag(), device::Node::FAST_KEEP);
+        state.keep_whole_flows(false);
+        state.keep_whole_flows(true);
+        state.keep_whole_flows(false);
+        assert_eq!(state.flag(), device::Node::FAST_KEEP, "one sweep may have missed it");
+        assert!(state.to_string().ends_with("; connections that were opened past the stack go on past it"));
         state.keep_whole_flows(false);
         assert_eq!(state.flag(), 0);
         assert_eq!(FastPathState::new(FastPath::Off, true).flag(), 0, "its programs are not loaded");

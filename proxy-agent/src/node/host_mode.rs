@@ -196,6 +196,7 @@ mod tests {
             addrs: [].into(),
             far_end: FarEnd::Nothing,
             filtered: false,
+            filtered_out: false,
         }
     }
 }

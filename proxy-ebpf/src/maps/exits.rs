@@ -1,71 +1,82 @@
-//! The links to the pods of this node, as the kernel last told them.
+//! The links to the pods of this node, as the kernel last told them, and the agent's words about them.
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::Array;
+use proxy_common::ways::Ways;
 
 use super::live::part;
 use super::{Find, Live};
+use crate::net::Net;
 
-/// A power of two: a row serves the devices whose interface indexes are equal modulo this number.
-const EXITS_MAX: u32 = 16_384;
+/// The rows: 2 to this power. Two pods whose addresses share one take turns.
+const EXITS_BITS: u32 = 14;
 
 /// The last link of a packet that goes into a pod.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Exit {
+    /// The pod's address, in words.
+    pub pod: [u32; 4],
     /// Interface index of the device in front of the pod; 0 while the row is empty, or being written.
     pub ifindex: u32,
     /// The longest IP packet that the route and the device take, in bytes.
     pub mtu: u32,
     /// Destination and source of the frame.
     pub macs: [u32; 3],
-    /// The epoch in which the row was written.
-    pub epoch: u32,
 }
 
 #[map]
-static EXITS: Array<Exit> = Array::with_max_entries(EXITS_MAX, 0);
-/// The agent's number of changes to routes, neighbours and devices.
+static EXITS: Array<Exit> = Array::with_max_entries(1 << EXITS_BITS, 0);
 #[map]
-static EPOCH: Array<u32> = Array::with_max_entries(1, 0);
+static WAYS: Array<Ways> = Array::with_max_entries(1, 0);
 
 #[inline(always)]
 pub fn epoch() -> u32 {
-    EPOCH.find(&0).map_or(0, |epoch| epoch.copy())
+    WAYS.find(&0).map_or(0, |ways| ways.read(|ways| ways.epoch))
 }
 
-/// Returns the link to the pod behind a device. While another CPU writes it, a packet may get the frame of another pod's device.
 #[inline(always)]
-pub fn exit(ifindex: u32) -> Option<Exit> {
-    let exit = row(ifindex)?.copy();
-    (exit.ifindex == ifindex && ifindex != 0).then_some(exit)
+pub fn opens_until() -> u32 {
+    WAYS.find(&0).map_or(0, |ways| ways.read(|ways| ways.opens_until))
 }
 
-/// Keeps a link. Returns false if the device has another one in this epoch: several pods, or a bridge, may be behind it.
+/// Returns the link to a pod, if it leads through this device. A row that another CPU writes may have another pod's link addresses.
 #[inline(always)]
-pub fn keep_exit(exit: &Exit) -> bool {
-    let Some(row) = row(exit.ifindex) else { return false };
+pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
+    let (pod, row) = row(pod)?;
+    let exit = row.copy();
     // In bits, because each branch would multiply the verifier's work.
+    let differences =
+        [0, 1, 2, 3].into_iter().fold(exit.ifindex ^ ifindex, |all, word| all | exit.pod[word] ^ pod[word]);
+    (differences == 0 && ifindex != 0).then_some(exit)
+}
+
+/// Keeps the link to a pod.
+#[inline(always)]
+pub fn keep_exit<A: Net>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
+    let Some((pod, row)) = row(pod) else { return };
     let differences = row.read(|kept| {
-        let [a, b, c] = [0, 1, 2].map(|word| kept.macs[word] ^ exit.macs[word]);
-        a | b | c | kept.mtu ^ exit.mtu
+        let of_pod = [0, 1, 2, 3].into_iter().fold(0, |all, word| all | kept.pod[word] ^ pod[word]);
+        let of_link =
+            [0, 1, 2].into_iter().fold(kept.ifindex ^ ifindex, |all, word| all | kept.macs[word] ^ macs[word]);
+        of_pod | of_link | kept.mtu ^ mtu
     });
-    let another = row.read(|kept| kept.ifindex ^ exit.ifindex);
-    if differences | another == 0 {
-        return true;
-    }
-    if another | row.read(|kept| kept.epoch) ^ exit.epoch == 0 {
-        return false;
+    if differences == 0 {
+        return;
     }
     part!(row.ifindex).set_in_order(0);
-    part!(row.mtu).set_in_order(exit.mtu);
-    part!(row.macs).set_in_order(exit.macs);
-    part!(row.epoch).set_in_order(exit.epoch);
-    part!(row.ifindex).set_in_order(exit.ifindex);
-    true
+    part!(row.pod).set_in_order(pod);
+    part!(row.mtu).set_in_order(mtu);
+    part!(row.macs).set_in_order(macs);
+    part!(row.ifindex).set_in_order(ifindex);
 }
 
+/// Returns a pod's address in words, and its row.
 #[inline(always)]
-fn row(ifindex: u32) -> Option<Live<Exit>> {
-    EXITS.find(&(ifindex % EXITS_MAX))
+fn row<A: Net>(pod: &A) -> Option<([u32; 4], Live<Exit>)> {
+    // 2^32 divided by the golden ratio: the addresses of a network lie far apart.
+    const MULTIPLIER: u32 = 0x9e37_79b9;
+    let words = pod.words();
+    let sum = words.iter().fold(0, |sum: u32, word| (sum ^ word).wrapping_mul(MULTIPLIER));
+    Some((words, EXITS.find(&(sum >> (u32::BITS - EXITS_BITS)))?))
 }

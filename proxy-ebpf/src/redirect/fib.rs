@@ -4,14 +4,15 @@ use core::mem::transmute;
 use core::ptr::from_mut;
 
 use aya_ebpf::bindings::{
-    BPF_F_RECOMPUTE_CSUM, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup, bpf_redir_neigh,
+    BPF_F_RECOMPUTE_CSUM, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
+    bpf_redir_neigh,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 
 use super::{Delivery, Known};
-use crate::maps::{self, Exit};
+use crate::maps;
 use crate::net::{self, Net};
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
@@ -29,26 +30,33 @@ pub struct FibResult {
     device_mtu: u32,
     /// Interface index of the device in front of the pod, where that is known; else 0.
     exit: u32,
+    /// Not 0: the neighbour need not be known.
+    resolves: u32,
 }
 
 impl FibResult {
     /// Sets the ports that the stack would route by, if it routes by ports (`ip rule`, several next hops): those between the hooks.
-    /// `exit` is the device in front of the pod, if a packet of the same flow has found it in this term; else 0.
+    /// `exit` is the device in front of the pod, if a packet of the same flow has found it in this term; else 0. If `resolves`, the way
+    /// may lead to a neighbour whose link address is not known: the kernel asks for that then.
     #[inline(always)]
-    pub fn ask(&mut self, sport: Port, dport: Port, exit: u32) {
+    pub fn ask(&mut self, sport: Port, dport: Port, exit: u32, resolves: bool) {
         (self.fib.sport, self.fib.dport) = (sport.wire(), dport.wire());
-        self.exit = exit;
+        (self.exit, self.resolves) = (exit, resolves.into());
     }
 
-    /// Keeps the way that the kernel has named, for later packets of the flow. Returns its device, or 0 if each packet has to ask.
+    /// Keeps the way to a pod that the kernel has named, for later packets of the flow. Returns its device, or 0 if each packet has
+    /// to ask.
     #[inline(never)]
-    pub fn keep(&self, epoch: u32) -> u32 {
+    pub fn keep<A: Net>(&self, pod: &A) -> u32 {
         // SAFETY: a number, whichever field of the union was written. Since Linux 5.13 the kernel answers with the route's MTU, and before
         // it leaves this packet's length.
         let mtu = u32::from(unsafe { self.fib.__bindgen_anon_1.mtu_result });
-        let exit = Exit { ifindex: self.fib.ifindex, mtu, macs: self.macs(), epoch };
         // A route with an MTU of its own would be asked for it.
-        if self.to_peer && mtu == self.device_mtu && maps::keep_exit(&exit) { exit.ifindex } else { 0 }
+        if !self.to_peer || mtu != self.device_mtu {
+            return 0;
+        }
+        maps::keep_exit(pod, self.fib.ifindex, mtu, self.macs());
+        self.fib.ifindex
     }
 
     /// Returns the device of the way.
@@ -59,8 +67,8 @@ impl FibResult {
 
     /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of this length.
     #[inline(always)]
-    fn recall(&mut self, len: u16) -> bool {
-        let Some(exit) = maps::exit(self.exit).filter(|exit| u32::from(len) <= exit.mtu) else { return false };
+    fn recall<A: Net>(&mut self, len: u16, pod: &A) -> bool {
+        let Some(exit) = maps::exit(self.exit, pod).filter(|exit| u32::from(len) <= exit.mtu) else { return false };
         self.fib.ifindex = exit.ifindex;
         // SAFETY: equal in size, and any bits are a number.
         [self.fib.dmac, self.fib.smac] = unsafe { transmute::<[u32; 3], [[u8; 6]; 2]>(exit.macs) };
@@ -98,7 +106,7 @@ pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, 
     if hops <= 1 {
         return false;
     }
-    if route.recall(len) {
+    if route.recall(len, dst) {
         return true;
     }
     let fib = &mut route.fib;
@@ -111,12 +119,13 @@ pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, 
     A::fib_addrs(fib, *src, *dst);
     // SAFETY: the helper takes the context, and a structure borrowed alone with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size_of::<FibLookup>() as i32, 0) };
-    if result as u32 != BPF_FIB_LKUP_RET_SUCCESS {
+    let is_resolved = result as u32 == BPF_FIB_LKUP_RET_SUCCESS;
+    if !is_resolved && !(result as u32 == BPF_FIB_LKUP_RET_NO_NEIGH && route.resolves != 0) {
         return false;
     }
     // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
     let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else { return false };
-    route.to_peer = device.has_peer();
+    route.to_peer = device.has_peer() && is_resolved;
     route.device_mtu = device.mtu;
     // The next router of an IPv4 route may have an IPv6 address (RFC 5549).
     route.neighbour.nh_family = fib.family.into();

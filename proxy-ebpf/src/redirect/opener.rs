@@ -20,31 +20,31 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let Some(node) = maps::node() else { return };
     let is_of_node = |addr| maps::pod_net(addr) & pod_net::NODE_CIDR != 0;
     let source = &opening.source;
-    // A masqueraded flow and one with another port are for the stack.
+    // A masqueraded flow is for the stack, and so is one of which it is known that it cannot keep its port.
     let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
     let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
     // Its sender has been judged: see `ingress::choose`.
-    if !is_plain_flow || !is_plain_packet || !is_plain_pair(skb) {
+    if !is_plain_flow || !is_plain_packet || !is_bare(skb.ifindex()) {
         return;
     }
     if node.has(Node::FAST_OPEN_PODS) && !(is_of_node(packet.src.addr) && is_of_node(opening.backend.addr)) {
         return;
     }
-    route.ask(packet.src.port, opening.backend.port, 0);
-    if !find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr) || !route.to_peer {
+    let term = term();
+    route.ask(packet.src.port, opening.backend.port, 0, false);
+    let is_found = find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr);
+    if !is_found || !route.to_peer || !is_bare(route.ifindex()) {
         return;
     }
-    let (term, epoch) = term();
-    let there = Judged::new(skb.ifindex(), route.keep(epoch), term);
+    let there = Judged::new(skb.ifindex(), route.keep(&opening.backend.addr), term);
     // The route leads to the backend through this device, so its packets come from there.
     opening.way = Way { there, back: Judged::new(route.ifindex(), 0, term) };
 }
 
-/// Returns true if the packet came out of a pod's veth, past no bridge and no other program's filter.
+/// Returns true if only our programs meet the packets of a pod's veth.
 #[inline(always)]
-fn is_plain_pair(skb: Skb) -> bool {
-    let (flags, bridge) = maps::place_of(skb.ifindex());
-    flags & (Device::POD | Device::PEER | Device::FILTERED) == Device::POD | Device::PEER && bridge == 0
+fn is_bare(ifindex: u32) -> bool {
+    maps::place_of(ifindex).0 & Device::BARE != 0
 }
 
 /// Plans for the first packet of the flow that has just been opened.

@@ -8,7 +8,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State, Term};
 
 use super::fib::{find, leave};
-use super::{END, Forward, is_on_for_all};
+use super::{END, Forward, is_on_for_all, opens_flows};
 use crate::established::{self, Head};
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::outcome::Outcome;
@@ -29,12 +29,12 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         None => {
             key.set_hook(Hook::EGRESS);
             match maps::live_flow(&key) {
-                Some(entry) if !is_of_stack(&entry) => (entry, false),
+                Some(entry) if !is_of_stack(head, &entry) => (entry, false),
                 _ => return Outcome::of_short(established::missed(skb, Hook::INGRESS, head, memory)),
             }
         }
     };
-    if is_there && is_of_stack(&entry) {
+    if is_there && is_of_stack(head, &entry) {
         let short = established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
         return Outcome::of_short(short);
     }
@@ -115,7 +115,7 @@ fn goes_back<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
 fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
     (becomes.src, becomes.dst) = (entry.read(|flow| flow.source), entry.read(|flow| flow.backend));
-    route.ask(becomes.src.port, becomes.dst.port, exit);
+    route.ask(becomes.src.port, becomes.dst.port, exit, false);
 }
 
 /// Reads what a packet from the backend becomes.
@@ -123,7 +123,7 @@ fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
 fn back<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
     (becomes.src, becomes.dst) = (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client));
-    route.ask(head.src.port, head.dst.port, exit);
+    route.ask(head.src.port, head.dst.port, exit, false);
 }
 
 /// The first packets of an entry may find that the stack need not see the flow, as may the first one of each second.
@@ -131,9 +131,10 @@ const FIRST_PACKETS: u64 = 4;
 
 /// Returns true if a packet need not pay for those that skip the stack: its flow does not.
 #[inline(always)]
-fn is_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
+fn is_of_stack<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
-    if rx.has(Seen::WHOLE) {
+    // As `super::is_whole`: there is no SYN here.
+    if rx.has(Seen::WHOLE) && (head.proto == Proto::TCP || opens_flows()) {
         return false;
     }
     let may_become_fast = || {

@@ -50,7 +50,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 13] = [
+const NODE_FLAGS: [(&str, u32); 14] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -60,17 +60,19 @@ const NODE_FLAGS: [(&str, u32); 13] = [
     ("fast_path", Node::FAST_PATH),
     ("fast_open", Node::FAST_OPEN),
     ("fast_keep", Node::FAST_KEEP),
+    ("fast_open_pods", Node::FAST_OPEN_PODS),
     ("masquerade_all", Node::MASQUERADE_ALL),
     ("stacked", Node::STACKED),
     ("filtered", Node::FILTERED),
     ("macvlans", Node::MACVLANS),
 ];
-const DEVICE_FLAGS: [(&str, u32); 7] = [
+const DEVICE_FLAGS: [(&str, u32); 8] = [
     ("uplink", 0),
     ("pod", Device::POD),
     ("detected", Device::DETECTED),
     ("loose", Device::LOOSE),
     ("filtered", Device::FILTERED),
+    ("bare", Device::BARE),
     ("peer", Device::PEER),
     ("strict4", Device::STRICT4),
 ];

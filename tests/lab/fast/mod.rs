@@ -138,15 +138,13 @@ fn automatic_is_off_as_long_as_rules_are_found() -> Result<()> {
         Ok(fixture.fast(&agent)? - before)
     };
     is("auto: on, no rules found")?;
-    // The stack asks for link addresses that the node does not know yet.
-    fast()?;
-    ensure!(fast()? >= 2 * EXCHANGES as u64, "slow, though there are no rules");
+    wait_until(DEADLINE, "connections skip the stack", || Ok(fast()? >= 2 * EXCHANGES as u64))?;
     fixture.lab.set_firewall(true)?;
     is("auto: off, because chain forward of table inet firewall drops")?;
     ensure!(fast()? == 0, "fast, though there are rules");
     fixture.lab.set_firewall(false)?;
     is("auto: on, no rules found")?;
-    ensure!(fast()? >= 2 * EXCHANGES as u64, "slow, though there are no rules any more");
+    wait_until(DEADLINE, "connections skip the stack again", || Ok(fast()? >= 2 * EXCHANGES as u64))?;
     agent.stop()
 }
 
@@ -175,6 +173,7 @@ fn whole_connections_between_pods_skip_the_stack() -> Result<()> {
     says(&agent, "whole connections between addresses of this node's podCIDRs")?;
     for family in Family::ALL {
         for path in [Path::Local, Path::Remote, Path::Hairpin, Path::NodePortLocal] {
+            until_whole(&fixture, &agent, family)?;
             // The stack asks for link addresses that the node does not know yet.
             exchange(&mut fixture.dial(path, Protocol::Tcp, family)?, 1, 100)?;
             let before = fixture.stack_saw(&agent)?;
@@ -194,7 +193,7 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     says(&agent, "whole connections")?;
-    exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?, 1, 100)?;
+    until_whole(&fixture, &agent, Family::V4)?;
     let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?];
     exchange_all(&mut connections)?;
     let pods = fixture.lab.host("p1a").addrs.v4;
@@ -230,6 +229,87 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     agent.stop()
 }
 
+/// Rules that come while no agent looks for them count as well.
+#[test]
+fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    until_whole(&fixture, &agent, Family::V4)?;
+    agent.stop()?;
+    let pod = fixture.lab.host("p1a").addrs.v4;
+    fixture.lab.n1.host.ns.nft(&format!(
+        "table inet netpol {{
+            chain forward {{
+                type filter hook forward priority filter; policy accept
+                ip saddr {pod} drop
+            }}
+        }}"
+    ))?;
+    wait_until(Duration::from_secs(10), "new connections meet the rule", || {
+        Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err())
+    })
+}
+
+#[test]
+fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    // Drops TCP over IPv4, in the words of classic BPF.
+    let drops = ["bpf", "da", "bytecode", "4,48 0 0 23,21 0 1 6,6 0 0 2,6 0 0 4294967295"];
+    for (device, hook) in [("p1a", "egress"), ("p1b", "egress"), ("p1b", "ingress")] {
+        until_whole(&fixture, &agent, Family::V4)?;
+        let node = &fixture.lab.n1.host.ns;
+        let tc =
+            |words: String, more: &[&str]| node.exec(Command::new("tc").args(words.split(' ')).args(more)).map(drop);
+        // Where kpx attaches by TCX, the device has no such qdisc.
+        let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
+        tc(format!("filter add dev {device} {hook} prio 5"), &drops)?;
+        wait_until(DEADLINE, &format!("the filter at {hook} of {device} decides"), || {
+            Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err())
+        })?;
+        tc(format!("filter del dev {device} {hook} prio 5"), &[])?;
+    }
+    agent.stop()
+}
+
+#[test]
+fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    until_whole(&fixture, &agent, Family::V4)?;
+    let pods = fixture.lab.host("p1a").addrs.v4;
+    fixture.lab.n1.host.ns.ip(&format!("xfrm policy add src {pods}/32 dst 10.244.0.0/16 dir fwd action block"))?;
+    wait_until(DEADLINE, "the policy decides", || Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err()))?;
+    says(&agent, "auto: off, because 1 IPsec policies")?;
+    agent.stop()
+}
+
+/// The kernel forgets link addresses of pods that the stack sends nothing to.
+#[test]
+fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    until_whole(&fixture, &agent, Family::V4)?;
+    let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?];
+    exchange_all(&mut connections)?;
+    fixture.lab.n1.host.ns.nft(
+        "table inet netpol {
+            chain forward {
+                type filter hook forward priority filter; policy accept
+                ct state invalid drop
+                ct state new drop
+            }
+        }",
+    )?;
+    says(&agent, "connections that were opened past the stack go on past it")?;
+    for pod in ["p1a", "p1b"] {
+        let addr = fixture.lab.host(pod).addrs.v4;
+        fixture.lab.n1.host.ns.ip(&format!("neigh del {addr} dev {pod}"))?;
+        exchange_all(&mut connections)?;
+    }
+    agent.stop()
+}
+
 #[test]
 fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -252,6 +332,15 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
     let peers = fixture.lab.host("p1b").ns.exec(Command::new("ss").args(["-Htn", "state", "established"]))?;
     ensure!(peers.contains(&fixture.lab.n1.host.addrs.v4.to_string()) || !peers.contains(&pod.to_string()), "{peers}");
     agent.stop()
+}
+
+/// Waits until a connection between two pods skips the stack. The stack asks for link addresses that the node does not know yet.
+fn until_whole(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
+    wait_until(DEADLINE, "connections skip the stack", || {
+        let before = fixture.stack_saw(agent)?;
+        exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, 1, 100)?;
+        Ok(fixture.stack_saw(agent)? == before)
+    })
 }
 
 /// Waits until `kpx status` says this of the fast path.
