@@ -1,6 +1,11 @@
 //! Connections between pods of this node that skip the stack from their first packet on.
 
-use crate::packets::packet_tests;
+use anyhow::Result;
+use ipnet::IpNet;
+use proxy_common::device::Node;
+
+use crate::fast_fixture::FastFixture;
+use crate::packets::{Runner, packet_tests, run_section};
 
 packet_tests! {
     whole:
@@ -8,5 +13,36 @@ packet_tests! {
     whole_flow_lives_on_when_other_flows_take_stack,
     datagram_opens_another_flow_when_its_backend_moves,
     stack_sees_flows_that_are_not_between_pods_of_this_node,
+    stack_sees_flows_of_devices_that_are_not_bare,
     odd_openers_take_stack,
+}
+
+#[test]
+fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        let base = fixture.fixture();
+        base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
+        let [client, pod] = [base.names.addr("client")?, base.names.addr("pod")?].map(IpNet::from);
+        for (cidrs, section) in [
+            (vec![client, pod], "whole::opens_whole"),
+            (vec![client], "whole::opens_through_stack"),
+            (vec![pod], "whole::opens_through_stack"),
+        ] {
+            fixture.fixture().bench.datapath.node.set_pods(&[], &cidrs)?;
+            run_section(&mut fixture, section)?;
+        }
+    }
+    Ok(())
+}
+
+/// The agent allows it for a few seconds at a time.
+#[test]
+fn flows_open_through_stack_once_the_agent_says_no_more() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        fixture.fixture().set_flags(Node::FAST_PATH | Node::FAST_OPEN)?;
+        run_section(&mut fixture, "whole::opens_whole")?;
+        fixture.fixture().bench.datapath.ways.open_for(None)?;
+        run_section(&mut fixture, "whole::opens_through_stack")?;
+    }
+    Ok(())
 }
