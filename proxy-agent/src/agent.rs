@@ -1,5 +1,6 @@
 //! The agent's only loop: takes in events, and makes the kernel's maps match the desired state.
 
+mod events;
 mod follow;
 mod node_part;
 mod notices;
@@ -218,20 +219,7 @@ impl Agent {
                     let _work = self.reports.liveness.work();
                     self.sync().await?;
                 }
-                swept = self.sweeper.next() => {
-                    let has_swept = swept.is_ok();
-                    let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
-                    self.record(&Problem::Flows, swept);
-                    let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
-                    self.record(&Problem::Counters, checked);
-                    let whole = self.sweeper.whole();
-                    if has_swept && let Some(node) = self.node.here_mut() {
-                        let kept = node.keep_whole_flows(whole > 0);
-                        if kept.is_err() {
-                            self.record(&Problem::Devices, kept);
-                        }
-                    }
-                }
+                swept = self.sweeper.next() => self.on_swept(swept),
                 reconciled = self.reconciler.next() => {
                     let reconciled = reconciled.map(|reconciled| self.reports.reconciled(&reconciled));
                     self.record(&Problem::Conntrack, reconciled);
@@ -265,37 +253,6 @@ impl Agent {
         }
         self.reports.know(&self.desired);
         if self.schedule.request() { self.sync().await } else { Ok(()) }
-    }
-
-    /// Goes on where the node was sent away.
-    async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
-        let is_kept = match self.following.take() {
-            None if std::mem::take(&mut self.judging) => {
-                // The next full list of devices ends the problem.
-                if result.is_err() {
-                    self.record(&Problem::Devices, result);
-                }
-                false
-            }
-            Some(following) => {
-                self.end(following, result).await;
-                false
-            }
-            None => self.on_devices(result).await,
-        };
-        let is_due = std::mem::take(&mut self.node_due) && self.schedule.request();
-        if is_kept || is_due { self.sync().await } else { Ok(()) }
-    }
-
-    /// Takes in the facts of changed devices. Returns true if a pass must follow at once: packets to an address that has left the host
-    /// must not wait for their Service.
-    async fn on_devices(&mut self, result: Result<()>) -> bool {
-        self.record(&Problem::Devices, result);
-        self.tell_left_out();
-        let Some(node) = self.node.here_mut() else { return false };
-        self.reports.repairs(node.take_repairs());
-        self.health_checks.listen_on(node.listen_addresses()).await;
-        self.desired.keep_by_host(node.kept_addresses()) && self.synced
     }
 
     /// Returns what keeps the programs in the kernel after the agent's end.

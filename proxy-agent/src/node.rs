@@ -13,19 +13,19 @@ mod options;
 mod programs;
 mod rows;
 mod service_routes;
+mod switch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::Device;
-use proxy_common::device::OwnAddr;
+use proxy_common::device::{Device, OwnAddr};
 use proxy_core::desired::Desired;
 use proxy_datapath::{Attachments, NodeMaps};
 use proxy_net::anchor::Anchor;
 use proxy_net::role::Role;
-use proxy_net::{Handle, JudgedRules, LinkEvent, RuleState, addr, pod_route, rule, sysctl};
+use proxy_net::{Handle, JudgedRules, LinkEvent, addr, pod_route, rule, sysctl};
 use tracing::{info, warn};
 
 use crate::all::all;
@@ -278,39 +278,6 @@ impl Node {
         let result = all([updated, self.update_routes(false, health).await.map(drop)]);
         self.synced_node.end(result.is_ok());
         result
-    }
-
-    /// Looks which packets may skip the stack, and tells the programs.
-    pub async fn judge_fast_path(&mut self) -> Result<()> {
-        if !self.knows_devices() {
-            return Ok(());
-        }
-        let before = self.fast_path.clone();
-        // Rules may change while they are judged.
-        let state = RuleState::read(&self.handle).await.ok();
-        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs()).await;
-        self.switch_fast_path(before)?;
-        self.judged_rules.set(state);
-        Ok(())
-    }
-
-    /// Returns the place of the rules' state that was judged last.
-    pub fn judged_rules(&self) -> JudgedRules {
-        self.judged_rules.clone()
-    }
-
-    /// Has flows that were opened past the stack go on past it, as long as there are any.
-    pub fn keep_whole_flows(&mut self, are_there: bool) -> Result<()> {
-        let before = self.fast_path.clone();
-        self.fast_path.keep_whole_flows(are_there);
-        self.switch_fast_path(before)
-    }
-
-    fn switch_fast_path(&mut self, before: FastPathState) -> Result<()> {
-        if before.flag() == self.fast_path.flag() {
-            return Ok(());
-        }
-        self.write_node().inspect_err(|_| self.fast_path = before) // So that the next look tries again.
     }
 
     /// Parameters that somebody has set back, as systemd-sysctl does whenever it is run.

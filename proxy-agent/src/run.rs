@@ -1,12 +1,12 @@
 //! `kpx run`: connects source, node and agent, and takes them apart at the end.
 
+mod fast_path;
 mod prepare;
 mod servers;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail};
 use aya::sys::{Stats, enable_stats};
@@ -26,18 +26,16 @@ use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
+use crate::run::fast_path::FastPathWatch;
 use crate::run::servers::Servers;
 use crate::settings::Settings;
 use crate::{conntrack, control, leftovers};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
-use proxy_datapath::{
-    Cgroup, Datapath, FastPathWays, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets,
-};
+use proxy_datapath::{Cgroup, Datapath, Loaded, Mechanism, Options, Persistence, PersistenceKind, StaleSockets};
 use proxy_metrics::Metrics;
 use proxy_net as net;
-use proxy_net::JudgedRules;
 use proxy_net::changes::{Changes, Undo};
 use proxy_source::Source;
 use proxy_source::events::Events;
@@ -88,8 +86,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, .. } = datapath;
-        let ways = skips_stack.then(|| Arc::new(Mutex::new(ways)));
-        let judged_rules = node.judged_rules();
+        let fast_path = skips_stack.then(|| FastPathWatch::new(ways, node.judged_rules(), handle.clone(), rule_sender));
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);
@@ -102,17 +99,13 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             Some(result) = sources.join_next() => result.map_err(anyhow::Error::from).flatten().context("the source").and_then(|()| bail!("the source has ended")),
             result = net::on_own_thread(net::watch(link_sender, settings.sync_period)) => result.flatten().context("the watch on devices").and_then(|()| bail!("the watch on devices has ended")),
             result = watch_routes(mode, route_sender) => result.context("the watch on routes").and_then(|()| bail!("the watch on routes has ended")),
-            result = watch_rules(ways.clone(), handle.clone(), judged_rules, rule_sender) => result.context("the watch on rules").and_then(|()| bail!("the watch on rules has ended")),
-            result = watch_ways(ways.clone()) => result.context("the watch on ways past the stack").and_then(|()| bail!("the watch on ways past the stack has ended")),
+            result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), scrape_router(agent_handle, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
-            signal = signals.next() => {
-                info!(signal, "stopping");
-                Ok(())
-            }
+            signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
         };
         end.and(leave(agent, &takes_all_away).await)
     };
@@ -177,29 +170,6 @@ async fn watch_routes(mode: Mode, changes: mpsc::Sender<()>) -> Result<()> {
         Mode::Host => net::on_own_thread(net::watch_routes(changes)).await.flatten(),
         Mode::Node => std::future::pending().await,
     }
-}
-
-/// The seconds for which programs go on to open whole connections past the stack, if the agent says no more.
-const OPENS_SECS: u32 = 2;
-
-/// The fast path's row, of which two watches write a field each; None without the fast path.
-type Ways = Option<Arc<Mutex<FastPathWays>>>;
-
-/// Watches the rules that the fast path depends on; waits for ever without the fast path.
-async fn watch_rules(ways: Ways, handle: Handle, judged: JudgedRules, changes: mpsc::Sender<()>) -> Result<()> {
-    let Some(ways) = ways else { return std::future::pending().await };
-    let hold = move |is_judged: bool| locked(&ways).open_for(is_judged.then_some(OPENS_SECS));
-    net::on_own_thread(net::watch_rules(handle, judged, changes, hold)).await.flatten()
-}
-
-/// Has the programs ask the routes again after each change of those; waits for ever without the fast path.
-async fn watch_ways(ways: Ways) -> Result<()> {
-    let Some(ways) = ways else { return std::future::pending().await };
-    net::on_own_thread(net::watch_ways(move || locked(&ways).begin_epoch())).await.flatten()
-}
-
-fn locked(ways: &Mutex<FastPathWays>) -> MutexGuard<'_, FastPathWays> {
-    ways.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until events are sent, so that an error reaches the cluster before it ends the agent.

@@ -19,7 +19,8 @@ use proxy_common::guest::{self, Guest};
 use crate::flow::{about_now_secs, close, now_secs};
 use crate::maps::{self, Scratch};
 use crate::net::Net;
-use crate::open::{self, Opening, Source, Way};
+use crate::open;
+use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 
 /// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.

@@ -12,7 +12,8 @@ use proxy_common::policy::Decision;
 
 use crate::maps::{DecisionMemory, Scratch};
 use crate::net::{Net, NextHop, route};
-use crate::open::{self, Opening, Source, Way};
+use crate::open;
+use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor};

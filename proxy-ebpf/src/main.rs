@@ -36,6 +36,7 @@ mod minimal;
 mod monitor;
 mod net;
 mod open;
+mod opening;
 mod outcome;
 mod packet;
 mod random;

@@ -1,11 +1,10 @@
 //! Open flows.
 
-use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
-    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Judged, Kind, Proof, SOURCE_PORT_FIRST, Seen, is_recent,
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, Proof, SOURCE_PORT_FIRST, Seen, is_recent,
 };
-use proxy_common::frontend::FrontendKey;
 use proxy_common::half_open::Place;
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
@@ -13,6 +12,7 @@ use proxy_common::share::Register;
 use crate::flow::{close, now_secs, remove};
 use crate::maps::{self, Eviction, Refused, Scratch};
 use crate::net::Net;
+use crate::opening::{Opening, Way};
 use crate::packet::Packet;
 use crate::random::below;
 use crate::ring::Ring;
@@ -32,46 +32,6 @@ const PLACE_TRIES: u32 = 16;
 /// Flows of two entries that make room for one of four, and how far the queue is searched for them.
 const FORGET_FLOWS: u32 = 2;
 const FORGET_TRIES: u32 = 16;
-
-/// A decision about a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
-#[derive(Clone, Copy)]
-pub struct Opening<A: Addr> {
-    pub service: FrontendKey<A>,
-    pub backend: SockAddr<A>,
-    pub source: Source<A>,
-    /// The flags of the flow: see [`Flow`].
-    pub flags: u8,
-    /// The way past the stack, if the flow takes one from its first packet on.
-    pub way: Way,
-}
-
-/// The judgements with which a flow past the stack starts: those of the client's packets, and of the backend's.
-#[derive(Clone, Copy)]
-pub struct Way {
-    pub there: Judged,
-    pub back: Judged,
-}
-
-impl Way {
-    /// None: the stack sees the flow.
-    pub const STACK: Self = Self { there: Judged::NONE, back: Judged::NONE };
-
-    #[inline(always)]
-    fn is_known(&self) -> bool {
-        self.there != Judged::NONE
-    }
-}
-
-/// How a new flow changes its client's address.
-#[derive(Clone, Copy)]
-pub struct Source<A> {
-    /// The address that the backend shall see; the client's own address to keep it.
-    pub addr: A,
-    /// The client's port must not be used, because another conversation with this backend has it.
-    pub port_taken: bool,
-    /// The value of `GENERATION` before the backend was chosen.
-    pub generation: u32,
-}
 
 /// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry comes last, so that no
 /// packet of the flow can come back before its reply entries stand.

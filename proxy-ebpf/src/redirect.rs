@@ -9,16 +9,16 @@ mod plan;
 mod quick;
 
 use proxy_common::addr::{Addr, Proto};
-use proxy_common::counter::Reason;
+use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State, Term};
 
-use self::fib::find;
-use self::plan::{Plan, carry_out};
+use self::fib::{find, leave};
+use self::plan::Plan;
 use crate::maps::{self, Memory, Scratch};
 use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
-use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, flow};
 
 pub use self::fib::{FibResult, Forward};
@@ -149,6 +149,26 @@ fn is_plain<A: Net>(skb: Skb) -> bool {
     skb.is_ours() && !skb.is_tagged() && has_usual_headers
 }
 
+/// Does what was planned for a packet that does not take the stack.
+#[inline(always)]
+fn carry_out<A: Forward>(skb: Skb, plan: Plan, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
+    let Scratch { packet, becomes, route, .. } = scratch;
+    if plan != Plan::BackToDevice {
+        packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)?;
+    }
+    match plan {
+        Plan::ToPod => maps::count(Event::Forwarded),
+        Plan::ToDevice | Plan::ToDeviceAsNode => {
+            maps::count(Event::Forwarded);
+            skb.set_packet_mark(PacketMark::forward(plan == Plan::ToDeviceAsNode, false));
+        }
+        Plan::BackToPod => maps::count(Event::Returned),
+        Plan::BackFromNode => skb.set_packet_mark(PacketMark::BACK),
+        Plan::BackToDevice | Plan::Stack => {}
+    }
+    leave::<A>(skb, route)
+}
+
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
 #[inline(never)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
@@ -156,7 +176,9 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
     let is_whole = is_whole(packet, flow.rx);
-    if !is_whole && !(flow.rx.has(Seen::DIRECT) && flow.state() == State::Established && is_on_for_all()) {
+    let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
+    let may_skip = is_whole || is_open && is_on_for_all();
+    if !may_skip {
         return Plan::Stack;
     }
     if is_for_stack(packet, flow, is_whole) {
@@ -223,7 +245,8 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     // The first answer has to pass all that the stack has to say to it.
     let is_whole = is_whole(packet, other.rx);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
-    if !is_whole && !(is_open && is_on_for_all()) {
+    let may_skip = is_whole || is_open && is_on_for_all();
+    if !may_skip {
         return Plan::Stack;
     }
     if is_for_stack(packet, other, is_whole) {

@@ -53,13 +53,7 @@ pub(super) fn check(
     let service_cidrs = own.parse_each("serviceCIDRs", &kpx.service_cidrs, "must be a CIDR");
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
     let is_host = kpx.mode == Mode::Host;
-    own.check(
-        is_host || kpx.pod_routes == PodRoutes::Off,
-        "podRoutes",
-        choice::name(&kpx.pod_routes),
-        "is for mode host",
-    );
-    own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
+    of_the_mode(&mut own, kpx);
     let sockets = kpx.sockets(&mut own);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
@@ -104,6 +98,14 @@ pub(super) fn check(
         pod_routing,
     };
     Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets })
+}
+
+/// Checks the fields that only one of the modes has a use for.
+fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
+    let is_host = kpx.mode == Mode::Host;
+    let pod_routes = choice::name(&kpx.pod_routes);
+    own.check(is_host || kpx.pod_routes == PodRoutes::Off, "podRoutes", pod_routes, "is for mode host");
+    own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
 }
 
 /// Returns the node's own address. The unspecified address names none.

@@ -10,7 +10,7 @@ use proxy_common::policy::Decision;
 
 use super::{Find, Live};
 use crate::net::Net;
-use crate::open::Opening;
+use crate::opening::Opening;
 use crate::packet::Packet;
 use crate::{icmp, redirect};
 

@@ -120,7 +120,8 @@ pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, 
     // SAFETY: the helper takes the context, and a structure borrowed alone with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size_of::<FibLookup>() as i32, 0) };
     let is_resolved = result as u32 == BPF_FIB_LKUP_RET_SUCCESS;
-    if !is_resolved && !(result as u32 == BPF_FIB_LKUP_RET_NO_NEIGH && route.resolves != 0) {
+    let may_resolve = result as u32 == BPF_FIB_LKUP_RET_NO_NEIGH && route.resolves != 0;
+    if !is_resolved && !may_resolve {
         return false;
     }
     // A device without our hooks would let a packet out untranslated, or a reply in untranslated.

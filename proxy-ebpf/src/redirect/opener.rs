@@ -9,7 +9,7 @@ use super::fib::find;
 use super::plan::{Becomes, Plan};
 use super::{Forward, is_plain, term};
 use crate::maps::{self, Memory, Scratch};
-use crate::open::Way;
+use crate::opening::Way;
 use crate::skb::Skb;
 
 /// Finds the way of the flow that is about to be opened as `scratch.opening` says, and notes it there. Without a way the flow

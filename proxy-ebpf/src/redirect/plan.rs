@@ -1,13 +1,6 @@
-//! What becomes of a packet that skips the stack: decided in one function, done in another, so that neither needs much stack.
+//! What becomes of a packet that skips the stack. One function decides it, another does it, so that neither needs much stack.
 
 use proxy_common::addr::{Addr, SockAddr};
-use proxy_common::counter::{Event, Reason};
-
-use super::Forward;
-use super::fib::leave;
-use crate::Action;
-use crate::maps::{self, Scratch};
-use crate::skb::{PacketMark, Skb};
 
 /// The addresses and ports that a packet gets. In map memory, as a [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
@@ -36,24 +29,4 @@ pub enum Plan {
     BackToDevice,
     /// The same of a packet to an address of the node's in the client's place.
     BackFromNode,
-}
-
-/// Does what was planned for a packet that does not take the stack.
-#[inline(always)]
-pub fn carry_out<A: Forward>(skb: Skb, plan: Plan, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
-    let Scratch { packet, becomes, route, .. } = scratch;
-    if plan != Plan::BackToDevice {
-        packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)?;
-    }
-    match plan {
-        Plan::ToPod => maps::count(Event::Forwarded),
-        Plan::ToDevice | Plan::ToDeviceAsNode => {
-            maps::count(Event::Forwarded);
-            skb.set_packet_mark(PacketMark::forward(plan == Plan::ToDeviceAsNode, false));
-        }
-        Plan::BackToPod => maps::count(Event::Returned),
-        Plan::BackFromNode => skb.set_packet_mark(PacketMark::BACK),
-        Plan::BackToDevice | Plan::Stack => {}
-    }
-    leave::<A>(skb, route)
 }

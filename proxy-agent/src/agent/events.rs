@@ -1,0 +1,58 @@
+//! Goes on where work beside the loop has ended: the node's, and the sweep's.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use proxy_source::health::Problem;
+
+use super::Agent;
+
+impl Agent {
+    /// Goes on where the node was sent away.
+    pub(super) async fn on_node_back(&mut self, result: Result<()>) -> Result<()> {
+        let is_kept = match self.following.take() {
+            None if std::mem::take(&mut self.judging) => {
+                // The next full list of devices ends the problem.
+                if result.is_err() {
+                    self.record(&Problem::Devices, result);
+                }
+                false
+            }
+            Some(following) => {
+                self.end(following, result).await;
+                false
+            }
+            None => self.on_devices(result).await,
+        };
+        let is_due = std::mem::take(&mut self.node_due) && self.schedule.request();
+        if is_kept || is_due { self.sync().await } else { Ok(()) }
+    }
+
+    /// Takes in the facts of changed devices. Returns true if a pass must follow at once: packets to an address that has left the host
+    /// must not wait for their Service.
+    async fn on_devices(&mut self, result: Result<()>) -> bool {
+        self.record(&Problem::Devices, result);
+        self.tell_left_out();
+        let Some(node) = self.node.here_mut() else { return false };
+        self.reports.repairs(node.take_repairs());
+        self.health_checks.listen_on(node.listen_addresses()).await;
+        self.desired.keep_by_host(node.kept_addresses()) && self.synced
+    }
+
+    /// Takes in the end of a sweep of the flow tables.
+    pub(super) fn on_swept(&mut self, swept: Result<Duration>) {
+        let has_swept = swept.is_ok();
+        let swept = swept.map(|duration| self.reports.swept(duration, self.sweeper.expired()));
+        self.record(&Problem::Flows, swept);
+        let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
+        self.record(&Problem::Counters, checked);
+        // A sweep that failed has found nothing out.
+        let whole = self.sweeper.whole();
+        if has_swept && let Some(node) = self.node.here_mut() {
+            let kept = node.keep_whole_flows(whole > 0);
+            if kept.is_err() {
+                self.record(&Problem::Devices, kept);
+            }
+        }
+    }
+}

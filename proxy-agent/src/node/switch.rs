@@ -1,0 +1,42 @@
+//! Switches the fast path as the rules of this host allow.
+
+use anyhow::Result;
+use proxy_net::{JudgedRules, RuleState};
+
+use super::Node;
+use super::fast_path::FastPathState;
+
+impl Node {
+    /// Looks which packets may skip the stack, and tells the programs.
+    pub async fn judge_fast_path(&mut self) -> Result<()> {
+        if !self.knows_devices() {
+            return Ok(());
+        }
+        let before = self.fast_path.clone();
+        // Rules may change while they are judged.
+        let state = RuleState::read(&self.handle).await.ok();
+        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs()).await;
+        self.switch_fast_path(before)?;
+        self.judged_rules.set(state);
+        Ok(())
+    }
+
+    /// Returns the place of the rules' state that was judged last.
+    pub fn judged_rules(&self) -> JudgedRules {
+        self.judged_rules.clone()
+    }
+
+    /// Has flows that were opened past the stack go on past it, as long as there are any.
+    pub fn keep_whole_flows(&mut self, are_there: bool) -> Result<()> {
+        let before = self.fast_path.clone();
+        self.fast_path.keep_whole_flows(are_there);
+        self.switch_fast_path(before)
+    }
+
+    fn switch_fast_path(&mut self, before: FastPathState) -> Result<()> {
+        if before.flag() == self.fast_path.flag() {
+            return Ok(());
+        }
+        self.write_node().inspect_err(|_| self.fast_path = before) // So that the next look tries again.
+    }
+}

@@ -1,0 +1,45 @@
+//! What was decided about a flow that is about to be opened.
+
+use proxy_common::addr::{Addr, SockAddr};
+use proxy_common::flow::Judged;
+use proxy_common::frontend::FrontendKey;
+
+/// A decision about a new flow. In map memory, so that no function's stack holds it while another one opens the flow.
+#[derive(Clone, Copy)]
+pub struct Opening<A: Addr> {
+    pub service: FrontendKey<A>,
+    pub backend: SockAddr<A>,
+    pub source: Source<A>,
+    /// The flags of the flow: see [`Flow`].
+    pub flags: u8,
+    /// The way past the stack, if the flow takes one from its first packet on.
+    pub way: Way,
+}
+
+/// The judgements with which a flow past the stack starts: those of the client's packets, and of the backend's.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub there: Judged,
+    pub back: Judged,
+}
+
+impl Way {
+    /// None: the stack sees the flow.
+    pub const STACK: Self = Self { there: Judged::NONE, back: Judged::NONE };
+
+    #[inline(always)]
+    pub fn is_known(&self) -> bool {
+        self.there != Judged::NONE
+    }
+}
+
+/// How a new flow changes its client's address.
+#[derive(Clone, Copy)]
+pub struct Source<A> {
+    /// The address that the backend shall see; the client's own address to keep it.
+    pub addr: A,
+    /// The client's port must not be used, because another conversation with this backend has it.
+    pub port_taken: bool,
+    /// The value of `GENERATION` before the backend was chosen.
+    pub generation: u32,
+}
