@@ -16,7 +16,7 @@ use super::kube_proxy::KubeProxy;
 use super::traffic::Slice;
 use super::{Mode, Path, Variant, services};
 use crate::kube_rules::{IPVS_SETTINGS, Rules};
-use testbed::agent::{Agent, Source, binary, node};
+use testbed::agent::{Agent, DEADLINE, Source, binary, node, wait_until};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
@@ -291,5 +291,12 @@ fn kpx<'a>(lab: &'a Lab, variant: Variant, services: usize, rules: &Rules) -> Re
     let pods = format!("{},{}", CLUSTER_PODS.cidr(Family::V4), CLUSTER_PODS.cidr(Family::V6));
     let flags = [("--cluster-cidr", pods)].into_iter().chain(flags(variant, services));
     let args: Vec<String> = flags.flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
-    Agent::start_with(lab, &lab.n1, Source::Manifests(&dir), &args)
+    let agent = Agent::start_with(lab, &lab.n1, Source::Manifests(&dir), &args)?;
+    // The agent looks at the rules of the host, and again once it knows where pods have their addresses.
+    wait_until(DEADLINE, "the agent knows which connections may skip the stack", || {
+        let status = agent.status()?;
+        let said = status["options"]["fastPath"].as_str().unwrap_or_default();
+        Ok(said == "off" || said.contains("whole connections"))
+    })?;
+    Ok(agent)
 }
