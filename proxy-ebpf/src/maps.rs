@@ -49,7 +49,7 @@ pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
 use live::{Find, Live};
-pub use memory::{DecisionMemory, Eviction, Memory, Scratch, eviction};
+pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;

@@ -81,8 +81,8 @@ pub fn is_on() -> bool {
 /// Returns true if whole connections may. The agent says so for a moment only, because it has to look for rules all the time.
 #[inline(always)]
 pub fn opens_flows() -> bool {
-    let opens = || maps::node().is_some_and(|node| node.has(Node::FAST_OPEN));
-    fib::is_built_in() && opens() && flow::about_now_secs() <= maps::opens_until()
+    let is_in_time = || flow::about_now_secs() <= maps::opens_until();
+    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN) && is_in_time())
 }
 
 /// Returns true if a packet belongs to a flow that was opened past the stack, and goes on past it. While no flow is opened so, the stack
@@ -137,7 +137,11 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
         Some(EntryKind::Unsnat) => back(skb, scratch, true),
         Some(EntryKind::Snat | EntryKind::Undnat) | None => Plan::Stack,
     };
-    if plan == Plan::Stack { Delivery::LEFT } else { Delivery::of(carry_out(skb, plan, scratch)) }
+    if plan == Plan::Stack {
+        return Delivery::LEFT;
+    }
+    scratch.becomes.plan = plan as u32;
+    Delivery::of(carry_out(skb, scratch))
 }
 
 /// Returns true if the frame is one that this host routes, with an Ethernet header and the usual IP header.
@@ -150,21 +154,25 @@ fn is_plain<A: Net>(skb: Skb) -> bool {
 }
 
 /// Does what was planned for a packet that does not take the stack.
+///
+/// The plan is read from memory behind each call, because old kernels remember wrongly what they knew of a register before.
 #[inline(always)]
-fn carry_out<A: Forward>(skb: Skb, plan: Plan, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
+fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
     let Scratch { packet, becomes, route, .. } = scratch;
-    if plan != Plan::BackToDevice {
+    if maps::again(&becomes.plan) != Plan::BackToDevice as u32 {
         packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)?;
     }
-    match plan {
-        Plan::ToPod => maps::count(Event::Forwarded),
-        Plan::ToDevice | Plan::ToDeviceAsNode => {
-            maps::count(Event::Forwarded);
-            skb.set_packet_mark(PacketMark::forward(plan == Plan::ToDeviceAsNode, false));
-        }
-        Plan::BackToPod => maps::count(Event::Returned),
-        Plan::BackFromNode => skb.set_packet_mark(PacketMark::BACK),
-        Plan::BackToDevice | Plan::Stack => {}
+    let plan = maps::again(&becomes.plan);
+    let is = |other: Plan| plan == other as u32;
+    if is(Plan::ToPod) || is(Plan::ToDevice) || is(Plan::ToDeviceAsNode) {
+        maps::count(Event::Forwarded);
+    } else if is(Plan::BackToPod) {
+        maps::count(Event::Returned);
+    }
+    if is(Plan::ToDevice) || is(Plan::ToDeviceAsNode) {
+        skb.set_packet_mark(PacketMark::forward(is(Plan::ToDeviceAsNode), false));
+    } else if is(Plan::BackFromNode) {
+        skb.set_packet_mark(PacketMark::BACK);
     }
     leave::<A>(skb, route)
 }
@@ -200,7 +208,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
         note_direct(flow, packet.proto, true);
     }
     let src = if route.to_peer { flow.source } else { flow.client_between() };
-    *becomes = Becomes { src, dst: flow.backend, is_far: flow.is_far().into() };
+    *becomes = Becomes { src, dst: flow.backend, is_far: flow.is_far().into(), plan: 0 };
     match (route.to_peer, flow.is_snat_on_devices()) {
         (true, _) => Plan::ToPod,
         (false, true) => Plan::ToDeviceAsNode,

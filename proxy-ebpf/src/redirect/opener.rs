@@ -55,6 +55,6 @@ pub fn first<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
     if !flow.rx.has(Seen::WHOLE) || flow.backend != opening.backend {
         return Plan::Stack;
     }
-    *becomes = Becomes { src: flow.source, dst: flow.backend, is_far: 0 };
+    *becomes = Becomes { src: flow.source, dst: flow.backend, is_far: 0, plan: 0 };
     Plan::ToPod
 }

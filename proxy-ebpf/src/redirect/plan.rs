@@ -9,6 +9,8 @@ pub struct Becomes<A: Addr> {
     pub dst: SockAddr<A>,
     /// The client is behind an uplink, unless this is 0.
     pub is_far: u32,
+    /// The number of the [`Plan`].
+    pub plan: u32,
 }
 
 /// The way of a packet whose route is in `scratch.route`, in one register.
