@@ -23,7 +23,7 @@ use crate::reuse::Setup;
 #[test]
 fn ended_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
     for fixture in fixtures("evict")? {
-        // Twice as many connections as there are ports, one after the other.
+        // A third as many connections as there are ports, one after the other: a draw finds each port taken at times.
         for port in 1_000..10_000_u16 {
             for (program, packet) in [(INGRESS, "tcp S client"), (INGRESS, "tcp R client")] {
                 let frame = fixture.names.frame(&format!("{packet}:{port} > self:80"))?;
