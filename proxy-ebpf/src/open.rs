@@ -202,7 +202,8 @@ fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
         // A pod that is served by itself, from the port that it serves: both directions would look alike between the hooks.
         let is_own_port = flow.client_between() == flow.backend;
         // Between the hooks a masqueraded flow has another tuple, which only the same client's flows can have.
-        if !is_own_port && !(looks && flow.is_snat_on_devices() && maps::is_flow(&flow.undnat_key(proto))) {
+        let is_taken = looks && flow.is_snat_on_devices() && maps::is_flow(&flow.undnat_key(proto));
+        if !is_own_port && !is_taken {
             return true;
         }
     }
