@@ -87,8 +87,12 @@ pub async fn watch_rules(
             _ = ticks.tick() => {}
             () = judged.0.news.notified() => {}
         }
+        let read = tokio::select! {
+            () = changes.closed() => return Ok(()),
+            read = RuleState::read(&handle) => read,
+        };
         // A state that cannot be read, for want of memory or file descriptors, may be any.
-        let state = RuleState::read(&handle).await.inspect_err(|error| debug!("the state of rules: {error:#}")).ok();
+        let state = read.inspect_err(|error| debug!("the state of rules: {error:#}")).ok();
         let is_judged = judged.is(state.as_ref());
         hold(is_judged)?;
         if !is_judged && (state != reported || reminder <= Instant::now()) {

@@ -11,6 +11,7 @@ use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
 use rtnetlink::MulticastGroup;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 /// The shortest time between two reports. A pod can change its own link address as often as it likes, and each report costs every
@@ -20,13 +21,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The number of messages handled at once.
 const BATCH: usize = 1_024;
 
-/// Calls `changed` after changes, until that fails.
-pub async fn watch_ways(changed: impl FnMut() -> Result<()>) -> Result<()> {
+/// Calls `changed` after changes, until that fails, or until `stop` has no receiver.
+pub async fn watch_ways(stop: mpsc::Sender<()>, changed: impl FnMut() -> Result<()>) -> Result<()> {
     use MulticastGroup::{Ipv4Route, Ipv4Rule, Ipv6Route, Ipv6Rule, Link, Neigh};
     let groups = [Link, Neigh, Ipv4Route, Ipv6Route, Ipv4Rule, Ipv6Rule];
     let (socket, _, messages) =
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of routes and neighbours")?;
     tokio::select! {
+        () = stop.closed() => Ok(()),
         () = socket => bail!("the netlink socket for changes of routes and neighbours failed"),
         result = follow(messages.map(|(message, _)| message), changed) => result,
     }

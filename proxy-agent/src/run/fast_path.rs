@@ -28,10 +28,11 @@ impl FastPathWatch {
 /// Watches until something fails; waits for ever without the fast path.
 pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
     let Some(FastPathWatch { ways, judged, handle, changes }) = watch else { return std::future::pending().await };
-    let of_rules = Arc::clone(&ways);
+    let (of_rules, stop) = (Arc::clone(&ways), changes.clone());
     let hold = move |is_judged: bool| locked(&of_rules).open_for(is_judged.then_some(OPENS_SECS));
     let rules = async { net::on_own_thread(net::watch_rules(handle, judged, changes, hold)).await.flatten() };
-    let routes = async { net::on_own_thread(net::watch_ways(move || locked(&ways).begin_epoch())).await.flatten() };
+    let routes =
+        async { net::on_own_thread(net::watch_ways(stop, move || locked(&ways).begin_epoch())).await.flatten() };
     tokio::select! {
         result = rules => result.context("rules"),
         result = routes => result.context("routes"),
