@@ -129,12 +129,13 @@ pub(super) async fn query(
     }
     let asked = if which.len() <= FEW { which.clone() } else { with_filters(handle).await? };
     for index in which {
-        // A device that vanishes meanwhile has none.
-        let others = async |hook| {
-            let filters = at(handle, index, hook).await;
-            asked.contains(&index) && filters.is_ok_and(|filters| filters.iter().any(|filter| !filter.is_ours()))
-        };
-        let (filtered, filtered_out) = (others(Hook::Ingress).await, others(Hook::Egress).await);
+        let (mut filtered, mut filtered_out) = (false, false);
+        if asked.contains(&index) {
+            let has_others = |filters: Vec<Filter>| filters.iter().any(|filter| !filter.is_ours());
+            // A device that vanishes meanwhile has none. What goes out of one that cannot be asked may meet any.
+            filtered = at(handle, index, Hook::Ingress).await.is_ok_and(has_others);
+            filtered_out = at(handle, index, Hook::Egress).await.map_or(true, has_others);
+        }
         links.entry(index).and_modify(|link| (link.filtered, link.filtered_out) = (filtered, filtered_out));
     }
     Ok(())

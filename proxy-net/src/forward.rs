@@ -18,11 +18,11 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use super::sysctl;
 
 /// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
-const KUBE_PROXY: &str = "kube-proxy";
+pub(crate) const KUBE_PROXY: &str = "kube-proxy";
 /// The parameter that counts the connections that conntrack follows.
 pub(crate) const TRACKED: &str = "netfilter/nf_conntrack_count";
 /// The kind of chain that changes addresses; only a connection's first packet passes it.
-const NAT: &str = "nat";
+pub(crate) const NAT: &str = "nat";
 
 /// The tables of legacy iptables, by family. Only a process that may open raw sockets can read whether they have rules,
 /// and an agent may not. An unused table does not exist, so a table's presence counts.
@@ -47,11 +47,7 @@ pub async fn rules() -> Result<Vec<String>> {
     let chains = chains().await.context("list the chains of nftables")?;
     let mut found: Vec<_> = chains.iter().filter_map(Chain::judges).collect();
     for (tool, path) in LEGACY {
-        match fs::read_to_string(path) {
-            Ok(tables) => found.extend(legacy(tool, &tables)),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("read {path}")),
-        }
+        found.extend(legacy(tool, &legacy_tables(path)?));
     }
     Ok(found)
 }
@@ -59,7 +55,10 @@ pub async fn rules() -> Result<Vec<String>> {
 /// Returns true if conntrack may follow connections here. The kernel switches it on for a network namespace with the first rule
 /// that needs it, of whichever chain.
 pub async fn may_be_tracked() -> Result<bool> {
-    let has_legacy = LEGACY.iter().any(|(_, path)| fs::read_to_string(path).is_ok_and(|tables| !tables.is_empty()));
+    let mut has_legacy = false;
+    for (_, path) in LEGACY {
+        has_legacy |= !legacy_tables(path)?.is_empty();
+    }
     if has_legacy || sysctl::read(TRACKED)?.is_some_and(|number| number != "0") {
         return Ok(true);
     }
@@ -119,6 +118,14 @@ impl Chain {
             }
         }
         chain.hook.is_some().then_some(chain)
+    }
+}
+
+/// Returns the names of the tables of legacy iptables in such a list, one on each line. A kernel without them has no list.
+pub(crate) fn legacy_tables(path: &str) -> Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        tables => tables.with_context(|| format!("read {path}")),
     }
 }
 

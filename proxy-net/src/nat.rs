@@ -16,7 +16,6 @@ mod walk;
 mod xt;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{self, ErrorKind};
 
 use anyhow::{Context, Result, bail};
@@ -28,6 +27,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use self::attrs::Attrs;
 use self::model::{Base, Chain, ChainName, Hook, Ruleset, TableFamily};
 use self::packet::Family;
+use super::forward::{LEGACY, NAT, legacy_tables};
 use super::netlink::{dumped, kernel};
 use super::raw::{self, Message};
 
@@ -60,17 +60,10 @@ const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
 
-/// The kind of chain that translates addresses.
-const NAT: &str = "nat";
-
 /// The number of attempts to read tables that change meanwhile.
 const TRIES: u32 = 5;
 /// The most lines of an answer; one more line counts the rest.
 const LINES: usize = 10;
-
-/// The lists of legacy iptables. Their rules cannot be read without the right to open raw sockets.
-const LEGACY: [(Family, &str, &str); 2] =
-    [(Family::V4, "iptables", "/proc/net/ip_tables_names"), (Family::V6, "ip6tables", "/proc/net/ip6_tables_names")];
 
 /// Returns the NAT rules that may change a packet from one address of `pods` to another, one line each. Only the
 /// families of `pods` are looked at. After an error, any rule may change packets. Takes CAP_NET_ADMIN.
@@ -78,14 +71,10 @@ pub async fn nat_rules(pods: &[IpNet]) -> Result<Vec<String>> {
     let messages = listed(pods).await.context("list the NAT rules of nftables")?;
     let rules = ruleset(&messages).context("read the NAT rules of nftables")?;
     let mut lines: Vec<_> = walk::obstacles(&rules, pods).iter().map(ToString::to_string).collect();
-    for (family, tool, path) in LEGACY {
-        if !pods.iter().any(|net| Family::of(net) == family) {
-            continue;
-        }
-        match fs::read_to_string(path) {
-            Ok(tables) => lines.extend(legacy(tool, &tables)),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("read {path}")),
+    // The rules of legacy iptables cannot be read without the right to open raw sockets.
+    for (family, (tool, path)) in [Family::V4, Family::V6].into_iter().zip(LEGACY) {
+        if pods.iter().any(|net| Family::of(net) == family) {
+            lines.extend(legacy(tool, &legacy_tables(path)?));
         }
     }
     Ok(shortened(lines))

@@ -1,9 +1,8 @@
 //! Follows the rules that the fast path depends on: netfilter's, IPsec's, and the routing rules.
 //!
-//! No notification is enough: those of nftables carry every rule of every change, legacy iptables and IPsec's default have none. So the state
-//! is read five times a second, by a few numbers.
+//! Notifications of nftables carry every rule of every change, and legacy iptables sends none. So the watch reads the state five times a
+//! second, by a few numbers.
 
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::debug;
 
 use super::foreign_rule::{self, ForeignRule};
-use super::forward::{LEGACY, TRACKED};
+use super::forward::{LEGACY, TRACKED, legacy_tables};
 use super::netlink::{Handle, kernel};
 use super::raw::{self, Message};
 use super::{sysctl, xfrm};
@@ -39,7 +38,7 @@ const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 pub struct RuleState {
     /// The number that nftables counts up with each change, as the kernel sends it; none from a kernel without nftables.
     nftables: Option<Vec<u8>>,
-    legacy: Vec<Option<String>>,
+    legacy: Vec<String>,
     /// Conntrack follows a connection.
     tracks: bool,
     policies: Vec<xfrm::Policy>,
@@ -106,11 +105,7 @@ pub async fn watch_rules(
 impl RuleState {
     /// Reads the state of this network namespace.
     pub async fn read(handle: &Handle) -> Result<Self> {
-        let legacy = LEGACY.map(|(_, path)| match fs::read_to_string(path) {
-            Ok(tables) => Ok(Some(tables)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("read {path}")),
-        });
+        let legacy = LEGACY.map(|(_, path)| legacy_tables(path));
         // The number of connections, which the kernel follows only where some rule asks for it.
         let tracks = sysctl::read(TRACKED)?.is_some_and(|number| number != "0");
         let nftables = number().await.context("ask nftables for the number of its rules' state")?;

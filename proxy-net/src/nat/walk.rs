@@ -7,9 +7,8 @@ use ipnet::IpNet;
 
 use super::model::{Base, Chain, ChainName, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict};
 use super::packet::{Family, Mark, Packets, Share};
+use crate::forward::KUBE_PROXY;
 
-/// The table of kube-proxy in mode nftables: it concerns packets to Services alone.
-const KUBE_PROXY: &str = "kube-proxy";
 /// The most rules that a walk looks at. A rule counts again on each way that leads to it.
 const STEPS: u32 = 100_000;
 /// The most chains that call one another. The kernel allows 16.

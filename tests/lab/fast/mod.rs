@@ -234,19 +234,25 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
 fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
-    until_whole(&fixture, &agent, Family::V4)?;
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+    }
     agent.stop()?;
-    let pod = fixture.lab.host("p1a").addrs.v4;
+    let addrs = &fixture.lab.host("p1a").addrs;
+    let (pod4, pod6) = (addrs.ip(Family::V4), addrs.ip(Family::V6));
     fixture.lab.n1.host.ns.nft(&format!(
         "table inet netpol {{
             chain forward {{
                 type filter hook forward priority filter; policy accept
-                ip saddr {pod} drop
+                ip saddr {pod4} drop
+                ip6 saddr {pod6} drop
             }}
         }}"
     ))?;
-    wait_until(Duration::from_secs(10), "new connections meet the rule", || {
-        Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err())
+    Family::ALL.into_iter().try_for_each(|family| {
+        wait_until(Duration::from_secs(10), "new connections meet the rule", || {
+            Ok(fixture.dial(Path::Local, Protocol::Tcp, family).is_err())
+        })
     })
 }
 
@@ -289,8 +295,11 @@ fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<(
 fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
-    until_whole(&fixture, &agent, Family::V4)?;
-    let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?];
+    let mut connections = Vec::new();
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+        connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
+    }
     exchange_all(&mut connections)?;
     fixture.lab.n1.host.ns.nft(
         "table inet netpol {
@@ -303,8 +312,10 @@ fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<
     )?;
     says(&agent, "connections that were opened past the stack go on past it")?;
     for pod in ["p1a", "p1b"] {
-        let addr = fixture.lab.host(pod).addrs.v4;
-        fixture.lab.n1.host.ns.ip(&format!("neigh del {addr} dev {pod}"))?;
+        for family in Family::ALL {
+            let addr = fixture.lab.host(pod).addrs.ip(family);
+            fixture.lab.n1.host.ns.ip(&format!("neigh del {addr} dev {pod}"))?;
+        }
         exchange_all(&mut connections)?;
     }
     agent.stop()
