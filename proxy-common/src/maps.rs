@@ -61,9 +61,7 @@ macro_rules! family_maps {
             decisions: DECISIONS4 DECISIONS6: PerCpuArray<Decision<A>> = 1, 0, per_load;
             /// The counters of each service port.
             service_counts: SVC_COUNTS4 SVC_COUNTS6: HashMap<FrontendKey<A>, ServiceCounts> = 65_536, NO_PREALLOC, keep;
-            /// The frontends that sockets have dialled: a table for each protocol, so that many sockets of one evict none of
-            /// the other.
-            tcp_sockets: TCP_SOCKETS4 TCP_SOCKETS6: LruHashMap<SocketKey<A>, Socket<A>> = 65_536, 0, none;
+            /// The frontends that UDP sockets have dialled.
             udp_sockets: UDP_SOCKETS4 UDP_SOCKETS6: LruHashMap<SocketKey<A>, Socket<A>> = 65_536, 0, none;
         }
     };

@@ -22,6 +22,8 @@ pub const DATAGRAMS: [&str; 4] = ["kpx_sendmsg4", "kpx_sendmsg6", "kpx_recvmsg4"
 pub const COUNTERS: &str = "COUNTERS";
 pub const DEVICES: &str = "DEVICES";
 pub const NODE: &str = "NODE";
+/// The storages of TCP sockets, of each family.
+pub const DIALLED: [&str; 2] = ["DIALLED4", "DIALLED6"];
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 

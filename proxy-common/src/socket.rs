@@ -17,7 +17,18 @@ pub const NAMES: u32 = 1 << 3;
 /// packet path keeps a flow that was answered for as long.
 pub const KEPT_SECS: u32 = 180;
 
-/// Which of a peer's two addresses a row of `TCP_SOCKETS` or `UDP_SOCKETS` is found by.
+/// Value of `DIALLED`, the storage of a TCP socket: what it dialled last. The kernel frees it with the socket.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialled<A: Addr> {
+    /// The peer that the kernel knows. A socket that connects elsewhere later has another one.
+    pub backend: SockAddr<A>,
+    pub frontend: SockAddr<A>,
+}
+assert_size!(Dialled<Addr4> = 8 + 8);
+assert_size!(Dialled<Addr6> = 20 + 20);
+
+/// Which of a peer's two addresses a row of `UDP_SOCKETS` is found by.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Side(u8);
@@ -25,11 +36,11 @@ pub struct Side(u8);
 impl Side {
     /// By the backend's, which the kernel knows; it says what was dialled.
     pub const BACKEND: Self = Self(0);
-    /// By the frontend's, which the program dials: it says who serves it. For UDP sockets that are not connected.
+    /// By the frontend's, which the program dials: it says who serves it. For sockets that are not connected.
     pub const FRONTEND: Self = Self(1);
 }
 
-/// Key of `TCP_SOCKETS` and `UDP_SOCKETS`.
+/// Key of `UDP_SOCKETS`. A UDP socket may send to many Services, so its storage has no room for all of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SocketKey<A: Addr> {
@@ -37,7 +48,7 @@ pub struct SocketKey<A: Addr> {
     cookie: [u32; 2],
     pub addr: A,
     pub port: Port,
-    /// Says which of the two tables it is of.
+    /// Always UDP.
     pub proto: Proto,
     pub side: Side,
 }
@@ -46,8 +57,9 @@ assert_size!(SocketKey<Addr6> = 8 + 16 + 2 + 1 + 1);
 
 impl<A: Addr> SocketKey<A> {
     #[inline(always)]
-    pub const fn new(cookie: u64, at: SockAddr<A>, proto: Proto, side: Side) -> Self {
-        Self { cookie: [cookie as u32, (cookie >> 32) as u32], addr: at.addr, port: at.port, proto, side }
+    pub const fn new(cookie: u64, at: SockAddr<A>, side: Side) -> Self {
+        let cookie = [cookie as u32, (cookie >> 32) as u32];
+        Self { cookie, addr: at.addr, port: at.port, proto: Proto::UDP, side }
     }
 
     /// Returns the number that `SO_COOKIE` tells.
@@ -56,7 +68,7 @@ impl<A: Addr> SocketKey<A> {
     }
 }
 
-/// Value of `TCP_SOCKETS` and `UDP_SOCKETS`.
+/// Value of `UDP_SOCKETS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket<A: Addr> {

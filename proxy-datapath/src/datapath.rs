@@ -123,7 +123,7 @@ impl Options {
     fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
         let mut sizes = self.sizes.map_sizes();
         // A map that no program uses takes no room.
-        sizes.extend(sockets::unused_maps(self.sockets).into_iter().map(|name| (name, MapSize::exactly(1))));
+        sizes.extend(sockets::unused_tables(self.sockets).map(|name| (name, MapSize::exactly(1))));
         sizes
     }
 

@@ -34,7 +34,10 @@ impl Loaded {
         for (name, data) in ebpf.maps().filter_map(|(name, map)| Some((name, data(map)?))) {
             let info = data.info().with_context(|| format!("ask the kernel about map {name}"))?;
             maps.insert(name.to_owned(), info.id());
-            max_entries.insert(name.to_owned(), info.max_entries());
+            // Storages of sockets are no tables: they have as much room as there are sockets.
+            if info.max_entries() > 0 {
+                max_entries.insert(name.to_owned(), info.max_entries());
+            }
         }
         let programs = names.iter().map(|&name| {
             let program = ebpf.program(name).with_context(|| format!("no program {name} in the BPF object"))?;

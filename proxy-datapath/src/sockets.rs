@@ -86,15 +86,16 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr>
     program.try_into().with_context(|| format!("program {name}"))
 }
 
-/// Returns the maps that these programs do not use: without room, and without pins.
+/// Returns the maps that these programs do not use. They get no pins.
 pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
-    let families = [names::IPV4, names::IPV6];
-    let (tcp, udp) = (families.map(|maps| maps.tcp_sockets), families.map(|maps| maps.udp_sockets));
-    match options {
-        None => [tcp, udp].concat(),
-        Some(SocketOptions { udp: false, .. }) => udp.to_vec(),
-        Some(SocketOptions { udp: true, .. }) => Vec::new(),
-    }
+    let dialled = names::DIALLED.into_iter().filter(|_| options.is_none());
+    dialled.chain(unused_tables(options)).collect()
+}
+
+/// Returns the tables among them, which get no room.
+pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Item = &'static str> {
+    let is_used = options.is_some_and(|options| options.udp);
+    [names::IPV4.udp_sockets, names::IPV6.udp_sockets].into_iter().filter(move |_| !is_used)
 }
 
 /// How sockets are led, for `kpx status`.

@@ -14,7 +14,7 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::device::Node;
 use proxy_common::frontend::{Algorithm, Backend, FrontendKey, FrontendKind, Service, Set};
 use proxy_common::policy::Decision;
-use proxy_common::socket::{CONNECTED, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
+use proxy_common::socket::{CONNECTED, Dialled, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
 
 use crate::decide::Dial;
 use crate::flow::now_secs;
@@ -198,9 +198,9 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
         backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
     };
     if let Err(reason) = decide::find(&dialling, node, &mut service, &mut decision) {
-        if reason == Reason::NotOurs && proto == Proto::UDP && call == Call::Connect {
+        if reason == Reason::NotOurs && call == Call::Connect {
             // It was dialled before as a service's backend, and is now dialled for itself.
-            maps::forget_socket(&SocketKey::new(client.cookie, *at, proto, Side::BACKEND));
+            forget(peer, client.cookie, at, proto);
         }
         return refused(reason, &decision);
     }
@@ -219,7 +219,9 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
     if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
         return DialResult::Left;
     }
-    if !remember(client.cookie, at, &decision, last_secs) && proto == Proto::UDP {
+    if proto == Proto::TCP {
+        A::keep_dialled(peer, &Dialled { backend: decision.backend_at(), frontend: *at });
+    } else if !remember(client.cookie, at, &decision, last_secs) {
         // The program could not tell whose the answers are.
         return DialResult::Left;
     }
@@ -259,7 +261,7 @@ fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
 /// 0 if that was long ago or the backend serves no more.
 #[inline(never)]
 fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) -> u32 {
-    let key = SocketKey::new(cookie, *dialled, Proto::UDP, Side::FRONTEND);
+    let key = SocketKey::new(cookie, *dialled, Side::FRONTEND);
     let Some(had) = maps::socket(&key) else { return 0 };
     if had.service != decision.service || now_secs().saturating_sub(had.last_secs) >= KEPT_SECS {
         return 0;
@@ -268,29 +270,41 @@ fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) 
     if maps::endpoint(had.service, had.at).is_some() { had.last_secs } else { 0 }
 }
 
-/// Remembers the frontend that a socket has dialled. False if there was no room.
+/// Remembers the frontend that a UDP socket has dialled. False if there was no room.
 #[inline(never)]
 fn remember<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &Decision<A>, last_secs: u32) -> bool {
-    let (backend, proto) = (decision.backend_at(), decision.service.proto);
-    let mut key = SocketKey::new(cookie, backend, proto, Side::BACKEND);
-    let mut socket = Socket::new(*dialled, decision.service, last_secs);
-    if !maps::remember_socket(&key, &socket) {
+    let backend = decision.backend_at();
+    let socket = Socket::new(*dialled, decision.service, last_secs);
+    if !maps::remember_socket(&SocketKey::new(cookie, backend, Side::BACKEND), &socket) {
         return false;
     }
     // A connected socket, too, may name a destination.
+    maps::remember_socket(&SocketKey::new(cookie, *dialled, Side::FRONTEND), &Socket { at: backend, ..socket })
+}
+
+/// Forgets that a socket was led to the backend at `at`.
+#[inline(always)]
+fn forget<A: Family>(peer: Peer, cookie: u64, at: &SockAddr<A>, proto: Proto) {
     if proto == Proto::UDP {
-        key = SocketKey::new(cookie, *dialled, proto, Side::FRONTEND);
-        socket.at = backend;
-        return maps::remember_socket(&key, &socket);
+        maps::forget_socket(&SocketKey::new(cookie, *at, Side::BACKEND));
+    } else {
+        A::forget_dialled(peer);
     }
-    true
 }
 
 /// Puts the frontend that a socket has dialled in the place of the backend at `at`. False if it has dialled none there.
 #[inline(never)]
-fn show<A: Net>(peer: Peer, at: &mut SockAddr<A>) -> bool {
-    let Some(proto) = served(peer) else { return false };
-    let Some(socket) = maps::socket(&SocketKey::new(peer.cookie(), *at, proto, Side::BACKEND)) else { return false };
-    *at = socket.at;
+fn show<A: Family>(peer: Peer, at: &mut SockAddr<A>) -> bool {
+    match served(peer) {
+        Some(Proto::TCP) => match A::dialled(peer) {
+            Some(dialled) if dialled.backend == *at => *at = dialled.frontend,
+            _ => return false,
+        },
+        Some(_) => match maps::socket(&SocketKey::new(peer.cookie(), *at, Side::BACKEND)) {
+            Some(socket) => *at = socket.at,
+            None => return false,
+        },
+        None => return false,
+    }
     true
 }

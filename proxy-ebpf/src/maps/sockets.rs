@@ -1,31 +1,33 @@
-//! The frontends that sockets have dialled, in a table for TCP and one for UDP.
+//! The frontends that sockets have dialled. A TCP socket keeps its own in storage that the kernel frees with it; those of UDP
+//! sockets are in a table.
 
-use aya_ebpf::maps::LruHashMap;
-use proxy_common::addr::Proto;
-use proxy_common::socket::{Socket, SocketKey};
+use aya_ebpf::btf_maps::SkStorage;
+use aya_ebpf::macros::btf_map;
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::socket::{Dialled, Socket, SocketKey};
 
 use super::copied;
 use crate::net::Net;
 
+#[btf_map]
+pub static DIALLED4: SkStorage<Dialled<Addr4>> = SkStorage::new();
+#[btf_map]
+pub static DIALLED6: SkStorage<Dialled<Addr6>> = SkStorage::new();
+
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
     // If the table is full, an element may change hands while it is copied. One socket then sees another one's peer.
-    copied(table(key), key)
+    copied(A::MAPS.udp_sockets, key)
 }
 
 /// Returns false if there is no room.
 #[inline(always)]
 pub fn remember_socket<A: Net>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
-    table(key).insert(key, socket, 0).is_ok()
+    A::MAPS.udp_sockets.insert(key, socket, 0).is_ok()
 }
 
 #[inline(always)]
 pub fn forget_socket<A: Net>(key: &SocketKey<A>) {
     // Hardly ever is there one.
-    let _gone = table(key).remove(key);
-}
-
-#[inline(always)]
-fn table<A: Net>(key: &SocketKey<A>) -> &'static LruHashMap<SocketKey<A>, Socket<A>> {
-    if key.proto == Proto::UDP { A::MAPS.udp_sockets } else { A::MAPS.tcp_sockets }
+    let _gone = A::MAPS.udp_sockets.remove(key);
 }

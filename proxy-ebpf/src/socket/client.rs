@@ -3,7 +3,7 @@
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::device::Node;
 use proxy_common::policy::Origin;
-use proxy_common::socket::EVERYWHERE;
+use proxy_common::socket::{Dialled, EVERYWHERE};
 
 use super::peer::{self, Peer, flags};
 use crate::maps;
@@ -52,6 +52,12 @@ pub trait Family: Net {
     fn of_netns(cookie: u64) -> Self;
     /// A loopback address at which kube-proxy serves node ports.
     fn is_localhost(self) -> bool;
+    /// Keeps with the socket of a call what it dials. Without memory for that, it is shown its backend.
+    fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
+    /// Forgets what the socket of a call has dialled in this family.
+    fn forget_dialled(peer: Peer);
+    /// Returns what the socket of a call has dialled last in this family.
+    fn dialled(peer: Peer) -> Option<Dialled<Self>>;
 }
 
 impl Family for Addr4 {
@@ -65,6 +71,21 @@ impl Family for Addr4 {
     fn is_localhost(self) -> bool {
         u32::from_be(self.wire()) >> 24 == 127
     }
+
+    #[inline(always)]
+    fn keep_dialled(peer: Peer, dialled: &Dialled<Self>) {
+        peer.store(&maps::DIALLED4, dialled);
+    }
+
+    #[inline(always)]
+    fn forget_dialled(peer: Peer) {
+        peer.clear(&maps::DIALLED4);
+    }
+
+    #[inline(always)]
+    fn dialled(peer: Peer) -> Option<Dialled<Self>> {
+        peer.stored(&maps::DIALLED4)
+    }
 }
 
 impl Family for Addr6 {
@@ -77,5 +98,20 @@ impl Family for Addr6 {
     #[inline(always)]
     fn is_localhost(self) -> bool {
         false
+    }
+
+    #[inline(always)]
+    fn keep_dialled(peer: Peer, dialled: &Dialled<Self>) {
+        peer.store(&maps::DIALLED6, dialled);
+    }
+
+    #[inline(always)]
+    fn forget_dialled(peer: Peer) {
+        peer.clear(&maps::DIALLED6);
+    }
+
+    #[inline(always)]
+    fn dialled(peer: Peer) -> Option<Dialled<Self>> {
+        peer.stored(&maps::DIALLED6)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use rustix::net::{self, AddressFamily, SocketType};
 use testbed::agent::{SERVICE_PORT, Service};
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{EXTERNAL, Family};
@@ -119,7 +120,7 @@ fn packets_are_translated_without_socket_lb() -> Result<()> {
     let status = agent.status()?;
     let programs = status["programs"].as_object().context("programs")?;
     ensure!(programs.len() == 4, "{programs:?}");
-    for map in ["TCP_SOCKETS4", "TCP_SOCKETS6", "UDP_SOCKETS4", "UDP_SOCKETS6"] {
+    for map in ["UDP_SOCKETS4", "UDP_SOCKETS6"] {
         ensure!(status["mapFill"][map]["maxEntries"] == 1, "{map}: {}", status["mapFill"]);
     }
     ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
@@ -151,6 +152,41 @@ fn pods_are_translated_where_all_sockets_are() -> Result<()> {
     let own = Dial::new(TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into()).connect(&fixture.lab.host("p1a").ns);
     ensure!(matches!(own, Err(Fault::Refused)), "{own:?}");
     Ok(())
+}
+
+/// Checks that a socket shows the peer of its last call: the frontend that it dialled, or the backend that it dialled for itself.
+#[test]
+fn socket_shows_what_it_dialled_last() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let one = |name, nth| Service::new(name, nth, &["p1b"], PORT);
+    let (first, second) = (one("first", 18), one("second", 19));
+    for service in [&first, &second] {
+        fixture.put(service)?;
+    }
+    let agent = fixture.agent("host", &[])?;
+    let node = &fixture.lab.host(NODE).ns;
+    for family in Family::ALL {
+        let frontends = [first.frontend(family), second.frontend(family)];
+        let backend = SocketAddr::new(fixture.lab.host("p1b").addrs.ip(family), PORT);
+        let before = count(&agent, "events", "socket_translated")?;
+        for dials in [vec![frontends[0], frontends[1]], vec![frontends[0], backend]] {
+            let shown = node.run(|| redialled(&dials))?;
+            ensure!(dials.ends_with(&[shown]), "{dials:?} were dialled, and {shown} is shown");
+        }
+        ensure!(count(&agent, "events", "socket_translated")? == before + 3);
+    }
+    Ok(())
+}
+
+/// Connects one socket to one address after the other. Returns the last peer.
+fn redialled(dials: &[SocketAddr]) -> io::Result<SocketAddr> {
+    let family = if dials[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket(family, SocketType::STREAM, None)?;
+    for dial in dials {
+        net::connect_unspec(&socket)?;
+        net::connect(&socket, dial)?;
+    }
+    TcpStream::from(socket).peer_addr()
 }
 
 impl Fixture {

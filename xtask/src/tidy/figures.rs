@@ -17,7 +17,7 @@ const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 21_400)];
 /// The kernel programs are one program: the skb, the headers and the maps meet in the trait of the address family.
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 25)];
 const LEVELS: usize = 12;
-const UNSAFE_SITES: usize = 64;
+const UNSAFE_SITES: usize = 69;
 const PACKAGES: usize = 420;
 const TEST_EXECUTABLES: usize = 8;
 /// The packages, with those that begin like them, that the pure core does without.
