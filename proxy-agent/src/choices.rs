@@ -40,8 +40,10 @@ pub enum PodRoutes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SocketLb {
     /// No sockets; their packets are translated.
-    #[default]
     Off,
+    /// On a node, the sockets of its own network namespace, if kernel and cgroups allow that.
+    #[default]
+    Auto,
     /// The sockets of the host's own network namespace.
     Host,
     /// The sockets of pods as well.

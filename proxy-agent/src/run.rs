@@ -62,7 +62,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let changes = Changes::new(&settings.run_dir);
     let datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
-    let Settings { node_name, mode, node: options, .. } = settings;
+    let Settings { node_name, mode, node: mut options, .. } = settings;
+    // Packets of other sockets cannot go to 127.0.0.1.
+    options.localhost_node_ports &= datapath.attachments.sockets_status().is_some();
     let skips_stack = options.fast_path != FastPath::Off;
     let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
@@ -119,17 +121,25 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
 }
 
 /// Loads the programs and maps, or takes over those of an earlier run.
-fn take_over(settings: &Settings, object: &[u8], persistence: Persistence, cgroup: Option<Cgroup>) -> Result<Datapath> {
-    let Settings { attach: mechanism, sockets, .. } = *settings;
+fn take_over(
+    settings: &Settings,
+    object: &[u8],
+    persistence: Persistence,
+    cgroup: Option<Result<Cgroup>>,
+) -> Result<Datapath> {
+    let mechanism = settings.attach;
     if persistence.pins.is_ours_alone() && mechanism == Some(Mechanism::Tcx) {
         warn!("TCX links end with this container, which has no BPF file system of the node's: every restart is a gap");
     }
     let fast_path = settings.node.fast_path != FastPath::Off;
+    let sockets = settings.sockets.filter(|_| matches!(cgroup, Some(Ok(_))));
     let loading =
         Options { mechanism, sizes: settings.sizes.of_this_machine(), sockets, fast_path, ..Options::default() };
     let mut datapath = Datapath::take_over(object, loading, persistence)?;
-    if let (Some(cgroup), Some(options)) = (cgroup, sockets) {
-        datapath.attachments.attach_sockets(cgroup, options)?;
+    match (cgroup, sockets) {
+        (Some(Ok(cgroup)), Some(options)) => datapath.attachments.attach_sockets(cgroup, options)?,
+        (Some(Err(error)), _) => datapath.attachments.leave_sockets(format!("{error:#}")),
+        _ => {}
     }
     Ok(datapath)
 }

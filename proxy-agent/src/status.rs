@@ -80,6 +80,10 @@ pub struct OptionsStatus {
     /// `auto: …`.
     #[serde(default)]
     pub fast_path: String,
+    /// The sockets that get a backend before they send a packet, and why if that is not what was asked for: `off`, `host`, `all`,
+    /// `auto: …`.
+    #[serde(default)]
+    pub socket_lb: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -12,14 +12,14 @@ use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError
 use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
 use nix::net::if_::if_nametoindex;
 use proxy_common::hook::{Direction, PacketHook, Place};
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::adopt::{adopt, is_shortage};
 use super::attached::{Attached, AttachedProgram};
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
 use super::pins::remove_pin;
-use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus};
+use super::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus, remove_unused};
 use super::sys::tcx_query::tcx_programs;
 use super::verifier;
 use super::verify::{MissingProgram, missing};
@@ -63,11 +63,14 @@ pub struct Attachments {
     refused: BTreeMap<&'static str, String>,
     persistence: Option<Persistence>,
     sockets: Option<Sockets>,
+    /// Why packets serve sockets that programs should have served.
+    sockets_left: Option<String>,
 }
 
 impl Attachments {
     pub(super) fn new(ebpf: Ebpf, mechanism: Option<Mechanism>, persistence: Option<Persistence>) -> Self {
-        Self { ebpf, mechanism, devices: BTreeMap::new(), refused: BTreeMap::new(), persistence, sockets: None }
+        let (devices, refused) = (BTreeMap::new(), BTreeMap::new());
+        Self { ebpf, mechanism, devices, refused, persistence, sockets: None, sockets_left: None }
     }
 
     pub fn devices(&self) -> &BTreeMap<u32, Attached> {
@@ -192,12 +195,36 @@ impl Attachments {
         self.persistence.as_ref().map(|persistence| &persistence.changes)
     }
 
-    /// Attaches the programs for sockets that were loaded to a cgroup, and lets go of those of a predecessor.
+    /// Attaches the programs for sockets to a cgroup if they were loaded, and lets go of those of a predecessor.
     pub fn attach_sockets(&mut self, cgroup: Cgroup, options: SocketOptions) -> Result<()> {
+        if self.sockets_left.is_some() {
+            return Ok(());
+        }
         let Persistence { pins, .. } =
             self.persistence.as_ref().context("programs on sockets are pinned, and there is no place for that")?;
-        self.sockets = Some(Sockets::attach(&mut self.ebpf, pins, cgroup, options)?);
+        match Sockets::attach(&mut self.ebpf, pins, cgroup, options) {
+            Err(error) if options.is_optional => {
+                remove_unused(pins, None)?;
+                self.leave_sockets(format!("{error:#}"));
+            }
+            attached => self.sockets = Some(attached?),
+        }
         Ok(())
+    }
+
+    /// Leaves sockets to packets, for this reason.
+    pub fn leave_sockets(&mut self, why: String) {
+        info!(why, "packets serve the sockets of this host");
+        self.sockets_left = Some(why);
+    }
+
+    /// Returns which sockets programs serve, and why if that differs from the options: `off`, `host`, `all`, `auto: …`.
+    pub fn socket_lb(&self) -> String {
+        match (&self.sockets, &self.sockets_left) {
+            (Some(sockets), _) => sockets.served(),
+            (None, Some(why)) => format!("auto: off, because {why}"),
+            (None, None) => "off".to_owned(),
+        }
     }
 
     pub fn sockets_status(&self) -> Option<SocketsStatus> {

@@ -67,23 +67,30 @@ pub struct Options {
 
 impl Datapath {
     /// Loads the programs of `object` into the kernel. Nothing is attached yet, and nothing outlives the result.
-    pub fn load(object: &[u8], options: Options) -> Result<Self> {
-        Self::new(load(object, options, &[])?, options, None)
+    pub fn load(object: &[u8], mut options: Options) -> Result<Self> {
+        let ebpf = load_fitting(object, &mut options, &[])?.0;
+        Self::new(ebpf, options, None)
     }
 
     /// Loads the programs of `object` over the maps of a predecessor, if there are any, and replaces its programs. Maps
     /// and programs outlive the result.
-    pub fn take_over(object: &[u8], options: Options, persistence: Persistence) -> Result<Self> {
+    pub fn take_over(object: &[u8], mut options: Options, persistence: Persistence) -> Result<Self> {
         let mut pins = persistence.pins.plan(object, &options.map_sizes())?;
         let maps = persistence.pins.maps();
         sockets::remove_unused(&persistence.pins, options.sockets)?;
         let unused = sockets::unused_maps(options.sockets);
         pins.retain(|pin| !unused.contains(&pin.name.as_str()));
-        let ebpf = load(object, options, &pins)?;
+        let (ebpf, unfit) = load_fitting(object, &mut options, &pins)?;
+        if unfit.is_some() {
+            sockets::remove_unused(&persistence.pins, None)?;
+        }
         let resize = Resize::new(pins);
         resize.copy()?;
         let mut this = Self::new(ebpf, options, Some(persistence))?;
         this.attachments.adopt()?;
+        if let Some(why) = unfit {
+            this.attachments.leave_sockets(format!("{why:#}"));
+        }
         // Packets have changed entries since the first copy.
         resize.copy()?;
         resize.finish()?;
@@ -146,6 +153,17 @@ impl Options {
         let cpus = || nr_cpus().map_err(|(file, error)| anyhow::Error::from(error).context(format!("read {file}")));
         let rings = self.half_open_rings.map_or_else(cpus, |rings| Ok(rings as usize))?;
         Ok(Rings::new(places, u32::try_from(rings).unwrap_or(u32::MAX)))
+    }
+}
+
+/// Loads the object. If the kernel refuses optional programs, loads it without them, and returns its reason as well.
+fn load_fitting(object: &[u8], options: &mut Options, pins: &[PinPath]) -> Result<(Ebpf, Option<anyhow::Error>)> {
+    match load(object, *options, pins) {
+        Err(error) if options.sockets.is_some_and(|sockets| sockets.is_optional) => {
+            options.sockets = None;
+            Ok((load(object, *options, pins)?, Some(error)))
+        }
+        loaded => Ok((loaded?, None)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use aya::programs::cgroup_sock_addr::CgroupSockAddrLinkId;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, ProgramType};
@@ -31,6 +31,8 @@ pub struct SocketOptions {
     pub everywhere: bool,
     /// Set for UDP sockets as well as TCP sockets.
     pub udp: bool,
+    /// Set where nothing depends on it: packets serve the sockets if these programs cannot.
+    pub is_optional: bool,
 }
 
 /// The globals of the programs, set at load.
@@ -41,7 +43,7 @@ pub(super) struct SocketGlobals {
 
 impl SocketGlobals {
     pub(super) fn of(options: SocketOptions) -> Result<Self> {
-        let SocketOptions { everywhere, udp } = options;
+        let SocketOptions { everywhere, udp, is_optional } = options;
         let netns = crate::sys::netns_cookie::netns_cookie().context(
             "read this network namespace's number, by which --socket-lb recognizes the host's sockets: \
              kernels before Linux 5.14 do not have it",
@@ -49,6 +51,14 @@ impl SocketGlobals {
         let refuses = is_supported(BpfHelper::BPF_FUNC_set_retval)?;
         let names = is_supported(BpfHelper::BPF_FUNC_get_current_comm)?;
         debug!(netns, refuses, names, "sockets");
+        ensure!(
+            refuses || !is_optional,
+            "this kernel has no bpf_set_retval: connects to Services without endpoints would time out"
+        );
+        ensure!(
+            names || !is_optional,
+            "this kernel does not tell its own workers from other tasks: their mounts would stay with one backend"
+        );
         let flags =
             [(everywhere, socket::EVERYWHERE), (udp, socket::UDP), (refuses, socket::REFUSES), (names, socket::NAMES)];
         Ok(Self { netns, flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag) })
@@ -133,8 +143,17 @@ impl Sockets {
 
     pub(super) fn status(&self) -> SocketsStatus {
         let Self { cgroup, options, .. } = self;
-        let scope = if options.everywhere { "all" } else { "host" };
-        SocketsStatus { scope: scope.to_owned(), udp: options.udp, cgroup: cgroup.to_string() }
+        SocketsStatus { scope: self.scope().to_owned(), udp: options.udp, cgroup: cgroup.to_string() }
+    }
+
+    /// Returns the sockets that are served, in the words of `--socket-lb`.
+    pub(super) fn served(&self) -> String {
+        let auto = if self.options.is_optional { "auto: " } else { "" };
+        format!("{auto}{}", self.scope())
+    }
+
+    fn scope(&self) -> &'static str {
+        if self.options.everywhere { "all" } else { "host" }
     }
 
     /// Attaches programs again that were taken off, and returns their number.

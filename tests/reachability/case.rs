@@ -1,11 +1,11 @@
 //! One row of the matrix: a client, what it dials, and what must come of it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use testbed::agent::SERVICE_PORT;
-use testbed::lab::{Dual, EXTERNAL, Family, Lab, Node};
+use testbed::lab::{Dual, EXTERNAL, Family, Host, Lab, Node};
 
-use super::services::{self, SECOND_PORT};
+use super::services::{self, PORT, SECOND_PORT};
 use super::setting::Setting;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,8 @@ pub(crate) enum Seen {
     Node(&'static str),
     /// The address of the device through which this node reaches the backend.
     Egress(&'static str),
+    /// The one from which the client dials the backend itself.
+    Routed,
 }
 
 /// The same in both modes.
@@ -108,6 +110,13 @@ impl Case {
         services::backend(self.service) == self.client
     }
 
+    /// Does a socket of a node get a backend at its connect? Only packets show a client to source ranges, and reach another node's
+    /// NodePort.
+    pub(crate) fn is_led(&self) -> bool {
+        let is_for_sockets = !matches!(self.to, To::NodePort(node) if node != self.client) && self.id != "L08";
+        matches!(self.client, "n1" | "n2") && is_for_sockets
+    }
+
     pub(crate) fn expect(&self, compat: bool) -> Expect {
         if compat { self.compat } else { self.default }
     }
@@ -149,8 +158,19 @@ impl Case {
             Seen::Dialled => self.addr(lab, family).ip(),
             Seen::Node(name) => lab.host(name).addrs.ip(family),
             Seen::Egress(name) => egress(lab, setting, lab.node_of(lab.host(name)), backend).ip(family),
+            Seen::Routed => routed(lab.host(self.client), lab.host(backend).addrs.ip(family)),
         }
     }
+}
+
+fn routed(client: &Host, backend: IpAddr) -> IpAddr {
+    let any: IpAddr = if backend.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let source = client.ns.run(|| {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((backend, PORT))?;
+        socket.local_addr()
+    });
+    source.expect("a socket that sends nothing has a route").ip()
 }
 
 fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> Dual {

@@ -81,7 +81,9 @@ fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
 impl<'a> Fixture<'a> {
     /// Both nodes run kpx with these arguments.
     pub(crate) fn new(lab: &'a Lab, cluster: &'a Cluster, args: &[String]) -> Result<Self> {
-        let start = |node| Agent::start_with(lab, node, cluster.source(), args);
+        // `tests/lab/socket` dials node ports at 127.0.0.1, which only a newer kernel's sockets reach.
+        let args = [args, &["--iptables-localhost-nodeports=false".to_owned()]].concat();
+        let start = |node| Agent::start_with(lab, node, cluster.source(), &args);
         let agents = lab.nodes().into_iter().map(start).collect::<Result<_>>()?;
         Ok(Self { lab, cluster, agents })
     }
@@ -198,5 +200,6 @@ pub(crate) fn each(mut check: impl FnMut(Protocol, Family) -> Result<()>) -> Res
 /// Returns the arguments with which kpx masquerades as kube-proxy does.
 pub(crate) fn compat_args() -> Vec<String> {
     let pods = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
-    ["--masquerade", "compat", "--cluster-cidr", &pods].map(str::to_owned).to_vec()
+    // Packets of the node's sockets are tried here; in the other settings its connections get backends at once.
+    ["--masquerade", "compat", "--cluster-cidr", &pods, "--socket-lb", "off"].map(str::to_owned).to_vec()
 }

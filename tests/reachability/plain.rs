@@ -28,7 +28,7 @@ fn pods_reach_services_by_the_default_mechanism() {
 
 #[test]
 fn pods_reach_services_by_clsact() {
-    check(&["--attach", "clsact"]).unwrap();
+    check(&["--attach", "clsact", "--socket-lb", "off"]).unwrap();
 }
 
 /// The first kernel whose IP tunnels show packets without their outer headers.

@@ -58,9 +58,15 @@ enum Size {
 }
 
 fn rows(case: Case, setting: &Setting) -> Vec<Row> {
-    let (expect, mtu) = (case.expect(setting.compat), setting.layout.mtu() as usize);
+    let mtu = setting.layout.mtu() as usize;
     let mut rows = Vec::new();
     for protocol in Protocol::ALL {
+        let expect = match case.expect(setting.compat) {
+            Expect::Seen(_) if !setting.compat && protocol == Protocol::Tcp && case.is_led() => {
+                Expect::Seen(Seen::Routed)
+            }
+            expect => expect,
+        };
         for family in Family::ALL {
             let mut sizes = sizes(expect, protocol, family, mtu);
             sizes.retain(|size| !is_left_out(case, protocol, *size, mtu));

@@ -126,6 +126,7 @@ fn options_status(node: &Node) -> OptionsStatus {
         node_port_addresses: options.node_ports.to_string(),
         cluster_ip_external: options.cluster_ip_external,
         fast_path: node.fast_path(),
+        socket_lb: node.attachments().socket_lb(),
     }
 }
 

@@ -57,10 +57,16 @@ fn head(status: &Status, form: Form) -> String {
     let mut by_role = BTreeMap::<_, usize>::new();
     status.devices.iter().for_each(|device| *by_role.entry(device.role.as_str()).or_default() += 1);
     let last_sync = status.last_sync.map(|last| format!("{} ago ({} in all)", age::since(last), status.syncs));
-    let sockets = status.sockets.as_ref().map(|sockets| {
-        let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
-        format!("{}, {protocols}, cgroup {}", sockets.scope, sockets.cgroup)
-    });
+    let socket_lb = &status.options.socket_lb;
+    let sockets = match &status.sockets {
+        Some(sockets) => {
+            let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
+            // An agent of an earlier version does not say more than the scope.
+            let served = if socket_lb.is_empty() { &sockets.scope } else { socket_lb };
+            Some(format!("{served}, {protocols}, cgroup {}", sockets.cgroup))
+        }
+        None => socket_lb.starts_with("auto").then(|| socket_lb.clone()),
+    };
     let rows = [
         ("Health:", health),
         ("Node:", cell(format!("{} ({} mode)", status.node_name, status.mode))),

@@ -75,12 +75,26 @@ impl KpxConfiguration {
         if own.has_refused("socketLB") {
             return None;
         }
-        let is_on = self.socket_lb != SocketLb::Off;
-        own.check(is_on || !self.socket_lb_udp, "socketLBUDP", self.socket_lb_udp, "is for socketLB host or all");
-        own.check(is_on || self.cgroup_root.is_empty(), "cgroupRoot", &self.cgroup_root, "is for socketLB host or all");
+        let is_on = match self.socket_lb {
+            SocketLb::Off => false,
+            // A host outside of the cluster is somebody's machine, where programs on all sockets are that person's choice.
+            SocketLb::Auto => self.mode == Mode::Node,
+            SocketLb::Host | SocketLb::All => true,
+        };
+        let why = if self.socket_lb == SocketLb::Off {
+            "is not for socketLB off"
+        } else {
+            "needs socketLB host or all in mode host"
+        };
+        own.check(is_on || !self.socket_lb_udp, "socketLBUDP", self.socket_lb_udp, why);
+        own.check(is_on || self.cgroup_root.is_empty(), "cgroupRoot", &self.cgroup_root, why);
         let is_path = self.cgroup_root.is_empty() || self.cgroup_root.starts_with('/');
         own.check(is_path, "cgroupRoot", &self.cgroup_root, "must be the full path of a folder");
-        is_on.then_some(SocketOptions { everywhere: self.socket_lb == SocketLb::All, udp: self.socket_lb_udp })
+        is_on.then_some(SocketOptions {
+            everywhere: self.socket_lb == SocketLb::All,
+            udp: self.socket_lb_udp,
+            is_optional: self.socket_lb == SocketLb::Auto,
+        })
     }
 }
 

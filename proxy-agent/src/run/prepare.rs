@@ -20,8 +20,8 @@ pub struct Prepared {
     pub lock: UnixListener,
     /// The pins, with the maps of a predecessor if it has left any.
     pub pins: Pins,
-    /// The cgroup whose sockets are translated, if the operator asked for that.
-    pub cgroup: Option<Cgroup>,
+    /// The cgroup whose sockets are translated, or why there is none although that would be welcome.
+    pub cgroup: Option<Result<Cgroup>>,
 }
 
 /// Refuses a kernel whose programs may interrupt each other: they would mix up packets.
@@ -37,7 +37,7 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(settings.source.check()).context("the source")?;
     let lock = control::lock()?;
-    let cgroup = settings.sockets.map(|_| Cgroup::open(settings.cgroup_root.as_deref())).transpose()?;
+    let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
     if pins.is_ours_alone() {
         ensure_no_hidden_links()?;
@@ -46,6 +46,15 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
         recover(&pins, object, &runtime.block_on(filters())?)?;
     }
     Ok(Prepared { lock, pins, cgroup })
+}
+
+/// Opens the cgroup of the settings. The outer result is an error if these depend on it.
+fn cgroup(settings: &Settings) -> Option<Result<Result<Cgroup>>> {
+    let root = settings.cgroup_root.as_deref();
+    settings.sockets.map(|sockets| match sockets.is_optional {
+        true => Ok(Cgroup::find(root)),
+        false => Cgroup::find_or_mount(root).map(Ok),
+    })
 }
 
 /// Pins the maps of a predecessor whose pins are gone.

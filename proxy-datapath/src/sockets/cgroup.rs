@@ -6,14 +6,18 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs, statfs};
 use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use tracing::{info, warn};
 
-/// The usual mount points of the hierarchy: alone, and beside version 1.
-const USUAL: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// The mount point of the hierarchy: alone, or in this folder beside version 1.
+const USUAL: &str = "/sys/fs/cgroup";
+const BESIDE_V1: &str = "unified";
+
+/// The place in a container at which the manifests of kpx mount the host's.
+const OF_HOST: &str = "/host/cgroup";
 
 /// The file that every cgroup has except the root.
 const NOT_ROOT: &str = "cgroup.type";
@@ -26,33 +30,45 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Opens the cgroup that the operator names, or else the root at its mount point. If the root is not mounted,
-    /// mounts it where no other process sees it. Call this before capabilities are given up: mounting takes
-    /// CAP_SYS_ADMIN.
-    pub fn open(given: Option<&Path>) -> Result<Self> {
+    /// Opens the cgroup that the operator names, or else the host's root at its usual mount points. Returns an error if it is
+    /// not mounted there.
+    pub fn find(given: Option<&Path>) -> Result<Self> {
+        let given = given.or_else(|| is_mounted(Path::new(OF_HOST)).then_some(Path::new(OF_HOST)));
         if let Some(path) = given {
-            let this = Self::at(path)?;
+            let this = Self::at(&hierarchy(path))?;
             if !this.is_root() {
                 info!(cgroup = %this, "not the root: only sockets of processes below it are served");
             }
             return Ok(this);
         }
-        let usual = USUAL.iter().map(PathBuf::from).find(|path| is_cgroup2(path)).map(|path| Self::at(&path));
-        let this = match usual {
-            Some(Ok(this)) if this.is_root() => return Ok(this),
-            _ => Self::mount().context(
-                "the root of cgroup2 is not mounted at its usual place, and this kpx may not mount it: into a container mount the \
-                 host's, and name it by --cgroup-root",
-            )?,
-        };
-        if !this.is_root() {
-            bail!(
-                "this process is in a cgroup namespace of its own, where the root is not the host's: mount the host's \
-                 cgroup2 file system into the container, and name it by --cgroup-root"
-            );
+        let this = Self::at(&hierarchy(Path::new(USUAL)))?;
+        this.ensure_root()?;
+        Ok(this)
+    }
+
+    /// Opens it in the same way. If the root is not mounted, mounts it where no other process sees it. Call this before
+    /// capabilities are given up: mounting takes CAP_SYS_ADMIN.
+    pub fn find_or_mount(given: Option<&Path>) -> Result<Self> {
+        let found = Self::find(given);
+        if found.is_ok() || given.is_some() {
+            return found;
         }
+        let this = Self::mount().context(
+            "the root of cgroup2 is not mounted at its usual place, and this kpx may not mount it: into a container mount the \
+             host's, and name it by --cgroup-root",
+        )?;
+        this.ensure_root()?;
         warn!("cgroup2 is not mounted at its usual place: kpx has mounted it for itself");
         Ok(this)
+    }
+
+    fn ensure_root(&self) -> Result<()> {
+        ensure!(
+            self.is_root(),
+            "this process is in a cgroup namespace of its own, where the root is not the host's: mount the host's \
+             cgroup2 file system into the container, and name it by --cgroup-root"
+        );
+        Ok(())
     }
 
     fn at(path: &Path) -> Result<Self> {
@@ -92,6 +108,16 @@ impl fmt::Display for Cgroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
+}
+
+/// Returns the folder of version 2 at a mount point of all versions.
+fn hierarchy(path: &Path) -> PathBuf {
+    let beside = path.join(BESIDE_V1);
+    if !is_cgroup2(path) && is_cgroup2(&beside) { beside } else { path.to_owned() }
+}
+
+fn is_mounted(path: &Path) -> bool {
+    is_cgroup2(&hierarchy(path))
 }
 
 fn is_cgroup2(path: &Path) -> bool {

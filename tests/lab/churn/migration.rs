@@ -42,8 +42,7 @@ fn forward(fixture: &Fixture, mode: Mode) -> Result<()> {
     let mut kept = Kept::open(fixture, KubeProxy)?;
     let kpx = fixture.kpx("tcx")?;
     kept.go_on().context("both are there")?;
-    served_by(fixture, &["p1a", "x"], Kpx).context("both are there")?;
-    served_by(fixture, &["n1"], KubeProxy).context("netfilter is before any route")?;
+    served_by(fixture, &CLIENTS, Kpx).context("both are there")?;
 
     let said = cleanup(fixture, "--kube-proxy")?;
     ensure!(said.contains("removed") && said.contains("kpx-keep"), "{said}");

@@ -16,7 +16,7 @@ use crate::pins::fixture::{Fixture, NODE, link_ids, map_ids, program_ids};
 fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let fixture = Fixture::start()?;
-        let args = ["--attach", how];
+        let args = ["--attach", how, "--socket-lb", "off"];
         let agent = fixture.kpx(&args)?;
         let mut open = fixture.connections()?;
         let (maps, links, programs) = (map_ids(&fixture.dir())?, link_ids(&fixture.dir())?, program_ids(&agent)?);

@@ -29,9 +29,9 @@ fn sockets_are_served_without_an_agent_and_by_the_next_until_reconfigured() -> R
     ensure!(peer == web().frontend(Family::V4), "of an earlier agent's: {peer}");
     drop(agent);
 
-    let agent = fixture.kpx(&[])?;
+    let agent = fixture.kpx(&["--socket-lb", "off"])?;
     ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
-    dial(false).context("the next is told nothing of sockets")?;
+    dial(false).context("the next leaves sockets to packets")?;
     open.connection.exchange(b"still there?")?;
     drop(agent);
 

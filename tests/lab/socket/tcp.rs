@@ -113,7 +113,7 @@ fn source_ranges_are_for_packets() -> Result<()> {
 #[test]
 fn packets_are_translated_without_socket_lb() -> Result<()> {
     let fixture = Fixture::start()?;
-    let agent = fixture.kpx(&[])?;
+    let agent = fixture.kpx(&["--socket-lb", "off"])?;
     for family in Family::ALL {
         fixture.reaches(NODE, TCP, web().frontend(family), false)?;
     }
@@ -151,6 +151,34 @@ fn pods_are_translated_where_all_sockets_are() -> Result<()> {
     // Its loopback address is no address of the node's.
     let own = Dial::new(TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into()).connect(&fixture.lab.host("p1a").ns);
     ensure!(matches!(own, Err(Fault::Refused)), "{own:?}");
+    Ok(())
+}
+
+/// Checks what a user gets who sets nothing, and what one gets whose host has no place for the programs.
+#[test]
+fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let agent = fixture.agent("auto", &[])?;
+    for family in Family::ALL {
+        fixture.reaches(NODE, TCP, web().frontend(family), true)?;
+        fixture.reaches(NODE, Protocol::Udp, web().frontend(family), false)?;
+        let pod = fixture.reach("p1a", TCP, web().frontend(family))?;
+        ensure!(count(&agent, "events", "forwarded")? > 0, "{} serves a pod by packets", pod.backend);
+    }
+    ensure!(agent.typed_status()?.options.socket_lb == "auto: host");
+    ensure!(fixture.pins()?.len() == 4, "{:?}", fixture.pins()?);
+    drop(agent);
+
+    // This folder is of another file system.
+    let agent = fixture.kpx(&["--cgroup-root", "/proc"])?;
+    let status = agent.typed_status()?;
+    let said = &status.options.socket_lb;
+    ensure!(said == "auto: off, because /proc is not a cgroup of version 2", "{said}");
+    ensure!(status.healthy && status.sockets.is_none(), "{status:?}");
+    ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
+    for family in Family::ALL {
+        fixture.reaches(NODE, TCP, web().frontend(family), false)?;
+    }
     Ok(())
 }
 

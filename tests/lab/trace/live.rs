@@ -60,7 +60,12 @@ fn agree(layout: Layout) -> Result<()> {
     for object in services.iter().flat_map(|service| service.objects(&lab)) {
         cluster.put(&object)?;
     }
-    let agents = [Agent::start(&lab, &lab.n1, cluster.source())?, Agent::start(&lab, &lab.n2, cluster.source())?];
+    // A trace explains packets.
+    let packets = ["--socket-lb", "off"].map(str::to_owned);
+    let agents = [
+        Agent::start_with(&lab, &lab.n1, cluster.source(), &packets)?,
+        Agent::start_with(&lab, &lab.n2, cluster.source(), &packets)?,
+    ];
     for family in Family::ALL {
         for service in &services {
             let frontend = service.frontend(family);

@@ -69,7 +69,7 @@ fn load() -> (Result<Datapath>, Result<(), String>) {
     let load = |sockets| {
         object::embedded().and_then(|object| Datapath::load(object, Options { sockets, ..Options::default() }))
     };
-    match load(Some(SocketOptions { everywhere: true, udp: true })) {
+    match load(Some(SocketOptions { everywhere: true, udp: true, is_optional: false })) {
         Ok(datapath) => (Ok(datapath), Ok(())),
         Err(error) => (load(None), Err(format!("{error:#}"))),
     }

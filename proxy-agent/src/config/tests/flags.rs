@@ -36,8 +36,26 @@ fn empty_values_count_as_none() {
         "--nodeport-addresses= --cluster-cidr= --pod-bridge-interface= --masquerade-all=false --detect-local-mode=
                  --kubeconfig= --master= --proxy-mode= --bind-address= --masquerade= --run-dir= --hostname-override=n1";
     let settings = settings(empty);
-    assert_eq!(settings.node, NodeOptions::default());
+    assert_eq!(settings.node, NodeOptions { localhost_node_ports: true, ..NodeOptions::default() });
     assert_eq!(settings, super::settings(""));
+}
+
+#[test]
+fn node_serves_its_own_sockets_by_default() {
+    let served = |line: &str| settings(line).sockets.map(|sockets| (sockets.everywhere, sockets.is_optional));
+    for (line, want) in [
+        ("", Some((false, true))),
+        ("--socket-lb=auto", Some((false, true))),
+        ("--socket-lb=host", Some((false, false))),
+        ("--socket-lb=all", Some((true, false))),
+        ("--socket-lb=off", None),
+        ("--mode=host", None),
+        ("--mode=host --socket-lb=host", Some((false, false))),
+    ] {
+        assert_eq!(served(line), want, "{line}");
+        let localhost = settings(line).node.localhost_node_ports;
+        assert_eq!(localhost, want.is_some() && !line.contains("--mode=host"), "{line}");
+    }
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn kubeadms_configuration_means_defaults() {
     assert_eq!(settings.node_name, "node-1");
     assert_eq!(settings.mode, Mode::Node);
     let detector = Detector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
-    assert_eq!(settings.node, NodeOptions { detector, ..NodeOptions::default() });
+    assert_eq!(settings.node, NodeOptions { detector, localhost_node_ports: true, ..NodeOptions::default() });
     let kubeconfig = Some("/var/lib/kube-proxy/kubeconfig.conf".into());
     let rate = kubernetes::Rate::new(5.0, 10);
     let source = kubernetes::Options { kubeconfig, rate, ..kubernetes::Options::default() };
