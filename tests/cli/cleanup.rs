@@ -42,7 +42,11 @@ fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
     expect![[r#"
         removed 3 routing rules of preference 75
         removed the devices kpx0 and kpx1, and the routes through them
-        removed 47 maps pinned in BPF_DIR/v2
+        removed the link socket-connect4, pinned in BPF_DIR/v2
+        removed the link socket-connect6, pinned in BPF_DIR/v2
+        removed the link socket-getpeer4, pinned in BPF_DIR/v2
+        removed the link socket-getpeer6, pinned in BPF_DIR/v2
+        removed 49 maps pinned in BPF_DIR/v2
         removed the filter kpx_lo at lo's egress
         removed the clsact qdisc of lo
         removed the filter kpx_ingress at wire's ingress

@@ -21,7 +21,8 @@ struct Section {
 
 #[test]
 fn the_document_shows_what_the_commands_print() -> Result<()> {
-    let node = Node::start("doc", "")?;
+    // The examples show packets of the node's own connection.
+    let node = Node::start("doc", "--socket-lb off")?;
     let refused = node.ns().run(|| TcpStream::connect("10.96.0.11:80"));
     ensure!(refused.is_err(), "web-old has no endpoints");
     let _connection = node.connect()?;
