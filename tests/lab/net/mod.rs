@@ -14,7 +14,9 @@ use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
 use proxy_net::{Handle, connect};
 use serde_json::Value;
+use testbed::agent::DEADLINE;
 use tokio::process::Command;
+use tokio::time::timeout;
 
 /// Runs a test in a network namespace of its own, where only lo is. Everything it starts from its thread is there, too.
 pub(crate) fn in_netns(test: impl Future<Output = Result<()>> + Send + 'static) {
@@ -50,6 +52,17 @@ impl Netns {
 /// Runs an `ip` command in the network namespace of this thread.
 pub(crate) async fn ip(command: &str) -> Result<()> {
     run(command, &[]).await.map(drop)
+}
+
+/// Waits until the kernel takes an IPv6 address for its own. A worker of the kernel adds the local route after the address, and late on a
+/// busy machine.
+pub(crate) async fn is_local(addr: &str) -> Result<()> {
+    let wanted = format!("local {addr} ");
+    let appears = async {
+        while !String::from_utf8_lossy(&run("-6 route show table local", &[]).await?).contains(&wanted) {}
+        anyhow::Ok(())
+    };
+    timeout(DEADLINE, appears).await.with_context(|| format!("{addr} has no local route"))?
 }
 
 pub(crate) async fn ip_json(command: &str) -> Result<Value> {
