@@ -1,6 +1,7 @@
 //! A cluster with an API server, and hosts outside of it that run kpx: xl beside the nodes, x behind a router.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::process::Command;
@@ -97,6 +98,8 @@ impl Fixture {
                 match Dial::new(protocol, at(family)).deadline(ANSWER).exchange(&host.ns, b"hello") {
                     Err(Fault::Refused) => Ok(true),
                     Ok(_) | Err(Fault::TimedOut(_)) => Ok(false),
+                    // The agent makes its routes after it is complete, and again after the kernel has removed them.
+                    Err(Fault::Io(_, error)) if error.kind() == ErrorKind::NetworkUnreachable => Ok(false),
                     Err(fault) => bail!(fault),
                 }
             })
