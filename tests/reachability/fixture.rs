@@ -1,6 +1,7 @@
 //! A lab with its servers, its cluster and its agents, all at work.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
     let proxy = services::vip(services::index("proxied"));
     ext.add_addrs("eth0", proxy)?;
     for family in Family::ALL {
-        let at = |addrs: testbed::lab::Dual, port| std::net::SocketAddr::new(addrs.ip(family), port);
+        let at = |addrs: testbed::lab::Dual, port| SocketAddr::new(addrs.ip(family), port);
         servers.serve_at(ext, "proxy", at(proxy, testbed::agent::SERVICE_PORT))?;
         servers.serve_at(n1, "host", at(services::vip(services::index("here")), SECOND_PORT))?;
         servers.serve_at(n1, "host", at(n1.addrs, services::node_port(services::index("listened"))))?;
@@ -132,8 +133,19 @@ impl<'a> Fixture<'a> {
 
     /// Waits until a client gets an answer from a service's ClusterIP, or none, over every protocol and family.
     pub(crate) fn eventually(&self, what: &str, client: &str, service: &Service, answers: bool) -> Result<()> {
+        self.eventually_at(what, client, |family| service.frontend(family), answers)
+    }
+
+    /// The same of any address.
+    pub(crate) fn eventually_at(
+        &self,
+        what: &str,
+        client: &str,
+        at: impl Fn(Family) -> SocketAddr,
+        answers: bool,
+    ) -> Result<()> {
         for (protocol, family) in combinations() {
-            let dial = Dial::new(protocol, service.frontend(family)).deadline(TRY);
+            let dial = Dial::new(protocol, at(family)).deadline(TRY);
             wait_until(DEADLINE, &format!("{what}, {protocol} {family}"), || {
                 Ok(dial.exchange(&self.lab.host(client).ns, b"?").is_ok() == answers)
             })?;

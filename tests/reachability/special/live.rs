@@ -14,8 +14,7 @@ const NTH: u8 = 64;
 
 /// A socket of one port all the time, of a pod, of the node and of a client outside.
 pub(super) fn datagrams_move(fixture: &Fixture) -> Result<()> {
-    let service = Service::new("moving", NTH, &["p1b"], PORT).load_balancer(vip(NTH), "VIP").without_node_ports();
-    fixture.start(&service)?;
+    let service = start(fixture, Service::new("moving", NTH, &["p1b"], PORT))?;
     let open = |(client, to, family): (&'static str, SocketAddr, Family)| {
         let connection = from_unused_port(Dial::new(Protocol::Udp, to)).connect(&fixture.lab.host(client).ns)?;
         anyhow::Ok((client, family, connection))
@@ -56,8 +55,7 @@ pub(super) fn outlive_service(fixture: &Fixture) -> Result<()> {
 
 /// Connections that were opened before a change last after it.
 fn outlive(fixture: &Fixture, service: Service, change: impl FnOnce(&Service) -> Result<()>) -> Result<()> {
-    let service = service.clone().load_balancer(vip(service.nth), "VIP").without_node_ports();
-    fixture.start(&service)?;
+    let service = start(fixture, service)?;
     let mut flows: Vec<(String, Connection)> = Vec::new();
     for (protocol, family) in combinations().filter(|(protocol, _)| *protocol != Protocol::Udp) {
         for (client, to, _) in clients(&service, family) {
@@ -76,10 +74,24 @@ fn outlive(fixture: &Fixture, service: Service, change: impl FnOnce(&Service) ->
     fixture.end(&service)
 }
 
+/// Gives a service an address of a load balancer, and waits until the node's own sockets reach it too. Their rules follow the tables,
+/// which is seconds later while other programs hold the kernel's lock of devices.
+fn start(fixture: &Fixture, service: Service) -> Result<Service> {
+    let nth = service.nth;
+    let service = service.load_balancer(vip(nth), "VIP").without_node_ports();
+    fixture.start(&service)?;
+    fixture.eventually_at("the node's rules lead there", "n1", |family| balanced(nth, family), true)?;
+    Ok(service)
+}
+
+fn balanced(nth: u8, family: Family) -> SocketAddr {
+    (vip(nth).ip(family), SERVICE_PORT).into()
+}
+
 /// Returns the clients of a service, with its addresses. A pod and the node dial its ClusterIP; both and a client
 /// outside dial its load balancer.
 fn clients(service: &Service, family: Family) -> impl Iterator<Item = (&'static str, SocketAddr, Family)> {
-    let (internal, external) = (service.frontend(family), (vip(service.nth).ip(family), SERVICE_PORT).into());
+    let (internal, external) = (service.frontend(family), balanced(service.nth, family));
     let clients = [("p1a", internal), ("n1", internal), ("p1a", external), ("n1", external), ("x", external)];
     clients.into_iter().map(move |(client, to)| (client, to, family))
 }
