@@ -10,7 +10,7 @@ use aya::util::nr_cpus;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
-use proxy_common::device;
+use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
@@ -25,12 +25,14 @@ use testbed::reference::node::Node;
 use testbed::reference::place::Device;
 use testbed::test_run::{Bench, Verdict};
 
+use crate::fast::Fast;
 use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
 
 pub(crate) struct Fixture {
     node: Node,
-    /// Packets of open connections skip the stack.
+    /// The programs have the fast path.
     pub(crate) is_fast: bool,
+    fast: Fast,
     v4: Tables<Addr4>,
     v6: Tables<Addr6>,
     clock: Clock,
@@ -65,6 +67,7 @@ struct Entry {
     leg: &'static str,
     peers: [SocketAddr; 4],
     passed: (u64, u64),
+    is_whole: bool,
     said: Option<(bool, bool, bool, bool, bool, u32)>,
 }
 
@@ -74,8 +77,17 @@ impl Fixture {
         let node = Node::new("here", Options { sizes, fast_path: is_fast, ..Options::default() })?;
         let (v4, v6) = (Tables::new(&node.bench, &IPV4)?, Tables::new(&node.bench, &IPV6)?);
         let clock = Clock { told: node.bench.map(INGRESS, CLOCK)?.try_into()?, second: 0 };
-        let mut fixture =
-            Self { node, is_fast, v4, v6, clock, counts: Counts::default(), out: vec![0; 1 << 14], cb: 0 };
+        let mut fixture = Self {
+            node,
+            is_fast,
+            fast: Fast::NOTHING,
+            v4,
+            v6,
+            clock,
+            counts: Counts::default(),
+            out: vec![0; 1 << 14],
+            cb: 0,
+        };
         fixture.counts = fixture.read_counts()?;
         Ok(fixture)
     }
@@ -119,13 +131,18 @@ impl Fixture {
 
     /// Makes the objects and the node what they are in `cluster`.
     pub(crate) fn enter(&mut self, cluster: &Cluster) -> Result<()> {
+        self.node.fast = self.fast.facts();
         self.node.enter(cluster)?;
-        if self.is_fast {
-            let maps = &mut self.node.bench.datapath.node;
-            let node = maps.node()?.context("the programs know the node")?;
-            maps.set_node(node.with(device::Node::FAST_PATH))?;
-        }
-        Ok(())
+        // Longer than a run.
+        self.node.bench.datapath.ways.open_for(self.fast.has(Fast::LEASE).then_some(1_000_000))?;
+        self.node.bench.datapath.ways.begin_epoch()
+    }
+
+    /// Makes the words to the fast path these, and returns what they are to the programs.
+    pub(crate) fn set_fast(&mut self, fast: Fast, cluster: &Cluster) -> Result<Fast> {
+        self.fast = fast;
+        self.enter(cluster)?;
+        Ok(if self.is_fast { fast } else { Fast::NOTHING })
     }
 
     /// Forgets all that is remembered of clients.
@@ -159,7 +176,8 @@ impl Fixture {
         let grown = |now: u64, before: Option<&u64>| now - before.copied().unwrap_or(0);
         since.events.extend(now.events.iter().map(|(event, n)| (*event, grown(*n, before.events.get(event)))));
         since.reasons.extend(now.reasons.iter().map(|(reason, n)| (*reason, grown(*n, before.reasons.get(reason)))));
-        since.events.retain(|_, n| *n > 0);
+        // The warning to the operator is not modelled.
+        since.events.retain(|event, n| *n > 0 && *event != Event::PodOutside);
         since.reasons.retain(|_, n| *n > 0);
         // Forgotten between sessions.
         since.services = now.services;
@@ -227,7 +245,13 @@ impl Entry {
             Leg::ToClient => ((flow.returned.packets, flow.returned.bytes), None),
             Leg::AsNode | Leg::FromNode => (nothing, None),
         };
-        Self { leg: name(leg), peers: [flow.client, flow.frontend, flow.backend, flow.source], passed, said }
+        Self {
+            leg: name(leg),
+            peers: [flow.client, flow.frontend, flow.backend, flow.source],
+            passed,
+            is_whole: flow.is_whole,
+            said,
+        }
     }
 }
 
@@ -351,6 +375,7 @@ where
                     Leg::ToBackend | Leg::ToClient => (flow.passed.packets, flow.passed.bytes),
                     Leg::AsNode | Leg::FromNode => (0, 0),
                 },
+                is_whole: rx.has(Seen::WHOLE),
                 said: (leg == Leg::ToBackend).then_some(said),
             };
             let tuple = (table, key.proto().0, plain(key.src()), plain(key.dst()));

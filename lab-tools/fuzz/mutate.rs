@@ -29,7 +29,7 @@ pub(crate) fn frame(dice: &mut Dice, frame: &mut Vec<u8>) {
 fn spoil(dice: &mut Dice, frame: &mut Vec<u8>) {
     let (len, family) = (frame.len(), wire::family(frame));
     let ip = family.and_then(|family| wire::ip(frame, ETH_LEN, family).ok());
-    match (dice.random_range(0..14), family, ip) {
+    match (dice.random_range(0..15), family, ip) {
         (0, ..) => frame.truncate(dice.random_range(ETH_LEN..=len)),
         // Through the transport header or just behind it.
         (1 | 2, _, Some(ip)) => frame.truncate((ip.l4 + dice.random_range(0..24)).min(len)),
@@ -53,6 +53,9 @@ fn spoil(dice: &mut Dice, frame: &mut Vec<u8>) {
             put(frame, at + 1, value);
         }
         (10, Some(family), _) => strange_addr(dice, frame, family),
+        (13, Some(family), _) => {
+            put(frame, ETH_LEN + if family == Family::V4 { 8 } else { 7 }, dice.random_range(0..3))
+        }
         (11, ..) if dice.random_bool(0.3) => other_ethertype(dice, frame),
         // Anything in the transport header, and what an error quotes.
         (12, _, Some(ip)) => put(frame, ip.l4 + dice.random_range(0..60), dice.random()),

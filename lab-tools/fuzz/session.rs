@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::reference::generate::{self, dice};
 
 use crate::corpus;
+use crate::fast::Fast;
 use crate::fixture::Fixture;
 use crate::model::{Got, Model, Sent, hex};
 use crate::steps::Step;
@@ -33,9 +34,9 @@ impl<'a> Session<'a> {
     pub(crate) fn start(fixture: &'a mut Fixture, cluster: u64, counts_each: bool) -> Result<Self> {
         let cluster = generate::cluster(&mut dice(cluster));
         fixture.forget()?;
-        fixture.enter(&cluster)?;
+        let fast = fixture.set_fast(Fast::OTHERS, &cluster)?;
         fixture.counted()?;
-        let model = Model::new(cluster, fixture.is_fast);
+        let model = Model::new(cluster, fast);
         Ok(Self { fixture, model, uncounted: 0, counts_each, results: Results::new() })
     }
 
@@ -52,6 +53,7 @@ impl<'a> Session<'a> {
                 self.fixture.enter(&cluster)?;
                 self.model.set_world(cluster);
             }
+            Step::Fast(fast) => self.model.fast = self.fixture.set_fast(*fast, self.model.cluster())?,
             Step::Packet(sent) => return self.packet(sent).map(|got| got.map(Some)),
             Step::Stranger(pretence) => {
                 let witness = Witness::before(&self.model, pretence);
@@ -86,6 +88,7 @@ impl<'a> Session<'a> {
 
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.compare_counts()?;
+        self.model.ways.iter().for_each(|(what, n)| *self.results.entry(what).or_default() += n);
         self.fixture.compare_flows(&self.model)
     }
 

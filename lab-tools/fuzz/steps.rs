@@ -9,6 +9,7 @@ use testbed::reference::place::{self, Device, Family, OUTSIDE};
 use testbed::test_run::Verdict;
 
 use crate::craft::{self, Between};
+use crate::fast::Fast;
 use crate::model::wire::{self, SCTP, TCP, UDP};
 use crate::model::{
     At, CLASS, DONE, FORWARD, Got, Leg, MADE_HERE, Model, PORT_SHOWS, Sent, TRANSLATED, Table, made_here,
@@ -25,6 +26,8 @@ pub(crate) enum Step {
     Age(u32),
     /// Endpoints come and go, by these dice.
     Endpoints(u64),
+    /// The fast path is told something else.
+    Fast(Fast),
 }
 
 /// So long that no flow is ever just about to be forgotten.
@@ -40,10 +43,16 @@ pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) 
     match dice.random_range(0..1_000) {
         0..4 => return Step::Age(one(dice, &AGES)),
         4..6 => return Step::Endpoints(dice.random()),
+        6..10 => return Step::Fast(Fast::random(dice)),
         _ => {}
     }
     if dice.random_bool(0.2)
         && let Some(sent) = handshake(dice, model)
+    {
+        return Step::Packet(sent);
+    }
+    if dice.random_bool(0.2)
+        && let Some(sent) = of_whole(dice, model)
     {
         return Step::Packet(sent);
     }
@@ -146,6 +155,19 @@ fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
     let mark = if matches!(at, At::Egress(_)) && flow.changes_address() { TRANSLATED } else { 0 };
     let by = if came_in && matches!(at, At::Egress(_)) { place::route(src.ip()) } else { None };
     Some(Sent { at, came_in, by, mark: mark | made_here(came_in), segments: 0, frame })
+}
+
+/// A packet of a whole flow, from where its sender is. None if there is no such flow.
+fn of_whole(dice: &mut Dice, model: &Model) -> Option<Sent> {
+    let newest = model.flows.values().rev().filter(|flow| flow.is_whole).take(4).collect::<Vec<_>>();
+    let flow = *newest.get(dice.random_range(0..newest.len().max(1)))?;
+    let (src, dst) = if dice.random() { (flow.client, flow.frontend) } else { (flow.backend, flow.between()) };
+    // ACK, PSH ACK, SYN, SYN ACK, FIN ACK, RST, RST ACK
+    let says = one(dice, &[0x10, 0x10, 0x18, 0x18, 0x18, 2, 0x12, 0x11, 4, 0x14]);
+    let transport = craft::transport(dice, src, dst, flow.proto, says);
+    let between = if dice.random_bool(0.8) { Between::default() } else { Between::random(dice) };
+    let frame = craft::frame(dice, src.ip(), dst.ip(), flow.proto, &between, &transport);
+    Some(Sent { at: At::Ingress(place::route(src.ip())?), came_in: true, by: None, mark: 0, segments: 0, frame })
 }
 
 /// An ICMP error about a packet of a flow that went the other way.

@@ -45,6 +45,8 @@ pub(crate) struct Flow {
     pub(crate) on_lo: bool,
     /// ... and a socket of the host is the backend.
     pub(crate) to_host: bool,
+    /// It was opened past the stack.
+    pub(crate) is_whole: bool,
     /// Another program's, that left with a tuple which a flow had.
     pub(crate) is_guest: bool,
     /// By its ClusterIP; none if no service was dialled.

@@ -69,6 +69,9 @@ impl Model {
         let (id, leg) = match found {
             Some(found) => found,
             None => match self.open(sent, got, &packet, now_secs, chosen)? {
+                Ok(id) if self.flows[&id].is_whole => {
+                    return Ok(self.opened_past_stack(sent, &packet, id).ok_or(Reason::Rewrite));
+                }
                 Ok(id) => (id, Leg::ToBackend),
                 Err(reason) => return Ok(Err(reason)),
             },

@@ -14,6 +14,7 @@ mod open;
 mod refusal;
 pub(crate) mod rewrite;
 mod skip;
+mod whole;
 pub(crate) mod wire;
 
 use std::collections::{BTreeMap, HashMap};
@@ -34,6 +35,7 @@ use testbed::test_run::Verdict;
 pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
 pub(crate) use self::open::is_forged;
 use self::wire::{Ip, Transport};
+use crate::fast::Fast;
 
 /// The hooks' bits of a mark: rewritten, on its way to a backend, and with the source with which it has to leave.
 pub(crate) const TRANSLATED: u32 = 1 << 15;
@@ -141,8 +143,9 @@ type FragmentKey = (Table, u32, u8, IpAddr, IpAddr);
 
 pub(crate) struct Model {
     cluster: Cluster,
-    /// Packets of open connections may skip the stack.
-    is_fast: bool,
+    pub(crate) fast: Fast,
+    /// How often a connection between pods has gone past the stack, or could not.
+    pub(crate) ways: BTreeMap<&'static str, u64>,
     pub(crate) flows: BTreeMap<u64, Flow>,
     next: u64,
     /// The second of the last packet.
@@ -158,10 +161,11 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(cluster: Cluster, is_fast: bool) -> Self {
+    pub(crate) fn new(cluster: Cluster, fast: Fast) -> Self {
         Self {
             cluster,
-            is_fast,
+            fast,
+            ways: BTreeMap::new(),
             flows: BTreeMap::new(),
             next: 0,
             now_secs: 0,

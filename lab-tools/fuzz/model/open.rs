@@ -70,6 +70,7 @@ impl Model {
                 let mut flow = self.blank(sent, packet, now_secs);
                 flow.service = service;
                 self.choose(sent, got, packet, &mut flow, forward, chosen)?;
+                flow.is_whole = self.opens_past_stack(sent, packet, &flow);
                 return Ok(Ok(self.insert(flow)));
             }
             Answer::Pass(Reason::NotOurs) if is_ingress && service.is_none() => {
@@ -157,6 +158,7 @@ impl Model {
             on_lo: sent.at == At::Lo,
             to_host: false,
             is_guest: false,
+            is_whole: false,
             service: None,
             client_said: said,
             backend_said: Said::default(),

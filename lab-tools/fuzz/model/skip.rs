@@ -1,13 +1,16 @@
-//! Packets of open connections that skip the stack. Which may is judged here; which must, and when one takes the stack all
-//! the same, is left to the tables of packets (`tests/datapath`).
+//! Packets that skip the stack. Those of whole flows must, if nothing stands against it: see `whole.rs`. Which others may is judged
+//! here; which must, and when one takes the stack all the same, is left to the tables of packets (`tests/datapath`).
+
+use std::net::IpAddr;
 
 use proxy_common::counter::Event;
-use testbed::reference::place::{self, Device, Family};
+use testbed::reference::place::{self, Family};
 use testbed::test_run::Verdict;
 
-use super::flow::{Flow, Leg, Table};
+use super::flow::{Flow, Leg, Said, Table};
 use super::wire::{Part, UDP};
 use super::{DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, noted, rewrite};
+use crate::fast::Fast;
 
 const ETH_LEN: usize = 14;
 
@@ -22,17 +25,51 @@ impl Model {
         found: Option<(u64, Leg)>,
         now_secs: u32,
     ) -> Option<Got> {
-        if !self.is_fast || got.verdict != Verdict::Redirect || !may_skip(sent, packet) {
-            return None;
-        }
         let (src, dst) = packet.peers();
         let (id, leg) = found.or_else(|| self.index.get(&(Table::Leaving, packet.proto, src, dst)).copied())?;
-        let flow = self.flows[&id].clone();
+        let flow = &self.flows[&id];
         let next = if leg == Leg::ToBackend { flow.backend } else { flow.client };
-        if flow.by_host || flow.is_guest || !is_open(&flow) || place::is_own(next.ip()) {
+        if flow.by_host || flow.is_guest || place::is_own(next.ip()) {
             return None;
         }
-        let to_peer = place::route(next.ip())? == Device::Pod;
+        let must = self.goes_past_stack(sent, packet, flow);
+        let may = self.fast.has(Fast::OTHERS) && may_skip(sent, packet) && is_open(flow, leg);
+        let goes = must || may && got.verdict == Verdict::Redirect;
+        if !goes {
+            return None;
+        }
+        let is_to_client = matches!(leg, Leg::ToClient | Leg::FromNode);
+        let skipped = self.way(sent, packet, flow, leg).filter(|way| must || way.got.frame == got.frame)?;
+        if is_to_client && skipped.to_peer {
+            self.hear(sent, packet, id, Leg::ToClient, now_secs);
+        }
+        if must {
+            self.note_way(packet, is_to_client);
+        }
+        Some(self.go(leg, skipped))
+    }
+
+    /// Returns the outcome of the packet that has just opened a flow past the stack.
+    pub(super) fn opened_past_stack(&mut self, sent: &Sent, packet: &Packet, id: u64) -> Option<Got> {
+        let skipped = self.way(sent, packet, &self.flows[&id], Leg::ToBackend)?;
+        Some(self.go(Leg::ToBackend, skipped))
+    }
+
+    fn go(&mut self, leg: Leg, Skipped { got, to_peer }: Skipped) -> Got {
+        *self.counts.events.entry(if to_peer { Event::FastLocal } else { Event::FastRemote }).or_default() += 1;
+        match leg {
+            Leg::ToBackend => self.forward(got),
+            _ if to_peer => self.give(got),
+            _ => got,
+        }
+    }
+
+    fn way(&self, sent: &Sent, packet: &Packet, flow: &Flow, leg: Leg) -> Option<Skipped> {
+        let (src, dst) = packet.peers();
+        let next = if leg == Leg::ToBackend { flow.backend } else { flow.client };
+        let exit = place::route(next.ip())?;
+        // The kernel asks for a link address that it does not know, before it sends the packet through the device.
+        let to_peer = self.fast.has_peer(exit) && is_neighbour(next.ip());
         let (src, dst, notes) = match leg {
             Leg::ToBackend if to_peer => (flow.source, flow.backend, 0),
             Leg::ToBackend if flow.changes_address() => (flow.between(), flow.backend, TRANSLATED | FORWARD),
@@ -50,35 +87,45 @@ impl Model {
             frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
             frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
         }
-        if frame != got.frame {
-            return None;
-        }
-        *self.counts.events.entry(if to_peer { Event::FastLocal } else { Event::FastRemote }).or_default() += 1;
         let mark = if notes == 0 { sent.mark } else { noted(sent.mark, notes) };
-        let skipped = Got { verdict: Verdict::Redirect, mark, frame };
-        Some(match leg {
-            Leg::ToBackend => self.forward(skipped),
-            _ if to_peer => {
-                self.hear(sent, packet, id, Leg::ToClient, now_secs);
-                self.give(skipped)
-            }
-            _ => skipped,
-        })
+        Some(Skipped { got: Got { verdict: Verdict::Redirect, mark, frame }, to_peer })
     }
+}
+
+/// The outcome of a packet past the stack, and whether it goes to the other end of a pod's pair.
+struct Skipped {
+    got: Got,
+    to_peer: bool,
 }
 
 /// The stack has to see the others: it answers them, puts them together, or follows connections by them.
 fn may_skip(sent: &Sent, packet: &Packet) -> bool {
-    let ip = &packet.ip;
-    let Some(transport) = packet.transport.as_ref().filter(|_| ip.part == Part::Whole) else { return false };
+    let Some(transport) = packet.transport.as_ref() else { return false };
     let opens = transport.opens && packet.proto != UDP;
-    let header_len = if ip.family == Family::V4 { 20 } else { 40 };
-    let is_plain = ip.l4 == ETH_LEN + header_len && sent.frame[..6] == [2, 0, 0, 0, 0, 2];
-    is_plain && !opens && !transport.ends && !transport.resets && sent.frame[hops_at(ip.family)] > 1
+    is_plain(sent, packet) && !opens && !transport.ends && !transport.resets
 }
 
-fn is_open(flow: &Flow) -> bool {
-    [flow.client_said, flow.backend_said].iter().all(|said| said.anything && !said.goodbye && !said.reset)
+/// Returns true for a packet that a router passes on as it is: whole, with the usual IP header, to the router, and with hops left.
+pub(super) fn is_plain(sent: &Sent, packet: &Packet) -> bool {
+    let ip = &packet.ip;
+    let header_len = if ip.family == Family::V4 { 20 } else { 40 };
+    let has_usual_header = ip.l4 == ETH_LEN + header_len && sent.frame[..6] == [2, 0, 0, 0, 0, 2];
+    ip.part == Part::Whole && has_usual_header && !has_no_hop_left(sent, packet)
+}
+
+pub(super) fn has_no_hop_left(sent: &Sent, packet: &Packet) -> bool {
+    sent.frame[hops_at(packet.ip.family)] <= 1
+}
+
+/// Returns true if neither side has said goodbye. Of a whole flow the stack need not hear of the client's.
+fn is_open(flow: &Flow, leg: Leg) -> bool {
+    let goes_on = |said: &Said| said.anything && !said.goodbye && !said.reset;
+    goes_on(&flow.backend_said) && (goes_on(&flow.client_said) || flow.is_whole && leg == Leg::ToClient)
+}
+
+/// Returns true if the node knows the address's link address.
+pub(super) fn is_neighbour(addr: IpAddr) -> bool {
+    place::neighbours(Family::of(addr)).any(|(neighbour, _)| neighbour == addr)
 }
 
 fn spend_hop(frame: &mut [u8], family: Family) {

@@ -16,16 +16,29 @@ pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 /// The MAC address of every device of the node but lo.
 pub const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
+/// The words of the agent to the fast path, which no choice of a backend depends on.
+#[derive(Clone, Debug, Default)]
+pub struct FastFacts {
+    /// Flags of the node, ...
+    pub node: u32,
+    /// ... and of devices, beside those that they have anyway.
+    pub devices: BTreeMap<Device, u32>,
+    /// The Node object's.
+    pub pod_cidrs: Vec<IpNet>,
+}
+
 pub fn write(
     bench: &mut Bench,
     facts: &NodeFacts,
+    fast: &FastFacts,
     service_cidrs: &[IpNet],
     ifindexes: &BTreeMap<Device, u32>,
 ) -> Result<()> {
     let maps = &mut bench.datapath.node;
     let (v4, v6) = (Some(place::primary(Family::V4)), Some(place::primary(Family::V6)));
-    maps.set_node(device::Node::new(addr(v4), addr(v6), ifindexes[&Device::Anchor], MAC, flags(facts)))?;
-    let devices = ifindexes.iter().map(|(device, ifindex)| (*ifindex, on_device(*device, facts)));
+    maps.set_node(device::Node::new(addr(v4), addr(v6), ifindexes[&Device::Anchor], MAC, flags(facts) | fast.node))?;
+    let more = |device| fast.devices.get(&device).copied().unwrap_or_default();
+    let devices = ifindexes.iter().map(|(device, ifindex)| (*ifindex, on_device(*device, facts, more(*device))));
     maps.set_devices(&devices.collect())?;
     let own = Family::ALL.into_iter().flat_map(place::own).map(|(addr, device)| {
         let takes_node_ports = facts.node_port_addrs.contains(&addr);
@@ -37,7 +50,7 @@ pub fn write(
         Detector::Cidrs(cidrs) => cidrs,
         Detector::Device(_) => &[],
     };
-    maps.set_pods(pods, &[])?;
+    maps.set_pods(pods, &fast.pod_cidrs)?;
     maps.set_service_cidrs(service_cidrs)
 }
 
@@ -61,8 +74,8 @@ fn flags(facts: &NodeFacts) -> u32 {
     flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag)
 }
 
-fn on_device(device: Device, facts: &NodeFacts) -> device::Device {
-    let mut flags = 0;
+fn on_device(device: Device, facts: &NodeFacts, more: u32) -> device::Device {
+    let mut flags = more;
     if device.leads_to_pods() {
         flags |= device::Device::POD;
     }

@@ -9,7 +9,7 @@ use proxy_datapath::{Maps, Options};
 
 use crate::netns::NetNs;
 use crate::reference::cluster::Cluster;
-use crate::reference::facts;
+use crate::reference::facts::{self, FastFacts};
 use crate::reference::place::{self, Device, Family};
 use crate::test_run::Bench;
 
@@ -17,6 +17,8 @@ pub struct Node {
     pub bench: Bench,
     desired: Desired,
     pub ifindexes: BTreeMap<Device, u32>,
+    /// In force with the next cluster.
+    pub fast: FastFacts,
 }
 
 /// The MAC address of every device of the node but lo.
@@ -60,12 +62,12 @@ impl Node {
             Ok((device, ifindex.with_context(|| format!("index of {}", device.name()))?))
         };
         let ifindexes = Device::ALL.into_iter().map(index).collect::<Result<_>>()?;
-        Ok(Self { bench, desired: Desired::new(name), ifindexes })
+        Ok(Self { bench, desired: Desired::new(name), ifindexes, fast: FastFacts::default() })
     }
 
     /// Makes the objects and the node what they are in `cluster`.
     pub fn enter(&mut self, cluster: &Cluster) -> Result<()> {
-        facts::write(&mut self.bench, &cluster.node, &cluster.service_cidrs, &self.ifindexes)?;
+        facts::write(&mut self.bench, &cluster.node, &self.fast, &cluster.service_cidrs, &self.ifindexes)?;
         self.desired.apply(Input::Node(Update::All(vec![cluster.node_object()])));
         self.desired.apply(Input::ServiceCidr(Update::All(cluster.service_cidr_objects())));
         self.desired.apply(Update::All(cluster.slices.clone()).into());

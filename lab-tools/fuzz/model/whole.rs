@@ -1,0 +1,69 @@
+//! Whole flows: connections between pods of this node that go past the stack from their opener on. Which those are, and which of
+//! their packets go there, is all known beforehand.
+
+use testbed::reference::place::{self, Device, Family};
+
+use super::flow::Flow;
+use super::skip::{has_no_hop_left, is_neighbour, is_plain};
+use super::wire::{Part, SCTP, TCP};
+use super::{At, Model, Packet, Sent, is_forged};
+use crate::fast::{Fast, POD_CIDR};
+
+impl Model {
+    /// Tells if the flow that a packet has just opened to a backend goes past the stack.
+    pub(super) fn opens_past_stack(&mut self, sent: &Sent, packet: &Packet, flow: &Flow) -> bool {
+        let At::Ingress(device) = sent.at else { return false };
+        let Some(exit) = place::route(flow.backend.ip()).filter(|exit| exit.leads_to_pods()) else { return false };
+        if !device.leads_to_pods() || place::is_own(flow.backend.ip()) || !self.fast.has(Fast::OPENS) {
+            return false;
+        }
+        let obstacle = self.obstacle(sent, packet, flow, [device, exit]);
+        *self.ways.entry(obstacle.unwrap_or("whole_opened")).or_default() += 1;
+        obstacle.is_none()
+    }
+
+    /// Returns what stands against it.
+    fn obstacle(&self, sent: &Sent, packet: &Packet, flow: &Flow, [device, exit]: [Device; 2]) -> Option<&'static str> {
+        let is_outside = |addr| !POD_CIDR.cidr(Family::of(addr)).contains(&addr);
+        let obstacles = [
+            (!self.fast.opens(), "not_whole_lease_over"),
+            (packet.ip.part != Part::Whole, "not_whole_fragment"),
+            (has_no_hop_left(sent, packet), "not_whole_no_hop_left"),
+            (!is_plain(sent, packet), "not_whole_odd_header"),
+            (packet.proto == SCTP, "not_whole_sctp"),
+            (flow.changes_address(), "not_whole_masqueraded"),
+            (!self.fast.is_bare(device) || !self.fast.is_bare(exit), "not_whole_not_bare"),
+            (!self.fast.has_peer(exit) || !is_neighbour(flow.backend.ip()), "not_whole_no_peer"),
+            (
+                self.fast.has(Fast::OPENS_PODS) && [flow.client, flow.backend].iter().any(|at| is_outside(at.ip())),
+                "not_whole_outside_pod_cidrs",
+            ),
+        ];
+        obstacles.into_iter().find(|(stands, _)| *stands).map(|(_, what)| what)
+    }
+
+    /// Tells if a packet of a flow goes past the stack because the whole flow does. While no flow is opened so, the stack sees
+    /// handshakes and datagrams.
+    pub(super) fn goes_past_stack(&self, sent: &Sent, packet: &Packet, flow: &Flow) -> bool {
+        let shakes_hands = packet.says(|transport| transport.opens || transport.answer.is_some());
+        let goes_on = packet.proto == TCP && !shakes_hands;
+        let (src, dst) = packet.peers();
+        flow.is_whole
+            && self.fast.is_on()
+            && (goes_on || self.fast.opens())
+            && is_plain(sent, packet)
+            && !is_forged(sent.at, packet.proto, src, dst)
+    }
+
+    /// Counts a packet of a whole flow that has gone past the stack.
+    pub(super) fn note_way(&mut self, packet: &Packet, is_to_client: bool) {
+        let mut count = |what| *self.ways.entry(what).or_default() += 1;
+        count(if is_to_client { "whole_back" } else { "whole_there" });
+        if packet.says(|transport| transport.ends || transport.resets) {
+            count("whole_end");
+        }
+        if !self.fast.opens() {
+            count("whole_kept");
+        }
+    }
+}
