@@ -5,7 +5,7 @@ mod kube_proxy;
 mod links;
 mod migration;
 mod names;
-mod neighbours;
+pub(crate) mod neighbours;
 mod pods;
 mod repairs;
 mod stacked;

@@ -55,7 +55,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
 }
 
 /// Somebody's program that leaves every packet to the next one.
-fn other() -> Result<Ebpf> {
+pub(crate) fn other() -> Result<Ebpf> {
     let mut loader = verifier::loader();
     for name in [IPV4.flows, IPV6.flows] {
         loader.map_max_entries(name, 1);

@@ -68,7 +68,11 @@ impl Passed {
 
 impl Fixture {
     pub(crate) fn new() -> Result<Self> {
-        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p1c", "p2a", "p2b", "ext"], PORT)?;
+        Self::of(Layout::Routed)
+    }
+
+    pub(crate) fn of(layout: Layout) -> Result<Self> {
+        let base = ServedLab::with_manifests(layout)?.serve(&["p1b", "p1c", "p2a", "p2b", "ext"], PORT)?;
         let fixture = Self { base };
         fixture.put_services(&[["p1b"], ["p2a"], ["ext"]])?;
         Ok(fixture)

@@ -1,6 +1,8 @@
 //! `--fast-path`: packets of open connections skip the node's stack, and only the clock shows it.
 
+mod conditions;
 mod fixture;
+mod shapes;
 
 use std::process::Command;
 use std::time::Duration;
@@ -193,28 +195,35 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     says(&agent, "whole connections")?;
-    until_whole(&fixture, &agent, Family::V4)?;
-    let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?];
+    let mut connections = Vec::new();
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+        connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
+    }
     exchange_all(&mut connections)?;
-    let pods = fixture.lab.host("p1a").addrs.v4;
+    let addrs = &fixture.lab.host("p1a").addrs;
+    let (pod4, pod6) = (addrs.ip(Family::V4), addrs.ip(Family::V6));
     // A rule for openers alone: it refuses what conntrack has not seen from the start.
     fixture.lab.n1.host.ns.nft(&format!(
         "table inet netpol {{
             chain forward {{
                 type filter hook forward priority filter; policy accept
                 ct state invalid drop
-                ip saddr {pods} ct state new drop
-                ip daddr {pods} ct state new drop
+                ip saddr {pod4} ct state new drop
+                ip daddr {pod4} ct state new drop
+                ip6 saddr {pod6} ct state new drop
+                ip6 daddr {pod6} ct state new drop
             }}
         }}"
     ))?;
+    let is_refused = |family| fixture.dial(Path::Local, Protocol::Tcp, family).is_err();
     wait_until(Duration::from_secs(2), "new connections meet the rule", || {
-        Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err())
+        Ok(Family::ALL.into_iter().all(is_refused))
     })?;
-    says(&agent, "auto: off, because chain forward of table inet netpol has rules: 3")?;
+    says(&agent, "auto: off, because chain forward of table inet netpol has rules: 5")?;
     let before = fixture.fast(&agent)?;
     exchange_all(&mut connections)?;
-    ensure!(fixture.fast(&agent)? >= before + 40, "the open connection takes the stack");
+    ensure!(fixture.fast(&agent)? >= before + 80, "an open connection takes the stack");
     // Another agent takes over, and the connection goes on.
     agent.stop()?;
     exchange_all(&mut connections)?;
@@ -224,7 +233,9 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     fixture.lab.n1.host.ns.nft("delete table inet netpol")?;
     says(&agent, "whole connections")?;
     exchange_all(&mut connections)?;
-    connections.push(fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?);
+    for family in Family::ALL {
+        connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
+    }
     exchange_all(&mut connections)?;
     agent.stop()
 }
@@ -254,40 +265,6 @@ fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
             Ok(fixture.dial(Path::Local, Protocol::Tcp, family).is_err())
         })
     })
-}
-
-#[test]
-fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    // Drops TCP over IPv4, in the words of classic BPF.
-    let drops = ["bpf", "da", "bytecode", "4,48 0 0 23,21 0 1 6,6 0 0 2,6 0 0 4294967295"];
-    for (device, hook) in [("p1a", "egress"), ("p1b", "egress"), ("p1b", "ingress")] {
-        until_whole(&fixture, &agent, Family::V4)?;
-        let node = &fixture.lab.n1.host.ns;
-        let tc =
-            |words: String, more: &[&str]| node.exec(Command::new("tc").args(words.split(' ')).args(more)).map(drop);
-        // Where kpx attaches by TCX, the device has no such qdisc.
-        let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
-        tc(format!("filter add dev {device} {hook} prio 5"), &drops)?;
-        wait_until(DEADLINE, &format!("the filter at {hook} of {device} decides"), || {
-            Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err())
-        })?;
-        tc(format!("filter del dev {device} {hook} prio 5"), &[])?;
-    }
-    agent.stop()
-}
-
-#[test]
-fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    until_whole(&fixture, &agent, Family::V4)?;
-    let pods = fixture.lab.host("p1a").addrs.v4;
-    fixture.lab.n1.host.ns.ip(&format!("xfrm policy add src {pods}/32 dst 10.244.0.0/16 dir fwd action block"))?;
-    wait_until(DEADLINE, "the policy decides", || Ok(fixture.dial(Path::Local, Protocol::Tcp, Family::V4).is_err()))?;
-    says(&agent, "auto: off, because 1 IPsec policies")?;
-    agent.stop()
 }
 
 /// The kernel forgets link addresses of pods that the stack sends nothing to.

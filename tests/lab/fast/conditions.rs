@@ -1,0 +1,163 @@
+//! What others do to packets between pods comes and goes: rules, filters, programs, policies.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use proxy_common::names::EMPTY;
+use proxy_datapath::verifier;
+use testbed::agent::{DEADLINE, wait_until};
+use testbed::echo::Protocol;
+use testbed::lab::{CLUSTER_PODS, Family};
+
+use super::fixture::{Fixture, Path};
+use super::{exchange, says, until_whole};
+use crate::churn::neighbours::other;
+use crate::tables::alone;
+
+/// A connection that was opened past the stack, and datagrams, which are not sent again if one is lost.
+#[test]
+fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
+    const ROUNDS: usize = 5;
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    let mut kept = Vec::new();
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+        for protocol in Protocol::COMMON {
+            kept.push(fixture.dial(Path::Local, protocol, family)?);
+        }
+    }
+    let (done, exchanged, opened) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let node = &fixture.lab.n1.host.ns;
+    thread::scope(|scope| {
+        let exchange_all = || kept.iter_mut().try_for_each(|one| exchange(one, 1, 1_000));
+        let exchanges = scope.spawn(|| repeat(&done, &exchanged, exchange_all));
+        let openings = scope.spawn(|| {
+            let open = |family| {
+                fixture.dial(Path::Local, Protocol::Tcp, family).and_then(|mut one| exchange(&mut one, 1, 100))
+            };
+            repeat(&done, &opened, || Family::ALL.into_iter().try_for_each(open))
+        });
+        // A connection that only waits for the rules to go does not.
+        let goes_on = || {
+            let before = [&exchanged, &opened].map(|count| count.load(Ordering::Relaxed));
+            wait_until(DEADLINE, "connections go on and are opened", || {
+                let now = [&exchanged, &opened].map(|count| count.load(Ordering::Relaxed));
+                Ok(exchanges.is_finished() || now.iter().zip(before).all(|(now, before)| *now > before + 2))
+            })
+        };
+        let come_and_go = || {
+            for _ in 0..ROUNDS {
+                // Conntrack has not seen the kept connections from their start, and must meet none of their packets.
+                node.nft(
+                    "table inet netpol {
+                        chain forward {
+                            type filter hook forward priority filter; policy accept
+                            ct state invalid drop
+                            tcp flags & (syn | ack) == ack ct state new drop
+                            counter
+                        }
+                    }",
+                )?;
+                says(&agent, "auto: off, because chain forward of table inet netpol has rules: 3")?;
+                goes_on()?;
+                node.nft("delete table inet netpol")?;
+                says(&agent, "; whole connections between")?;
+                goes_on()?;
+            }
+            anyhow::Ok(())
+        };
+        let came_and_went = come_and_go();
+        done.store(true, Ordering::Relaxed);
+        let joined = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().map_err(|_| anyhow!("a thread of the load panicked"))?
+        };
+        joined(exchanges).context("connections that stay")?;
+        joined(openings).context("connections that are opened")?;
+        came_and_went
+    })?;
+    agent.stop()
+}
+
+/// Does it until it is told to stop, and counts how often.
+fn repeat(done: &AtomicBool, times: &AtomicU64, mut act: impl FnMut() -> Result<()>) -> Result<()> {
+    while !done.load(Ordering::Relaxed) {
+        act().with_context(|| format!("after {} times", times.load(Ordering::Relaxed)))?;
+        times.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[test]
+fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    let node = &fixture.lab.n1.host.ns;
+    let tc = |words: String, more: &[&str]| node.exec(Command::new("tc").args(words.split(' ')).args(more)).map(drop);
+    for (device, hook) in [("p1a", "egress"), ("p1b", "egress"), ("p1b", "ingress")] {
+        // Where kpx attaches by TCX, the device has no such qdisc.
+        let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
+        // The byte of the header that names the transport.
+        for (family, at) in [(Family::V4, 23), (Family::V6, 20)] {
+            until_whole(&fixture, &agent, family)?;
+            // Drops TCP, in the words of classic BPF.
+            let program = format!("4,48 0 0 {at},21 0 1 6,6 0 0 2,6 0 0 4294967295");
+            tc(format!("filter add dev {device} {hook} prio 5"), &["bpf", "da", "bytecode", &program])?;
+            wait_until(DEADLINE, &format!("the filter at {hook} of {device} decides about {family}"), || {
+                Ok(fixture.dial(Path::Local, Protocol::Tcp, family).is_err())
+            })?;
+            tc(format!("filter del dev {device} {hook} prio 5"), &[])?;
+        }
+    }
+    agent.stop()
+}
+
+/// A program that hangs on the device beside those of kpx, and leaves every packet to the next one.
+#[test]
+fn programs_of_others_meet_whole_connections() -> Result<()> {
+    let _alone = alone();
+    let fixture = Fixture::new()?;
+    let agent = fixture.kpx(&["--fast-path", "auto", "--attach", "tcx", "--iptables-sync-period", "1s"])?;
+    let node = &fixture.lab.n1.host.ns;
+    for (device, direction) in [("p1a", TcAttachType::Ingress), ("p1b", TcAttachType::Egress)] {
+        for family in Family::ALL {
+            until_whole(&fixture, &agent, family)?;
+        }
+        let mut other = other()?;
+        let program: &mut SchedClassifier = other.program_mut(EMPTY).context("no empty program")?.try_into()?;
+        verifier::load(|| program.load())?;
+        node.run(|| program.attach_with_options(device, direction, TcAttachOptions::TcxOrder(LinkOrder::first())))?;
+        for family in Family::ALL {
+            wait_until(DEADLINE, &format!("connections meet the program at {device}"), || {
+                let before = fixture.stack_saw(&agent)?;
+                exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, 1, 100)?;
+                Ok(fixture.stack_saw(&agent)? > before)
+            })?;
+        }
+        drop(other);
+    }
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+    }
+    agent.stop()
+}
+
+#[test]
+fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let agent = fixture.start("auto")?;
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+        let (pod, len) = (fixture.lab.host("p1a").addrs.ip(family), if family == Family::V4 { 32 } else { 128 });
+        let packets = format!("src {pod}/{len} dst {} dir fwd", CLUSTER_PODS.cidr(family));
+        fixture.lab.n1.host.ns.ip(&format!("xfrm policy add {packets} action block"))?;
+        wait_until(DEADLINE, "the policy decides", || Ok(fixture.dial(Path::Local, Protocol::Tcp, family).is_err()))?;
+        says(&agent, "auto: off, because 1 IPsec policies")?;
+        fixture.lab.n1.host.ns.ip(&format!("xfrm policy delete {packets}"))?;
+    }
+    agent.stop()
+}
