@@ -14,6 +14,7 @@ mod outage;
 mod ports;
 mod report;
 mod restart;
+mod rules;
 mod tenants;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub use self::outage::outage;
 pub use self::ports::ports;
 pub use self::report::Report;
 pub use self::restart::{restart, upgrade};
+pub use self::rules::rules;
 pub use self::tenants::{Greed, Room, tenants};
 
 /// Where kpx runs.

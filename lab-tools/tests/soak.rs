@@ -77,6 +77,11 @@ fn a_flood_takes_nothing_from_established_flows() -> Result<()> {
 }
 
 #[test]
+fn rules_and_filters_act_on_new_connections_and_break_no_others() -> Result<()> {
+    soak::rules(scale(5))?.check_counts()
+}
+
+#[test]
 fn strangers_end_no_silent_connection() -> Result<()> {
     soak::idle(40, Duration::from_secs(1))?.check_counts()
 }

@@ -23,7 +23,7 @@ struct Args {
     /// New connections a second.
     #[arg(long, default_value_t = 2_000)]
     rate: u32,
-    /// How often kpx is restarted or upgraded, and how often a Service is created beside a greedy namespace.
+    /// How often kpx is restarted or upgraded, how often rules come and go, and how often a Service is created beside a greedy namespace.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
     /// How many EndpointSlices are changed.
@@ -62,6 +62,8 @@ enum Scenario {
     Flood,
     /// Direct connections that netfilter masquerades with random ports, beside those of clients outside, for a minute.
     Ports,
+    /// Rules and filters of others come and go where connections skip the stack.
+    Rules,
     /// A thousand silent connections, and a minute of packets in their names that would end them.
     Idle,
     /// A greedy namespace takes all the room that it can get, and another one creates Services.
@@ -86,6 +88,7 @@ impl Scenario {
                 rate: args.rate.min(300),
                 ..scale
             }),
+            Self::Rules => soak::rules(scale),
             Self::Idle => soak::idle(IDLE, at_least.max(Duration::from_secs(60))),
             Self::Tenants => {
                 let greed = Greed { services: 15, ports: 15_000, endpoints: args.endpoints, changes: 50 };

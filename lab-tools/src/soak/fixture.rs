@@ -23,7 +23,7 @@ const STREAM_PORT: u16 = 9000;
 const STREAM_NODE_PORT: u16 = 30_082;
 /// Pods of both nodes: all but the clients.
 pub(super) const BACKENDS: [&str; 3] = ["p1b", "p1c", "p2a"];
-const CLIENT: &str = "p1a";
+pub(super) const CLIENT: &str = "p1a";
 const CLIENT_OUTSIDE: &str = "x";
 /// From where control streams come: its node has no kpx, and neither has the node of its server, the same.
 const CONTROL_CLIENT: &str = "p2b";
@@ -38,7 +38,7 @@ pub(super) struct Fixture {
     /// Dialled by new connections, over two Services: one alone has too few source ports for the rate.
     pub(super) web: [Service; 2],
     /// The Services of streams: one with a backend on the client's node, one with a backend elsewhere.
-    streams: [Service; 2],
+    pub(super) streams: [Service; 2],
     /// Where kpx runs.
     pub(super) home: Home,
     _servers: [Servers; 2],
