@@ -7,10 +7,11 @@ use proxy_common::device;
 use rand::Rng;
 use testbed::reference::facts::FastFacts;
 use testbed::reference::generate::Dice;
-use testbed::reference::place::{Device, Family, Net, PODS};
+use testbed::reference::place::{Device, FAR, Family, Net, PODS};
 
-/// The addresses that the Node object calls its pods': not those behind the bridge.
-pub(crate) const POD_CIDR: Net = PODS;
+/// The networks whose packets among themselves the stack leaves as they are: pods of this node, not those behind the bridge, and of
+/// other nodes.
+pub(crate) const UNCHANGED: [Net; 2] = [PODS, FAR];
 
 /// A set of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ impl Fast {
     pub(crate) const OTHERS: Self = Self(1 << 0);
     /// Whole connections may be opened past it, ...
     pub(crate) const OPENS: Self = Self(1 << 1);
-    /// ... but only between addresses of [`POD_CIDR`].
+    /// ... but only between addresses of [`UNCHANGED`].
     pub(crate) const OPENS_PODS: Self = Self(1 << 2);
     /// Whole connections go on past it.
     pub(crate) const KEEPS: Self = Self(1 << 3);
@@ -33,9 +34,10 @@ impl Fast {
     const BRIDGE_BARE: Self = Self(1 << 6);
     /// The device with an address is one end of a pair, too.
     const BRIDGE_PEER: Self = Self(1 << 7);
-    const ALL: u16 = (1 << 8) - 1;
+    const UPLINK_BARE: Self = Self(1 << 8);
+    const ALL: u16 = (1 << 9) - 1;
 
-    const WORDS: [(&'static str, Self); 8] = [
+    const WORDS: [(&'static str, Self); 9] = [
         ("others", Self::OTHERS),
         ("opens", Self::OPENS),
         ("pods", Self::OPENS_PODS),
@@ -44,6 +46,7 @@ impl Fast {
         ("pod-bare", Self::POD_BARE),
         ("bridge-bare", Self::BRIDGE_BARE),
         ("bridge-peer", Self::BRIDGE_PEER),
+        ("uplink-bare", Self::UPLINK_BARE),
     ];
 
     /// Mostly so that whole connections are opened, and often with one thing that forbids them.
@@ -52,7 +55,7 @@ impl Fast {
         let others = dice.random_range(0..=Self::ALL) & (Self::OPENS_PODS.0 | Self::OTHERS.0);
         match dice.random_range(0..10) {
             0..4 => Self(opens | others),
-            4..7 => Self((opens | others) & !(1 << dice.random_range(0..8))),
+            4..7 => Self((opens | others) & !(1 << dice.random_range(0..9))),
             _ => Self(dice.random_range(0..=Self::ALL)),
         }
     }
@@ -71,7 +74,12 @@ impl Fast {
     }
 
     pub(crate) fn is_bare(self, device: Device) -> bool {
-        device == Device::Pod && self.has(Self::POD_BARE) || device == Device::Bridge && self.has(Self::BRIDGE_BARE)
+        match device {
+            Device::Pod => self.has(Self::POD_BARE),
+            Device::Bridge => self.has(Self::BRIDGE_BARE),
+            Device::Uplink => self.has(Self::UPLINK_BARE),
+            _ => false,
+        }
     }
 
     pub(crate) fn has_peer(self, device: Device) -> bool {
@@ -103,7 +111,8 @@ impl Fast {
             let flag = |is_set, flag| if is_set { flag } else { 0 };
             flag(self.is_bare(device), device::Device::BARE) | flag(self.has_peer(device), device::Device::PEER)
         };
-        let devices = BTreeMap::from([Device::Pod, Device::Bridge].map(|device| (device, of(device))));
-        FastFacts { node, devices, pod_cidrs: Family::ALL.map(|family| POD_CIDR.cidr(family)).to_vec() }
+        let devices = BTreeMap::from([Device::Pod, Device::Bridge, Device::Uplink].map(|device| (device, of(device))));
+        let unchanged = UNCHANGED.iter().flat_map(|net| Family::ALL.map(|family| net.cidr(family))).collect();
+        FastFacts { node, devices, unchanged }
     }
 }

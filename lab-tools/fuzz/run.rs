@@ -57,6 +57,7 @@ const ENOUGH_WHOLE: u64 = 20 * ENOUGH;
 /// Connections past the stack, and all that stands against one.
 const SEEN_WHOLE: [&str; 14] = [
     "whole_opened",
+    "whole_opened_far",
     "whole_there",
     "whole_back",
     "whole_end",
@@ -69,7 +70,7 @@ const SEEN_WHOLE: [&str; 14] = [
     "not_whole_masqueraded",
     "not_whole_not_bare",
     "not_whole_no_peer",
-    "not_whole_outside_pod_cidrs",
+    "not_whole_outside_networks",
 ];
 
 #[test]

@@ -43,11 +43,11 @@ impl Node {
     pub const STACKED: u32 = 1 << 8;
     /// Some device is [`Device::FILTERED`].
     pub const FILTERED: u32 = 1 << 9;
-    /// With FAST_PATH: between pods of this node, whole connections skip the stack, because it does nothing to them.
+    /// With FAST_PATH: whole connections of pods to pods skip the stack, because it does nothing to them.
     pub const FAST_OPEN: u32 = 1 << 11;
     /// Connections that were opened past the stack go on past it, whether or not others do.
     pub const FAST_KEEP: u32 = 1 << 12;
-    /// With FAST_OPEN: only between addresses of the Node object's `spec.podCIDRs`.
+    /// With FAST_OPEN: only between addresses of networks that are [`pod_net::UNCHANGED`].
     pub const FAST_OPEN_PODS: u32 = 1 << 13;
     /// All that the fast path does.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH | Self::FAST_OPEN | Self::FAST_KEEP | Self::FAST_OPEN_PODS;
@@ -116,6 +116,8 @@ pub mod pod_net {
     pub const DETECTED: u32 = 1 << 0;
     /// The Node object's `spec.podCIDRs`.
     pub const NODE_CIDR: u32 = 1 << 1;
+    /// The stack changes no packet from one such network to another: see `Node::FAST_OPEN_PODS`.
+    pub const UNCHANGED: u32 = 1 << 2;
 }
 
 /// Value of `DEVICES`, keyed by interface index (`u32`).
@@ -152,7 +154,7 @@ impl Device {
     pub const LOOSE: u32 = 1 << 5;
     /// Its packets start with their IP header, so no packet is delivered to it past the stack.
     pub const HEADERLESS: u32 = 1 << 6;
-    /// A pod's plain veth at whose hooks no program but ours is: the stack alone could do anything to its packets.
+    /// No program but ours is at its hooks: the stack alone could do anything to its packets. Of pods' devices only plain veths are.
     pub const BARE: u32 = 1 << 8;
     /// A clsact filter of another program may meet what comes in here, and write over the packet mark: see `weigh` of proxy-ebpf.
     pub const FILTERED: u32 = 1 << 7;

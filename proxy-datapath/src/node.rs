@@ -57,15 +57,17 @@ impl NodeMaps {
         replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
     }
 
-    /// Makes the kernel's list of pod networks equal to the two given ones: the networks that detection goes by, and
-    /// the Node object's podCIDRs.
-    pub fn set_pods(&mut self, detected: &[IpNet], node_cidrs: &[IpNet]) -> Result<()> {
+    /// Makes the kernel's list of pod networks equal to the three given ones: the networks that detection goes by, the Node object's
+    /// podCIDRs, and the networks whose packets among themselves the stack leaves as they are.
+    pub fn set_pods(&mut self, detected: &[IpNet], node_cidrs: &[IpNet], unchanged: &[IpNet]) -> Result<()> {
         let flags = |net: &IpNet| {
             let is_in = |nets: &[IpNet]| nets.iter().any(|other| other.contains(net));
             let of = |is_set, flag| if is_set { flag } else { 0 };
-            of(is_in(detected), pod_net::DETECTED) | of(is_in(node_cidrs), pod_net::NODE_CIDR)
+            of(is_in(detected), pod_net::DETECTED)
+                | of(is_in(node_cidrs), pod_net::NODE_CIDR)
+                | of(is_in(unchanged), pod_net::UNCHANGED)
         };
-        let want = detected.iter().chain(node_cidrs).map(|net| (*net, flags(net))).collect();
+        let want = detected.iter().chain(node_cidrs).chain(unchanged).map(|net| (*net, flags(net))).collect();
         replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)?;
         replace_nets(&mut self.v6.pods, &want, names::IPV6.pods)
     }

@@ -180,7 +180,7 @@ fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, R
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
 #[inline(never)]
 fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { packet, flow, route, becomes, .. } = scratch;
+    let Scratch { packet, flow, route, .. } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
     let is_whole = is_whole(packet, flow.rx);
@@ -207,6 +207,13 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     if !flow.tx.has(Seen::DIRECT) {
         note_direct(flow, packet.proto, true);
     }
+    towards_backend(scratch)
+}
+
+/// Plans for a packet to the backend whose way is in `scratch.route`.
+#[inline(always)]
+fn towards_backend<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
+    let Scratch { flow, route, becomes, .. } = scratch;
     let src = if route.to_peer { flow.source } else { flow.client_between() };
     *becomes = Becomes { src, dst: flow.backend, is_far: flow.is_far().into(), plan: 0 };
     match (route.to_peer, flow.is_snat_on_devices()) {
@@ -301,7 +308,7 @@ fn term() -> Term {
 /// Returns true if the stack has to see this packet.
 #[inline(always)]
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_whole: bool) -> bool {
-    let opens = packet.opens() && packet.proto != Proto::UDP;
+    let opens = packet.proto != Proto::UDP && (packet.opens() || packet.told().answers_opener());
     // Of a whole flow the stack knows nothing.
     let is_due = !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, flow::about_now_secs()));
     packet.is_fragment() || is_due

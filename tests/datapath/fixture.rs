@@ -110,7 +110,7 @@ impl Runner for Fixture {
                 let devices: Vec<_> = devices.iter().map(|(name, device)| (name.as_str(), *device)).collect();
                 self.set_devices(&devices)
             }
-            Step::PodAddresses(nets) => self.bench.datapath.node.set_pods(nets, &[]),
+            Step::PodAddresses(nets) => self.bench.datapath.node.set_pods(nets, &[], &[]),
             Step::Ip(words) => {
                 let words = with_addrs(words, |name| self.names.addr(name))?;
                 let family = if self.is_v4() { "-4" } else { "-6" };

@@ -128,7 +128,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     }
     datapath.node.set_devices(&BTreeMap::new())?;
     datapath.node.set_addrs(&BTreeMap::new())?;
-    datapath.node.set_pods(&[], &[])?;
+    datapath.node.set_pods(&[], &[], &[])?;
     datapath.node.set_service_cidrs(&[])?;
     datapath.monitor.watch(false)?;
     let maps = &datapath.loaded.maps;

@@ -1,4 +1,4 @@
-//! Connections between pods of this node that skip the stack from their first packet on.
+//! Connections between pods that skip the stack from their first packet on.
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -12,7 +12,8 @@ packet_tests! {
     whole_connection_skips_stack,
     whole_flow_lives_on_when_other_flows_take_stack,
     datagram_opens_another_flow_when_its_backend_moves,
-    stack_sees_flows_that_are_not_between_pods_of_this_node,
+    whole_connection_with_another_node_skips_stack,
+    stack_sees_flows_that_are_not_between_pods,
     stack_sees_flows_of_devices_that_are_not_bare,
     odd_openers_take_stack,
 }
@@ -28,7 +29,7 @@ fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
             (vec![client], "whole::opens_through_stack"),
             (vec![pod], "whole::opens_through_stack"),
         ] {
-            fixture.fixture().bench.datapath.node.set_pods(&[], &cidrs)?;
+            fixture.fixture().bench.datapath.node.set_pods(&[], &[], &cidrs)?;
             run_section(&mut fixture, section)?;
         }
     }

@@ -101,8 +101,8 @@ struct Skipped {
 /// The stack has to see the others: it answers them, puts them together, or follows connections by them.
 fn may_skip(sent: &Sent, packet: &Packet) -> bool {
     let Some(transport) = packet.transport.as_ref() else { return false };
-    let opens = transport.opens && packet.proto != UDP;
-    is_plain(sent, packet) && !opens && !transport.ends && !transport.resets
+    let shakes_hands = packet.proto != UDP && (transport.opens || transport.answer.is_some());
+    is_plain(sent, packet) && !shakes_hands && !transport.ends && !transport.resets
 }
 
 /// Returns true for a packet that a router passes on as it is: whole, with the usual IP header, to the router, and with hops left.

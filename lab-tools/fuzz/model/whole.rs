@@ -1,4 +1,4 @@
-//! Whole flows: connections between pods of this node that go past the stack from their opener on. Which those are, and which of
+//! Whole flows: connections of this node's pods to pods that go past the stack from their opener on. Which those are, and which of
 //! their packets go there, is all known beforehand.
 
 use testbed::reference::place::{self, Device, Family};
@@ -7,24 +7,25 @@ use super::flow::Flow;
 use super::skip::{has_no_hop_left, is_neighbour, is_plain};
 use super::wire::{Part, SCTP, TCP};
 use super::{At, Model, Packet, Sent, is_forged};
-use crate::fast::{Fast, POD_CIDR};
+use crate::fast::{Fast, UNCHANGED};
 
 impl Model {
     /// Tells if the flow that a packet has just opened to a backend goes past the stack.
     pub(super) fn opens_past_stack(&mut self, sent: &Sent, packet: &Packet, flow: &Flow) -> bool {
         let At::Ingress(device) = sent.at else { return false };
-        let Some(exit) = place::route(flow.backend.ip()).filter(|exit| exit.leads_to_pods()) else { return false };
+        let Some(exit) = place::route(flow.backend.ip()).filter(|exit| *exit != Device::Lo) else { return false };
         if !device.leads_to_pods() || place::is_own(flow.backend.ip()) || !self.fast.has(Fast::OPENS) {
             return false;
         }
         let obstacle = self.obstacle(sent, packet, flow, [device, exit]);
-        *self.ways.entry(obstacle.unwrap_or("whole_opened")).or_default() += 1;
+        let opened = if exit.leads_to_pods() { "whole_opened" } else { "whole_opened_far" };
+        *self.ways.entry(obstacle.unwrap_or(opened)).or_default() += 1;
         obstacle.is_none()
     }
 
     /// Returns what stands against it.
     fn obstacle(&self, sent: &Sent, packet: &Packet, flow: &Flow, [device, exit]: [Device; 2]) -> Option<&'static str> {
-        let is_outside = |addr| !POD_CIDR.cidr(Family::of(addr)).contains(&addr);
+        let is_outside = |addr| !UNCHANGED.iter().any(|net| net.cidr(Family::of(addr)).contains(&addr));
         let obstacles = [
             (!self.fast.opens(), "not_whole_lease_over"),
             (packet.ip.part != Part::Whole, "not_whole_fragment"),
@@ -33,10 +34,13 @@ impl Model {
             (packet.proto == SCTP, "not_whole_sctp"),
             (flow.changes_address(), "not_whole_masqueraded"),
             (!self.fast.is_bare(device) || !self.fast.is_bare(exit), "not_whole_not_bare"),
-            (!self.fast.has_peer(exit) || !is_neighbour(flow.backend.ip()), "not_whole_no_peer"),
+            (
+                exit.leads_to_pods() && !self.fast.has_peer(exit) || !is_neighbour(flow.backend.ip()),
+                "not_whole_no_peer",
+            ),
             (
                 self.fast.has(Fast::OPENS_PODS) && [flow.client, flow.backend].iter().any(|at| is_outside(at.ip())),
-                "not_whole_outside_pod_cidrs",
+                "not_whole_outside_networks",
             ),
         ];
         obstacles.into_iter().find(|(stands, _)| *stands).map(|(_, what)| what)

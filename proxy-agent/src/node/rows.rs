@@ -104,7 +104,7 @@ impl NodeRows {
 
     /// Tells the programs where pods have their addresses.
     pub(super) fn write_pods(&mut self, detection: &Detection, pod_cidrs: Vec<IpNet>) -> Result<()> {
-        self.maps.set_pods(&detection.nets(), &pod_cidrs)?;
+        self.maps.set_pods(&detection.nets(), &pod_cidrs, &pod_cidrs)?;
         self.pod_cidrs = pod_cidrs;
         Ok(())
     }

@@ -1,13 +1,13 @@
 //! Whole connections past the stack, from their first packet on. The agent switches this on while the stack does nothing to
-//! packets from one pod of this node to another (`Node::FAST_OPEN`).
+//! packets from one pod to another (`Node::FAST_OPEN`).
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
 use proxy_common::flow::{Judged, Seen};
 
 use super::fib::find;
-use super::plan::{Becomes, Plan};
-use super::{Forward, is_plain, term};
+use super::plan::Plan;
+use super::{Forward, is_plain, term, towards_backend};
 use crate::maps::{self, Memory, Scratch};
 use crate::opening::Way;
 use crate::skb::Skb;
@@ -18,22 +18,22 @@ use crate::skb::Skb;
 pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let Some((Scratch { packet, opening, route, .. }, _)) = memory.scratch::<A>() else { return };
     let Some(node) = maps::node() else { return };
-    let is_of_node = |addr| maps::pod_net(addr) & pod_net::NODE_CIDR != 0;
+    let is_unchanged = |addr| maps::pod_net(addr) & pod_net::UNCHANGED != 0;
     let source = &opening.source;
     // A masqueraded flow is for the stack, and so is one of which it is known that it cannot keep its port.
     let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
     let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
-    // Its sender has been judged: see `ingress::choose`.
-    if !is_plain_flow || !is_plain_packet || !is_bare(skb.ifindex()) {
+    // Its sender has been judged: see `ingress::choose`. Of a client outside the stack may know more.
+    if !is_plain_flow || !is_plain_packet || !is_bare(skb.ifindex(), true) {
         return;
     }
-    if node.has(Node::FAST_OPEN_PODS) && !(is_of_node(packet.src.addr) && is_of_node(opening.backend.addr)) {
+    if node.has(Node::FAST_OPEN_PODS) && !(is_unchanged(packet.src.addr) && is_unchanged(opening.backend.addr)) {
         return;
     }
     let term = term();
     route.ask(packet.src.port, opening.backend.port, 0, false);
     let is_found = find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr);
-    if !is_found || !route.to_peer || !is_bare(route.ifindex()) {
+    if !is_found || !is_bare(route.ifindex(), route.to_peer) {
         return;
     }
     let there = Judged::new(skb.ifindex(), route.keep(&opening.backend.addr), term);
@@ -41,20 +41,20 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     opening.way = Way { there, back: Judged::new(route.ifindex(), 0, term) };
 }
 
-/// Returns true if only our programs meet the packets of a pod's veth.
+/// Returns true if only our programs meet the packets of a device, which is a pod's as `is_pod` says.
 #[inline(always)]
-fn is_bare(ifindex: u32) -> bool {
-    maps::place_of(ifindex).0 & Device::BARE != 0
+fn is_bare(ifindex: u32, is_pod: bool) -> bool {
+    let is = if is_pod { Device::BARE | Device::POD } else { Device::BARE };
+    maps::place_of(ifindex).0 & (Device::BARE | Device::POD) == is
 }
 
 /// Plans for the first packet of the flow that has just been opened.
 #[inline(always)]
 pub fn first<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { flow, opening, becomes, .. } = scratch;
+    let Scratch { flow, opening, .. } = &*scratch;
     // Another CPU may have opened it meanwhile, with another backend.
     if !flow.rx.has(Seen::WHOLE) || flow.backend != opening.backend {
         return Plan::Stack;
     }
-    *becomes = Becomes { src: flow.source, dst: flow.backend, is_far: 0, plan: 0 };
-    Plan::ToPod
+    towards_backend(scratch)
 }

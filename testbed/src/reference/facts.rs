@@ -23,8 +23,8 @@ pub struct FastFacts {
     pub node: u32,
     /// ... and of devices, beside those that they have anyway.
     pub devices: BTreeMap<Device, u32>,
-    /// The Node object's.
-    pub pod_cidrs: Vec<IpNet>,
+    /// The networks whose packets among themselves the stack leaves as they are.
+    pub unchanged: Vec<IpNet>,
 }
 
 pub fn write(
@@ -50,7 +50,7 @@ pub fn write(
         Detector::Cidrs(cidrs) => cidrs,
         Detector::Device(_) => &[],
     };
-    maps.set_pods(pods, &fast.pod_cidrs)?;
+    maps.set_pods(pods, &[], &fast.unchanged)?;
     maps.set_service_cidrs(service_cidrs)
 }
 
