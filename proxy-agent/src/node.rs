@@ -183,6 +183,7 @@ impl Node {
     /// Takes in the kernel's events about devices: a burst costs little more than a single change.
     pub async fn on_links(&mut self, events: impl IntoIterator<Item = LinkEvent>, health: &Health) -> Result<()> {
         let before = (self.devices.addresses_up(), self.anchor());
+        let no_pods = self.devices.surely_no_pods();
         self.on_routes(); // With a device or an address the kernel drops routes, without a message.
         let listed = self.devices.take(events);
         // The kernel drops routes with the address that they have as source, and says nothing.
@@ -190,12 +191,11 @@ impl Node {
         if listed {
             self.devices.ask_for_routes(&self.handle).await;
         }
-        // The programs' map has a device before the device has programs. A failing part must not keep the others from
-        // work.
+        // The programs' map has a device before the device has programs. A failing part must not keep others from work.
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
-        let (judged, kept) =
-            if listed { (self.judge_fast_path().await, self.verify_sysctls()) } else { (Ok(()), Ok(())) };
+        let judged = self.judge_for_devices(listed, &no_pods).await;
+        let kept = if listed { self.verify_sysctls() } else { Ok(()) };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
             self.programs.verify(&self.handle, &self.devices, &mut self.repairs, health).await
@@ -230,8 +230,7 @@ impl Node {
     /// Takes in the facts that must be known before the node serves. Returns false while they are missing, and an error
     /// if the agent must restart.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        // Without devices no node is a neighbour, so routes that lead to pods would go and come back. The node would
-        // also lose the address that it had.
+        // Without devices no node is a neighbour, so routes to pods would go and come back, and the node loses its address.
         if (self.is_host_mode() || self.rows.is_inherited()) && !self.knows_devices() {
             return Ok(false);
         }
@@ -305,8 +304,8 @@ impl Node {
 
     /// Makes the ways to the anchor what they should be. `verify` asks the kernel first what there is.
     async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<RouteChanges> {
-        // Routes are left alone before the first sync: no packet may reach the anchor before frontends exist. A
-        // predecessor's routes lead to services that will exist again.
+        // Routes are left alone before the first sync: no packet may reach the anchor before frontends exist. A predecessor's routes
+        // lead to services that will exist again.
         let Some(desired_node) = self.synced_node.desired_node() else { return Ok(RouteChanges::default()) };
         // Nor before the devices have their programs: what a pod sends would come to the anchor untranslated.
         if !self.knows_devices() {

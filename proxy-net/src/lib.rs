@@ -32,9 +32,8 @@ mod rule_watch;
 // Netfilter, filters, sockets.
 pub mod conntrack;
 pub mod filter;
-pub mod forward;
 pub mod listeners;
-pub mod nat;
+pub mod netfilter;
 pub mod sock_diag;
 pub mod xfrm;
 

@@ -18,10 +18,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::debug;
 
 use super::foreign_rule::{self, ForeignRule};
-use super::forward::{LEGACY, TRACKED, legacy_tables};
+use super::netfilter::{follows_connections, legacy_tables};
 use super::netlink::{Handle, kernel};
 use super::raw::{self, Message};
-use super::{sysctl, xfrm};
+use super::xfrm;
 
 /// The time between two looks, and between two reports of a state that was not judged.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -105,9 +105,9 @@ pub async fn watch_rules(
 impl RuleState {
     /// Reads the state of this network namespace.
     pub async fn read(handle: &Handle) -> Result<Self> {
-        let legacy = LEGACY.map(|(_, path)| legacy_tables(path));
-        // The number of connections, which the kernel follows only where some rule asks for it.
-        let tracks = sysctl::read(TRACKED)?.is_some_and(|number| number != "0");
+        let legacy = legacy_tables();
+        // The kernel follows connections only where some rule asks for it.
+        let tracks = follows_connections()?;
         let nftables = number().await.context("ask nftables for the number of its rules' state")?;
         let policies = xfrm::forwarding_policies().await?;
         let routing = foreign_rule::unasked(handle).await?;

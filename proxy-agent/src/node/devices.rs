@@ -103,6 +103,16 @@ impl Devices {
         }
     }
 
+    /// Returns the names of devices by which netfilter sees no packet of a whole connection: those of other kinds than
+    /// [`Device::BARE`] ones, unless a veth belongs to them. A bridge's ports are not bare, but those of a VRF are.
+    pub(super) fn surely_no_pods(&self) -> BTreeSet<String> {
+        let has_veths =
+            |index| self.links.values().any(|port| port.master == Some(index) && port.kind == LinkKind::Veth);
+        let others = self.links.values().filter(|link| link.kind != LinkKind::Veth);
+        let others = others.filter(|link| link.kind == LinkKind::Bridge || !has_veths(link.index));
+        others.map(|link| link.name.clone()).collect()
+    }
+
     /// The rows of `DEVICES`.
     pub(super) fn rows(&self, detection: &Detection) -> BTreeMap<u32, Device> {
         let rows = self.links.values().filter_map(|link| {
@@ -198,6 +208,21 @@ mod tests {
         assert_eq!((row_of(&bridge).bridge, row_of(&bridge).mac), (0, [2, 0, 0, 0, 0, 7]));
         assert!(row_of(&port).flags() & Device::EDGE != 0);
         assert!(row_of(&bridge).flags() & Device::EDGE == 0, "its port has a hook");
+    }
+
+    // Netfilter sees the packets of a VRF's ports with the name of the VRF.
+    #[test]
+    fn veths_and_vrfs_above_them_may_be_pods() {
+        let mut devices = Devices::new(true);
+        devices.take([LinkEvent::All(vec![
+            link(1, "lo", LinkKind::Loopback, None),
+            link(2, "eth0", LinkKind::Physical, None),
+            link(3, "docker0", LinkKind::Bridge, None),
+            link(4, "port", LinkKind::Veth, Some(3)),
+            link(5, "vrf0", LinkKind::Other, None),
+            link(6, "pod", LinkKind::Veth, Some(5)),
+        ])]);
+        assert_eq!(devices.surely_no_pods(), ["docker0", "eth0", "lo"].map(str::to_owned).into());
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains why not.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use anyhow::{Context, Result};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 use proxy_common::device;
 use tracing::{info, warn};
 
 use proxy_net::changes::Changes;
-use proxy_net::{Handle, foreign_rule, forward, nat, sysctl, xfrm};
+use proxy_net::netfilter::{Judgement, Netfilter};
+use proxy_net::{Handle, foreign_rule, sysctl, xfrm};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
@@ -23,13 +25,15 @@ pub enum FastPath {
 #[derive(Clone, Debug)]
 pub(super) struct FastPathState {
     asked: FastPath,
-    /// The rules that packets would skip; None before the first check.
+    /// The rules that packets of open connections would miss; None before the first check.
     rules: Option<Vec<String>>,
     /// The reason why conntrack cannot be configured for skipped packets: conntrack would call later packets of such
     /// connections invalid.
     obstacle: Option<String>,
-    /// The connections that may skip the stack from their first packet on, while no rules are found.
+    /// The connections that may skip the stack from their first packet on.
     whole: Whole,
+    /// The chains with rules that let such connections pass.
+    harmless: Vec<String>,
     /// Conntrack follows connections here. It takes packets for wrong ones if it misses some, unless it is told to be liberal.
     tracks: bool,
     /// Connections that were opened past the stack go on past it.
@@ -63,6 +67,7 @@ impl FastPathState {
             rules: None,
             obstacle: None,
             whole: Whole::None(Vec::new()),
+            harmless: Vec::new(),
             tracks: true,
             keeps,
             sweeps_without: 0,
@@ -89,7 +94,7 @@ impl FastPathState {
     /// Returns true if some connections skip the stack from their first packet on.
     fn opens_flows(&self) -> bool {
         let is_none = matches!(self.whole, Whole::None(_));
-        self.asked != FastPath::Off && self.obstacle.is_none() && self.finds_no_rules() && !is_none
+        self.asked != FastPath::Off && self.obstacle.is_none() && self.rules.is_some() && !is_none
     }
 
     /// Returns true if packets of all open connections skip the stack.
@@ -121,69 +126,116 @@ impl fmt::Display for FastPathState {
         if let Some(obstacle) = &self.obstacle {
             return write!(f, "off, because {obstacle}");
         }
-        let rules = self.rules.as_ref().map(|rules| rules.join("; ")).unwrap_or_default();
         match (self.asked, &self.rules) {
             (FastPath::Off, _) => f.write_str("off"),
             (_, None) => f.write_str("off until the devices are known"),
-            (FastPath::On, _) if rules.is_empty() => write!(f, "on{}", self.whole),
-            (FastPath::On, _) => write!(f, "on, past {rules}"),
-            (FastPath::Auto, _) if rules.is_empty() => {
-                let is_on = if self.is_on() { "on" } else { "off" };
-                let others =
-                    if self.tracks { "; the stack sees other connections, because conntrack follows them" } else { "" };
-                write!(f, "auto: {is_on}, no rules found{}{others}", self.whole)
+            (FastPath::On, Some(rules)) => {
+                f.write_str("on")?;
+                if !rules.is_empty() {
+                    write!(f, ", past {}", rules.join("; "))?;
+                }
+                self.write_whole(f)
             }
-            (FastPath::Auto, _) => write!(f, "auto: off, because {rules}"),
+            (FastPath::Auto, _) => match &self.whole {
+                Whole::None(why) if !self.is_on() => write!(f, "auto: off, because {}", why.join("; ")),
+                _ => {
+                    f.write_str(if self.finds_no_rules() && self.harmless.is_empty() {
+                        "auto: on, no rules found"
+                    } else {
+                        "auto: on"
+                    })?;
+                    self.write_whole(f)?;
+                    let others = "; the stack sees other connections, because conntrack follows them";
+                    f.write_str(if self.is_on_for_all() { "" } else { others })
+                }
+            },
         }?;
         let goes_on = self.keeps && !self.opens_flows();
         f.write_str(if goes_on { "; connections that were opened past the stack go on past it" } else { "" })
     }
 }
 
-impl fmt::Display for Whole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None(why) if why.is_empty() => Ok(()),
-            Self::None(why) => write!(f, "; connections are opened through the stack, because {}", why.join("; ")),
-            Self::OfPodCidrs => f.write_str("; whole connections between addresses of this node's podCIDRs"),
-            Self::All => f.write_str("; whole connections between this node's pods"),
+impl FastPathState {
+    fn write_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.whole {
+            Whole::None(why) if why.is_empty() => return Ok(()),
+            Whole::None(why) => {
+                return write!(f, "; connections are opened through the stack, because {}", why.join("; "));
+            }
+            Whole::OfPodCidrs => "; whole connections between addresses of this node's podCIDRs",
+            Whole::All => "; whole connections between this node's pods",
+        })?;
+        match &self.harmless[..] {
+            [] => Ok(()),
+            chains => write!(f, ", which these rules let pass: {}", chains.join(", ")),
         }
     }
 }
 
 impl Whole {
-    /// Looks what the stack does to connections between pods, `pod_cidrs` being where this node's have their addresses.
-    async fn judge(pod_cidrs: &[IpNet]) -> Self {
-        match Self::try_judge(pod_cidrs).await {
-            Ok(whole) => whole,
-            Err(error) => Self::None(vec![format!("the rules cannot be read: {error:#}")]),
+    /// Looks what the rules do to connections between pods, and names the chains that do nothing. `pod_cidrs` is where this node's
+    /// pods have their addresses.
+    fn judge(netfilter: &Netfilter, pod_cidrs: &[IpNet], no_pods: &BTreeSet<String>) -> (Self, Vec<String>) {
+        let everywhere = Netfilter::everywhere();
+        let all = netfilter.judge_whole(&everywhere, no_pods);
+        if all.against.is_empty() {
+            return (Self::All, all.harmless);
         }
+        let Judgement { against, harmless } =
+            if pod_cidrs.is_empty() { all } else { netfilter.judge_whole(pod_cidrs, no_pods) };
+        (if against.is_empty() { Self::OfPodCidrs } else { Self::None(against) }, harmless)
+    }
+}
+
+/// What the rules of this host mean for packets past the stack.
+struct Verdict {
+    /// The rules that packets of open connections would miss.
+    rules: Vec<String>,
+    whole: Whole,
+    harmless: Vec<String>,
+    tracks: bool,
+}
+
+impl Verdict {
+    async fn find(handle: &Handle, pod_cidrs: &[IpNet], no_pods: &BTreeSet<String>) -> Self {
+        Self::try_find(handle, pod_cidrs, no_pods).await.unwrap_or_else(|error| {
+            let why = vec![format!("the rules cannot be read: {error:#}")];
+            Self { rules: why.clone(), whole: Whole::None(why), harmless: Vec::new(), tracks: true }
+        })
     }
 
-    async fn try_judge(pod_cidrs: &[IpNet]) -> Result<Self> {
-        let everywhere = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
-        if nat::nat_rules(&everywhere).await?.is_empty() {
-            return Ok(Self::All);
-        }
-        let nets = if pod_cidrs.is_empty() { &everywhere } else { pod_cidrs };
-        let rules = nat::nat_rules(nets).await?;
-        Ok(if rules.is_empty() { Self::OfPodCidrs } else { Self::None(rules) })
+    async fn try_find(handle: &Handle, pod_cidrs: &[IpNet], no_pods: &BTreeSet<String>) -> Result<Self> {
+        let netfilter = Netfilter::read().await?;
+        let others = others(handle).await?;
+        let (whole, harmless) = Whole::judge(&netfilter, pod_cidrs, no_pods);
+        let whole = match whole {
+            Whole::None(why) => Whole::None([why, others.clone()].concat()),
+            _ if !others.is_empty() => Whole::None(others.clone()),
+            whole => whole,
+        };
+        let rules = [netfilter.judge_open().against, others].concat();
+        Ok(Self { rules, whole, harmless, tracks: netfilter.may_follow_connections() })
     }
 }
 
 impl FastPathState {
-    /// Looks what netfilter has for packets that are forwarded, and switches accordingly. Where that cannot be told, there
-    /// may be anything. `changes`: where changes of this host are noted, if they outlive the agent.
-    pub(super) async fn judge(&mut self, changes: Option<&Changes>, handle: &Handle, pod_cidrs: &[IpNet]) {
+    /// Looks what the rules of this host do to packets that are forwarded, and switches accordingly. Where that cannot be told,
+    /// they may do anything. `changes`: where changes of this host are noted, if they outlive the agent. `no_pods`: names of devices
+    /// that whole connections do not use.
+    pub(super) async fn judge(
+        &mut self,
+        changes: Option<&Changes>,
+        handle: &Handle,
+        pod_cidrs: &[IpNet],
+        no_pods: &BTreeSet<String>,
+    ) {
         if self.asked == FastPath::Off {
             return;
         }
-        let rules = missed(handle).await.unwrap_or_else(|error| vec![format!("the rules cannot be read: {error:#}")]);
+        let Verdict { rules, whole, harmless, tracks } = Verdict::find(handle, pod_cidrs, no_pods).await;
         let before = self.clone();
-        self.whole = if rules.is_empty() { Whole::judge(pod_cidrs).await } else { Whole::None(Vec::new()) };
-        self.rules = Some(rules);
+        (self.rules, self.whole, self.harmless, self.tracks) = (Some(rules), whole, harmless, tracks);
         self.obstacle = None;
-        self.tracks = forward::may_be_tracked().await.unwrap_or(true);
         if self.asked == FastPath::On {
             self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
         }
@@ -209,14 +261,13 @@ impl FastPathState {
     }
 }
 
-/// Returns the rules that packets past the stack miss: chains of netfilter, IPsec policies, routing rules.
-async fn missed(handle: &Handle) -> Result<Vec<String>> {
-    let mut rules = forward::rules().await?;
+/// Returns the rules beside netfilter's that packets past the stack miss: IPsec policies, routing rules.
+async fn others(handle: &Handle) -> Result<Vec<String>> {
     let policies = xfrm::forwarding_policies().await?;
-    rules.extend(policies.first().map(|first| format!("{} IPsec policies, first {first}", policies.len())));
+    let policies = policies.first().map(|first| format!("{} IPsec policies, first {first}", policies.len()));
     let routing = foreign_rule::unasked(handle).await.context("list the routing rules")?;
-    rules.extend(routing.iter().filter(|rule| rule.is_missed_past_stack()).map(ToString::to_string));
-    Ok(rules)
+    let routing = routing.iter().filter(|rule| rule.is_missed_past_stack()).map(ToString::to_string);
+    Ok(policies.into_iter().chain(routing).collect())
 }
 
 fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
@@ -242,25 +293,61 @@ fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()>
 mod tests {
     use super::*;
 
+    fn list(rules: &[&str]) -> Vec<String> {
+        rules.iter().map(|rule| (*rule).to_owned()).collect()
+    }
+
     #[test]
-    fn auto_is_on_without_rules() {
-        let rules = |rules: &[&str]| Some(rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>());
+    fn rules_decide_which_packets_skip_the_stack() {
+        let (none, all) = (|why: &[&str]| Whole::None(list(why)), Whole::All);
         let cases = [
-            (FastPath::Off, rules(&[]), false, "off"),
-            (FastPath::On, None, false, "off until the devices are known"),
-            (FastPath::On, rules(&[]), true, "on"),
-            (FastPath::On, rules(&["chain a"]), true, "on, past chain a"),
-            (FastPath::Auto, None, false, "off until the devices are known"),
-            (FastPath::Auto, rules(&[]), true, "auto: on, no rules found"),
-            (FastPath::Auto, rules(&["chain a", "chain b"]), false, "auto: off, because chain a; chain b"),
+            (FastPath::Off, Some(list(&[])), all.clone(), false, "off"),
+            (FastPath::On, None, none(&[]), false, "off until the devices are known"),
+            (FastPath::On, Some(list(&[])), all.clone(), true, "on; whole connections between this node's pods"),
+            (
+                FastPath::On,
+                Some(list(&["chain a"])),
+                none(&["rule 1"]),
+                true,
+                "on, past chain a; connections are opened through the stack, because rule 1",
+            ),
+            (
+                FastPath::On,
+                Some(list(&["chain a"])),
+                Whole::OfPodCidrs,
+                true,
+                "on, past chain a; whole connections between addresses of this node's podCIDRs",
+            ),
+            (FastPath::Auto, None, none(&[]), false, "off until the devices are known"),
+            (
+                FastPath::Auto,
+                Some(list(&[])),
+                all,
+                true,
+                "auto: on, no rules found; whole connections between this node's pods",
+            ),
+            (
+                FastPath::Auto,
+                Some(list(&["chain a"])),
+                none(&["chain a", "rule 1"]),
+                false,
+                "auto: off, because chain a; rule 1",
+            ),
+            (
+                FastPath::Auto,
+                Some(list(&[])),
+                none(&["a policy"]),
+                true,
+                "auto: on, no rules found; connections are opened through the stack, because a policy",
+            ),
         ];
-        for (asked, rules, is_on, text) in cases {
-            let state = FastPathState { rules, tracks: false, ..FastPathState::new(asked, false) };
+        for (asked, rules, whole, is_on, text) in cases {
+            let state = FastPathState { rules, whole, tracks: false, ..FastPathState::new(asked, false) };
             assert_eq!((state.is_on(), state.to_string().as_str()), (is_on, text));
         }
         for asked in [FastPath::Auto, FastPath::On] {
             let obstacle = Some("it is read-only".to_owned());
-            let state = FastPathState { rules: rules(&[]), obstacle, ..FastPathState::new(asked, false) };
+            let state = FastPathState { rules: Some(list(&[])), obstacle, ..FastPathState::new(asked, false) };
             assert_eq!((state.is_on(), state.to_string().as_str()), (false, "off, because it is read-only"));
         }
     }
@@ -268,26 +355,28 @@ mod tests {
     #[test]
     fn conntrack_leaves_whole_connections_to_auto() {
         use device::Node;
-        let other = "; the stack sees other connections, because conntrack follows them";
+        let others = "; the stack sees other connections, because conntrack follows them";
+        let pass = ", which these rules let pass: chain a, chain b";
         let cases = [
             (
                 Whole::All,
                 Node::FAST_OPEN,
-                format!("auto: on, no rules found; whole connections between this node's pods{other}"),
+                format!("auto: on; whole connections between this node's pods{pass}{others}"),
             ),
             (
                 Whole::OfPodCidrs,
                 Node::FAST_OPEN | Node::FAST_OPEN_PODS,
-                format!("auto: on, no rules found; whole connections between addresses of this node's podCIDRs{other}"),
+                format!("auto: on; whole connections between addresses of this node's podCIDRs{pass}{others}"),
             ),
-            (
-                Whole::None(vec!["rule 1".to_owned()]),
-                0,
-                format!("auto: off, no rules found; connections are opened through the stack, because rule 1{other}"),
-            ),
+            (Whole::None(list(&["rule 1"])), 0, "auto: off, because rule 1".to_owned()),
         ];
         for (whole, flag, text) in cases {
-            let state = FastPathState { rules: Some(Vec::new()), whole, ..FastPathState::new(FastPath::Auto, false) };
+            let state = FastPathState {
+                rules: Some(list(&["rule 2"])),
+                whole,
+                harmless: list(&["chain a", "chain b"]),
+                ..FastPathState::new(FastPath::Auto, false)
+            };
             assert_eq!((state.flag(), state.to_string()), (flag, text));
         }
     }

@@ -1,5 +1,7 @@
 //! Switches the fast path as the rules of this host allow.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use proxy_net::{JudgedRules, RuleState};
 
@@ -15,10 +17,17 @@ impl Node {
         let before = self.fast_path.clone();
         // Rules may change while they are judged.
         let state = RuleState::read(&self.handle).await.ok();
-        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs()).await;
+        let no_pods = self.devices.surely_no_pods();
+        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs(), &no_pods).await;
         self.switch_fast_path(before)?;
         self.judged_rules.set(state);
         Ok(())
+    }
+
+    /// Looks again after a list of devices, and if one of `no_pods` is gone: rules that ask for its name were judged by it.
+    pub(super) async fn judge_for_devices(&mut self, listed: bool, no_pods: &BTreeSet<String>) -> Result<()> {
+        let is_due = listed || !no_pods.is_subset(&self.devices.surely_no_pods());
+        if is_due { self.judge_fast_path().await } else { Ok(()) }
     }
 
     /// Returns the place of the rules' state that was judged last.

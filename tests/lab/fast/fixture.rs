@@ -97,6 +97,16 @@ impl Fixture {
     }
 
     pub(crate) fn dial(&self, path: Path, protocol: Protocol, family: Family) -> Result<Connection> {
+        self.dial_within(Duration::from_secs(5), path, protocol, family)
+    }
+
+    pub(crate) fn dial_within(
+        &self,
+        deadline: Duration,
+        path: Path,
+        protocol: Protocol,
+        family: Family,
+    ) -> Result<Connection> {
         let service = |nth| Service::new("", nth, &[], PORT).frontend(family);
         let node_port = |nth: usize| SocketAddr::new(self.lab.n1.host.addrs.ip(family), NODE_PORTS[nth]);
         let (client, to) = match path {
@@ -107,7 +117,7 @@ impl Fixture {
             Path::NodePortRemote => ("x", node_port(1)),
             Path::Masqueraded => ("p1a", service(12)),
         };
-        said(Dial::new(protocol, to).deadline(Duration::from_secs(5)).connect(&self.lab.host(client).ns))
+        said(Dial::new(protocol, to).deadline(deadline).connect(&self.lab.host(client).ns))
     }
 
     /// Counts from now on what the stack forwards.

@@ -10,7 +10,7 @@ use super::prose::{Prose, SENTENCE_WORDS};
 use super::source::{File, Tree};
 use crate::workspace;
 
-const CRATE_LINES: usize = 17_100;
+const CRATE_LINES: usize = 17_200;
 const CIRCLE_FILES: usize = 9;
 /// The crates with a limit of their own.
 const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 21_400)];

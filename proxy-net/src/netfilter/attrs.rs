@@ -40,6 +40,11 @@ impl<'a> Attrs<'a> {
         self.get(kind).is_some()
     }
 
+    /// Returns true if there are attributes with other numbers.
+    pub(super) fn has_others(&self, kind: u16) -> bool {
+        self.0.iter().any(|(found, _)| *found != kind)
+    }
+
     /// Returns a number, which netfilter sends in the order of the network.
     pub(super) fn u32(&self, kind: u16) -> Option<u32> {
         Some(u32::from_be_bytes(self.get(kind)?.try_into().ok()?))

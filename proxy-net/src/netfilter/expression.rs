@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use super::attrs::Attrs;
 use super::model::{Field, Part, Rule, Verdict};
-use super::packet::RTN_LOCAL;
+use super::packet::{NEW, RTN_LOCAL};
 use super::registers::Registers;
 use super::xt;
 
@@ -31,8 +31,13 @@ const NFTA_META_DREG: u16 = 1;
 const NFTA_META_KEY: u16 = 2;
 const NFT_META_PROTOCOL: u32 = 1;
 const NFT_META_MARK: u32 = 3;
+const NFT_META_IIFNAME: u32 = 6;
+const NFT_META_OIFNAME: u32 = 7;
 const NFT_META_NFTRACE: u32 = 12;
 const NFT_META_NFPROTO: u32 = 15;
+const NFT_META_L4PROTO: u32 = 16;
+/// The length of a device's name with the zeroes that fill it up.
+const IFNAMSIZ: usize = 16;
 
 const NFTA_FIB_DREG: u16 = 1;
 const NFTA_FIB_RESULT: u16 = 2;
@@ -60,12 +65,23 @@ const NFTA_LOOKUP_DREG: u16 = 3;
 
 /// The registers that `ct` and `exthdr` write. Without them, the two are statements.
 const NFTA_CT_DREG: u16 = 1;
+const NFTA_CT_KEY: u16 = 2;
+const NFTA_CT_DIRECTION: u16 = 3;
+const NFT_CT_STATE: u32 = 0;
 const NFTA_EXTHDR_DREG: u16 = 1;
+
+/// The kind of a named object that a rule uses.
+const NFTA_OBJREF_IMM_TYPE: u16 = 1;
+const NFT_OBJECT_COUNTER: u32 = 1;
+const NFT_OBJECT_QUOTA: u32 = 2;
+const NFT_OBJECT_LIMIT: u32 = 4;
+const NFT_OBJECT_CONNLIMIT: u32 = 5;
 
 const NFTA_NAT_TYPE: u16 = 1;
 const NFT_NAT_SNAT: u32 = 0;
 
 /// The verdicts (linux/netfilter.h, and `enum nft_verdicts` below zero).
+const NF_DROP: i32 = 0;
 const NF_ACCEPT: i32 = 1;
 const NFT_CONTINUE: i32 = -1;
 const NFT_BREAK: i32 = -2;
@@ -93,10 +109,12 @@ pub(super) fn rule(list: &Attrs) -> Result<Rule> {
 impl Reader {
     fn read(&mut self, name: &str, data: &Attrs) -> Result<()> {
         match name {
-            "counter" | "log" | "last" => {}
+            // Counts are bookkeeping: every rule of iptables has one.
+            "counter" | "last" => {}
+            "objref" => self.object(data),
             "range" | "limit" | "quota" | "connlimit" => self.maybe(),
             "rt" | "numgen" | "hash" | "socket" | "osf" | "xfrm" | "tunnel" | "byteorder" => self.unknown_load(),
-            "ct" if data.has(NFTA_CT_DREG) => self.unknown_load(),
+            "ct" if data.has(NFTA_CT_DREG) => self.ct(data),
             "exthdr" if data.has(NFTA_EXTHDR_DREG) => self.unknown_load(),
             "payload" => self.payload(data),
             "meta" => self.meta(data),
@@ -109,19 +127,45 @@ impl Reader {
                 None => self.maybe(),
             },
             "immediate" => self.immediate(data)?,
+            "reject" => self.refuse("reject the packet"),
+            "queue" => self.refuse("hand the packet to a program"),
             "match" => self.rule.extend(xt::matched(data)),
-            "target" => self.rule.extend(xt::target(data)),
+            "target" => self.rule.push(xt::target(data)),
             "masq" => self.change("masquerade"),
             "redir" => self.change("redirect"),
             "nat" if data.u32(NFTA_NAT_TYPE) == Some(NFT_NAT_SNAT) => self.change("translate the source"),
             "nat" => self.change("translate the destination"),
+            "log" => self.change("log the packet"),
+            "dynset" => self.change("update a set"),
+            "notrack" => self.change("keep conntrack from following"),
+            "flow_offload" => self.change("hand the connection to a flow table"),
             _ => self.change(&format!("apply {name}")),
         }
         Ok(())
     }
 
+    fn object(&mut self, data: &Attrs) {
+        match data.u32(NFTA_OBJREF_IMM_TYPE) {
+            Some(NFT_OBJECT_COUNTER) => {}
+            Some(NFT_OBJECT_QUOTA | NFT_OBJECT_LIMIT | NFT_OBJECT_CONNLIMIT) => self.maybe(),
+            _ => self.change("apply an object"),
+        }
+    }
+
+    fn ct(&mut self, data: &Attrs) {
+        let is_state = data.u32(NFTA_CT_KEY) == Some(NFT_CT_STATE) && !data.has(NFTA_CT_DIRECTION);
+        match data.u32(NFTA_CT_DREG).filter(|_| is_state) {
+            Some(to) => self.registers.load(to, Field::State, size_of_val(&NEW)),
+            None => self.unknown_load(),
+        }
+    }
+
     fn maybe(&mut self) {
         self.rule.push(Part::Maybe);
+    }
+
+    fn refuse(&mut self, what: &str) {
+        self.rule.push(Part::Refuse(what.to_owned()));
     }
 
     fn change(&mut self, what: &str) {
@@ -148,7 +192,7 @@ impl Reader {
         let Some(to) = data.u32(NFTA_META_DREG) else {
             return match key {
                 Some(NFT_META_MARK) => self.rule.push(Part::SetMark),
-                Some(NFT_META_NFTRACE) => {}
+                Some(NFT_META_NFTRACE) => self.change("trace the packet"),
                 _ => self.change("apply meta"),
             };
         };
@@ -156,6 +200,8 @@ impl Reader {
             Some(NFT_META_MARK) => self.registers.load(to, Field::Mark, 4),
             Some(NFT_META_NFPROTO) => self.registers.load(to, Field::NfProto, 1),
             Some(NFT_META_PROTOCOL) => self.registers.load(to, Field::Protocol, 2),
+            Some(NFT_META_L4PROTO) => self.registers.load(to, Field::L4Proto, 1),
+            Some(NFT_META_IIFNAME | NFT_META_OIFNAME) => self.registers.load(to, Field::DeviceName, IFNAMSIZ),
             _ => self.unknown_load(),
         }
     }
@@ -208,8 +254,8 @@ impl Reader {
             (Some(NFT_RETURN), _) => Verdict::Return,
             (Some(NFT_JUMP), Some(chain)) => Verdict::Jump(chain),
             (Some(NFT_GOTO), Some(chain)) => Verdict::Goto(chain),
-            _ => {
-                self.change("drop or hold back the packet");
+            (code, _) => {
+                self.refuse(if code == Some(NF_DROP) { "drop the packet" } else { "hold back the packet" });
                 return Ok(());
             }
         };

@@ -1,7 +1,9 @@
 //! The packets between pods, all at once: each field holds every value that a packet may still have there.
 
+use std::collections::BTreeSet;
 use std::iter;
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use ipnet::IpNet;
 
@@ -24,13 +26,34 @@ pub(super) enum Mark {
     Unknown,
 }
 
+/// The bits of connections' states (linux/netfilter/nf_conntrack_common.h). A packet of a connection that conntrack saw from the
+/// start is not `INVALID`, and only packets of helpers are `RELATED`.
+pub(super) const ESTABLISHED: u32 = 2;
+pub(super) const NEW: u32 = 8;
+
+/// The packets that are asked about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    /// The networks of the packets' sources and destinations.
+    pub(super) nets: &'a [IpNet],
+    pub(super) mark: Mark,
+    pub(super) states: &'a [u32],
+    pub(super) protocols: &'a [u8],
+    /// The names of devices by which no such packet comes or goes.
+    pub(super) others: &'a BTreeSet<String>,
+}
+
 /// The packets that reach a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Packets {
+pub(super) struct Packets<'a> {
     pub(super) family: Family,
-    pub(super) source: Vec<IpNet>,
-    pub(super) destination: Vec<IpNet>,
+    pub(super) source: Rc<[IpNet]>,
+    pub(super) destination: Rc<[IpNet]>,
     pub(super) mark: Mark,
+    /// The state of their connections. None before conntrack has looked.
+    pub(super) state: Option<u32>,
+    pub(super) protocol: u8,
+    pub(super) others: &'a BTreeSet<String>,
 }
 
 /// The share of the packets for which a condition holds.
@@ -59,7 +82,7 @@ impl Family {
     /// Returns true if packets of this family pass the tables of that family.
     pub(super) fn passes(self, tables: TableFamily) -> bool {
         match tables {
-            TableFamily::Inet => true,
+            TableFamily::Inet | TableFamily::Netdev => true,
             TableFamily::Ip => self == Self::V4,
             TableFamily::Ip6 => self == Self::V6,
         }
@@ -70,6 +93,14 @@ impl Family {
         match self {
             Self::V4 => (12, 16, 4),
             Self::V6 => (8, 24, 16),
+        }
+    }
+
+    /// Returns the offset of the protocol's number in the header. Packets with extension headers take the stack.
+    fn protocol_at(self) -> usize {
+        match self {
+            Self::V4 => 9,
+            Self::V6 => 6,
         }
     }
 
@@ -88,7 +119,7 @@ impl Family {
     }
 }
 
-impl Packets {
+impl Packets<'_> {
     /// Returns the share for which a condition holds, and narrows the packets to those.
     pub(super) fn keep(&mut self, condition: &Condition) -> Share {
         let Condition { field, equal, .. } = condition;
@@ -99,6 +130,10 @@ impl Packets {
             },
             Field::NfProto => condition.of_constant(&[self.family.nf_proto()]),
             Field::Protocol => condition.of_constant(&self.family.ether_type().to_be_bytes()),
+            Field::L4Proto => condition.of_constant(&[self.protocol]),
+            Field::State => self.state.map_or(Share::Some, |state| condition.of_constant(&state.to_ne_bytes())),
+            Field::DeviceName if condition.exact_name().is_some_and(|name| self.others.contains(name)) => Share::None,
+            Field::DeviceName => Share::Some,
             Field::DestinationKind => return self.destination_kind(condition),
             Field::Header(offset) => {
                 let (share, source, destination) = self.header(*offset, condition);
@@ -122,16 +157,21 @@ impl Packets {
     }
 
     /// Returns the share for which bytes of the IP header are as asked, and the addresses that those packets have.
-    fn header(&self, offset: usize, condition: &Condition) -> (Share, Vec<IpNet>, Vec<IpNet>) {
+    fn header(&self, offset: usize, condition: &Condition) -> (Share, Rc<[IpNet]>, Rc<[IpNet]>) {
         let (source_at, destination_at, len) = self.family.addresses();
         let (of_source, source) = kept(&self.source, &condition.bits(offset, source_at, len));
         let (of_destination, destination) = kept(&self.destination, &condition.bits(offset, destination_at, len));
-        let is_address = |at: usize| {
-            (source_at..source_at + len).contains(&at) || (destination_at..destination_at + len).contains(&at)
+        let protocol_at = self.family.protocol_at();
+        let protocol = condition.bits(offset, protocol_at, 1);
+        let is_protocol = [self.protocol & protocol.mask[0]] == protocol.value[..];
+        let of_protocol = if is_protocol { Share::All } else { Share::None };
+        let is_known = |at: usize| {
+            let is_address = |start: usize| (start..start + len).contains(&at);
+            at == protocol_at || is_address(source_at) || is_address(destination_at)
         };
         let mut asked = (offset..).zip(&condition.mask);
-        let of_others = if asked.any(|(at, mask)| *mask != 0 && !is_address(at)) { Share::Some } else { Share::All };
-        let share = [of_source, of_destination, of_others].into_iter().fold(Share::All, Share::and);
+        let of_others = if asked.any(|(at, mask)| *mask != 0 && !is_known(at)) { Share::Some } else { Share::All };
+        let share = [of_source, of_destination, of_protocol, of_others].into_iter().fold(Share::All, Share::and);
         (share, source, destination)
     }
 }
@@ -156,7 +196,14 @@ impl Condition {
         if bits.all(|(byte, (mask, value))| byte & mask == *value) { Share::All } else { Share::None }
     }
 
-    /// Returns the bits of an address in the header. The comparison begins at `offset`, the address at `at`.
+    /// Returns the name of a device that is asked for as a whole, to the zero that ends it.
+    fn exact_name(&self) -> Option<&str> {
+        let end = self.value.iter().position(|byte| *byte == 0)?;
+        let is_whole = self.mask.get(..=end)?.iter().all(|mask| *mask == 0xff);
+        str::from_utf8(self.value.get(..end)?).ok().filter(|_| is_whole)
+    }
+
+    /// Returns the bits of a field in the header. The comparison begins at `offset`, the field at `at`.
     fn bits(&self, offset: usize, at: usize, len: usize) -> Bits {
         let byte = |from: &[u8], at: usize| at.checked_sub(offset).and_then(|at| from.get(at)).copied().unwrap_or(0);
         let all = |from: &[u8]| (at..at + len).map(|at| byte(from, at)).collect();
@@ -165,22 +212,25 @@ impl Condition {
 }
 
 /// Returns the share of addresses with these bits, and the networks of those addresses.
-fn kept(nets: &[IpNet], bits: &Bits) -> (Share, Vec<IpNet>) {
+fn kept(nets: &Rc<[IpNet]>, bits: &Bits) -> (Share, Rc<[IpNet]>) {
+    if bits.mask.iter().chain(&bits.value).all(|byte| *byte == 0) {
+        return (Share::All, Rc::clone(nets));
+    }
     let leading = bits.mask.iter().map(|byte| byte.leading_ones()).collect::<Vec<_>>();
     let whole = leading.iter().take_while(|ones| **ones == 8).count();
     let len = 8 * whole as u32 + leading.get(whole).copied().unwrap_or(0);
     let is_prefix = bits.mask.iter().map(|byte| byte.count_ones()).sum::<u32>() == len;
     if iter::zip(&bits.value, &bits.mask).any(|(value, mask)| value & !mask != 0) {
-        return (Share::None, Vec::new());
+        return (Share::None, Rc::new([]));
     }
-    let Some(asked) = net(&bits.value, len) else { return (Share::Some, nets.to_vec()) };
+    let Some(asked) = net(&bits.value, len) else { return (Share::Some, Rc::clone(nets)) };
     let kept: Vec<_> = nets.iter().filter_map(|net| common(net, &asked)).collect();
     let share = match kept.is_empty() {
         true => Share::None,
-        false if is_prefix && kept == nets => Share::All,
+        false if is_prefix && kept[..] == nets[..] => Share::All,
         false => Share::Some,
     };
-    (share, kept)
+    (share, kept.into())
 }
 
 /// Returns the network of the leading bits of an address.

@@ -1,6 +1,6 @@
 //! The rules of netfilter as far as they decide what happens to a packet between pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The families of tables that nftables has for IP packets.
@@ -9,6 +9,7 @@ pub(super) enum TableFamily {
     Inet,
     Ip,
     Ip6,
+    Netdev,
 }
 
 /// The full name of a chain.
@@ -19,29 +20,40 @@ pub(super) struct ChainName {
     pub(super) chain: String,
 }
 
-/// The hooks of NAT that a forwarded packet passes, in the packet's order.
+/// The hooks, those of forwarded packets in the packet's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hook {
+    /// The ingress or egress of devices.
+    Device,
     Prerouting,
+    Forward,
     Postrouting,
+    /// The hooks of packets from and to the host itself.
+    Host,
 }
 
-/// The place at which the kernel calls a chain of type `nat`.
+/// The place at which the kernel calls a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Base {
     pub(super) hook: Hook,
     pub(super) priority: i32,
     pub(super) drops: bool,
+    /// The chain changes addresses, and only a connection's first packet passes it.
+    pub(super) is_nat: bool,
 }
 
 /// A chain; without a base, only other chains call it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) base: Option<Base>,
+    /// The devices of a chain that hooks of devices call.
+    pub(super) devices: Vec<String>,
+    /// The number of the chain's users: of a base chain, that of its rules.
+    pub(super) uses: u32,
     pub(super) rules: Vec<Rule>,
 }
 
-/// The chains of the kernel. Only tables with NAT also have their rules.
+/// The chains of the kernel. Only tables with chains for forwarded packets also have their rules.
 pub(super) type Ruleset = BTreeMap<ChainName, Chain>;
 
 /// The parts of a rule in their order. The first condition that does not hold ends the rule.
@@ -54,8 +66,10 @@ pub(super) enum Part {
     /// A condition that may or may not hold.
     Maybe,
     SetMark,
-    /// An effect on the packet, in words that follow "may".
+    /// An effect of the packet or on it, in words that follow "may".
     Change(String),
+    /// An end of the packet, in such words.
+    Refuse(String),
     Verdict(Verdict),
 }
 
@@ -89,11 +103,17 @@ pub(super) enum Field {
     NfProto,
     /// The EtherType.
     Protocol,
+    /// The number of the protocol above IP.
+    L4Proto,
     /// The kind of the route to the destination (`RTN_LOCAL` and others).
     DestinationKind,
+    /// The name of a device, filled up with zeroes, on the packet's way in or out.
+    DeviceName,
+    /// The state of the connection, as a bit (`NF_CT_STATE_BIT`).
+    State,
 }
 
-/// A reason for which a packet may not arrive as it was sent.
+/// A reason for which a packet may not arrive as it was sent, or may leave a trace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Obstacle {
     Rule {
@@ -103,7 +123,17 @@ pub(super) enum Obstacle {
         what: String,
     },
     Policy(ChainName),
+    /// A chain of devices, with the number of its rules.
+    Device(ChainName, u32),
     TooMany,
+}
+
+/// What a walk has found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) obstacles: BTreeSet<Obstacle>,
+    /// The chains with rules that let all packets pass.
+    pub(super) harmless: BTreeSet<ChainName>,
 }
 
 impl fmt::Display for TableFamily {
@@ -112,6 +142,7 @@ impl fmt::Display for TableFamily {
             Self::Inet => "inet",
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
+            Self::Netdev => "netdev",
         })
     }
 }
@@ -128,7 +159,8 @@ impl fmt::Display for Obstacle {
         match self {
             Self::Rule { chain, number, what } => write!(f, "rule {number} of {chain} may {what}"),
             Self::Policy(chain) => write!(f, "{chain} drops what its rules do not accept"),
-            Self::TooMany => f.write_str("the NAT rules are too many to follow"),
+            Self::Device(chain, rules) => write!(f, "{chain} may meet packets at pods' devices, rules: {rules}"),
+            Self::TooMany => f.write_str("the rules are too many to follow"),
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Tests of the walk with rules written by hand. The tests of recorded rule sets are below.
 
 mod bytes;
+mod filters;
 mod fixtures;
 mod record;
+mod traps;
 
 use std::{iter, slice};
 
@@ -12,6 +14,8 @@ use super::model::{
 use super::*;
 
 const PODS: &str = "10.244.1.0/24";
+/// Devices that are no pods'.
+const OTHERS: [&str; 3] = ["docker0", "eth0", "lo"];
 /// The offsets of the addresses in the header of IPv4.
 const SOURCE: usize = 12;
 const DESTINATION: usize = 16;
@@ -57,15 +61,18 @@ const ACCEPT: Part = Part::Verdict(Verdict::Accept);
 const RETURN: Part = Part::Verdict(Verdict::Return);
 const BREAK: Part = Part::Verdict(Verdict::Break);
 
-/// Returns a chain of table `ip nat`. Only POST and PRE have a hook.
+/// Returns a chain of table `ip nat`. Only RAW, PRE, FWD and POST have a hook, and FWD is none of NAT.
 fn chain(name: &str, rules: Vec<Rule>) -> (ChainName, Chain) {
     let hook = match name {
-        "PRE" => Some(Hook::Prerouting),
-        "POST" => Some(Hook::Postrouting),
+        "RAW" => Some((Hook::Prerouting, -300)),
+        "PRE" => Some((Hook::Prerouting, 0)),
+        "FWD" | "FWD2" => Some((Hook::Forward, 0)),
+        "POST" => Some((Hook::Postrouting, 0)),
         _ => None,
     };
-    let base = hook.map(|hook| Base { hook, priority: 0, drops: false });
-    (named("nat", name), Chain { base, rules })
+    let is_nat = ["PRE", "POST"].contains(&name);
+    let base = hook.map(|(hook, priority)| Base { hook, priority, drops: false, is_nat });
+    (named("nat", name), Chain { base, uses: rules.len() as u32, rules, ..Chain::default() })
 }
 
 fn named(table: &str, chain: &str) -> ChainName {
@@ -76,14 +83,21 @@ fn named(table: &str, chain: &str) -> ChainName {
 fn short(obstacle: &Obstacle) -> String {
     match obstacle {
         Obstacle::Rule { chain, number, what } => format!("{} {number} {what}", chain.chain),
-        Obstacle::Policy(_) | Obstacle::TooMany => obstacle.to_string(),
+        Obstacle::Policy(_) | Obstacle::Device(..) | Obstacle::TooMany => obstacle.to_string(),
     }
+}
+
+/// Returns what is found about whole connections between these addresses.
+fn found(rules: &Ruleset, pods: &str) -> Found {
+    let (nets, others) = (nets(pods), OTHERS.map(str::to_owned).into());
+    let (states, protocols) = ([NEW, ESTABLISHED], [6, 17]);
+    walk::walk(rules, &Asked { nets: &nets, mark: Mark::Zero, states: &states, protocols: &protocols, others: &others })
 }
 
 /// Returns the obstacles among these chains: `POST 2` for a rule that may masquerade.
 fn judged(chains: impl IntoIterator<Item = (ChainName, Chain)>) -> Vec<String> {
-    let found = walk::obstacles(&chains.into_iter().collect(), &nets(PODS));
-    found.iter().map(|obstacle| short(obstacle).replace(" masquerade", "")).collect()
+    let found = found(&chains.into_iter().collect(), PODS);
+    found.obstacles.iter().map(|obstacle| short(obstacle).replace(" masquerade", "")).collect()
 }
 
 /// A test's name, the rules of POST and of SUB, and the obstacles.
@@ -232,7 +246,7 @@ fn only_hooked_chains_of_other_tables_count() {
     let other = ChainName { family: TableFamily::Ip6, ..named("nat", "POST") };
     assert_eq!(judged([(other.clone(), post.clone())]), [""; 0], "no pod has an address of IPv6");
     let rules = [(other, post)].into_iter().collect();
-    let lines: Vec<_> = walk::obstacles(&rules, &nets("fd00::/64")).iter().map(ToString::to_string).collect();
+    let lines: Vec<_> = found(&rules, "fd00::/64").obstacles.iter().map(ToString::to_string).collect();
     assert_eq!(lines, ["rule 1 of chain POST of table ip6 nat may masquerade"]);
 }
 
@@ -251,7 +265,7 @@ fn policy_concerns_packets_that_no_rule_accepts() {
 
 #[test]
 fn walk_ends_in_any_rule_set() {
-    let too_many = "the NAT rules are too many to follow";
+    let too_many = "the rules are too many to follow";
     assert_eq!(judged([chain("POST", vec![vec![jump("POST")]])]), [too_many], "a loop");
     let twice = |next: usize| vec![vec![Part::Maybe, jump(&next.to_string())]; 2];
     let many = (1..20).map(|at| chain(&at.to_string(), twice(at + 1)));
@@ -263,14 +277,8 @@ fn walk_ends_in_any_rule_set() {
 #[test]
 fn answer_has_few_lines() {
     let lines = |count: usize| (0..count).map(|line| line.to_string()).collect::<Vec<_>>();
-    assert_eq!(shortened(lines(10)), lines(10));
-    assert_eq!(shortened(lines(12)), [lines(10), vec!["and 2 more".to_owned()]].concat());
-}
-
-#[test]
-fn nat_table_of_legacy_iptables_counts() {
-    assert_eq!(legacy("iptables", "filter\nnat\n").unwrap(), "table nat of iptables-legacy");
-    assert_eq!(legacy("ip6tables", "filter\n"), None);
+    assert_eq!(shortened(lines(10), 10), lines(10));
+    assert_eq!(shortened(lines(12), 10), [lines(10), vec!["and 2 more".to_owned()]].concat());
 }
 
 // To skip a message would make its rule harmless.

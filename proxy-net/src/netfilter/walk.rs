@@ -1,15 +1,19 @@
-//! The walk of the packets between pods through the NAT chains. Where a rule may or may not apply, the walk takes both
-//! ways.
+//! The walk of the packets between pods through the chains. Where a rule may or may not apply, the walk takes both ways.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use ipnet::IpNet;
 
-use super::model::{Base, Chain, ChainName, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict};
-use super::packet::{Family, Mark, Packets, Share};
-use crate::forward::KUBE_PROXY;
+use super::model::{Base, Chain, ChainName, Found, Hook, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict};
+use super::packet::{Asked, Family, Mark, NEW, Packets, Share};
 
-/// The most rules that a walk looks at. A rule counts again on each way that leads to it.
+/// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
+const KUBE_PROXY: &str = "kube-proxy";
+/// The place of conntrack at the first hook. Chains before it find every connection `INVALID`.
+const NF_IP_PRI_CONNTRACK: i32 = -200;
+
+/// The most rules that a walk of one kind of packet looks at. A rule counts again on each way that leads to it.
 const STEPS: u32 = 100_000;
 /// The most chains that call one another. The kernel allows 16.
 const DEPTH: u32 = 32;
@@ -34,41 +38,77 @@ struct RuleEnds {
 struct Walk<'a> {
     rules: &'a Ruleset,
     steps: u32,
-    found: BTreeSet<Obstacle>,
+    found: Found,
+    /// The present base chain has done something to packets.
+    is_blamed: bool,
 }
 
-/// Returns the rules and policies that may change a packet from one address of `pods` to another.
-pub(super) fn obstacles(rules: &Ruleset, pods: &[IpNet]) -> BTreeSet<Obstacle> {
-    let mut walk = Walk { rules, steps: 0, found: BTreeSet::new() };
+/// Returns the rules and policies that may do something to the packets asked about, and the chains that do nothing.
+pub(super) fn walk(rules: &Ruleset, asked: &Asked) -> Found {
+    let mut walk = Walk { rules, steps: 0, found: Found::default(), is_blamed: false };
+    let mut blamed = BTreeSet::new();
     for family in [Family::V4, Family::V6] {
-        let nets: Vec<_> = pods.iter().filter(|net| Family::of(net) == family).map(IpNet::trunc).collect();
-        if !nets.is_empty() {
-            walk.base_chains(&Packets { family, source: nets.clone(), destination: nets, mark: Mark::Zero });
+        let nets: Rc<[_]> = asked.nets.iter().filter(|net| Family::of(net) == family).map(IpNet::trunc).collect();
+        // Each kind of packet walks alone, so that rules which share out the kinds are followed exactly.
+        let kinds = asked.states.iter().flat_map(|state| asked.protocols.iter().map(|protocol| (*state, *protocol)));
+        for (state, protocol) in kinds.filter(|_| !nets.is_empty()) {
+            walk.steps = 0;
+            let (source, destination) = (Rc::clone(&nets), Rc::clone(&nets));
+            let Asked { mark, others, .. } = *asked;
+            let packets = Packets { family, source, destination, mark, state: Some(state), protocol, others };
+            walk.base_chains(&packets, &mut blamed);
         }
     }
+    walk.found.harmless.retain(|chain| !blamed.contains(chain));
     walk.found
 }
 
 /// Returns the chain's place if packets of the family pass the chain.
 pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<Base> {
     let is_kube_proxy = name.table == KUBE_PROXY && name.family != TableFamily::Inet;
-    chain.base.filter(|_| family.passes(name.family) && !is_kube_proxy)
+    chain.base.filter(|base| base.hook != Hook::Host && family.passes(name.family) && !is_kube_proxy)
 }
 
 impl Walk<'_> {
-    fn base_chains(&mut self, packets: &Packets) {
+    fn base_chains(&mut self, packets: &Packets, blamed: &mut BTreeSet<ChainName>) {
         let rules = self.rules;
+        let is_new = packets.state == Some(NEW);
         let bases = rules.iter().filter_map(|(name, chain)| Some((passed(name, chain, packets.family)?, name, chain)));
-        let mut bases: Vec<_> = bases.collect();
+        let mut bases: Vec<_> = bases.filter(|(base, ..)| is_new || !base.is_nat).collect();
         bases.sort_by_key(|(base, ..)| *base);
         let mut packets = packets.clone();
         for (base, name, chain) in bases {
-            let ends = self.chain(name, chain, &packets, 1);
-            if base.drops && ends.returned.is_some() {
-                self.found.insert(Obstacle::Policy(name.clone()));
+            self.is_blamed = false;
+            if base.hook == Hook::Device {
+                self.device(name, chain, &packets);
+            } else {
+                packets.mark = self.base_chain((base, name, chain), &packets);
             }
-            packets.mark = [ends.returned, ends.accepted].into_iter().flatten().fold(packets.mark, Mark::max);
+            if self.is_blamed {
+                blamed.insert(name.clone());
+            } else if chain.uses > 0 {
+                self.found.harmless.insert(name.clone());
+            }
         }
+    }
+
+    /// A device's hook is not followed: either only other devices have it, or its rules may do anything.
+    fn device(&mut self, name: &ChainName, chain: &Chain, packets: &Packets) {
+        let is_elsewhere = !chain.devices.is_empty() && chain.devices.iter().all(|name| packets.others.contains(name));
+        if (chain.uses > 0 || chain.base.is_some_and(|base| base.drops)) && !is_elsewhere {
+            self.blame(Obstacle::Device(name.clone(), chain.uses));
+        }
+    }
+
+    /// Returns the mark with which packets leave the chain. Those that it accepts go on with the next base chain, too.
+    fn base_chain(&mut self, (base, name, chain): (Base, &ChainName, &Chain), packets: &Packets) -> Mark {
+        let is_followed = base.hook != Hook::Prerouting || base.priority > NF_IP_PRI_CONNTRACK;
+        let before = Packets { state: packets.state.filter(|_| is_followed), ..packets.clone() };
+        let ends = self.chain(name, chain, &before, 1);
+        if base.drops && ends.returned.is_some() {
+            self.blame(Obstacle::Policy(name.clone()));
+        }
+        [ends.returned, ends.accepted].into_iter().flatten().fold(packets.mark, Mark::max)
     }
 
     fn chain(&mut self, name: &ChainName, chain: &Chain, packets: &Packets, depth: u32) -> Ends {
@@ -77,7 +117,7 @@ impl Walk<'_> {
         for (number, rule) in (1..).zip(&chain.rules) {
             self.steps += 1;
             if depth > DEPTH || self.steps > STEPS {
-                self.found.insert(Obstacle::TooMany);
+                self.blame(Obstacle::TooMany);
                 return Ends { returned: Some(Mark::Unknown), accepted: Some(Mark::Unknown) };
             }
             let RuleEnds { next, of_chain } = self.rule((name, number), rule, &packets, depth);
@@ -106,6 +146,10 @@ impl Walk<'_> {
                     packets.mark = Mark::Unknown;
                 }
                 Part::Change(what) => self.report(place, what),
+                Part::Refuse(what) => {
+                    self.report(place, what);
+                    return RuleEnds { next, of_chain: Ends::default() };
+                }
                 Part::Verdict(verdict) => {
                     let ends = self.verdict(place, verdict, &packets, depth);
                     return RuleEnds { next: next.max(ends.next), ..ends };
@@ -142,7 +186,12 @@ impl Walk<'_> {
     }
 
     fn report(&mut self, (chain, number): (&ChainName, usize), what: &str) {
-        self.found.insert(Obstacle::Rule { chain: chain.clone(), number, what: what.to_owned() });
+        self.blame(Obstacle::Rule { chain: chain.clone(), number, what: what.to_owned() });
+    }
+
+    fn blame(&mut self, obstacle: Obstacle) {
+        self.found.obstacles.insert(obstacle);
+        self.is_blamed = true;
     }
 }
 

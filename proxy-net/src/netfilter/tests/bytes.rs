@@ -57,12 +57,16 @@ fn matches_of_iptables_are_read() {
     assert_eq!(xt("match", "mark", 0, &[0; 16]), [Part::Maybe], "an old revision");
     assert_eq!(xt("match", "mark", 1, &[0; 8]), [Part::Maybe], "a short one");
     assert_eq!(xt("match", "u32", 0, &[]), [Part::Maybe]);
+    let noted = [Part::Change("be noted by match recent".to_owned()), Part::Maybe];
+    assert_eq!(xt("match", "recent", 1, &[]), noted, "a match that leaves a trace");
 }
 
 #[test]
 fn targets_of_iptables_are_read() {
     let changes = |what: &str| [Part::Change(what.to_owned())];
-    assert_eq!(xt("target", "LOG", 0, &[]), []);
+    assert_eq!(xt("target", "LOG", 0, &[]), changes("log the packet"));
+    assert_eq!(xt("target", "REJECT", 0, &[]), [Part::Refuse("reject the packet".to_owned())]);
+    assert_eq!(xt("target", "TCPMSS", 0, &[]), changes("apply TCPMSS"));
     assert_eq!(xt("target", "MARK", 2, &[0; 8]), [Part::SetMark]);
     assert_eq!(xt("target", "SNAT", 2, &[]), changes("translate the source"));
     assert_eq!(xt("target", "NETMAP", 0, &[]), changes("apply NETMAP"));
@@ -87,12 +91,67 @@ fn unknown_loads_hide_what_registers_had() {
 #[test]
 fn unknown_expressions_change_packets() {
     for (name, data, want) in [
-        ("notrack", vec![], "apply notrack"),
+        ("notrack", vec![], "keep conntrack from following"),
+        ("log", vec![], "log the packet"),
+        ("dynset", vec![], "update a set"),
+        ("flow_offload", vec![], "hand the connection to a flow table"),
+        ("objref", numbers(&[(1, 3)]), "apply an object"),
+        ("synproxy", vec![], "apply synproxy"),
         ("tproxy", vec![], "apply tproxy"),
         ("ct", numbers(&[(2, 3), (4, 1)]), "apply ct"),
         ("meta", numbers(&[(2, 2), (3, 1)]), "apply meta"),
-        ("immediate", numbers(&[(1, 0)]), "drop or hold back the packet"),
+        ("meta", numbers(&[(2, 12), (3, 1)]), "trace the packet"),
     ] {
         assert_eq!(rule(&[(name, data)]), [Part::Change(want.to_owned())], "{name}");
+    }
+    let verdict = |code: i32| {
+        let verdict = attribute(2, &numbers(&[(1, code.cast_unsigned())]));
+        rule(&[("immediate", [numbers(&[(1, 0)]), attribute(2, &verdict)].concat())])
+    };
+    let refuses = |what: &str| [Part::Refuse(what.to_owned())];
+    assert_eq!(verdict(0), refuses("drop the packet"));
+    assert_eq!(verdict(3), refuses("hold back the packet"), "a queue");
+    assert_eq!(rule(&[("immediate", numbers(&[(1, 0)]))]), refuses("hold back the packet"), "none at all");
+    assert_eq!(rule(&[("reject", vec![])]), refuses("reject the packet"));
+}
+
+#[test]
+fn counts_are_bookkeeping() {
+    for (name, data) in [("counter", vec![]), ("objref", numbers(&[(1, 1)])), ("last", vec![])] {
+        assert_eq!(rule(&[(name, data)]), [], "{name}");
+    }
+    for (name, data) in [("limit", vec![]), ("objref", numbers(&[(1, 4)])), ("connlimit", vec![]), ("quota", vec![])] {
+        assert_eq!(rule(&[(name, data)]), [Part::Maybe], "{name}");
+    }
+}
+
+#[test]
+fn states_of_connections_are_read() {
+    let asks = |states: u32, equal| {
+        let [mask, value] = [states, 0].map(|bits| bits.to_ne_bytes().to_vec());
+        [Part::Condition(Condition { field: Field::State, mask, value, equal })]
+    };
+    let conntrack = |name, revision, flags: u16, inverted: u16, states: u16| {
+        let mut info = vec![0; 164];
+        for (at, number) in [(146, flags), (148, inverted), (150, states)] {
+            info[at..at + 2].copy_from_slice(&number.to_ne_bytes());
+        }
+        xt("match", name, revision, &info)
+    };
+    assert_eq!(conntrack("conntrack", 3, 1, 0, 6), asks(6, false));
+    assert_eq!(conntrack("conntrack", 3, 1, 1, 6), asks(6, true), "inverted");
+    assert_eq!(conntrack("state", 3, 0x2001, 0, 1), asks(1, false), "the older name");
+    assert_eq!(conntrack("conntrack", 3, 3, 0, 6), [Part::Maybe], "with the protocol");
+    assert_eq!(conntrack("conntrack", 3, 2, 0, 6), [Part::Maybe], "the protocol alone");
+    assert_eq!(conntrack("conntrack", 3, 1, 0, 0x80), [Part::Maybe], "translated ones");
+    assert_eq!(conntrack("conntrack", 1, 1, 0, 6), [Part::Maybe], "another layout");
+    assert_eq!(xt("match", "conntrack", 3, &[0; 8]), [Part::Maybe], "a short one");
+    let load = |key: u32, more: &[(u16, u32)]| ("ct", [numbers(&[(1, 1), (2, key)]), numbers(more)].concat());
+    let mask = |bits: u32| attribute(1, &bits.to_ne_bytes());
+    let bits = [numbers(&[(1, 1), (2, 1), (3, 4)]), attribute(4, &mask(6)), attribute(5, &mask(0))].concat();
+    let compare = ("cmp", [numbers(&[(1, 1), (2, 1)]), attribute(3, &mask(0))].concat());
+    assert_eq!(rule(&[load(0, &[]), ("bitwise", bits.clone()), compare.clone()]), asks(6, false));
+    for other in [load(1, &[]), load(0, &[(3, 0)])] {
+        assert_eq!(rule(&[other, ("bitwise", bits.clone()), compare.clone()]), [Part::Maybe, Part::Maybe]);
     }
 }

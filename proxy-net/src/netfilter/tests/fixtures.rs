@@ -1,20 +1,20 @@
 //! Rule sets of well-known programs, with what they may do to packets between pods.
 
-use super::super::{ruleset, walk};
-use super::{nets, record, short};
+use super::super::ruleset;
+use super::{found, record, short};
 
 /// The pods of the recorded nodes.
 pub(super) const PODS: &str = "10.244.1.0/24 fd00:10:244:1::/64";
 
 /// Returns what the rules of a file may do to packets between these addresses: `POSTROUTING 1 masquerade`.
-fn judged(file: &str, pods: &str) -> Vec<String> {
+pub(super) fn judged(file: &str, pods: &str) -> Vec<String> {
     let rules = ruleset(&record::messages(file)).unwrap();
-    walk::obstacles(&rules, &nets(pods)).iter().map(short).collect()
+    found(&rules, pods).obstacles.iter().map(short).collect()
 }
 
 /// Checks that the rules leave the node's pods alone, and that they would change packets of pods with other addresses.
 #[track_caller]
-fn leaves_alone(file: &str, others: &str, want: &[&str]) {
+pub(super) fn leaves_alone(file: &str, others: &str, want: &[&str]) {
     assert_eq!(judged(file, PODS), [""; 0], "{file}");
     assert_eq!(judged(file, others), want, "{file}: {others}");
 }
@@ -110,6 +110,7 @@ fn conditions_of_every_known_form_exclude_pods() {
             "postrouting 1 translate the source",
             "postrouting 4 masquerade",
             "postrouting 2 masquerade",
+            "prerouting 6 log the packet",
             "prerouting 6 translate the destination",
             "chain postrouting of table inet harmless drops what its rules do not accept",
         ],
@@ -123,7 +124,7 @@ fn unknown_conditions_and_statements_may_change_packets() {
     let want = [
         "__chain2 1 translate the source",
         "postrouting 1 masquerade",
-        "postrouting 3 drop or hold back the packet",
+        "postrouting 3 drop the packet",
         "postrouting 4 rewrite the packet",
         "prerouting 1 redirect",
         "prerouting 2 redirect",

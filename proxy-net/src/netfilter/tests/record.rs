@@ -1,6 +1,6 @@
 //! The recordings of rule sets: the kernel's messages as bytes, `NAME.EXT.bin` beside the text that was loaded.
 //!
-//! `UPDATE_EXPECT=1 cargo test -p proxy-net nat` records them (root; nft, iptables-nft, ipset), on a little-endian
+//! `UPDATE_EXPECT=1 cargo test -p proxy-net netfilter` records them (root; nft, iptables-nft, ipset), on a little-endian
 //! machine.
 
 use std::env;
@@ -12,8 +12,6 @@ use std::thread;
 use nix::sched::{CloneFlags, unshare};
 
 use super::super::{Message, listed, raw};
-use super::fixtures::PODS;
-use super::nets;
 
 /// The length of `struct nlmsghdr`.
 const HEAD_LEN: usize = 16;
@@ -32,7 +30,7 @@ pub(super) fn messages(file: &str) -> Vec<Message> {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/nat/fixtures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/netfilter/fixtures")
 }
 
 /// Loads a rule set into a fresh network namespace and asks the kernel for it.
@@ -48,7 +46,7 @@ fn record(file: &Path) -> Vec<Message> {
         _ => load("iptables-nft-restore", &[], file),
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(listed(&nets(PODS))).unwrap()
+    runtime.block_on(listed()).unwrap()
 }
 
 fn load(program: &str, arguments: &[&str], file: &Path) {

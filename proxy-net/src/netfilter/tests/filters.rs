@@ -1,0 +1,121 @@
+//! Rule sets of well-known programs for forwarded packets, with what they may do to whole connections between pods.
+
+use super::super::{Judgement, Legacy, Netfilter, ruleset};
+use super::fixtures::{PODS, judged, leaves_alone};
+use super::{OTHERS, nets, record};
+
+/// Returns the judgement of a file's rules about the pods, `others` being no devices of theirs.
+fn judgement(file: &str, others: &[&str]) -> Judgement {
+    let rules = ruleset(&record::messages(file)).unwrap();
+    let others = others.iter().map(|name| (*name).to_owned()).collect();
+    Netfilter { rules, legacy: Legacy::default(), follows: true }.judge_whole(&nets(PODS), &others)
+}
+
+// flannel accepts what comes from or goes to its network.
+#[test]
+fn flannels_rules_let_pods_pass() {
+    let refused = ["chain FORWARD of table ip filter drops what its rules do not accept"];
+    leaves_alone("flannel-filter.iptables", "10.99.0.0/24", &refused);
+    assert_eq!(judged("flannel-filter.iptables", "10.244.1.0/24 10.99.0.0/24"), refused, "one network of two");
+    let refused = ["chain FORWARD of table ip6 filter drops what its rules do not accept"];
+    leaves_alone("flannel-filter.ip6tables", "fd00:99::/64", &refused);
+    let Judgement { against, harmless } = judgement("flannel-filter.iptables", &[]);
+    assert_eq!((against, harmless), (vec![], vec!["chain FORWARD of table ip filter".to_owned()]));
+}
+
+// Docker's rules concern its bridge alone, but its policy drops what no other rule accepts.
+#[test]
+fn dockers_rules_leave_pods_to_the_policy() {
+    let refused = "chain FORWARD of table ip filter drops what its rules do not accept";
+    assert_eq!(judged("docker-filter.iptables", PODS), [refused]);
+    assert_eq!(judged("docker-flannel.iptables", PODS), [""; 0]);
+    // A pod's device could have the name of a bridge that is not there.
+    let Judgement { against, .. } = judgement("docker-flannel.iptables", &["eth0"]);
+    let drops = [
+        "rule 2 of chain DOCKER of table ip filter may drop the packet",
+        "rule 1 of chain DOCKER-ISOLATION-STAGE-2 of table ip filter may drop the packet",
+    ];
+    assert_eq!(against, drops);
+}
+
+// kube-proxy refuses packets to addresses of Services, with its own mark, or of no connection.
+#[test]
+fn kube_proxys_filters_let_pods_pass() {
+    let refused = ["KUBE-PROXY-FIREWALL 1 drop the packet", "KUBE-SERVICES 1 reject the packet"];
+    leaves_alone("kube-proxy-filter.iptables", "10.96.0.0/16 192.0.2.0/24", &refused);
+    let Judgement { harmless, .. } = judgement("kube-proxy-filter.iptables", &[]);
+    assert_eq!(harmless, ["chain FORWARD of table ip filter"], "chains without rules are not worth a word");
+}
+
+// Cilium's chain accepts packets of its devices, and its marks are on packets of its proxy alone. The CNI accepts the pods.
+#[test]
+fn ciliums_rules_let_pods_pass_without_its_proxy() {
+    leaves_alone(
+        "cilium.iptables",
+        "10.99.0.0/24",
+        &["chain FORWARD of table ip filter drops what its rules do not accept"],
+    );
+    assert_eq!(judged("cilium-proxy.iptables", PODS), ["CILIUM_PRE_mangle 1 set the mark"]);
+}
+
+// kube-router judges packets to pods with NetworkPolicies, by sets and marks.
+#[test]
+fn kube_routers_rules_concern_pods_with_policies() {
+    let want = [
+        "KUBE-NWPLCY-ONE 1 set the mark",
+        "KUBE-POD-FW-ONE 4 log the packet",
+        "KUBE-POD-FW-ONE 5 reject the packet",
+        "KUBE-POD-FW-ONE 6 set the mark",
+        "KUBE-POD-FW-ONE 7 set the mark",
+    ];
+    assert_eq!(judged("kube-router.iptables", PODS), want);
+    assert_eq!(judged("kube-router.iptables", "10.244.1.8/29"), [""; 0]);
+}
+
+// Calico judges and marks packets of every pod.
+#[test]
+fn calicos_rules_concern_every_pod() {
+    let want = [
+        "FORWARD 3 set the mark",
+        "cali-FORWARD 1 set the mark",
+        "cali-from-wl-dispatch 2 drop the packet",
+        "cali-fw-cali0a1b2c3d4e5 3 set the mark",
+        "cali-to-wl-dispatch 2 drop the packet",
+    ];
+    assert_eq!(judged("calico-filter.iptables", PODS), want);
+}
+
+// kindnet hands new connections of pods in its sets to a program, and kpx does not read sets.
+#[test]
+fn kindnets_policies_concern_pods() {
+    let want = [4, 5].map(|rule| format!("POSTROUTING {rule} hand the packet to a program"));
+    assert_eq!(judged("kindnet-filter.iptables", PODS), want);
+}
+
+// ufw logs and drops new connections, unless its policy accepts them.
+#[test]
+fn ufws_rules_leave_pods_to_the_policy() {
+    let refused = "chain FORWARD of table ip filter drops what its rules do not accept";
+    assert_eq!(judged("ufw.iptables", PODS), ["ufw-after-logging-forward 1 log the packet", refused]);
+    assert_eq!(judged("ufw-accept.iptables", PODS), [""; 0]);
+}
+
+// firewalld rejects what no zone accepts, and asks IPv6 for the way back.
+#[test]
+fn firewallds_rules_reject_pods() {
+    let rejects = "filter_FWD_public 3 reject the packet";
+    assert_eq!(judged("firewalld.nft", "10.244.1.0/24"), [rejects]);
+    let ipv6 = judged("firewalld.nft", "fd00:10:244:1::/64");
+    assert!(ipv6.contains(&"filter_PREROUTING 2 drop the packet".to_owned()), "{ipv6:?}");
+}
+
+#[test]
+fn conditions_of_every_known_form_let_pods_pass() {
+    let refused = ["early", "forward", "later"];
+    let refused = refused.map(|chain| format!("chain {chain} of table inet pods drops what its rules do not accept"));
+    assert_eq!(judged("pods-filter.nft", PODS), [""; 0]);
+    assert_eq!(judged("pods-filter.nft", "10.99.0.0/24"), refused[1..]);
+    // Where the node's uplink may be a pod's device, its rules may meet pods.
+    let Judgement { against, .. } = judgement("pods-filter.nft", &OTHERS[..1]);
+    assert_eq!(against, ["rule 1 of chain early of table inet pods may drop the packet"]);
+}

@@ -1,0 +1,64 @@
+//! Rules for forwarded packets that let connections between pods pass, and rules that do not.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testbed::agent::wait_until;
+use testbed::echo::Protocol;
+use testbed::lab::{CLUSTER_PODS, Family};
+
+use super::fixture::{Fixture, Path};
+use super::{EXCHANGES, exchange, says, until_whole};
+
+/// Loads rules as flannel has them, on a node that drops what no rule accepts.
+fn add_flannel(fixture: &Fixture) -> Result<()> {
+    for (family, tool) in [(Family::V4, "iptables-nft-restore"), (Family::V6, "ip6tables-nft-restore")] {
+        let pods = CLUSTER_PODS.cidr(family);
+        let rules = format!(
+            "*filter\n:FORWARD DROP\n:FLANNEL-FWD -\n\
+             -A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\n\
+             -A FLANNEL-FWD -s {pods} -m comment --comment \"flanneld forward\" -j ACCEPT\n\
+             -A FLANNEL-FWD -d {pods} -m comment --comment \"flanneld forward\" -j ACCEPT\nCOMMIT\n"
+        );
+        let mut command = Command::new(tool);
+        command.stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = fixture.lab.n1.host.ns.spawn(&mut command).with_context(|| format!("run {tool}"))?;
+        child.stdin.take().context("open standard input")?.write_all(rules.as_bytes())?;
+        let output = child.wait_with_output()?;
+        ensure!(output.status.success(), "{tool}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+#[test]
+fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them() -> Result<()> {
+    let fixture = Fixture::new()?;
+    add_flannel(&fixture)?;
+    let agent = fixture.start("auto")?;
+    says(&agent, "whole connections between addresses of this node's podCIDRs")?;
+    says(&agent, "chain FORWARD of table ip filter, chain FORWARD of table ip6 filter")?;
+    for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
+        until_whole(&fixture, &agent, family)?;
+        let before = fixture.stack_saw(&agent)?;
+        exchange(&mut fixture.dial(Path::Local, Protocol::Tcp, family)?, EXCHANGES, 1_000)?;
+        ensure!(fixture.stack_saw(&agent)? == before, "{family}: the stack has seen the connection");
+        let rule = |verb: &str| {
+            let client = fixture.lab.host("p1a").addrs.ip(family).to_string();
+            let place = if verb == "-I" { &["1"][..] } else { &[] };
+            let match_ = ["-s", &client, "-p", "tcp", "-j", "DROP"];
+            fixture.lab.n1.host.ns.exec(Command::new(tool).args([verb, "FORWARD"]).args(place).args(match_)).map(drop)
+        };
+        rule("-I")?;
+        let soon = Duration::from_millis(300);
+        wait_until(Duration::from_secs(1), "new connections meet the rule", || {
+            Ok(fixture.dial_within(soon, Path::Local, Protocol::Tcp, family).is_err())
+        })
+        .with_context(|| family.to_string())?;
+        says(&agent, "auto: off, because rule 1 of chain FORWARD of table ip")?;
+        rule("-D")?;
+        says(&agent, "whole connections between addresses of this node's podCIDRs")?;
+    }
+    agent.stop()
+}
