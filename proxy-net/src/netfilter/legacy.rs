@@ -28,6 +28,11 @@ impl Legacy {
         Ok(Self([v4?, v6?]))
     }
 
+    #[cfg(test)]
+    pub(super) fn of(tables: [&str; 2]) -> Self {
+        Self(tables.map(str::to_owned))
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(String::is_empty)
     }
@@ -60,7 +65,7 @@ mod tests {
 
     #[test]
     fn each_table_in_use_counts() {
-        let legacy = Legacy(["filter\nnat\n".to_owned(), "mangle\n".to_owned()]);
+        let legacy = Legacy::of(["filter\nnat\n", "mangle\n"]);
         let all = ["table filter of iptables-legacy", "table nat of iptables-legacy"];
         assert_eq!(legacy.tables(Family::V4, |_| true), all);
         assert_eq!(legacy.tables(Family::V4, |table| table != NAT), all[..1]);

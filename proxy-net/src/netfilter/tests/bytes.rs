@@ -4,7 +4,7 @@ use netlink_packet_core::{DefaultNla, Emitable};
 
 use super::super::attrs::Attrs;
 use super::super::model::{Condition, Field, Part, Rule};
-use super::super::{expression, packet};
+use super::super::{devices, expression, packet};
 
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let attribute = DefaultNla::new(kind, value.to_vec());
@@ -154,4 +154,16 @@ fn states_of_connections_are_read() {
     for other in [load(1, &[]), load(0, &[(3, 0)])] {
         assert_eq!(rule(&[other, ("bitwise", bits.clone()), compare.clone()]), [Part::Maybe, Part::Maybe]);
     }
+}
+
+#[test]
+fn devices_without_whole_names_are_unknown() {
+    let hook = |names: &[(u16, &str)]| {
+        let names: Vec<u8> = names.iter().flat_map(|(kind, name)| attribute(*kind, name.as_bytes())).collect();
+        devices(&Attrs::parse(&attribute(4, &names)).unwrap()).unwrap()
+    };
+    assert_eq!(hook(&[(1, "eth0\0"), (1, "lo\0")]), ["eth0", "lo"]);
+    assert_eq!(hook(&[(1, "eth0\0"), (2, "veth")]), [""; 0], "all names that begin so");
+    let single = attribute(3, b"eth0\0");
+    assert_eq!(devices(&Attrs::parse(&single).unwrap()).unwrap(), ["eth0"], "older kernels name one so");
 }

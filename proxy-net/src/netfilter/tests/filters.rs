@@ -119,3 +119,16 @@ fn conditions_of_every_known_form_let_pods_pass() {
     let Judgement { against, .. } = judgement("pods-filter.nft", &OTHERS[..1]);
     assert_eq!(against, ["rule 1 of chain early of table inet pods may drop the packet"]);
 }
+
+// The rules at a device's hook are not followed, so their presence counts where the device may be a pod's.
+#[test]
+fn chains_at_hooks_of_devices_are_found() {
+    let of_devices = |table: &str, chain: &str| format!("chain {chain} of table {table} ports");
+    let chains = [("inet", "ingress"), ("netdev", "one"), ("netdev", "several")];
+    let chains = chains.map(|(table, chain)| of_devices(table, chain));
+    let Judgement { against, harmless } = judgement("devices.nft", &["lo"]);
+    assert_eq!((against, harmless), (vec![], chains.to_vec()));
+    let counts = chains.map(|chain| format!("{chain} may meet packets at pods' devices, rules: 1"));
+    let Judgement { against, harmless } = judgement("devices.nft", &["eth0"]);
+    assert_eq!((against, harmless), (counts.to_vec(), vec![]));
+}

@@ -100,6 +100,11 @@ fn states_and_protocols_share_out_the_packets() {
     let new = |protocol| vec![state(NEW, false), super::traps::protocol(protocol, true), ACCEPT];
     assert_eq!(judged([dropping("FWD", vec![established(), new(6), new(17)])]), [""; 0]);
     assert_eq!(judged([dropping("FWD", vec![established(), new(6)])]), [REFUSED], "no rule accepts UDP");
+    let in_header = |number: u8| {
+        let condition = Condition { field: Field::Header(9), mask: vec![0xff], value: vec![number], equal: true };
+        vec![Part::Condition(condition), ACCEPT]
+    };
+    assert_eq!(judged([dropping("FWD", vec![in_header(6), in_header(17)])]), [""; 0]);
     assert_eq!(judged([dropping("FWD", vec![new(6), new(17)])]), [REFUSED], "no rule accepts the second packet");
 }
 
@@ -164,4 +169,26 @@ fn open_connections_are_judged_between_all_addresses() {
             ["rule 1 of chain FWD of table ip nat may drop"]
         );
     }
+}
+
+#[test]
+fn rules_of_every_table_but_those_of_devices_may_have_connections_followed() {
+    let may = |family, legacy: Legacy| {
+        let (name, chain) = chain("FWD", vec![vec![ACCEPT]]);
+        let rules = [(ChainName { family, ..name }, chain)].into_iter().collect();
+        Netfilter { rules, legacy, follows: false }.may_follow_connections()
+    };
+    assert!(may(TableFamily::Ip, Legacy::default()));
+    assert!(!may(TableFamily::Netdev, Legacy::default()));
+    assert!(may(TableFamily::Netdev, Legacy::of(["nat\n", ""])));
+    let local = Chain {
+        base: Some(Base { hook: Hook::Host, priority: 0, drops: false, is_nat: false }),
+        uses: 1,
+        ..Chain::default()
+    };
+    let rules = [(named("filter", "INPUT"), local)].into_iter().collect();
+    assert!(
+        Netfilter { rules, legacy: Legacy::default(), follows: false }.may_follow_connections(),
+        "of the host alone"
+    );
 }
