@@ -1,11 +1,12 @@
 //! Rules for forwarded packets that let connections between pods pass, and rules that do not.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use testbed::agent::wait_until;
+use anyhow::{Context, Result, bail, ensure};
+use testbed::agent::{Service, wait_until};
 use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family};
 
@@ -61,4 +62,62 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
         says(&agent, "whole connections between addresses of this node's podCIDRs")?;
     }
     agent.stop()
+}
+
+/// A name is a bridge's as long as there is the bridge. No list of devices comes within the time of this test.
+#[test]
+fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let node = &fixture.lab.n1.host.ns;
+    node.ip("link add docker0 type bridge")?;
+    node.nft(
+        "table inet docker {
+            chain forward {
+                type filter hook forward priority filter; policy accept
+                iifname docker0 drop
+            }
+        }",
+    )?;
+    let agent = fixture.kpx(&["--fast-path", "auto", "--iptables-sync-period", "10m"])?;
+    says(&agent, "chain forward of table inet docker")?;
+    until_whole(&fixture, &agent, Family::V4)?;
+    node.ip("link del docker0")?;
+    says(&agent, "auto: off, because rule 1 of chain forward of table inet docker may drop the packet")?;
+    agent.stop()
+}
+
+/// Conntrack does not know the connection that the error is about.
+#[test]
+fn a_rule_for_invalid_packets_drops_errors_about_whole_connections() -> Result<()> {
+    let fixture = Fixture::new()?;
+    fixture.put(&Service::new("closed", 13, &["p1b"], 9))?;
+    let agent = fixture.start("auto")?;
+    until_whole(&fixture, &agent, Family::V4)?;
+    ensure!(is_refused(&fixture)?, "an error does not pass without the rule");
+    fixture.lab.n1.host.ns.nft(
+        "table inet invalid {
+            chain forward {
+                type filter hook forward priority filter; policy accept
+                ct state invalid drop
+            }
+        }",
+    )?;
+    says(&agent, "chain forward of table inet invalid")?;
+    until_whole(&fixture, &agent, Family::V4)?;
+    ensure!(!is_refused(&fixture)?, "the rule lets errors pass");
+    agent.stop()
+}
+
+/// Returns true if a client is told that nothing serves the port of the pod.
+fn is_refused(fixture: &Fixture) -> Result<bool> {
+    let client = fixture.lab.host("p1a");
+    let socket = client.ns.run(|| UdpSocket::bind(SocketAddr::new(client.addrs.ip(Family::V4), 0)))?;
+    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+    socket.connect(Service::new("", 13, &[], 9).frontend(Family::V4))?;
+    socket.send(b"hello")?;
+    match socket.recv(&mut [0; 16]) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+        other => bail!("unexpected answer: {other:?}"),
+    }
 }
