@@ -24,7 +24,7 @@ const XT_CONNTRACK_STATE_ALIAS: u16 = 1 << 13;
 const TRANSLATED: u32 = 0xc0;
 
 /// The matches that leave no trace of a packet but in counters and limits of their own, with blanks around each.
-const ASKING: &str = " addrtype bpf cgroup connbytes connlimit connmark conntrack cpu devgroup dscp ecn esp frag hashlimit helper hl \
+const ASKING: &str = " addrtype cgroup connbytes connlimit connmark conntrack cpu devgroup dscp ecn esp frag hashlimit helper hl \
     icmp icmp6 iprange length limit mac mark multiport nfacct owner physdev pkttype policy quota realm rpfilter sctp set \
     socket state statistic string tcp tcpmss time tos ttl u32 udp ";
 

@@ -57,8 +57,10 @@ fn matches_of_iptables_are_read() {
     assert_eq!(xt("match", "mark", 0, &[0; 16]), [Part::Maybe], "an old revision");
     assert_eq!(xt("match", "mark", 1, &[0; 8]), [Part::Maybe], "a short one");
     assert_eq!(xt("match", "u32", 0, &[]), [Part::Maybe]);
-    let noted = [Part::Change("be noted by match recent".to_owned()), Part::Maybe];
-    assert_eq!(xt("match", "recent", 1, &[]), noted, "a match that leaves a trace");
+    for name in ["recent", "bpf", "psd", "u", ""] {
+        let noted = [Part::Change(format!("be noted by match {name}")), Part::Maybe];
+        assert_eq!(xt("match", name, 1, &[]), noted, "a match that may leave a trace");
+    }
 }
 
 #[test]
