@@ -14,6 +14,7 @@ mod programs;
 mod rows;
 mod service_routes;
 mod switch;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -356,8 +357,12 @@ impl Node {
     fn write_devices(&mut self) -> Result<()> {
         let mut rows = self.devices.rows(&self.detection);
         let bare = rows.iter().filter(|(_, row)| row.flags() & Device::BARE != 0).map(|(ifindex, _)| *ifindex);
-        for ifindex in self.programs.attachments.with_others(bare) {
-            rows.entry(ifindex).and_modify(|row| *row = row.without(Device::BARE));
+        let met = self.programs.attachments.with_others(bare);
+        let meets_ways = met.iter().any(|ifindex| rows.get(ifindex).is_some_and(|row| !row.is_pod()));
+        for (ifindex, row) in &mut rows {
+            if met.contains(ifindex) || meets_ways && !row.is_pod() {
+                *row = row.without(Device::BARE);
+            }
         }
         let written = self.rows.write_devices(&rows);
         all([written, self.write_addrs(), self.note_properties()])

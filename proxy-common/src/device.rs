@@ -43,14 +43,17 @@ impl Node {
     pub const STACKED: u32 = 1 << 8;
     /// Some device is [`Device::FILTERED`].
     pub const FILTERED: u32 = 1 << 9;
-    /// With FAST_PATH: whole connections of pods to pods skip the stack, because it does nothing to them.
+    /// Whole connections between pods of this node skip the stack, because it does nothing to them.
     pub const FAST_OPEN: u32 = 1 << 11;
     /// Connections that were opened past the stack go on past it, whether or not others do.
     pub const FAST_KEEP: u32 = 1 << 12;
     /// With FAST_OPEN: only between addresses of networks that are [`pod_net::UNCHANGED`].
     pub const FAST_OPEN_PODS: u32 = 1 << 13;
+    /// With FAST_OPEN: also to pods of other nodes.
+    pub const FAST_OPEN_FAR: u32 = 1 << 14;
     /// All that the fast path does.
-    pub const OF_FAST_PATH: u32 = Self::FAST_PATH | Self::FAST_OPEN | Self::FAST_KEEP | Self::FAST_OPEN_PODS;
+    pub const OF_FAST_PATH: u32 =
+        Self::FAST_PATH | Self::FAST_OPEN | Self::FAST_KEEP | Self::FAST_OPEN_PODS | Self::FAST_OPEN_FAR;
     /// There are macvlans: frames for another link address than a device's own may be for one above it.
     pub const MACVLANS: u32 = 1 << 10;
 

@@ -100,12 +100,14 @@ impl Netfilter {
         Ok(Self { rules, legacy: Legacy::read()?, follows: legacy::follows_connections()? })
     }
 
-    /// Judges connections between addresses of `pods`, from the first packet to the last. Their packets come and go by devices of
-    /// pods, and so by none of the `others`. Only the families of `pods` are looked at.
-    pub fn judge_whole(&self, pods: &[IpNet], others: &BTreeSet<String>) -> Judgement {
+    /// Judges connections between addresses of `pods`, from the first packet to the last, and errors about them. Their packets come
+    /// and go by none of the devices `others`. `is_far`: routers may be on the way. Only the families of `pods` are looked at.
+    pub fn judge_whole(&self, pods: &[IpNet], others: &BTreeSet<String>, is_far: bool) -> Judgement {
+        let everywhere = Self::everywhere();
+        let reporters = if is_far { &everywhere } else { pods };
         let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
         let states = [NEW, ESTABLISHED];
-        let asked = Asked { nets: pods, mark: Mark::Zero, states: &states, protocols: &protocols, others };
+        let asked = Asked { nets: pods, mark: Mark::Zero, states: &states, protocols: &protocols, reporters, others };
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |_| true)
     }
 
@@ -115,8 +117,14 @@ impl Netfilter {
         let others = BTreeSet::new();
         let protocols = [IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP].map(|number| number as u8);
         let states = [ESTABLISHED];
-        let asked =
-            Asked { nets: &everywhere, mark: Mark::Unknown, states: &states, protocols: &protocols, others: &others };
+        let asked = Asked {
+            nets: &everywhere,
+            mark: Mark::Unknown,
+            states: &states,
+            protocols: &protocols,
+            reporters: &[],
+            others: &others,
+        };
         self.judge(&asked, |_| true, |table| table != NAT)
     }
 

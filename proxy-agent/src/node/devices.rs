@@ -113,12 +113,24 @@ impl Devices {
         others.map(|link| link.name.clone()).collect()
     }
 
+    /// Returns those of these names by which no packet leaves for a pod of another node past the stack.
+    pub(super) fn surely_no_ways(&self) -> BTreeSet<String> {
+        let ways = self.links.values().filter(|link| may_be_way(link)).map(|link| link.name.clone());
+        &self.surely_no_pods() - &ways.collect()
+    }
+
     /// The rows of `DEVICES`.
     pub(super) fn rows(&self, detection: &Detection) -> BTreeMap<u32, Device> {
+        // One card's filter meets the packets of all that lies on it.
+        let may_be_bare = !self
+            .links
+            .values()
+            .any(|link| (link.filtered || link.filtered_out) && self.role_of(link) == Role::Device { pod: false });
         let rows = self.links.values().filter_map(|link| {
             let Role::Device { pod } = self.role_of(link) else { return None };
             let detected = detection.finds(link, &self.links);
-            Some((link.index, row(link, &self.links, pod, detected, self.has_many_ways)))
+            let row = row(link, &self.links, pod, detected, self.has_many_ways);
+            Some((link.index, if pod || may_be_bare { row } else { row.without(Device::BARE) }))
         });
         rows.collect()
     }
@@ -134,6 +146,12 @@ impl Devices {
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
     }
+}
+
+/// Returns true for a device of a kind by which packets may leave for other nodes past the stack.
+fn may_be_way(link: &Link) -> bool {
+    let kinds = [LinkKind::Physical, LinkKind::Veth, LinkKind::Bond, LinkKind::Vlan, LinkKind::Overlay];
+    kinds.contains(&link.kind) && link.header == LinkHeader::Ethernet && link.master.is_none()
 }
 
 /// Returns true for a dummy device, and for a bridge without ports.
@@ -159,11 +177,12 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_
     let bridge = link.master.and_then(|master| links.get(&master)).filter(|master| master.kind == LinkKind::Bridge);
     // The host's IP layer is behind the bridge, and uses the bridge's parameters.
     let routed = bridge.unwrap_or(link);
+    let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
     let flags = [
         (pod, Device::POD),
         (detected, Device::DETECTED),
         (pod && link.is_plain_pair(), Device::PEER),
-        (pod && link.is_plain_pair() && bridge.is_none() && !link.filtered && !link.filtered_out, Device::BARE),
+        (if pod { is_alone && link.is_plain_pair() } else { may_be_way(link) }, Device::BARE),
         (is_edge(link.kind), Device::EDGE),
         (!has_many_ways && !links.values().any(may_be_macvlan) && is_strict(&routed.name), Device::STRICT4),
         (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),

@@ -1,6 +1,5 @@
 //! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains why not.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use anyhow::{Context, Result};
@@ -9,8 +8,10 @@ use proxy_common::device;
 use tracing::{info, warn};
 
 use proxy_net::changes::Changes;
-use proxy_net::netfilter::{Judgement, Netfilter};
+use proxy_net::netfilter::Netfilter;
 use proxy_net::{Handle, foreign_rule, sysctl, xfrm};
+
+use super::whole::{Facts, Whole};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
@@ -42,16 +43,6 @@ pub(super) struct FastPathState {
     sweeps_without: u32,
 }
 
-/// The connections to which the stack does nothing at all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Whole {
-    /// None, for these reasons.
-    None(Vec<String>),
-    /// Those between the addresses of the Node object's podCIDRs.
-    OfPodCidrs,
-    All,
-}
-
 /// The parameters that make conntrack tolerate packets on the fast path, which it does not see. Conntrack must not take
 /// a packet that it does see for one out of window, nor expect acknowledgements.
 const LIBERAL: [&str; 2] = ["netfilter/nf_conntrack_tcp_be_liberal", "netfilter/nf_conntrack_tcp_ignore_invalid_rst"];
@@ -77,14 +68,14 @@ impl FastPathState {
     /// Returns the flags of the programs' [`device::Node`].
     pub(super) fn flag(&self) -> u32 {
         use device::Node;
-        let opens = match &self.whole {
-            _ if !self.opens_flows() => 0,
-            Whole::None(_) => 0,
-            Whole::OfPodCidrs => Node::FAST_OPEN | Node::FAST_OPEN_PODS,
-            Whole::All => Node::FAST_OPEN,
-        };
+        let opens = if self.opens_flows() { self.whole.flags() } else { 0 };
         let flags = [(self.is_on_for_all(), Node::FAST_PATH), (self.keeps, Node::FAST_KEEP)];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(opens, |all, (_, flag)| all | flag)
+    }
+
+    /// Returns the networks whose packets among themselves the stack leaves as they are, if only those count.
+    pub(super) fn unchanged(&self) -> Vec<IpNet> {
+        self.whole.nets()
     }
 
     fn finds_no_rules(&self) -> bool {
@@ -157,33 +148,15 @@ impl fmt::Display for FastPathState {
 
 impl FastPathState {
     fn write_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.whole {
-            Whole::None(why) if why.is_empty() => return Ok(()),
-            Whole::None(why) => {
-                return write!(f, "; connections are opened through the stack, because {}", why.join("; "));
-            }
-            Whole::OfPodCidrs => "; whole connections between addresses of this node's podCIDRs",
-            Whole::All => "; whole connections between this node's pods",
-        })?;
-        match &self.harmless[..] {
-            [] => Ok(()),
-            chains => write!(f, ", which these rules let pass: {}", chains.join(", ")),
+        fmt::Display::fmt(&self.whole, f)?;
+        let Whole::Some { not_far, .. } = &self.whole else { return Ok(()) };
+        if !self.harmless.is_empty() {
+            write!(f, ", which these rules let pass: {}", self.harmless.join(", "))?;
         }
-    }
-}
-
-impl Whole {
-    /// Looks what the rules do to connections between pods, and names the chains that do nothing. `pod_cidrs` is where this node's
-    /// pods have their addresses.
-    fn judge(netfilter: &Netfilter, pod_cidrs: &[IpNet], no_pods: &BTreeSet<String>) -> (Self, Vec<String>) {
-        let everywhere = Netfilter::everywhere();
-        let all = netfilter.judge_whole(&everywhere, no_pods);
-        if all.against.is_empty() {
-            return (Self::All, all.harmless);
+        match not_far {
+            Some(why) => write!(f, "; those to other nodes take the stack, because {why}"),
+            None => Ok(()),
         }
-        let Judgement { against, harmless } =
-            if pod_cidrs.is_empty() { all } else { netfilter.judge_whole(pod_cidrs, no_pods) };
-        (if against.is_empty() { Self::OfPodCidrs } else { Self::None(against) }, harmless)
     }
 }
 
@@ -197,17 +170,17 @@ struct Verdict {
 }
 
 impl Verdict {
-    async fn find(handle: &Handle, pod_cidrs: &[IpNet], no_pods: &BTreeSet<String>) -> Self {
-        Self::try_find(handle, pod_cidrs, no_pods).await.unwrap_or_else(|error| {
+    async fn find(handle: &Handle, facts: &Facts) -> Self {
+        Self::try_find(handle, facts).await.unwrap_or_else(|error| {
             let why = vec![format!("the rules cannot be read: {error:#}")];
             Self { rules: why.clone(), whole: Whole::None(why), harmless: Vec::new(), tracks: true }
         })
     }
 
-    async fn try_find(handle: &Handle, pod_cidrs: &[IpNet], no_pods: &BTreeSet<String>) -> Result<Self> {
+    async fn try_find(handle: &Handle, facts: &Facts) -> Result<Self> {
         let netfilter = Netfilter::read().await?;
         let others = others(handle).await?;
-        let (whole, harmless) = Whole::judge(&netfilter, pod_cidrs, no_pods);
+        let (whole, harmless) = Whole::judge(&netfilter, facts);
         let whole = match whole {
             Whole::None(why) => Whole::None([why, others.clone()].concat()),
             _ if !others.is_empty() => Whole::None(others.clone()),
@@ -220,19 +193,12 @@ impl Verdict {
 
 impl FastPathState {
     /// Looks what the rules of this host do to packets that are forwarded, and switches accordingly. Where that cannot be told,
-    /// they may do anything. `changes`: where changes of this host are noted, if they outlive the agent. `no_pods`: names of devices
-    /// that whole connections do not use.
-    pub(super) async fn judge(
-        &mut self,
-        changes: Option<&Changes>,
-        handle: &Handle,
-        pod_cidrs: &[IpNet],
-        no_pods: &BTreeSet<String>,
-    ) {
+    /// they may do anything. `changes`: where changes of this host are noted, if they outlive the agent.
+    pub(super) async fn judge(&mut self, changes: Option<&Changes>, handle: &Handle, facts: &Facts) {
         if self.asked == FastPath::Off {
             return;
         }
-        let Verdict { rules, whole, harmless, tracks } = Verdict::find(handle, pod_cidrs, no_pods).await;
+        let Verdict { rules, whole, harmless, tracks } = Verdict::find(handle, facts).await;
         let before = self.clone();
         (self.rules, self.whole, self.harmless, self.tracks) = (Some(rules), whole, harmless, tracks);
         self.obstacle = None;
@@ -291,6 +257,7 @@ fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()>
 
 #[cfg(test)]
 mod tests {
+    use super::super::whole::Among;
     use super::*;
 
     fn list(rules: &[&str]) -> Vec<String> {
@@ -299,11 +266,11 @@ mod tests {
 
     #[test]
     fn rules_decide_which_packets_skip_the_stack() {
-        let (none, all) = (|why: &[&str]| Whole::None(list(why)), Whole::All);
+        let (none, all) = (|why: &[&str]| Whole::None(list(why)), Whole::Some { among: Among::All, not_far: None });
         let cases = [
             (FastPath::Off, Some(list(&[])), all.clone(), false, "off"),
             (FastPath::On, None, none(&[]), false, "off until the devices are known"),
-            (FastPath::On, Some(list(&[])), all.clone(), true, "on; whole connections between this node's pods"),
+            (FastPath::On, Some(list(&[])), all.clone(), true, "on; whole connections of this node's pods to pods"),
             (
                 FastPath::On,
                 Some(list(&["chain a"])),
@@ -314,9 +281,10 @@ mod tests {
             (
                 FastPath::On,
                 Some(list(&["chain a"])),
-                Whole::OfPodCidrs,
+                Whole::Some { among: Among::PodCidrs(Vec::new()), not_far: Some("rule 3".to_owned()) },
                 true,
-                "on, past chain a; whole connections between addresses of this node's podCIDRs",
+                "on, past chain a; whole connections between this node's pods with addresses of its podCIDRs; those to other \
+                 nodes take the stack, because rule 3",
             ),
             (FastPath::Auto, None, none(&[]), false, "off until the devices are known"),
             (
@@ -324,7 +292,7 @@ mod tests {
                 Some(list(&[])),
                 all,
                 true,
-                "auto: on, no rules found; whole connections between this node's pods",
+                "auto: on, no rules found; whole connections of this node's pods to pods",
             ),
             (
                 FastPath::Auto,
@@ -359,14 +327,20 @@ mod tests {
         let pass = ", which these rules let pass: chain a, chain b";
         let cases = [
             (
-                Whole::All,
+                Whole::Some { among: Among::All, not_far: Some("rule 3".to_owned()) },
                 Node::FAST_OPEN,
-                format!("auto: on; whole connections between this node's pods{pass}{others}"),
+                format!(
+                    "auto: on; whole connections between this node's pods{pass}; those to other nodes take the stack, \
+                     because rule 3{others}"
+                ),
             ),
             (
-                Whole::OfPodCidrs,
-                Node::FAST_OPEN | Node::FAST_OPEN_PODS,
-                format!("auto: on; whole connections between addresses of this node's podCIDRs{pass}{others}"),
+                Whole::Some { among: Among::Cluster(Vec::new()), not_far: None },
+                Node::FAST_OPEN | Node::FAST_OPEN_PODS | Node::FAST_OPEN_FAR,
+                format!(
+                    "auto: on; whole connections of this node's pods to pods with addresses of the cluster's \
+                     networks{pass}{others}"
+                ),
             ),
             (Whole::None(list(&["rule 1"])), 0, "auto: off, because rule 1".to_owned()),
         ];

@@ -20,6 +20,8 @@ pub(super) struct NodeRows {
     inherited: Option<device::Node>,
     /// The Node object's pod networks as the programs know them.
     pod_cidrs: Vec<IpNet>,
+    /// The networks whose packets among themselves the stack leaves as they are, as the programs know them.
+    unchanged: Vec<IpNet>,
     /// The ranges of ClusterIPs that the programs know, and the ClusterIPs that other proxies serve. None before the
     /// first write.
     service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
@@ -44,7 +46,7 @@ impl NodeRows {
         let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
         let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let addrs = inherited.map_or(unknown, |node| (node.addr4, node.addr6));
-        Ok(Self { maps, inherited, pod_cidrs: Vec::new(), service_nets: None, addrs })
+        Ok(Self { maps, inherited, pod_cidrs: Vec::new(), unchanged: Vec::new(), service_nets: None, addrs })
     }
 
     /// Returns true if a predecessor's row is in force.
@@ -104,8 +106,17 @@ impl NodeRows {
 
     /// Tells the programs where pods have their addresses.
     pub(super) fn write_pods(&mut self, detection: &Detection, pod_cidrs: Vec<IpNet>) -> Result<()> {
-        self.maps.set_pods(&detection.nets(), &pod_cidrs, &pod_cidrs)?;
+        self.maps.set_pods(&detection.nets(), &pod_cidrs, &self.unchanged)?;
         self.pod_cidrs = pod_cidrs;
+        Ok(())
+    }
+
+    /// Tells the programs between which networks the stack leaves packets as they are.
+    pub(super) fn write_unchanged(&mut self, detection: &Detection, unchanged: Vec<IpNet>) -> Result<()> {
+        if self.unchanged != unchanged {
+            self.maps.set_pods(&detection.nets(), &self.pod_cidrs, &unchanged)?;
+            self.unchanged = unchanged;
+        }
         Ok(())
     }
 

@@ -6,7 +6,9 @@ use anyhow::Result;
 use proxy_net::{JudgedRules, RuleState};
 
 use super::Node;
+use super::detect::Detector;
 use super::fast_path::FastPathState;
+use super::whole::Facts;
 
 impl Node {
     /// Looks which packets may skip the stack, and tells the programs.
@@ -17,8 +19,16 @@ impl Node {
         let before = self.fast_path.clone();
         // Rules may change while they are judged.
         let state = RuleState::read(&self.handle).await.ok();
-        let no_pods = self.devices.surely_no_pods();
-        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, self.rows.pod_cidrs(), &no_pods).await;
+        let cluster = match &self.options.detector {
+            Detector::ClusterCidr(nets) => nets.clone(),
+            _ => Vec::new(),
+        };
+        let (no_pods, no_ways) = (self.devices.surely_no_pods(), self.devices.surely_no_ways());
+        let facts = Facts { cluster, pod_cidrs: self.rows.pod_cidrs().to_vec(), no_pods, no_ways };
+        self.fast_path.judge(self.programs.attachments.changes(), &self.handle, &facts).await;
+        let written = self.rows.write_unchanged(&self.detection, self.fast_path.unchanged());
+        // So that the next look tries again.
+        written.inspect_err(|_| self.fast_path = before.clone())?;
         self.switch_fast_path(before)?;
         self.judged_rules.set(state);
         Ok(())

@@ -33,7 +33,8 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let term = term();
     route.ask(packet.src.port, opening.backend.port, 0, false);
     let is_found = find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr);
-    if !is_found || !is_bare(route.ifindex(), route.to_peer) {
+    let may_go = route.to_peer || node.has(Node::FAST_OPEN_FAR);
+    if !is_found || !may_go || !is_bare(route.ifindex(), route.to_peer) {
         return;
     }
     let there = Judged::new(skb.ifindex(), route.keep(&opening.backend.addr), term);

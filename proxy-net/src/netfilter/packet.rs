@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use ipnet::IpNet;
+use nix::libc::{IPPROTO_ICMP, IPPROTO_ICMPV6};
 
 use super::model::{Condition, Field, TableFamily};
 
@@ -27,7 +28,8 @@ pub(super) enum Mark {
 }
 
 /// The bits of connections' states (linux/netfilter/nf_conntrack_common.h). A packet of a connection that conntrack saw from the
-/// start is not `INVALID`, and only packets of helpers are `RELATED`.
+/// start is not `INVALID`, and only packets of helpers are `RELATED`. An error about a connection that conntrack did not see is.
+pub(super) const INVALID: u32 = 1;
 pub(super) const ESTABLISHED: u32 = 2;
 pub(super) const NEW: u32 = 8;
 
@@ -39,6 +41,8 @@ pub(super) struct Asked<'a> {
     pub(super) mark: Mark,
     pub(super) states: &'a [u32],
     pub(super) protocols: &'a [u8],
+    /// The networks of hosts that send ICMP errors about the connections, which conntrack does not know. Empty where it knows them.
+    pub(super) reporters: &'a [IpNet],
     /// The names of devices by which no such packet comes or goes.
     pub(super) others: &'a BTreeSet<String>,
 }
@@ -76,6 +80,14 @@ impl Family {
         match net {
             IpNet::V4(_) => Self::V4,
             IpNet::V6(_) => Self::V6,
+        }
+    }
+
+    /// Returns the number of ICMP.
+    pub(super) fn icmp(self) -> u8 {
+        match self {
+            Self::V4 => IPPROTO_ICMP as u8,
+            Self::V6 => IPPROTO_ICMPV6 as u8,
         }
     }
 

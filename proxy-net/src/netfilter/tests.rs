@@ -21,7 +21,7 @@ const SOURCE: usize = 12;
 const DESTINATION: usize = 16;
 
 fn nets(nets: &str) -> Vec<IpNet> {
-    nets.split(' ').map(|net| net.parse().unwrap()).collect()
+    nets.split_whitespace().map(|net| net.parse().unwrap()).collect()
 }
 
 /// Returns the condition that an address is in a network: `10.244.0.0/16`, or is not: `!10.244.0.0/16`.
@@ -87,11 +87,18 @@ fn short(obstacle: &Obstacle) -> String {
     }
 }
 
-/// Returns what is found about whole connections between these addresses.
+/// Returns what is found about whole connections between these addresses, but for errors.
 fn found(rules: &Ruleset, pods: &str) -> Found {
+    found_with_errors(rules, pods, "")
+}
+
+/// Returns what is found about them, and about errors that hosts of these networks send.
+fn found_with_errors(rules: &Ruleset, pods: &str, reporters: &str) -> Found {
+    let reporters = &nets(reporters)[..];
     let (nets, others) = (nets(pods), OTHERS.map(str::to_owned).into());
     let (states, protocols) = ([NEW, ESTABLISHED], [6, 17]);
-    walk::walk(rules, &Asked { nets: &nets, mark: Mark::Zero, states: &states, protocols: &protocols, others: &others })
+    let mark = Mark::Zero;
+    walk::walk(rules, &Asked { nets: &nets, mark, states: &states, protocols: &protocols, reporters, others: &others })
 }
 
 /// Returns the obstacles among these chains: `POST 2` for a rule that may masquerade.

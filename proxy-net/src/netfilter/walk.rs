@@ -6,7 +6,7 @@ use std::rc::Rc;
 use ipnet::IpNet;
 
 use super::model::{Base, Chain, ChainName, Found, Hook, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict};
-use super::packet::{Asked, Family, Mark, NEW, Packets, Share};
+use super::packet::{Asked, Family, INVALID, Mark, NEW, Packets, Share};
 
 /// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -48,12 +48,17 @@ pub(super) fn walk(rules: &Ruleset, asked: &Asked) -> Found {
     let mut walk = Walk { rules, steps: 0, found: Found::default(), is_blamed: false };
     let mut blamed = BTreeSet::new();
     for family in [Family::V4, Family::V6] {
-        let nets: Rc<[_]> = asked.nets.iter().filter(|net| Family::of(net) == family).map(IpNet::trunc).collect();
+        let of_family = |nets: &[IpNet]| -> Rc<[IpNet]> {
+            nets.iter().filter(|net| Family::of(net) == family).map(IpNet::trunc).collect()
+        };
+        let (nets, reporters) = (of_family(asked.nets), of_family(asked.reporters));
         // Each kind of packet walks alone, so that rules which share out the kinds are followed exactly.
         let kinds = asked.states.iter().flat_map(|state| asked.protocols.iter().map(|protocol| (*state, *protocol)));
-        for (state, protocol) in kinds.filter(|_| !nets.is_empty()) {
+        let kinds = kinds.map(|(state, protocol)| (Rc::clone(&nets), state, protocol));
+        let errors = (!reporters.is_empty()).then(|| (reporters, INVALID, family.icmp()));
+        for (source, state, protocol) in kinds.chain(errors).filter(|_| !nets.is_empty()) {
             walk.steps = 0;
-            let (source, destination) = (Rc::clone(&nets), Rc::clone(&nets));
+            let destination = Rc::clone(&nets);
             let Asked { mark, others, .. } = *asked;
             let packets = Packets { family, source, destination, mark, state: Some(state), protocol, others };
             walk.base_chains(&packets, &mut blamed);

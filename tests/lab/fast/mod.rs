@@ -184,7 +184,7 @@ fn whole_connections_between_pods_skip_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     // The CNI masquerades what leaves the pods' network, and nothing else.
-    says(&agent, "whole connections between addresses of this node's podCIDRs")?;
+    says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
     for family in Family::ALL {
         for path in [Path::Local, Path::Remote, Path::Hairpin, Path::NodePortLocal] {
             until_whole(&fixture, &agent, family)?;

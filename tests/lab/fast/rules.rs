@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use testbed::agent::{Service, wait_until};
+use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family};
 
@@ -38,7 +38,7 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
     let fixture = Fixture::new()?;
     add_flannel(&fixture)?;
     let agent = fixture.start("auto")?;
-    says(&agent, "whole connections between addresses of this node's podCIDRs")?;
+    says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
     says(&agent, "chain FORWARD of table ip filter, chain FORWARD of table ip6 filter")?;
     for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
         until_whole(&fixture, &agent, family)?;
@@ -59,8 +59,54 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
         .with_context(|| family.to_string())?;
         says(&agent, "auto: off, because rule 1 of chain FORWARD of table ip")?;
         rule("-D")?;
-        says(&agent, "whole connections between addresses of this node's podCIDRs")?;
+        says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
     }
+    agent.stop()
+}
+
+/// The CNI's masquerading leaves pods alone.
+#[test]
+fn whole_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() -> Result<()> {
+    let fixture = Fixture::new()?;
+    fixture.watch()?;
+    let networks = Family::ALL.map(|family| CLUSTER_PODS.cidr(family)).join(",");
+    let agent = fixture.kpx(&["--cluster-cidr", &networks])?;
+    says(&agent, "whole connections of this node's pods to pods with addresses of the cluster's networks")?;
+    for (family, protocol) in Family::ALL.into_iter().flat_map(|family| Protocol::COMMON.map(|one| (family, one))) {
+        let reach = || exchange(&mut fixture.dial(Path::Remote, protocol, family)?, EXCHANGES, 1_000);
+        wait_until(DEADLINE, "the link address of the other node is known", || {
+            let before = fixture.passed(&agent)?;
+            reach()?;
+            Ok(fixture.passed(&agent)?.since(before).1 == 0)
+        })
+        .with_context(|| format!("{protocol} by {family}"))?;
+        let before = fixture.passed(&agent)?;
+        reach().with_context(|| format!("{protocol} by {family}"))?;
+        let (fast, forwarded) = fixture.passed(&agent)?.since(before);
+        ensure!(forwarded == 0, "{protocol} by {family}: the stack has forwarded {forwarded} packets");
+        ensure!(fast >= 2 * EXCHANGES as u64, "{protocol} by {family}: {fast} packets have skipped the stack");
+    }
+
+    let backend = fixture.lab.host("p2a").addrs;
+    fixture.lab.n1.host.ns.nft(&format!(
+        "table inet far {{
+            chain forward {{
+                type filter hook forward priority filter; policy accept
+                ip daddr {} tcp dport 8080 drop
+                ip6 daddr {} tcp dport 8080 drop
+            }}
+        }}",
+        backend.v4, backend.v6
+    ))?;
+    let soon = Duration::from_millis(300);
+    for family in Family::ALL {
+        wait_until(Duration::from_secs(1), "new connections meet the rule", || {
+            Ok(fixture.dial_within(soon, Path::Remote, Protocol::Tcp, family).is_err())
+        })?;
+        until_whole(&fixture, &agent, family)?;
+    }
+    says(&agent, "whole connections between this node's pods with addresses of its podCIDRs")?;
+    says(&agent, "those to other nodes take the stack, because rule 1 of chain forward of table inet far")?;
     agent.stop()
 }
 
@@ -86,9 +132,9 @@ fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     agent.stop()
 }
 
-/// Conntrack does not know the connection that the error is about.
+/// Conntrack does not know the connection that the error is about, and would call the error invalid.
 #[test]
-fn a_rule_for_invalid_packets_drops_errors_about_whole_connections() -> Result<()> {
+fn errors_about_connections_pass_with_and_without_a_rule_for_invalid_packets() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.put(&Service::new("closed", 13, &["p1b"], 9))?;
     let agent = fixture.start("auto")?;
@@ -102,9 +148,8 @@ fn a_rule_for_invalid_packets_drops_errors_about_whole_connections() -> Result<(
             }
         }",
     )?;
-    says(&agent, "chain forward of table inet invalid")?;
-    until_whole(&fixture, &agent, Family::V4)?;
-    ensure!(!is_refused(&fixture)?, "the rule lets errors pass");
+    says(&agent, "auto: off, because rule 1 of chain forward of table inet invalid")?;
+    ensure!(is_refused(&fixture)?, "the rule drops an error about a connection that conntrack follows");
     agent.stop()
 }
 

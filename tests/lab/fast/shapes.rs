@@ -49,7 +49,7 @@ fn open_connections_skip_the_stack_of_a_node_without_conntrack() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.lab.n1.host.ns.nft("flush ruleset")?;
     let agent = fixture.start("auto")?;
-    says(&agent, "whole connections between this node's pods")?;
+    says(&agent, "whole connections of this node's pods to pods")?;
     ensure!(!agent.status()?["options"]["fastPath"].to_string().contains("conntrack"), "conntrack follows connections");
     for family in Family::ALL {
         until_whole(&fixture, &agent, family)?;

@@ -8,7 +8,7 @@ use super::{OTHERS, found, nets, record};
 fn judgement(file: &str, others: &[&str]) -> Judgement {
     let rules = ruleset(&record::messages(file)).unwrap();
     let others = others.iter().map(|name| (*name).to_owned()).collect();
-    Netfilter { rules, legacy: Legacy::default(), follows: true }.judge_whole(&nets(PODS), &others)
+    Netfilter { rules, legacy: Legacy::default(), follows: true }.judge_whole(&nets(PODS), &others, false)
 }
 
 // flannel accepts what comes from or goes to its network.
@@ -46,8 +46,9 @@ fn dockers_rules_leave_pods_to_the_policy() {
 fn kube_proxys_filters_let_pods_pass() {
     let refused = ["KUBE-PROXY-FIREWALL 1 drop the packet", "KUBE-SERVICES 1 reject the packet"];
     leaves_alone("kube-proxy-filter.iptables", "10.96.0.0/16 192.0.2.0/24", &refused);
-    let Judgement { harmless, .. } = judgement("kube-proxy-filter.iptables", &[]);
-    assert_eq!(harmless, ["chain FORWARD of table ip filter"], "chains without rules are not worth a word");
+    let Judgement { against, .. } = judgement("kube-proxy-filter.iptables", &[]);
+    let invalid = "rule 1 of chain KUBE-FORWARD of table ip filter may drop the packet";
+    assert_eq!(against, [invalid], "an error about a connection that conntrack has not seen");
 }
 
 // Cilium's chain accepts packets of its devices, and its marks are on packets of its proxy alone. The CNI accepts the pods.
@@ -120,7 +121,9 @@ fn conditions_of_every_known_form_let_pods_pass() {
     assert_eq!(judged("pods-filter.nft", "10.99.0.0/24"), refused[1..]);
     // Where the node's uplink may be a pod's device, its rules may meet pods.
     let Judgement { against, .. } = judgement("pods-filter.nft", &OTHERS[..1]);
-    assert_eq!(against, ["rule 1 of chain early of table inet pods may drop the packet"]);
+    assert_eq!(against[0], "rule 1 of chain early of table inet pods may drop the packet");
+    let no_errors = "chain later of table inet pods drops what its rules do not accept";
+    assert_eq!(against.last().unwrap(), no_errors, "its rules accept TCP and UDP");
 }
 
 // The rules at a device's hook are not followed, so their presence counts where the device may be a pod's.

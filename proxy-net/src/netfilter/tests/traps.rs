@@ -116,6 +116,24 @@ fn states_are_unknown_before_conntrack() {
     assert_eq!(judged([chain("FWD", refuses_invalid())]), [""; 0]);
 }
 
+// Conntrack does not know the connection that an error is about.
+#[test]
+fn errors_are_invalid_packets_of_any_router() {
+    let errors = |chain: (ChainName, Chain), reporters| {
+        let found = found_with_errors(&[chain].into(), PODS, reporters);
+        found.obstacles.iter().map(short).collect::<Vec<_>>()
+    };
+    let invalid = || chain("FWD", vec![vec![state(1, false), refuse()]]);
+    assert_eq!(errors(invalid(), PODS), ["FWD 1 drop"]);
+    let related = || dropping("FWD", vec![vec![state(NEW | ESTABLISHED | 4, false), ACCEPT]]);
+    assert_eq!(errors(related(), PODS), [REFUSED], "no error is RELATED");
+    let of_pods = || dropping("FWD", vec![vec![from(PODS), ACCEPT]]);
+    assert_eq!(errors(of_pods(), PODS), [""; 0]);
+    assert_eq!(errors(of_pods(), "0.0.0.0/0"), [REFUSED], "a router between nodes");
+    let icmp = vec![protocol(1, true), refuse()];
+    assert_eq!(errors(chain("FWD", vec![icmp]), PODS), ["FWD 1 drop"]);
+}
+
 #[test]
 fn first_packets_alone_meet_nat() {
     let nat = || chain("POST", vec![vec![state(ESTABLISHED, false), masquerade()]]);

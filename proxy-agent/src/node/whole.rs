@@ -1,0 +1,129 @@
+//! Finds the connections to which the stack does nothing at all, so that they may skip it from their first packet on.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use ipnet::IpNet;
+use proxy_common::device::Node;
+use proxy_net::netfilter::{Judgement, Netfilter};
+
+/// The connections that may skip the stack from their first packet on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Whole {
+    /// None, for these reasons.
+    None(Vec<String>),
+    /// Those of this node's pods between such addresses.
+    Some {
+        among: Among,
+        /// Why connections to pods of other nodes take the stack; None if they skip it as well.
+        not_far: Option<String>,
+    },
+}
+
+/// The addresses of both ends of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Among {
+    All,
+    /// The networks of the cluster's pods, by `--cluster-cidr`, and of the Node object's podCIDRs.
+    Cluster(Vec<IpNet>),
+    /// The Node object's podCIDRs.
+    PodCidrs(Vec<IpNet>),
+}
+
+/// The facts of this node by which rules are judged.
+pub(super) struct Facts {
+    /// The networks of the cluster's pods, if the operator has told them.
+    pub(super) cluster: Vec<IpNet>,
+    /// The Node object's podCIDRs.
+    pub(super) pod_cidrs: Vec<IpNet>,
+    /// The names of devices that no packet between pods of this node passes.
+    pub(super) no_pods: BTreeSet<String>,
+    /// Those of them that no packet to a pod of another node passes either.
+    pub(super) no_ways: BTreeSet<String>,
+}
+
+impl Among {
+    fn nets(&self) -> Vec<IpNet> {
+        match self {
+            Self::All => Netfilter::everywhere().to_vec(),
+            Self::Cluster(nets) | Self::PodCidrs(nets) => nets.clone(),
+        }
+    }
+}
+
+impl Facts {
+    /// Returns the candidates, from the widest to the narrowest.
+    fn candidates(&self) -> Vec<Among> {
+        let Self { cluster, pod_cidrs, .. } = self;
+        let cluster = (!cluster.is_empty()).then(|| Among::Cluster([cluster.clone(), pod_cidrs.clone()].concat()));
+        let pods = (!pod_cidrs.is_empty()).then(|| Among::PodCidrs(pod_cidrs.clone()));
+        [Some(Among::All), cluster, pods].into_iter().flatten().collect()
+    }
+}
+
+impl Whole {
+    /// Looks what the rules do to connections of pods, and names the chains that do nothing. The widest networks count, but those go
+    /// first whose pods on other nodes can be reached so.
+    pub(super) fn judge(netfilter: &Netfilter, facts: &Facts) -> (Self, Vec<String>) {
+        let (mut against, mut near, mut not_far) = (Vec::new(), None, None);
+        for among in facts.candidates() {
+            let nets = among.nets();
+            let judgement = netfilter.judge_whole(&nets, &facts.no_pods, false);
+            if !judgement.against.is_empty() {
+                not_far = judgement.against.first().filter(|_| matches!(among, Among::Cluster(_))).cloned().or(not_far);
+                against = judgement.against;
+                continue;
+            }
+            // No pod of another node has an address of this node's podCIDRs.
+            if !matches!(among, Among::PodCidrs(_)) {
+                let Judgement { against, harmless } = netfilter.judge_whole(&nets, &facts.no_ways, true);
+                if against.is_empty() {
+                    return (Self::Some { among, not_far: None }, harmless);
+                }
+                not_far = against.into_iter().next();
+            }
+            near.get_or_insert((among, judgement.harmless));
+        }
+        let Some((among, harmless)) = near else { return (Self::None(against), Vec::new()) };
+        let not_far = not_far.unwrap_or_else(|| "no --cluster-cidr names their networks".to_owned());
+        (Self::Some { among, not_far: Some(not_far) }, harmless)
+    }
+
+    /// Returns the flags of the programs' [`Node`].
+    pub(super) fn flags(&self) -> u32 {
+        let Self::Some { among, not_far } = self else { return 0 };
+        let flags = [(*among != Among::All, Node::FAST_OPEN_PODS), (not_far.is_none(), Node::FAST_OPEN_FAR)];
+        flags.into_iter().filter(|(is_set, _)| *is_set).fold(Node::FAST_OPEN, |all, (_, flag)| all | flag)
+    }
+
+    /// Returns the networks that [`Node::FAST_OPEN_PODS`] is about.
+    pub(super) fn nets(&self) -> Vec<IpNet> {
+        match self {
+            Self::None(_) | Self::Some { among: Among::All, .. } => Vec::new(),
+            Self::Some { among, .. } => among.nets(),
+        }
+    }
+}
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None(why) if why.is_empty() => Ok(()),
+            Self::None(why) => write!(f, "; connections are opened through the stack, because {}", why.join("; ")),
+            Self::Some { among, not_far } => {
+                let whose = if not_far.is_none() { "of this node's pods to pods" } else { "between this node's pods" };
+                write!(f, "; whole connections {whose}{among}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Among {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::All => "",
+            Self::Cluster(_) => " with addresses of the cluster's networks",
+            Self::PodCidrs(_) => " with addresses of its podCIDRs",
+        })
+    }
+}
