@@ -12,6 +12,7 @@ use crate::frontend::{
 };
 use crate::guest::Guest;
 use crate::half_open::{PaddedEnds, Place};
+use crate::limit::{LimitKey, LimitWay};
 use crate::monitor::{Monitored, Record};
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
@@ -33,6 +34,8 @@ pod!(
     Device,
     Endpoint,
     Guest,
+    LimitKey,
+    LimitWay,
     Maglev,
     Monitored,
     Node,

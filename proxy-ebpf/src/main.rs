@@ -27,6 +27,8 @@ mod icmp;
 mod ingress;
 mod ipv4;
 mod ipv6;
+#[cfg(feature = "bench")]
+mod limit;
 mod lo;
 mod log;
 mod lookup;

@@ -31,6 +31,8 @@ mod flows;
 mod fragments;
 mod guests;
 mod half_open;
+#[cfg(feature = "bench")]
+mod limit;
 mod live;
 mod memory;
 mod monitor;
@@ -48,6 +50,8 @@ pub use flows::{Entry, Refused, claim_flow, flow, is_flow, live_flow, opener, re
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use guests::{guest, remove_guest, set_guest};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
+#[cfg(feature = "bench")]
+pub use limit::limit_way;
 use live::{Find, Live};
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
 pub use monitor::{is_watched, monitor};

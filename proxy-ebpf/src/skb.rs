@@ -10,8 +10,8 @@ use core::ptr::null_mut;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
 use aya_ebpf::helpers::generated::{
-    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail,
-    bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_head,
+    bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
 };
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
@@ -332,6 +332,13 @@ impl Skb {
     pub fn redirect(self, ifindex: u32, flags: u64) -> Action {
         // SAFETY: the helper takes numbers only; a device that does not exist costs the packet.
         Action(unsafe { bpf_redirect(ifindex, flags) } as i32)
+    }
+
+    /// Puts the packet into the other end of a device's pair, in the network namespace of that end.
+    #[inline(always)]
+    pub fn into_peer(self, ifindex: u32) -> Action {
+        // SAFETY: the helper takes numbers only; a device that is gone costs the packet.
+        Action(unsafe { bpf_redirect_peer(ifindex, 0) } as i32)
     }
 
     /// Returns true if this is one IP packet longer than `mtu`, of which 0 means unknown.

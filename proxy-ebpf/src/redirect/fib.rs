@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{
     BPF_F_RECOMPUTE_CSUM, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
     bpf_redir_neigh,
 };
-use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer};
+use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 
@@ -161,8 +161,7 @@ pub fn leave<A: Forward>(skb: Skb, route: &mut FibResult) -> Result<Action, Reas
         // For a bridge, a capture, a virtual machine in the pod: its stack itself takes any.
         skb.store(0, &[route.fib.dmac, route.fib.smac], 0)?;
         maps::count(Event::FastLocal);
-        // SAFETY: the helper takes numbers only; a device that is gone costs the packet.
-        return Ok(Action(unsafe { bpf_redirect_peer(ifindex, 0) } as i32));
+        return Ok(skb.into_peer(ifindex));
     }
     // The kernel adds the link header that is here to a sum that a device took over the whole packet, and writes another.
     skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &route.macs()));
