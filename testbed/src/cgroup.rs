@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
@@ -28,11 +29,8 @@ impl Cgroup {
     pub fn enter() -> Result<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let root = root()?;
-        let all = fs::read_to_string("/proc/self/cgroup").context("read this process's cgroups")?;
-        let before = all.lines().find_map(|line| line.strip_prefix("0::/")).context("no cgroup of version 2")?;
-        let this =
-            Self { path: root.join(format!("kpx-test-{}", std::process::id())), before: root.join(before), _alone };
+        let (root, before) = places()?;
+        let this = Self { path: root.join(format!("kpx-test-{}", std::process::id())), before, _alone };
         fs::create_dir_all(&this.path).with_context(|| format!("create {}", this.path.display()))?;
         join(&this.path)?;
         Ok(this)
@@ -43,6 +41,44 @@ impl Cgroup {
     }
 }
 
+/// A cgroup that holds this process for moments. It is there as long as the value lives.
+#[derive(Debug)]
+pub struct Visited {
+    path: PathBuf,
+    before: PathBuf,
+}
+
+impl Visited {
+    pub fn make() -> Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let (root, before) = places()?;
+        let nth = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = root.join(format!("kpx-visited-{}-{nth}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        Ok(Self { path, before })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Calls `f` while this process is in the cgroup, with every thread. Sockets that are made meanwhile belong to it for good.
+    pub fn visit<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
+        join(&self.path)?;
+        let done = f();
+        join(&self.before)?;
+        Ok(done)
+    }
+}
+
+impl Drop for Visited {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "cgroup is left over");
+        }
+    }
+}
+
 impl Drop for Cgroup {
     fn drop(&mut self) {
         let left = join(&self.before).and_then(|()| Ok(fs::remove_dir(&self.path)?));
@@ -50,6 +86,15 @@ impl Drop for Cgroup {
             tracing::warn!(%error, path = %self.path.display(), "cgroup is left over");
         }
     }
+}
+
+/// Returns the root of the hierarchy, and where this process is in it.
+fn places() -> Result<(PathBuf, PathBuf)> {
+    let root = root()?;
+    let all = fs::read_to_string("/proc/self/cgroup").context("read this process's cgroups")?;
+    let before = all.lines().find_map(|line| line.strip_prefix("0::/")).context("no cgroup of version 2")?;
+    let before = root.join(before);
+    Ok((root, before))
 }
 
 fn join(cgroup: &Path) -> Result<()> {
