@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use lab_tools::bench::{Fixture, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise};
+use lab_tools::bench::{
+    Fixture, Listener, MANY_SERVICES, Mode, Options, Path, Sample, Selection, Skipped, Variant, run, summarise,
+};
 use lab_tools::openers::openers;
 use testbed::lab::{Lab, Layout};
 
@@ -33,38 +35,69 @@ impl Listener for Heard {
 
 fn measure(selection: Selection) -> Result<Heard> {
     let mut heard = Heard::default();
-    let options = Options { selection, rounds: 1, slice: SLICE, kube_proxy: None };
+    let options = Options { selection, rounds: 1, slice: SLICE, seed: 1, kube_proxy: None };
     run(&options, &mut heard)?;
     Ok(heard)
 }
 
 #[test]
-fn every_combination_yields_a_figure() -> Result<()> {
-    let variants = vec![Variant::IptablesLegacy, Variant::IptablesNft, Variant::Nftables, Variant::Kpx];
+fn every_path_yields_a_figure() -> Result<()> {
+    let variants = vec![Variant::Nftables, Variant::Kpx, Variant::KpxOff, Variant::KpxSocket, Variant::Limit];
     let heard = measure(Selection { services: vec![1], variants: variants.clone(), ..Selection::default() })?;
     let cells = summarise(&heard.samples);
-    for path in Path::ALL {
+    for path in Path::ALL.into_iter().filter(|path| *path != Path::Overlay) {
         let modes: BTreeSet<Mode> = cells.keys().filter(|key| key.path == path).map(|key| key.mode).collect();
-        ensure!(modes.len() == if path == Path::Local { 6 } else { 3 }, "{path}: {modes:?}");
+        ensure!(modes.len() == 4, "{path}: {modes:?}");
         for mode in modes {
             let of = |key: &&lab_tools::bench::Key| key.path == path && key.mode == mode;
             let found: BTreeSet<Variant> = cells.keys().filter(of).map(|key| key.variant).collect();
-            ensure!(found.len() == variants.len() + 1, "{path}, {mode}: {found:?}");
+            let limit = [Path::Local, Path::Routable].contains(&path);
+            ensure!(found.len() == if limit { 5 } else { 4 }, "{path}, {mode}: {found:?}");
         }
     }
     for (key, cell) in &cells {
         ensure!(cell.rounds == 1 && cell.rate.median > 0.0 && cell.ratio.median > 0.0, "{key:?}: {cell:?}");
+        ensure!(cell.latency.is_empty() == (key.mode == Mode::TcpStream), "{key:?}: {:?}", cell.latency);
     }
+    Ok(())
+}
+
+#[test]
+fn every_mode_yields_a_figure() -> Result<()> {
+    let variants = vec![Variant::IptablesLegacy, Variant::IptablesNft, Variant::Kpx];
+    let services = vec![MANY_SERVICES];
+    let heard = measure(Selection { services, paths: vec![Path::Local], variants, ..Selection::default() })?;
+    let cells = summarise(&heard.samples);
+    ensure!(cells.len() == 8 * 4, "{:?}", cells.keys());
+    Ok(())
+}
+
+#[test]
+fn pods_behind_a_bridge_reach_those_of_another_node() -> Result<()> {
+    let paths = vec![Path::Overlay];
+    let variants = vec![Variant::Kpx];
+    let heard = measure(Selection { paths, variants, modes: vec![Mode::TcpRr], ..Selection::default() })?;
+    assert_eq!(summarise(&heard.samples).len(), 2);
+    Ok(())
+}
+
+#[test]
+fn sockets_of_pods_are_led_in_one_lab() -> Result<()> {
+    let (paths, services) = (vec![Path::Local], vec![MANY_SERVICES]);
+    let variants = vec![Variant::KpxSocketAll, Variant::KpxOff];
+    let heard = measure(Selection { services, paths, variants, modes: vec![Mode::TcpCrr], ..Selection::default() })?;
+    assert_eq!(summarise(&heard.samples).len(), 3);
     Ok(())
 }
 
 #[test]
 fn benchmark_names_what_it_skips() -> Result<()> {
     let selection = Selection {
-        services: vec![1],
+        services: vec![MANY_SERVICES],
         paths: vec![Path::Local],
         modes: vec![Mode::TcpRr],
         variants: vec![Variant::KubeProxyNftables],
+        ..Selection::default()
     };
     let heard = measure(selection)?;
     assert_eq!(heard.skipped.iter().map(|skipped| skipped.variant).collect::<Vec<_>>(), [Variant::KubeProxyNftables]);

@@ -1,9 +1,15 @@
-//! The combinations that are measured: a mode, a path, a variant, a number of Services.
+//! The parts of a combination: a mode, a path, a variant.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use testbed::lab::Layout;
+
+/// One round of so many measures [`Mode::TcpMany`], ...
+const MANY_ROUNDS: usize = 10;
+/// ... for so many times as long.
+const MANY_LONGER: u32 = 5;
 
 /// The action that a client repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -21,6 +27,10 @@ pub enum Mode {
     UdpStream,
     /// Sends datagrams of 64 bytes as fast as it can.
     UdpPps,
+    /// Asks as a resolver does: a socket of its own for each question, a short datagram there and a longer one back.
+    UdpDns,
+    /// Does as [`Mode::TcpRr`], over one of 10,000 open connections after the other.
+    TcpMany,
 }
 
 /// From where to where.
@@ -38,6 +48,14 @@ pub enum Path {
     /// The path of [`Path::Local`], on nodes that do not masquerade what their pods send. Nothing needs connection tracking there, unless
     /// it is who serves the Services.
     Routable,
+    /// The path of [`Path::Local`], through chains for forwarded packets as Calico writes them for NetworkPolicies.
+    Calico,
+    /// The same, with chains as kube-router writes them.
+    KubeRouter,
+    /// The path of [`Path::Remote`], from a bridge and through VXLAN.
+    Overlay,
+    /// From outside the cluster to a pod, by the node port of another node.
+    OutsideRemote,
 }
 
 /// By whose means a client's packets come to their backend.
@@ -58,114 +76,68 @@ pub enum Variant {
     KubeProxyIptables,
     /// kube-proxy itself, in mode nftables.
     KubeProxyNftables,
+    /// kpx without a flag that changes how packets go.
     Kpx,
-    /// kpx with `--fast-path on`.
-    KpxFast,
+    /// kpx with every shortcut off, see [`Variant::flags`].
+    KpxOff,
     /// kpx with `--socket-lb host`.
     KpxSocket,
-}
-
-/// One row of the table of cells.
-struct Plan {
-    paths: &'static [Path],
-    services: &'static [usize],
-    modes: &'static [Mode],
-    variants: &'static [Variant],
-}
-
-const KUBE_PROXY: [Variant; 2] = [Variant::KubeProxyIptables, Variant::KubeProxyNftables];
-const NEAR: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream];
-
-use Variant::{Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxFast, KpxSocket, Nftables};
-
-/// All cells. Every variant is compared with [`Variant::Direct`] of the same row, round by round.
-const PLANS: [Plan; 5] = [
-    Plan {
-        paths: &[Path::Local],
-        services: &[1, 10_000],
-        modes: &[Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream, Mode::UdpRr, Mode::UdpStream, Mode::UdpPps],
-        variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, KUBE_PROXY[0], KUBE_PROXY[1], Kpx, KpxFast],
-    },
-    Plan {
-        paths: &[Path::Local, Path::Routable],
-        services: &[1_000],
-        modes: &NEAR,
-        variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, Kpx, KpxFast],
-    },
-    Plan {
-        paths: &[Path::Local, Path::Routable],
-        services: &[50_000],
-        modes: &NEAR,
-        variants: &[Direct, Control, Nftables, Kpx, KpxFast],
-    },
-    Plan {
-        paths: &[Path::Remote, Path::Host, Path::Outside],
-        services: &[1, 10_000],
-        modes: &NEAR,
-        variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, Kpx, KpxFast, KpxSocket],
-    },
-    Plan {
-        paths: &[Path::Routable],
-        services: &[1, 10_000],
-        modes: &NEAR,
-        variants: &[Direct, Control, IptablesLegacy, IptablesNft, Nftables, KUBE_PROXY[0], KUBE_PROXY[1], Kpx, KpxFast],
-    },
-];
-
-/// The wanted combinations; an empty list wants all.
-#[derive(Clone, Debug, Default)]
-pub struct Selection {
-    pub services: Vec<usize>,
-    pub paths: Vec<Path>,
-    pub modes: Vec<Mode>,
-    pub variants: Vec<Variant>,
-}
-
-impl Selection {
-    pub fn services(&self) -> Vec<usize> {
-        let mut services: Vec<_> = PLANS.iter().flat_map(|plan| plan.services).copied().collect();
-        services.retain(|count| wanted(&self.services, count));
-        services.sort_unstable();
-        services.dedup();
-        services
-    }
-
-    pub fn paths(&self, services: usize) -> impl Iterator<Item = Path> {
-        Path::ALL.into_iter().filter(move |path| !self.modes(services, *path).is_empty())
-    }
-
-    pub fn modes(&self, services: usize, path: Path) -> Vec<Mode> {
-        let modes = plans(services, path).flat_map(|plan| plan.modes).copied();
-        modes.filter(|mode| wanted(&self.paths, &path) && wanted(&self.modes, mode)).collect()
-    }
-
-    /// Direct is always among them: nothing means anything without it.
-    pub fn variants(&self, services: usize, path: Path) -> Vec<Variant> {
-        let variants = plans(services, path).flat_map(|plan| plan.variants).copied();
-        // Socket load balancing for the node's own sockets changes nothing for others.
-        let sensible = |variant: &Variant| *variant != KpxSocket || path == Path::Host;
-        variants
-            .filter(|variant| sensible(variant) && (*variant == Direct || wanted(&self.variants, variant)))
-            .collect()
-    }
-}
-
-fn plans(services: usize, path: Path) -> impl Iterator<Item = &'static Plan> {
-    PLANS.iter().filter(move |plan| plan.services.contains(&services) && plan.paths.contains(&path))
-}
-
-fn wanted<T: PartialEq>(list: &[T], value: &T) -> bool {
-    list.is_empty() || list.contains(value)
+    /// kpx with `--socket-lb all`.
+    KpxSocketAll,
+    /// The least that a connection past the stack costs, by a program of the benchmark's own: `proxy-ebpf/src/limit.rs`.
+    Limit,
 }
 
 impl Path {
-    /// All paths. The last one changes the nodes for good.
-    pub const ALL: [Self; 5] = [Self::Local, Self::Remote, Self::Host, Self::Outside, Self::Routable];
+    /// All paths. [`Path::Routable`] changes its nodes for good, so no other path of its layout follows.
+    pub const ALL: [Self; 9] = [
+        Self::Local,
+        Self::Remote,
+        Self::Host,
+        Self::Outside,
+        Self::OutsideRemote,
+        Self::Calico,
+        Self::KubeRouter,
+        Self::Routable,
+        Self::Overlay,
+    ];
+
+    /// Returns how pods hang on their nodes.
+    pub fn layout(self) -> Layout {
+        if self == Self::Overlay { Layout::Vxlan } else { Layout::Routed }
+    }
+}
+
+impl Variant {
+    /// Returns the flags of kpx that make this variant; none for the variant as it is, and for other proxies.
+    pub fn flags(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::KpxOff => &[("--fast-path", "off"), ("--socket-lb", "off")],
+            Self::KpxSocket => &[("--socket-lb", "host")],
+            Self::KpxSocketAll => &[("--socket-lb", "all")],
+            _ => &[],
+        }
+    }
+
+    /// Returns true if kpx leads the sockets of pods. It then needs a cgroup of its own, because a pod in another lab has the same addresses.
+    pub fn leads_pods(self) -> bool {
+        self == Self::KpxSocketAll
+    }
+
+    pub fn is_kpx(self) -> bool {
+        matches!(self, Self::Kpx | Self::KpxOff | Self::KpxSocket | Self::KpxSocketAll)
+    }
 }
 
 impl Mode {
-    pub fn is_udp(self) -> bool {
-        matches!(self, Self::UdpRr | Self::UdpStream | Self::UdpPps)
+    /// Returns true in rounds that measure this mode. Its connections take longer to open than others take to measure.
+    pub fn is_due(self, round: usize) -> bool {
+        self != Self::TcpMany || round.is_multiple_of(MANY_ROUNDS)
+    }
+
+    /// Returns how many times as long as usual a slice of this mode is.
+    pub fn longer(self) -> u32 {
+        if self == Self::TcpMany { MANY_LONGER } else { 1 }
     }
 
     /// Returns the unit of [`super::Sample::amount`].
@@ -173,7 +145,7 @@ impl Mode {
         match self {
             Self::TcpStream | Self::UdpStream => "bytes",
             Self::UdpPps => "packets",
-            Self::TcpCrr | Self::TcpRr | Self::UdpRr => "transactions",
+            Self::TcpCrr | Self::TcpRr | Self::UdpRr | Self::UdpDns | Self::TcpMany => "transactions",
         }
     }
 }
@@ -187,6 +159,8 @@ impl fmt::Display for Mode {
             Self::UdpRr => "UDP request/response",
             Self::UdpStream => "UDP stream",
             Self::UdpPps => "UDP packets",
+            Self::UdpDns => "UDP question/answer, a socket each",
+            Self::TcpMany => "TCP request/response, 10,000 open",
         })
     }
 }
@@ -194,11 +168,15 @@ impl fmt::Display for Mode {
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Local => "pod → pod of the same node",
+            Self::Local => "pod → pod of the same node, tracked",
             Self::Remote => "pod → pod of another node",
             Self::Host => "node → its own pod",
             Self::Outside => "outside → node port",
-            Self::Routable => "pod → pod of the same node, routable pods",
+            Self::Routable => "pod → pod of the same node, untracked",
+            Self::Calico => "pod → pod of the same node, Calico's chains",
+            Self::KubeRouter => "pod → pod of the same node, kube-router's chains",
+            Self::Overlay => "pod → pod of another node, bridge and VXLAN",
+            Self::OutsideRemote => "outside → node port, backend on another node",
         })
     }
 }
@@ -215,8 +193,10 @@ impl fmt::Display for Variant {
             Self::KubeProxyIptables => "kube-proxy, iptables",
             Self::KubeProxyNftables => "kube-proxy, nftables",
             Self::Kpx => "kpx",
-            Self::KpxFast => "kpx, fast path",
+            Self::KpxOff => "kpx, shortcuts off",
             Self::KpxSocket => "kpx, socket LB",
+            Self::KpxSocketAll => "kpx, socket LB for pods",
+            Self::Limit => "limit",
         })
     }
 }

@@ -14,6 +14,9 @@ use super::traffic::{Slice, TIMEOUT, Work};
 /// Fits every link of a lab.
 const STREAM_BYTES: usize = 1_400;
 const SMALL_BYTES: usize = 64;
+/// The lengths of a usual question to a DNS server and of its answer.
+const QUESTION_BYTES: usize = 48;
+const ANSWER_BYTES: usize = 120;
 /// The buffer of the server's socket: the path is measured, not how evenly the scheduler runs the server.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -24,11 +27,13 @@ pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
     let received = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| match mode {
-            Mode::UdpRr => echo(server),
+            Mode::UdpRr => echo(server, 1),
+            Mode::UdpDns => echo(server, ANSWER_BYTES),
             _ => count(server, mode, &received),
         });
         let done = slice.client.run(|| match mode {
             Mode::UdpRr => request_response(slice),
+            Mode::UdpDns => questions(slice),
             _ => flood(slice, mode, &received),
         });
         // It is not connected, which is an error, and ends its reader all the same.
@@ -53,6 +58,16 @@ fn request_response(slice: &Slice<'_>) -> Result<Work> {
     })
 }
 
+/// Asks each question by a socket of its own.
+fn questions(slice: &Slice<'_>) -> Result<Work> {
+    slice.timed(|| {
+        let socket = connect(slice)?;
+        socket.send(&[1; QUESTION_BYTES]).context("send")?;
+        socket.recv(&mut [0; ANSWER_BYTES]).context("wait for an answer")?;
+        Ok(1)
+    })
+}
+
 /// Sends datagrams; only those that arrive count.
 fn flood(slice: &Slice<'_>, mode: Mode, received: &AtomicU64) -> Result<Work> {
     let socket = connect(slice)?;
@@ -71,12 +86,13 @@ fn size(mode: Mode) -> usize {
     if mode == Mode::UdpStream { STREAM_BYTES } else { SMALL_BYTES }
 }
 
-/// Echoes until the socket is shut down: then it reads nothing, without a sender, which the standard library does not expect.
-fn echo(socket: UdpSocket) {
-    let mut byte = [0];
-    while let Ok((1, Some(client))) = socket::recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut byte) {
+/// Answers with so many bytes until the socket is shut down: then it reads nothing, without a sender, which the standard library does
+/// not expect.
+fn echo(socket: UdpSocket, len: usize) {
+    let (mut question, answer) = ([0; SMALL_BYTES], vec![1; len]);
+    while let Ok((1.., Some(client))) = socket::recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut question) {
         // If it is not sent, the client misses it.
-        let _ = socket::sendto(socket.as_raw_fd(), &byte, &client, MsgFlags::empty());
+        let _ = socket::sendto(socket.as_raw_fd(), &answer, &client, MsgFlags::empty());
     }
 }
 

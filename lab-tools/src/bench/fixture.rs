@@ -1,6 +1,5 @@
-//! A lab whose node n1 is served in one way, and what shows that it is.
+//! A lab whose node n1 is served in one way.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::SocketAddrV4;
@@ -9,19 +8,19 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::kube_proxy::KubeProxy;
+use super::limit::Limit;
 use super::traffic::Slice;
-use super::{Mode, Path, Variant, services};
+use super::{Mode, Path, Variant, Work, policies, services};
 use crate::kube_rules::{IPVS_SETTINGS, Rules};
 use testbed::agent::{Agent, DEADLINE, Source, binary, node, wait_until};
+use testbed::cgroup::Visited;
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
-/// The length of a slice that only has to work.
-const SHORT: Duration = Duration::from_millis(20);
 /// How long connection tracking remembers a connection that was closed, in seconds, lest a table of closed ones grow
 /// while a run goes on.
 const TIME_WAIT: &str = "10";
@@ -30,24 +29,27 @@ const TIME_WAIT: &str = "10";
 const AS_BUILT: usize = 20_000;
 /// So many Services have chains of their own with every tool.
 const WHOLE: usize = 1_000;
-/// Paths on which packets of open connections can take a way past the node's stack.
-const FAST: [Path; 3] = [Path::Local, Path::Remote, Path::Routable];
+/// The time in which every agent has seen new rules: it looks five times a second, and a new rule counts within a second.
+pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
 /// One variant at work.
 #[derive(Debug)]
 pub struct Fixture<'a> {
     pub variant: Variant,
-    lab: &'a Lab,
-    by: By<'a>,
+    pub(super) lab: &'a Lab,
+    pub(super) by: By<'a>,
+    /// The cgroup of the clients' sockets, if kpx leads the sockets of pods. In the root, it would lead those of other labs too.
+    pub(super) cgroup: Option<Visited>,
 }
 
 /// The proxy of the node: it serves as long as this value lives.
 #[derive(Debug)]
-enum By<'a> {
+pub(super) enum By<'a> {
     Nobody,
     Rules,
     KubeProxy { _process: KubeProxy<'a> },
     Kpx(Box<Agent<'a>>),
+    Limit(Box<Limit>),
 }
 
 impl<'a> Fixture<'a> {
@@ -56,11 +58,10 @@ impl<'a> Fixture<'a> {
         // Only some load whole rule sets of this size in seconds.
         let slow = matches!(variant, Variant::IptablesNft | Variant::Nftables);
         let rules = services::rules(lab, services, !slow || services <= WHOLE);
+        let cgroup = variant.leads_pods().then(Visited::make).transpose()?;
         let by = match variant {
             Variant::Direct | Variant::Control => {
-                // Only an outsider that dials pods needs a route to them.
-                let (pods, n1) = (lab.n1.pod_net.cidr(Family::V4), lab.n1.host.addrs.v4);
-                lab.fabric.ns.ip(&format!("route add {pods} via {n1}"))?;
+                route_to_pods(lab)?;
                 By::Nobody
             }
             Variant::IptablesLegacy => restore(lab, "iptables-legacy-restore", &rules)?,
@@ -75,11 +76,13 @@ impl<'a> Fixture<'a> {
                 let mode = if variant == Variant::KubeProxyIptables { "iptables" } else { "nftables" };
                 By::KubeProxy { _process: KubeProxy::start(lab, program, mode, &services::objects(lab, &rules))? }
             }
-            Variant::Kpx | Variant::KpxFast | Variant::KpxSocket => {
-                By::Kpx(Box::new(kpx(lab, variant, services, &rules)?))
+            Variant::Kpx | Variant::KpxOff | Variant::KpxSocket | Variant::KpxSocketAll => {
+                let more = cgroup.as_ref().map(|cgroup| ("--cgroup-root", cgroup.path().display().to_string()));
+                By::Kpx(Box::new(kpx(lab, [flags(variant, services), more.into_iter().collect()].concat(), &rules)?))
             }
+            Variant::Limit => By::Limit(Box::new(Limit::start(lab)?)),
         };
-        Ok(Self { variant, lab, by })
+        Ok(Self { variant, lab, by, cgroup })
     }
 
     /// The ends of a path, for slices of that length.
@@ -88,113 +91,40 @@ impl<'a> Fixture<'a> {
         self.slice_to(path, to, length)
     }
 
-    fn slice_to(&self, path: Path, to: SocketAddrV4, length: Duration) -> Slice<'a> {
+    pub(super) fn slice_to(&self, path: Path, to: SocketAddrV4, length: Duration) -> Slice<'a> {
         let [client, server] = [services::client(path), services::backend(path)].map(|name| &self.lab.host(name).ns);
         Slice { client, to: to.into(), server, at: self.backend(path).into(), length }
     }
 
-    fn backend(&self, path: Path) -> SocketAddrV4 {
+    pub(super) fn backend(&self, path: Path) -> SocketAddrV4 {
         SocketAddrV4::new(self.lab.host(services::backend(path)).addrs.v4, services::TARGET_PORT)
+    }
+
+    /// Makes the nodes as a path has them.
+    pub fn prepare(&self, path: Path) -> Result<()> {
+        if path == Path::Routable {
+            self.stop_masquerading()?;
+        }
+        policies::set(self.lab, path)
+    }
+
+    /// Measures a slice of a path; see [`Slice::run`].
+    pub fn run(&self, path: Path, length: Duration, mode: Mode) -> Result<Work> {
+        let slice = self.slice(path, length);
+        match &self.cgroup {
+            Some(cgroup) => cgroup.visit(|| slice.run(mode))?,
+            None => slice.run(mode),
+        }
     }
 
     /// Stops masquerading, as where addresses of pods are known outside the cluster. For good, and once.
     pub fn stop_masquerading(&self) -> Result<()> {
         self.lab.nodes().iter().try_for_each(|node| node.host.ns.nft("delete table inet cni"))
     }
-
-    /// Checks that clients come to their backend by this variant's means, and by no other.
-    pub fn prove(&self, path: Path) -> Result<()> {
-        if path == Path::Routable && matches!(self.by, By::Nobody | By::Kpx(_)) {
-            self.prove_untracked(path)?;
-        }
-        let frontend = services::frontend(self.lab, path);
-        let (before, known) = (self.counts()?, self.tracked()?);
-        let done = self.slice_to(path, frontend, SHORT).run(Mode::TcpCrr);
-        if self.by.is_nobody() {
-            ensure!(done.is_err(), "{frontend} is served without anybody who serves it");
-            return self.slice(path, SHORT).run(Mode::TcpCrr).map(drop);
-        }
-        let connections = done?.amount;
-        let mut fresh = self.tracked()?;
-        fresh.retain(|connection| !known.contains(connection));
-        let tracked = fresh.iter().any(|connection| connection.is_translated(frontend, self.backend(path)));
-        let counts = self.counts()?;
-        let news = |name: &str| sum(&counts, name) - sum(&before, name);
-        match self.variant {
-            Variant::Kpx | Variant::KpxFast => {
-                ensure!(!tracked, "connection tracking translates {frontend}, not kpx");
-                ensure!(news("flow_opened") >= connections, "kpx did not open {connections} flows");
-            }
-            Variant::KpxSocket => {
-                ensure!(news("flow_opened") == 0, "packets were translated, not sockets");
-                ensure!(news("socket_translated") >= connections, "kpx did not lead {connections} sockets");
-            }
-            _ => ensure!(tracked, "connection tracking translates no connection to {frontend}"),
-        }
-        if self.variant == Variant::Ipvs {
-            let known = self.lab.n1.host.ns.read("/proc/thread-self/net/ip_vs_conn")?;
-            let [to, at] = [frontend, self.backend(path)].map(hex);
-            ensure!(known.lines().any(|line| line.contains(&format!("{to} {at}"))), "IPVS knows none:\n{known}");
-        }
-        if self.variant == Variant::KpxFast && FAST.contains(&path) {
-            ensure!(news("fast") > 0, "no packet went the fast way");
-        }
-        Ok(())
-    }
-
-    fn prove_untracked(&self, path: Path) -> Result<()> {
-        let known = self.tracked()?;
-        self.slice(path, SHORT).run(Mode::TcpCrr)?;
-        let tracked = self.tracked()?.difference(&known).count();
-        ensure!(tracked == 0, "{tracked} connections were tracked without need");
-        Ok(())
-    }
-
-    /// Returns the counters of kpx so far, by name; nothing for another proxy.
-    fn counts(&self) -> Result<Vec<(String, u64)>> {
-        let By::Kpx(agent) = &self.by else { return Ok(Vec::new()) };
-        let status = agent.status()?;
-        let events = status["events"].as_object().context("a status without events")?;
-        Ok(events.iter().filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect())
-    }
-
-    /// Connections that the node's connection tracking knows.
-    fn tracked(&self) -> Result<BTreeSet<Tracked>> {
-        // Not that of the process, which is elsewhere.
-        let text = self.lab.n1.host.ns.read("/proc/thread-self/net/nf_conntrack")?;
-        Ok(text.lines().map(Tracked::of).collect())
-    }
-}
-
-/// Addresses and ports of a connection, as the kernel lists them.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Tracked {
-    /// By the client.
-    sent: Vec<String>,
-    answered: Vec<String>,
-}
-
-impl Tracked {
-    fn of(line: &str) -> Self {
-        let is_tuple = |word: &&str| ["src=", "dst=", "sport=", "dport="].iter().any(|name| word.starts_with(name));
-        let mut words = line.split_whitespace().filter(is_tuple).map(str::to_owned);
-        Self { sent: words.by_ref().take(4).collect(), answered: words.collect() }
-    }
-
-    /// Tells if it is translated: this backend answers what was sent to that frontend.
-    fn is_translated(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> bool {
-        let sent = [format!("dst={}", frontend.ip()), format!("dport={}", frontend.port())];
-        sent.iter().all(|word| self.sent.contains(word)) && self.answered.contains(&format!("src={}", backend.ip()))
-    }
-}
-
-/// Adds up all counters whose names contain a text.
-fn sum(counts: &[(String, u64)], name: &str) -> u64 {
-    counts.iter().filter(|(counter, _)| counter.contains(name)).map(|(_, count)| count).sum()
 }
 
 impl By<'_> {
-    fn is_nobody(&self) -> bool {
+    pub(super) fn is_nobody(&self) -> bool {
         matches!(self, Self::Nobody)
     }
 }
@@ -216,13 +146,8 @@ pub(super) fn obstacle(variant: Variant, services: usize, kube_proxy: Option<&Fi
 
 /// Returns the flags of kpx beside those of every variant.
 fn flags(variant: Variant, services: usize) -> Vec<(&'static str, String)> {
-    let mut flags = match variant {
-        Variant::Kpx => vec![],
-        Variant::KpxFast => vec![("--fast-path", "on".to_owned())],
-        Variant::KpxSocket => vec![("--socket-lb", "host".to_owned())],
-        _ => return Vec::new(),
-    };
-    if services > AS_BUILT {
+    let mut flags: Vec<_> = variant.flags().iter().map(|&(flag, value)| (flag, value.to_owned())).collect();
+    if variant.is_kpx() && services > AS_BUILT {
         // A Service has two frontends: its port, and all others of its ClusterIP.
         flags.push(("--service-table-size", (services * 3).to_string()));
     }
@@ -232,7 +157,11 @@ fn flags(variant: Variant, services: usize) -> Vec<(&'static str, String)> {
 /// The same in every fixture.
 fn tune(lab: &Lab) -> Result<()> {
     for node in lab.nodes() {
-        node.host.ns.sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", TIME_WAIT)?;
+        let ns = &node.host.ns;
+        ns.sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", TIME_WAIT)?;
+        // A packet for a node port leaves by the device that it came in by.
+        ns.sysctl("ipv4/conf/all/send_redirects", "0")?;
+        ns.sysctl("ipv4/conf/eth0/send_redirects", "0")?;
     }
     for client in Path::ALL.map(services::client) {
         let ns = &lab.host(client).ns;
@@ -242,6 +171,14 @@ fn tune(lab: &Lab) -> Result<()> {
         ns.sysctl("ipv4/ip_local_reserved_ports", "30000-32767")?;
     }
     Ok(())
+}
+
+/// Only an outsider that dials pods needs a route to them. All lead through n1 and back, as the ways of its node ports do.
+fn route_to_pods(lab: &Lab) -> Result<()> {
+    let [n1, x] = [&lab.n1.host, &lab.x].map(|host| host.addrs.v4);
+    let routes = lab.nodes().map(|node| format!("route add {} via {n1}", node.pod_net.cidr(Family::V4)));
+    lab.fabric.ns.ip(&routes.join("\n"))?;
+    lab.n2.host.ns.ip(&format!("route add {x}/32 via {n1}"))
 }
 
 fn restore(lab: &Lab, tool: &str, rules: &Rules) -> Result<By<'static>> {
@@ -260,11 +197,6 @@ fn virtual_servers(lab: &Lab, rules: &Rules) -> Result<By<'static>> {
     Ok(By::Rules)
 }
 
-/// Writes an address as the kernel lists connections of IPVS.
-fn hex(at: SocketAddrV4) -> String {
-    format!("{:08X} {:04X}", u32::from(*at.ip()), at.port())
-}
-
 /// Thousands of rules are no part of an error.
 fn feed(lab: &Lab, command: &mut Command, text: &str) -> Result<()> {
     let ns = &lab.n1.host.ns;
@@ -279,7 +211,7 @@ fn feed(lab: &Lab, command: &mut Command, text: &str) -> Result<()> {
 }
 
 /// From a folder of two files: who serves 10,000 Services is another matter than who tells of them.
-fn kpx<'a>(lab: &'a Lab, variant: Variant, services: usize, rules: &Rules) -> Result<Agent<'a>> {
+fn kpx<'a>(lab: &'a Lab, more: Vec<(&'static str, String)>, rules: &Rules) -> Result<Agent<'a>> {
     let dir = lab.dir().join("manifests");
     fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
     let nodes = lab.nodes().map(|n| node(n).0).to_vec();
@@ -289,7 +221,7 @@ fn kpx<'a>(lab: &'a Lab, variant: Variant, services: usize, rules: &Rules) -> Re
         fs::write(&path, list.to_string()).with_context(|| format!("write {}", path.display()))?;
     }
     let pods = format!("{},{}", CLUSTER_PODS.cidr(Family::V4), CLUSTER_PODS.cidr(Family::V6));
-    let flags = [("--cluster-cidr", pods)].into_iter().chain(flags(variant, services));
+    let flags = [("--cluster-cidr", pods)].into_iter().chain(more);
     let args: Vec<String> = flags.flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
     let agent = Agent::start_with(lab, &lab.n1, Source::Manifests(&dir), &args)?;
     // The agent looks at the rules of the host, and again once it knows where pods have their addresses.

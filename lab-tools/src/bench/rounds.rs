@@ -7,8 +7,10 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::fixture::{self, Fixture};
-use super::{Mode, Path, Selection, Variant};
-use testbed::lab::{Lab, Layout};
+use super::order::Order;
+use super::{Latency, Mode, Path, Selection, Variant};
+use testbed::agent::idle;
+use testbed::lab::Lab;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -16,6 +18,8 @@ pub struct Options {
     pub rounds: usize,
     /// How long each variant is measured in each round.
     pub slice: Duration,
+    /// Decides in which order variants take their turns.
+    pub seed: u64,
     /// The real one, if it is there.
     pub kube_proxy: Option<PathBuf>,
 }
@@ -33,6 +37,8 @@ pub struct Sample {
     pub seconds: f64,
     /// The time of all CPUs.
     pub cpu_seconds: f64,
+    #[serde(default, skip_serializing_if = "Latency::is_empty")]
+    pub latency: Latency,
 }
 
 /// A variant that could not be run.
@@ -53,56 +59,98 @@ pub trait Listener {
 pub fn run(options: &Options, listener: &mut impl Listener) -> Result<()> {
     let mut skipped = Vec::new();
     for services in options.selection.services() {
-        let mut variants = Vec::new();
-        let paths = options.selection.paths(services);
-        for variant in paths.flat_map(|path| options.selection.variants(services, path)) {
-            if variants.contains(&variant) {
-                continue;
-            }
-            let Some(why) = fixture::obstacle(variant, services, options.kube_proxy.as_deref())? else {
-                variants.push(variant);
-                continue;
-            };
-            let skip = Skipped { variant, why };
-            if !skipped.contains(&skip) {
-                skipped.push(skip.clone());
-                listener.skipped(skip)?;
-            }
+        let all: Vec<Path> = options.selection.paths(services).collect();
+        for paths in all.chunk_by(|a, b| a.layout() == b.layout()) {
+            let variants = runnable(options, services, paths, &mut skipped, listener)?;
+            among(options, services, paths, &variants, listener)?;
         }
-        among(options, services, &variants, listener)?;
     }
     Ok(())
 }
 
-/// All cells with that many Services, each variant in a lab of its own.
-fn among(options: &Options, services: usize, variants: &[Variant], listener: &mut impl Listener) -> Result<()> {
-    let labs: Vec<Lab> = variants.iter().map(|_| Lab::start(Layout::Routed)).collect::<Result<_>>()?;
+/// Returns the variants of these paths that can be run here, and tells why others cannot, once.
+fn runnable(
+    options: &Options,
+    services: usize,
+    paths: &[Path],
+    skipped: &mut Vec<Skipped>,
+    listener: &mut impl Listener,
+) -> Result<Vec<Variant>> {
+    let mut variants = Vec::new();
+    for variant in paths.iter().flat_map(|path| options.selection.variants(services, *path)) {
+        if variants.contains(&variant) {
+            continue;
+        }
+        let Some(why) = fixture::obstacle(variant, services, options.kube_proxy.as_deref())? else {
+            variants.push(variant);
+            continue;
+        };
+        let skip = Skipped { variant, why };
+        if !skipped.contains(&skip) {
+            skipped.push(skip.clone());
+            listener.skipped(skip)?;
+        }
+    }
+    Ok(variants)
+}
+
+/// All cells of paths of one layout with that many Services, each variant in a lab of its own.
+fn among(
+    options: &Options,
+    services: usize,
+    paths: &[Path],
+    variants: &[Variant],
+    listener: &mut impl Listener,
+) -> Result<()> {
+    let Some(layout) = paths.first().map(|path| path.layout()) else { return Ok(()) };
+    listener.progress(&format!("{services} services: set up"));
+    let labs: Vec<Lab> = variants.iter().map(|_| Lab::start(layout)).collect::<Result<_>>()?;
     let start = |(lab, &variant)| {
         Fixture::start(lab, variant, services, options.kube_proxy.as_deref())
             .with_context(|| format!("{variant}, {services} services"))
     };
-    listener.progress(&format!("{services} services: set up"));
     let fixtures: Vec<Fixture<'_>> = labs.iter().zip(variants).map(start).collect::<Result<_>>()?;
-    for path in options.selection.paths(services) {
+    for &path in paths {
         let wanted = options.selection.variants(services, path);
         let fixtures: Vec<&Fixture<'_>> = fixtures.iter().filter(|fixture| wanted.contains(&fixture.variant)).collect();
+        fixtures.iter().try_for_each(|fixture| fixture.prepare(path))?;
+        if fixtures.iter().any(|fixture| fixture.variant.is_kpx()) {
+            idle(fixture::SETTLE)?;
+        }
         for fixture in &fixtures {
-            if path == Path::Routable {
-                fixture.stop_masquerading()?;
-            }
             fixture.prove(path).with_context(|| format!("{}, {path}, {services} services", fixture.variant))?;
         }
-        for round in 0..options.rounds {
-            listener.progress(&format!("{services} services, {path}: round {} of {}", round + 1, options.rounds));
-            for mode in options.selection.modes(services, path) {
-                // No variant always follows the same other one.
-                for fixture in (0..fixtures.len()).map(|nth| fixtures[(nth + round) % fixtures.len()]) {
-                    let done = fixture.slice(path, options.slice).run(mode);
-                    let done = done.with_context(|| format!("{}, {services} services", fixture.variant))?;
-                    let (seconds, cpu_seconds) = (done.time.as_secs_f64(), done.cpu.as_secs_f64());
-                    let (variant, amount) = (fixture.variant, done.amount);
-                    listener.sample(Sample { services, path, mode, variant, round, amount, seconds, cpu_seconds })?;
-                }
+        on(options, services, path, &fixtures, listener)?;
+    }
+    Ok(())
+}
+
+/// All rounds of a path.
+fn on(
+    options: &Options,
+    services: usize,
+    path: Path,
+    fixtures: &[&Fixture<'_>],
+    listener: &mut impl Listener,
+) -> Result<()> {
+    let mut order = Order::new(options.seed);
+    for round in 0..options.rounds {
+        listener.progress(&format!("{services} services, {path}: round {} of {}", round + 1, options.rounds));
+        for mode in options.selection.modes(services, path).into_iter().filter(|mode| mode.is_due(round)) {
+            for fixture in order.shuffled(fixtures) {
+                let done = fixture.run(path, options.slice, mode);
+                let done = done.with_context(|| format!("{}, {services} services", fixture.variant))?;
+                listener.sample(Sample {
+                    services,
+                    path,
+                    mode,
+                    variant: fixture.variant,
+                    round,
+                    amount: done.amount,
+                    seconds: done.time.as_secs_f64(),
+                    cpu_seconds: done.cpu.as_secs_f64(),
+                    latency: done.latency,
+                })?;
             }
         }
     }

@@ -12,6 +12,7 @@ use testbed::lab::{CLUSTER_PODS, Family, Lab, SERVICE_CIDR};
 pub(super) const TARGET_PORT: u16 = 8080;
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30080;
+const FAR_NODE_PORT: u16 = 30081;
 /// Endpoints of each of the others.
 const ENDPOINTS: u32 = 3;
 /// Where addresses of the others begin, behind those of the lab's own pods.
@@ -28,28 +29,33 @@ struct Measured {
 }
 
 const NEAR: Measured = Measured { name: "near", nth: 10, backend: "p1b", node_port: Some(NODE_PORT) };
-const FAR: Measured = Measured { name: "far", nth: 11, backend: "p2a", node_port: None };
+const FAR: Measured = Measured { name: "far", nth: 11, backend: "p2a", node_port: Some(FAR_NODE_PORT) };
 
 /// The host whose server answers.
 pub(super) fn backend(path: Path) -> &'static str {
-    if path == Path::Remote { FAR.backend } else { NEAR.backend }
+    match path {
+        Path::Local | Path::Routable | Path::Calico | Path::KubeRouter | Path::Host | Path::Outside => NEAR.backend,
+        Path::Remote | Path::Overlay | Path::OutsideRemote => FAR.backend,
+    }
 }
 
 pub(super) fn client(path: Path) -> &'static str {
     match path {
-        Path::Local | Path::Routable | Path::Remote => "p1a",
+        Path::Local | Path::Routable | Path::Calico | Path::KubeRouter | Path::Remote | Path::Overlay => "p1a",
         Path::Host => "n1",
-        Path::Outside => "x",
+        Path::Outside | Path::OutsideRemote => "x",
     }
 }
 
 /// Where clients of the Service dial.
 pub(super) fn frontend(lab: &Lab, path: Path) -> SocketAddrV4 {
-    match path {
-        Path::Local | Path::Routable | Path::Host => SocketAddrV4::new(NEAR.cluster_ip(), PORT),
-        Path::Remote => SocketAddrV4::new(FAR.cluster_ip(), PORT),
-        Path::Outside => SocketAddrV4::new(lab.n1.host.addrs.v4, NODE_PORT),
-    }
+    let (ip, port) = match path {
+        Path::Local | Path::Routable | Path::Calico | Path::KubeRouter | Path::Host => (NEAR.cluster_ip(), PORT),
+        Path::Remote | Path::Overlay => (FAR.cluster_ip(), PORT),
+        Path::Outside => (lab.n1.host.addrs.v4, NODE_PORT),
+        Path::OutsideRemote => (lab.n1.host.addrs.v4, FAR_NODE_PORT),
+    };
+    SocketAddrV4::new(ip, port)
 }
 
 /// Returns the Services from which kube-proxy makes rules on n1. The measured stand in the middle, as the mean of all do where order counts.

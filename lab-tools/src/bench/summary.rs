@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Mode, Path, Sample, Variant};
+use super::{Latency, Mode, Path, Sample, Variant};
+
+/// The parts of a run that count as repeated runs.
+const PARTS: usize = 5;
 
 /// The combination that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +33,8 @@ pub struct Summary {
     pub ratio: Spread,
     /// CPU seconds for one, all rounds together: a single slice has few ticks.
     pub cpu: f64,
+    /// The times of single operations, all rounds together; empty for streams.
+    pub latency: Latency,
     ratios: BTreeMap<usize, f64>,
 }
 
@@ -38,6 +43,17 @@ impl Summary {
     pub fn against(&self, other: &Self) -> Option<Spread> {
         let ratio = |(round, ratio): (&usize, &f64)| Some(ratio / other.ratios.get(round)?);
         Spread::of(self.ratios.iter().filter_map(ratio).collect())
+    }
+
+    /// Returns the median ratio to another variant, between the lowest and the highest median of shorter runs. Each part of the rounds
+    /// is taken for such a run.
+    pub fn repeated(&self, other: &Self) -> Option<Spread> {
+        let ratio = |(round, ratio): (&usize, &f64)| Some(ratio / other.ratios.get(round)?);
+        let ratios: Vec<f64> = self.ratios.iter().filter_map(ratio).collect();
+        let part = ratios.len().div_ceil(PARTS).max(1);
+        let medians = ratios.chunks(part).filter_map(|part| Some(Spread::of(part.to_vec())?.median));
+        let (low, high) = medians.fold((f64::MAX, f64::MIN), |(low, high), median| (low.min(median), high.max(median)));
+        Some(Spread { low, high, ..Spread::of(ratios.clone())? })
     }
 }
 
@@ -73,6 +89,10 @@ pub fn summarise(samples: &[Sample]) -> BTreeMap<Key, Summary> {
             rate: Spread::of(samples.iter().map(|sample| rate(sample)).collect())?,
             ratio: Spread::of(ratios.values().copied().collect())?,
             cpu: samples.iter().map(|sample| sample.cpu_seconds).sum::<f64>() / amount as f64,
+            latency: samples.iter().fold(Latency::default(), |mut all, sample| {
+                all.add(&sample.latency);
+                all
+            }),
             ratios,
         })
     };
@@ -85,7 +105,17 @@ mod tests {
 
     fn sample(variant: Variant, round: usize, amount: u64) -> Sample {
         let (path, mode) = (Path::Local, Mode::TcpRr);
-        Sample { services: 1, path, mode, variant, round, amount, seconds: 0.5, cpu_seconds: 0.25 }
+        Sample {
+            services: 1,
+            path,
+            mode,
+            variant,
+            round,
+            amount,
+            seconds: 0.5,
+            cpu_seconds: 0.25,
+            latency: Latency::default(),
+        }
     }
 
     #[test]
@@ -102,6 +132,17 @@ mod tests {
         assert_eq!(of(Variant::Kpx).rate, Spread { low: 90.0, median: 160.0, high: 180.0 });
         assert_eq!(of(Variant::Kpx).against(of(Variant::Nftables)).unwrap().median, 1.5);
         assert!((of(Variant::Kpx).cpu - 0.75 / 215.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn parts_of_a_run_count_as_runs() {
+        let direct = (0..10).map(|round| sample(Variant::Direct, round, 100));
+        let kpx = (0..10).map(|round| sample(Variant::Kpx, round, 90 + round as u64));
+        let cells = summarise(&direct.chain(kpx).collect::<Vec<_>>());
+        let of = |variant| &cells[&Key { services: 1, path: Path::Local, mode: Mode::TcpRr, variant }];
+        let found = of(Variant::Kpx).repeated(of(Variant::Direct)).unwrap();
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(close(found.low, 0.905) && close(found.median, 0.945) && close(found.high, 0.985), "{found:?}");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};
 
 use super::cpu::{self, Busy};
-use super::{Mode, datagrams};
+use super::latency::{Latency, Recorder};
+use super::{Mode, datagrams, many};
 use testbed::netns::NetNs;
 
 /// No answer takes so long, unless it never comes.
@@ -36,13 +37,15 @@ pub struct Slice<'a> {
 }
 
 /// The work that was done.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Work {
     /// In the mode's unit.
     pub amount: u64,
     pub time: Duration,
     /// The time of all CPUs together, of all processes and interrupts.
     pub cpu: Duration,
+    /// The times of single operations, in modes that have them.
+    pub latency: Latency,
 }
 
 impl Slice<'_> {
@@ -50,7 +53,11 @@ impl Slice<'_> {
     pub fn run(&self, mode: Mode) -> Result<Work> {
         let pinned = || {
             pin()?;
-            self.work(mode)
+            let slice = Self { length: self.length * mode.longer(), ..*self };
+            let done = slice.work(mode)?;
+            // A block of a stream is no operation of a user's.
+            let latency = if mode.unit() == "transactions" { done.latency } else { Latency::default() };
+            Ok(Work { latency, ..done })
         };
         thread::scope(|scope| scope.spawn(pinned).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -60,7 +67,8 @@ impl Slice<'_> {
             Mode::TcpCrr => self.tcp(answer_connections, |slice| slice.connect_request_response()),
             Mode::TcpRr => self.tcp(echo_one, |slice| slice.request_response()),
             Mode::TcpStream => self.tcp(swallow_one, |slice| slice.stream()),
-            Mode::UdpRr | Mode::UdpStream | Mode::UdpPps => datagrams::run(self, mode),
+            Mode::TcpMany => self.tcp(many::answer, many::request_response),
+            Mode::UdpRr | Mode::UdpStream | Mode::UdpPps | Mode::UdpDns => datagrams::run(self, mode),
         };
         done.with_context(|| format!("{mode}, {} to {}", self.client.name(), self.to))
     }
@@ -108,20 +116,23 @@ impl Slice<'_> {
         while started.elapsed() < self.length / WARM_UP {
             step()?;
         }
+        let (mut recorder, mut before) = (Recorder::new(), Duration::ZERO);
         let (busy, started, mut amount) = (Busy::now()?, Instant::now(), 0);
         let time = loop {
             amount += step()?;
             let time = started.elapsed();
+            recorder.note(time.saturating_sub(before));
+            before = time;
             // A server on the same CPU may not have had its turn yet.
             if time >= self.length && (amount > 0 || time >= TIMEOUT) {
                 break time;
             }
         };
-        Ok(Work { amount, time, cpu: busy.since()? })
+        Ok(Work { amount, time, cpu: busy.since()?, latency: recorder.finish() })
     }
 
     /// Connects, and gives up where no server answers.
-    fn connect(&self) -> Result<TcpStream> {
+    pub(super) fn connect(&self) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
@@ -136,7 +147,7 @@ impl Slice<'_> {
     }
 }
 
-fn exchange(stream: &mut TcpStream) -> Result<()> {
+pub(super) fn exchange(stream: &mut TcpStream) -> Result<()> {
     stream.write_all(&[1]).context("send")?;
     stream.read_exact(&mut [0]).context("wait for an answer")
 }

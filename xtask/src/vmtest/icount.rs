@@ -53,7 +53,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "6.12")]
     kernel: String,
     /// Numbers of Services to measure with
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 1_000, 10_000])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 10_000])]
     services: Vec<usize>,
     /// Rounds; each measures every mode once
     #[arg(long, default_value_t = 2)]

@@ -4,21 +4,27 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use lab_tools::bench::{self, Listener, Mode, Options, Path, Sample, Selection, Skipped, Variant, summarise};
+use lab_tools::bench::{self, Listener, Mode, Options, Path, Sample, Selection, Skipped, Summary, Variant, summarise};
 
-use crate::record::{Record, Writer};
+use crate::record::{Record, Run, Writer};
+
+const ROUNDS: usize = 51;
+const QUICK_ROUNDS: usize = 31;
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
-    /// Rounds; each measures every variant once in every mode
-    #[arg(long, default_value_t = 101)]
-    rounds: usize,
+    /// Rounds; each measures every variant once in every mode [default: 51, 31 with --quick]
+    #[arg(long)]
+    rounds: Option<usize>,
     /// How long each is measured in each round, in milliseconds
     #[arg(long, default_value_t = 20)]
     slice: u64,
-    /// One short round: whether it works, not how fast
+    /// Only the cells of the first table, in fewer rounds
     #[arg(long)]
     quick: bool,
+    /// Decides in which order variants take their turns
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Only with so many Services
     #[arg(long, value_delimiter = ',')]
     services: Vec<usize>,
@@ -38,15 +44,20 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, results: &FilePath) -> Result<()> {
     let selection = Selection {
+        is_quick: args.quick,
         services: args.services.clone(),
         paths: args.path.clone(),
         modes: args.mode.clone(),
         variants: args.variant.clone(),
     };
-    let (rounds, slice) = if args.quick { (1, 20) } else { (args.rounds, args.slice) };
-    let options =
-        Options { selection, rounds, slice: Duration::from_millis(slice), kube_proxy: args.kube_proxy.clone() };
-    let mut listener = Keeper { writer: Writer::create(results, "data")?, samples: Vec::new() };
+    let rounds = args.rounds.unwrap_or(if args.quick { QUICK_ROUNDS } else { ROUNDS });
+    let run = Run { is_quick: args.quick, rounds, slice_ms: args.slice, seed: args.seed };
+    let slice = Duration::from_millis(args.slice);
+    let options = Options { selection, rounds, slice, seed: args.seed, kube_proxy: args.kube_proxy.clone() };
+    let mut writer = Writer::create(results, "data")?;
+    eprintln!("{run}");
+    writer.write(&Record::Run(run))?;
+    let mut listener = Keeper { writer, samples: Vec::new() };
     bench::run(&options, &mut listener)?;
     listener.writer.finish()?;
     print(&listener.samples);
@@ -77,7 +88,7 @@ impl Listener for Keeper {
 fn print(samples: &[Sample]) {
     for (key, cell) in summarise(samples) {
         println!(
-            "{:>6} {:<28} {:<29} {:<20} {:>12.0}/s  {:.3} ({:.3}..{:.3})  {:>9.2} us",
+            "{:>6} {:<28} {:<29} {:<20} {:>12.0}/s  {:.3} ({:.3}..{:.3})  {:>9.2} us{}",
             key.services,
             key.path,
             key.mode,
@@ -86,7 +97,15 @@ fn print(samples: &[Sample]) {
             cell.ratio.median,
             cell.ratio.low,
             cell.ratio.high,
-            cell.cpu * 1e6
+            cell.cpu * 1e6,
+            latency(&cell)
         );
     }
+}
+
+/// Writes the median and the 99th percentile of one operation.
+fn latency(cell: &Summary) -> String {
+    let micros = |share| cell.latency.quantile(share).map(|time| time.as_secs_f64() * 1e6);
+    let both = micros(0.5).zip(micros(0.99));
+    both.map_or_else(String::new, |(half, most)| format!("  p50 {half:.1} p99 {most:.1} us"))
 }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lab_tools::bench::{Fixture, Mode, Path, Sample, Skipped, Variant};
+use lab_tools::bench::{Fixture, Latency, Mode, Path, Sample, Skipped, Variant};
 use testbed::lab::{Lab, Layout};
 
 use crate::machine::Machine;
@@ -20,7 +20,7 @@ const VARIANTS: [Variant; 7] = [
     Variant::Nftables,
     Variant::Ipvs,
     Variant::Kpx,
-    Variant::KpxFast,
+    Variant::KpxOff,
 ];
 const MODES: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::UdpRr];
 /// The share of a slice that may be spent waiting: the clock then jumps to the next event.
@@ -71,6 +71,7 @@ fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
                 amount: done.amount,
                 seconds,
                 cpu_seconds,
+                latency: Latency::default(),
             }))?;
         }
     }

@@ -1,5 +1,6 @@
 //! Results as they are kept: a file of JSON lines for each section.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -16,11 +17,30 @@ use crate::machine::Machine;
 pub(crate) enum Record {
     /// Where the section was run: the first of each file.
     Machine(Machine),
+    Run(Run),
     Sample(Sample),
     Skipped(Skipped),
     /// A note for readers of the section's figures, such as why there are none.
     Note(String),
     Table(Table),
+}
+
+/// How the cells of the section `data` were measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// Only the cells of the first table were measured.
+    pub(crate) is_quick: bool,
+    pub(crate) rounds: usize,
+    pub(crate) slice_ms: u64,
+    pub(crate) seed: u64,
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_quick, rounds, slice_ms, seed } = self;
+        let kind = if *is_quick { "A quick run" } else { "A whole run" };
+        write!(f, "{kind}: {rounds} rounds, slices of {slice_ms} ms, seed {seed}")
+    }
 }
 
 /// Figures that are shown as they are.

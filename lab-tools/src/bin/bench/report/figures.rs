@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use lab_tools::bench::{Key, Mode, Spread, Summary, Variant};
+use lab_tools::bench::{Key, Latency, Mode, Spread, Summary, Variant};
 
 use super::Cells;
 use crate::record::Record;
@@ -11,9 +11,10 @@ use crate::record::Record;
 pub(super) fn machine(records: &[Record]) -> String {
     let machines = records.iter().filter_map(|record| match record {
         Record::Machine(machine) => Some(machine.to_string()),
+        Record::Run(run) => Some(format!("{run}.")),
         _ => None,
     });
-    machines.collect::<Vec<_>>().join("\n")
+    machines.collect::<Vec<_>>().join("\n\n")
 }
 
 pub(super) fn skipped(records: &[Record]) -> String {
@@ -23,6 +24,12 @@ pub(super) fn skipped(records: &[Record]) -> String {
     });
     let lines: Vec<_> = skipped.collect();
     if lines.is_empty() { "Nothing was left out.".to_owned() } else { lines.join("\n") }
+}
+
+/// Returns a link to each drawing, by title and file.
+pub(super) fn drawings(drawn: &[(String, String)]) -> String {
+    let links = drawn.iter().map(|(title, file)| format!("- [{title}](performance/{file})"));
+    links.collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the tables that a section made by itself.
@@ -60,10 +67,17 @@ pub(super) fn cells(cells: &Cells) -> String {
     text
 }
 
-/// Writes the rate of direct, or the ratio of another variant to it; then CPU time.
+/// Writes the rate of direct, or the ratio of another variant to it; then CPU time, then the time of one operation.
 fn figure(variant: Variant, mode: Mode, cell: &Summary) -> String {
     let what = if variant == Variant::Direct { rate(mode, cell.rate.median) } else { spread(&cell.ratio) };
-    format!("{what} · {}", cost(mode, cell.cpu))
+    let latency = latency(&cell.latency).map(|latency| format!(" · {latency}")).unwrap_or_default();
+    format!("{what} · {}{latency}", cost(mode, cell.cpu))
+}
+
+/// The median and the 99th percentile of one operation; nothing for streams.
+fn latency(latency: &Latency) -> Option<String> {
+    let micros = |share| latency.quantile(share).map(|time| time.as_secs_f64() * 1e6);
+    Some(format!("{:.1}/{:.1} µs", micros(0.5)?, micros(0.99)?))
 }
 
 /// The median, and in brackets the middle half.

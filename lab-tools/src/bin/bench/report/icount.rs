@@ -69,12 +69,22 @@ fn figure(count: &Spread, direct: Option<&Spread>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lab_tools::bench::{Path, Skipped};
+    use lab_tools::bench::{Latency, Path, Skipped};
 
     fn sample(variant: Variant, round: usize, amount: u64) -> Record {
         let (path, mode) = (Path::Local, Mode::TcpRr);
         let (seconds, cpu_seconds) = (0.1, 0.1);
-        Record::Sample(Sample { services: 1, path, mode, variant, round, amount, seconds, cpu_seconds })
+        Record::Sample(Sample {
+            services: 1,
+            path,
+            mode,
+            variant,
+            round,
+            amount,
+            seconds,
+            cpu_seconds,
+            latency: Latency::default(),
+        })
     }
 
     #[test]

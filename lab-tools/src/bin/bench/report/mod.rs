@@ -1,9 +1,10 @@
 //! Makes of results what is read: the figures of docs/performance.md, between markers, and the drawings beside it.
 
 mod figures;
+mod goals;
 mod icount;
+mod overview;
 mod plots;
-mod targets;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,27 +29,36 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
     let document = args.docs.join("performance.md");
     let before = fs::read_to_string(&document).with_context(|| format!("read {}", document.display()))?;
     let mut text = before;
-    let data = record::read(results, "data")?;
+    let data = read(results, "data");
     if !data.is_empty() {
         let samples: Vec<Sample> = data.iter().filter_map(sample).collect();
         let cells = summarise(&samples);
-        text = replace(&text, "data: machine", &figures::machine(&data))?;
-        text = replace(&text, "data: targets", &targets::table(&cells))?;
+        text = replace(&text, "data: overview", &overview::text(&data, &cells))?;
+        text = replace(&text, "data: goals", &goals::table(&cells))?;
         text = replace(&text, "data: cells", &figures::cells(&cells))?;
         text = replace(&text, "data: not run", &figures::skipped(&data))?;
-        plots::draw(&cells, &args.docs.join("performance"))?;
+        let drawn = plots::draw(&cells, &args.docs.join("performance"))?;
+        text = replace(&text, "data: drawings", &figures::drawings(&drawn))?;
     }
     for section in ["programs", "openers", "control"] {
-        let records = record::read(results, section)?;
+        let records = read(results, section);
         if !records.is_empty() {
             text = replace(&text, section, &figures::tables(&records))?;
         }
     }
-    let counted = record::read(results, "icount")?;
+    let counted = read(results, "icount");
     if !counted.is_empty() {
         text = replace(&text, "icount", &icount::tables(&counted))?;
     }
     fs::write(&document, text).with_context(|| format!("write {}", document.display()))
+}
+
+/// Returns the records of a section; none if an older benchmark wrote them, whose figures then stay in the document.
+fn read(results: &Path, section: &str) -> Vec<Record> {
+    record::read(results, section).unwrap_or_else(|error| {
+        eprintln!("the figures of {section} stay as they were: {error:#}");
+        Vec::new()
+    })
 }
 
 fn sample(record: &Record) -> Option<Sample> {

@@ -1,0 +1,107 @@
+//! The first table: what kpx's users get, one row for each path.
+
+use lab_tools::bench::{Key, MANY_SERVICES, Mode, Path, Variant};
+
+use super::Cells;
+use super::figures::{grouped, machine, markdown};
+use super::plots::OVERVIEW;
+use crate::record::Record;
+
+/// The figures in a cell, from left to right.
+pub(super) const MODES: [Mode; 4] = [Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream, Mode::UdpRr];
+
+/// A row: its name in short, the path, and the variant of kpx in the first column.
+pub(super) const ROWS: [(&str, Path, Variant); 10] = [
+    ("pod → pod, same node, untracked", Path::Routable, Variant::Kpx),
+    ("pod → pod, same node, tracked", Path::Local, Variant::Kpx),
+    ("the same, Calico's chains", Path::Calico, Variant::Kpx),
+    ("the same, kube-router's chains", Path::KubeRouter, Variant::Kpx),
+    ("the same without chains, `--socket-lb all`", Path::Local, Variant::KpxSocketAll),
+    ("pod → pod of another node", Path::Remote, Variant::Kpx),
+    ("node → its own pod", Path::Host, Variant::Kpx),
+    ("the same, `--socket-lb host`", Path::Host, Variant::KpxSocket),
+    ("outside → node port, backend there", Path::Outside, Variant::Kpx),
+    ("outside → node port, backend elsewhere", Path::OutsideRemote, Variant::Kpx),
+];
+
+/// The table, how it was measured, and how far two equal labs differ in it.
+pub(super) fn text(records: &[Record], cells: &Cells) -> String {
+    let services = grouped(MANY_SERVICES as u64);
+    let heading = format!(
+        "Median ratios to *direct* (no Services at all), {services} Services: TCP connect/request/response · TCP request/response · TCP \
+         stream · UDP request/response. Above 1 is faster than *direct*."
+    );
+    let drawing = format!("![ratios to direct by path](performance/{OVERVIEW})");
+    [heading, table(cells), noise(cells), machine(records), drawing].join("\n\n")
+}
+
+fn table(cells: &Cells) -> String {
+    let header = ["", "kpx", "kpx, shortcuts off", "nftables", "limit"].map(str::to_owned);
+    let row = |&(name, path, variant): &(&str, Path, Variant)| {
+        let is_measured = |mode| ratio(cells, path, mode, variant).is_some();
+        let columns = [variant, Variant::KpxOff, Variant::Nftables, Variant::Limit];
+        let figures = columns.map(|variant| cell(cells, path, variant));
+        MODES.into_iter().any(is_measured).then(|| [vec![name.to_owned()], figures.to_vec()].concat())
+    };
+    markdown(&header, &ROWS.iter().filter_map(row).collect::<Vec<_>>())
+}
+
+fn cell(cells: &Cells, path: Path, variant: Variant) -> String {
+    let ratios = MODES.map(|mode| ratio(cells, path, mode, variant));
+    if ratios.iter().all(Option::is_none) {
+        return "–".to_owned();
+    }
+    ratios.map(|ratio| ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))).join(" · ")
+}
+
+pub(super) fn ratio(cells: &Cells, path: Path, mode: Mode, variant: Variant) -> Option<f64> {
+    Some(cells.get(&Key { services: MANY_SERVICES, path, mode, variant })?.ratio.median)
+}
+
+/// Says between which figures the second lab without Services lies, in these cells.
+fn noise(cells: &Cells) -> String {
+    let all = ROWS.iter().flat_map(|(_, path, _)| MODES.map(|mode| ratio(cells, *path, mode, Variant::Control)));
+    let (low, high) = all.flatten().fold((f64::MAX, f64::MIN), |(low, high), ratio| (low.min(ratio), high.max(ratio)));
+    if low > high {
+        return "A second lab without Services was not measured, so the noise is not known.".to_owned();
+    }
+    format!("A second lab without Services has {low:.2} to {high:.2} in these cells: that is the noise.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Run;
+    use lab_tools::bench::{Latency, Sample, summarise};
+
+    fn samples(path: Path, mode: Mode, rates: &[(Variant, u64)]) -> Vec<Sample> {
+        let sample = |&(variant, amount): &(Variant, u64)| Sample {
+            services: MANY_SERVICES,
+            path,
+            mode,
+            variant,
+            round: 0,
+            amount,
+            seconds: 1.0,
+            cpu_seconds: 1.0,
+            latency: Latency::default(),
+        };
+        rates.iter().map(sample).collect()
+    }
+
+    #[test]
+    fn table_shows_measured_rows() {
+        use Variant::{Control, Direct, Kpx, KpxOff, Limit, Nftables};
+        let rates = [(Direct, 100), (Control, 98), (Kpx, 105), (KpxOff, 91), (Nftables, 93), (Limit, 110)];
+        let crr = samples(Path::Local, Mode::TcpCrr, &rates);
+        let rr = samples(Path::Local, Mode::TcpRr, &[(Direct, 100), (Kpx, 118)]);
+        let cells = summarise(&[crr, rr].concat());
+        let row = "| pod → pod, same node, tracked | 1.05 · 1.18 · – · – | 0.91 · – · – · – | 0.93 · – · – · – | 1.10 · – · – · – |";
+        let run = Record::Run(Run { is_quick: true, rounds: 31, slice_ms: 20, seed: 1 });
+        let text = text(&[run], &cells);
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| ")).collect();
+        assert_eq!(rows[1..], [row]);
+        assert!(text.contains("has 0.98 to 0.98 in these cells"), "{text}");
+        assert!(text.contains("A quick run: 31 rounds, slices of 20 ms, seed 1.\n"), "{text}");
+    }
+}
