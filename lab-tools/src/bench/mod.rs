@@ -4,6 +4,7 @@
 //! Every figure is a ratio to [`Variant::Direct`] of the same round, because a machine is never as fast as a moment ago.
 
 mod cell;
+mod counters;
 mod cpu;
 mod datagrams;
 mod fixture;
@@ -21,6 +22,7 @@ mod summary;
 mod traffic;
 
 pub use self::cell::{Mode, Path, Variant};
+pub use self::counters::EVENTS;
 pub use self::fixture::Fixture;
 pub use self::latency::Latency;
 pub use self::plan::{MANY_SERVICES, Selection};

@@ -39,6 +39,9 @@ pub struct Sample {
     pub cpu_seconds: f64,
     #[serde(default, skip_serializing_if = "Latency::is_empty")]
     pub latency: Latency,
+    /// See [`super::EVENTS`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<[u64; 3]>,
 }
 
 /// A variant that could not be run.
@@ -150,6 +153,7 @@ fn on(
                     seconds: done.time.as_secs_f64(),
                     cpu_seconds: done.cpu.as_secs_f64(),
                     latency: done.latency,
+                    counted: done.counted,
                 })?;
             }
         }

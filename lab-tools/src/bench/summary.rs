@@ -35,6 +35,8 @@ pub struct Summary {
     pub cpu: f64,
     /// The times of single operations, all rounds together; empty for streams.
     pub latency: Latency,
+    /// The events of one operation, see [`super::EVENTS`]; nothing if a slice was not counted.
+    pub counted: Option<[f64; 3]>,
     ratios: BTreeMap<usize, f64>,
 }
 
@@ -93,10 +95,16 @@ pub fn summarise(samples: &[Sample]) -> BTreeMap<Key, Summary> {
                 all.add(&sample.latency);
                 all
             }),
+            counted: counted(samples, amount),
             ratios,
         })
     };
     cells.iter().filter_map(|(key, samples)| Some((*key, summary(key, samples)?))).collect()
+}
+
+fn counted(samples: &[&Sample], amount: u64) -> Option<[f64; 3]> {
+    let all: Vec<[u64; 3]> = samples.iter().map(|sample| sample.counted).collect::<Option<_>>()?;
+    Some([0, 1, 2].map(|event| all.iter().map(|events| events[event]).sum::<u64>() as f64 / amount as f64))
 }
 
 #[cfg(test)]
@@ -115,6 +123,7 @@ mod tests {
             seconds: 0.5,
             cpu_seconds: 0.25,
             latency: Latency::default(),
+            counted: None,
         }
     }
 
@@ -143,6 +152,15 @@ mod tests {
         let found = of(Variant::Kpx).repeated(of(Variant::Direct)).unwrap();
         let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(close(found.low, 0.905) && close(found.median, 0.945) && close(found.high, 0.985), "{found:?}");
+    }
+
+    #[test]
+    fn events_are_told_per_operation() {
+        let counted = |counted| Sample { counted, ..sample(Variant::Direct, 0, 100) };
+        let samples = [counted(Some([1_000, 2_000, 50])), counted(Some([3_000, 2_000, 150]))];
+        let of = |samples: &[Sample]| summarise(samples).into_values().next().unwrap().counted;
+        assert_eq!(of(&samples), Some([20.0, 20.0, 1.0]));
+        assert_eq!(of(&[samples[0].clone(), counted(None)]), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use nix::sys::socket;
 use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};
 
+use super::counters::Counters;
 use super::cpu::{self, Busy};
 use super::latency::{Latency, Recorder};
 use super::{Mode, datagrams, many};
@@ -46,6 +47,8 @@ pub struct Work {
     pub cpu: Duration,
     /// The times of single operations, in modes that have them.
     pub latency: Latency,
+    /// The events of this CPU, see [`super::EVENTS`]; nothing where the machine does not count them.
+    pub counted: Option<[u64; 3]>,
 }
 
 impl Slice<'_> {
@@ -117,6 +120,7 @@ impl Slice<'_> {
             step()?;
         }
         let (mut recorder, mut before) = (Recorder::new(), Duration::ZERO);
+        let counters = Counters::start(last_cpu()?);
         let (busy, started, mut amount) = (Busy::now()?, Instant::now(), 0);
         let time = loop {
             amount += step()?;
@@ -128,7 +132,8 @@ impl Slice<'_> {
                 break time;
             }
         };
-        Ok(Work { amount, time, cpu: busy.since()?, latency: recorder.finish() })
+        let counted = counters.and_then(Counters::read);
+        Ok(Work { amount, time, cpu: busy.since()?, latency: recorder.finish(), counted })
     }
 
     /// Connects, and gives up where no server answers.
@@ -185,8 +190,12 @@ fn swallow_one(listener: TcpListener) {
 /// Client and server share the last CPU, whose time then says what the path costs. On two CPUs they would wake each
 /// other. The time of a wake-up varies by more than the measured difference, above all on virtual machines.
 fn pin() -> Result<()> {
-    let last = usize::try_from(cpu::count()? - 1)?;
+    let last = last_cpu()?;
     let mut cpus = CpuSet::new();
     cpus.set(last)?;
     sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("stay on CPU {last}"))
+}
+
+fn last_cpu() -> Result<usize> {
+    Ok(usize::try_from(cpu::count()? - 1)?)
 }

@@ -18,7 +18,7 @@ const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 21_400)];
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 25)];
 const LEVELS: usize = 12;
 const UNSAFE_SITES: usize = 69;
-const PACKAGES: usize = 420;
+const PACKAGES: usize = 425;
 const TEST_EXECUTABLES: usize = 8;
 /// The packages, with those that begin like them, that the pure core does without.
 const IMPURE: [&str; 4] = ["aya", "kube", "tokio", "hyper"];

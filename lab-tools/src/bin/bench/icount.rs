@@ -72,6 +72,7 @@ fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
                 seconds,
                 cpu_seconds,
                 latency: Latency::default(),
+                counted: None,
             }))?;
         }
     }

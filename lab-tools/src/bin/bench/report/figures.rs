@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use lab_tools::bench::{Key, Latency, Mode, Spread, Summary, Variant};
+use lab_tools::bench::{EVENTS, Key, Latency, MANY_SERVICES, Mode, Path, Spread, Summary, Variant};
 
 use super::Cells;
 use crate::record::Record;
@@ -80,6 +80,27 @@ fn latency(latency: &Latency) -> Option<String> {
     Some(format!("{:.1}/{:.1} µs", micros(0.5)?, micros(0.99)?))
 }
 
+/// A table of the events that the CPU counted for one operation, for each path with many Services; or that it counts none.
+pub(super) fn counted(cells: &Cells) -> String {
+    const MODES: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::UdpRr];
+    let of = |path, variant, mode| cells.get(&Key { services: MANY_SERVICES, path, mode, variant })?.counted;
+    let events = |events: [f64; 3]| events.map(|count| grouped(count.round() as u64)).join(" · ");
+    let rows: BTreeSet<_> = cells.keys().map(|key| (key.path, key.variant)).collect();
+    let row = |&(path, variant): &(Path, Variant)| {
+        let figures = MODES.map(|mode| of(path, variant, mode));
+        let is_counted = figures.iter().any(Option::is_some);
+        let figures = figures.map(|figure| figure.map_or_else(|| "–".to_owned(), events));
+        is_counted.then(|| [vec![path.to_string(), variant.to_string()], figures.to_vec()].concat())
+    };
+    let rows: Vec<_> = rows.iter().filter_map(row).collect();
+    let names = EVENTS.join(", ");
+    if rows.is_empty() {
+        return format!("Not counted here ({names}): the machine has no counters, or its kernel lends none.");
+    }
+    let header = ["", ""].map(str::to_owned).into_iter().chain(MODES.map(|mode| mode.to_string()));
+    format!("For one operation ({names}):\n\n{}", markdown(&header.collect::<Vec<_>>(), &rows))
+}
+
 /// The median, and in brackets the middle half.
 pub(super) fn spread(values: &Spread) -> String {
     format!("**{:.2}** ({:.2}–{:.2})", values.median, values.low, values.high)
@@ -119,6 +140,7 @@ pub(super) fn markdown(header: &[String], rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lab_tools::bench::{Sample, summarise};
 
     #[test]
     fn numbers_are_read_at_a_glance() {
@@ -127,6 +149,26 @@ mod tests {
         assert_eq!(rate(Mode::TcpRr, 12_345.6), "12,345/s");
         assert_eq!(cost(Mode::TcpRr, 4.2e-5), "42.0 µs");
         assert_eq!(cost(Mode::TcpStream, 2e-10), "210 µs/MiB");
+    }
+
+    #[test]
+    fn report_tells_what_is_counted() {
+        let sample = |counted| Sample {
+            services: MANY_SERVICES,
+            path: Path::Local,
+            mode: Mode::TcpRr,
+            variant: Variant::Direct,
+            round: 0,
+            amount: 10,
+            seconds: 1.0,
+            cpu_seconds: 1.0,
+            latency: Latency::default(),
+            counted,
+        };
+        let text = |events| counted(&summarise(&[sample(events)]));
+        assert!(text(None).starts_with("Not counted here (cycles, instructions, cache misses)"));
+        let row = "| pod → pod of the same node, tracked | direct | – | 12,000 · 40,000 · 3 | – |";
+        assert!(text(Some([120_000, 400_000, 30])).ends_with(row));
     }
 
     #[test]

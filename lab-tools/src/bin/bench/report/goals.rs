@@ -105,6 +105,7 @@ mod tests {
             seconds: 1.0,
             cpu_seconds: 1.0,
             latency: Latency::default(),
+            counted: None,
         };
         let of = |(round, amount): (usize, &u64)| [sample(Direct, round, 100), sample(Kpx, round, *amount)];
         summarise(&kpx.iter().enumerate().flat_map(of).collect::<Vec<_>>())

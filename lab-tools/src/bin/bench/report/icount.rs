@@ -84,6 +84,7 @@ mod tests {
             seconds,
             cpu_seconds,
             latency: Latency::default(),
+            counted: None,
         })
     }
 

@@ -35,6 +35,7 @@ pub(crate) fn run(args: &Args, results: &Path) -> Result<()> {
         let cells = summarise(&samples);
         text = replace(&text, "data: overview", &overview::text(&data, &cells))?;
         text = replace(&text, "data: goals", &goals::table(&cells))?;
+        text = replace(&text, "data: counted", &figures::counted(&cells))?;
         text = replace(&text, "data: cells", &figures::cells(&cells))?;
         text = replace(&text, "data: not run", &figures::skipped(&data))?;
         let drawn = plots::draw(&cells, &args.docs.join("performance"))?;

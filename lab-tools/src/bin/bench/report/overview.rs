@@ -85,6 +85,7 @@ mod tests {
             seconds: 1.0,
             cpu_seconds: 1.0,
             latency: Latency::default(),
+            counted: None,
         };
         rates.iter().map(sample).collect()
     }
