@@ -8,12 +8,12 @@ use lab_tools::bench::{self, Listener, Mode, Options, Path, Sample, Selection, S
 
 use crate::record::{Record, Run, Writer};
 
-const ROUNDS: usize = 51;
+const ROUNDS: usize = 41;
 const QUICK_ROUNDS: usize = 31;
 
 #[derive(clap::Parser)]
 pub(crate) struct Args {
-    /// Rounds; each measures every variant once in every mode [default: 51, 31 with --quick]
+    /// Rounds; each measures every variant once in every mode [default: 41, 31 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
     /// How long each is measured in each round, in milliseconds
