@@ -39,9 +39,11 @@ fn table(cells: &Cells) -> String {
     let header = ["", "kpx", "kpx, shortcuts off", "nftables", "limit"].map(str::to_owned);
     let row = |&(name, path, variant): &(&str, Path, Variant)| {
         let is_measured = |mode| ratio(cells, path, mode, variant).is_some();
-        let columns = [variant, Variant::KpxOff, Variant::Nftables, Variant::Limit];
-        let figures = columns.map(|variant| cell(cells, path, variant));
-        MODES.into_iter().any(is_measured).then(|| [vec![name.to_owned()], figures.to_vec()].concat())
+        let others = [Variant::KpxOff, Variant::Nftables, Variant::Limit];
+        // Beside a flag of kpx, others have the figures of the same path without it.
+        let other = |other| if variant == Variant::Kpx { cell(cells, path, other) } else { String::new() };
+        let figures = [cell(cells, path, variant)].into_iter().chain(others.map(other)).collect();
+        MODES.into_iter().any(is_measured).then(|| [vec![name.to_owned()], figures].concat())
     };
     markdown(&header, &ROWS.iter().filter_map(row).collect::<Vec<_>>())
 }
@@ -95,13 +97,14 @@ mod tests {
         use Variant::{Control, Direct, Kpx, KpxOff, Limit, Nftables};
         let rates = [(Direct, 100), (Control, 98), (Kpx, 105), (KpxOff, 91), (Nftables, 93), (Limit, 110)];
         let crr = samples(Path::Local, Mode::TcpCrr, &rates);
-        let rr = samples(Path::Local, Mode::TcpRr, &[(Direct, 100), (Kpx, 118)]);
+        let rr = samples(Path::Local, Mode::TcpRr, &[(Direct, 100), (Kpx, 118), (Variant::KpxSocketAll, 99)]);
         let cells = summarise(&[crr, rr].concat());
         let row = "| pod → pod, same node, tracked | 1.05 · 1.18 · – · – | 0.91 · – · – · – | 0.93 · – · – · – | 1.10 · – · – · – |";
         let run = Record::Run(Run { is_quick: true, rounds: 31, slice_ms: 20, seed: 1 });
         let text = text(&[run], &cells);
         let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| ")).collect();
-        assert_eq!(rows[1..], [row]);
+        let flag = "| the same without chains, `--socket-lb all` | – · 0.99 · – · – |  |  |  |";
+        assert_eq!(rows[1..], [row, flag]);
         assert!(text.contains("has 0.98 to 0.98 in these cells"), "{text}");
         assert!(text.contains("A quick run: 31 rounds, slices of 20 ms, seed 1.\n"), "{text}");
     }
