@@ -381,7 +381,10 @@ impl Node {
             let serves = self.options.node_ports.accepts(addr, &primary);
             (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
         });
-        let localhost = self.options.localhost(&primary).map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
+        // Only sockets that get their backends at once reach it: packets cannot go there.
+        let has_programs = self.programs.attachments.sockets_status().is_some();
+        let localhost = self.options.localhost(&primary).filter(|_| has_programs);
+        let localhost = localhost.map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
         let addrs = addrs.chain(localhost).collect();
         self.rows.write_addrs(&addrs)
     }

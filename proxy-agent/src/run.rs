@@ -62,9 +62,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let changes = Changes::new(&settings.run_dir);
     let datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
-    let Settings { node_name, mode, node: mut options, .. } = settings;
-    // Packets of other sockets cannot go to 127.0.0.1.
-    options.localhost_node_ports &= datapath.attachments.sockets_status().is_some();
+    let Settings { node_name, mode, node: options, .. } = settings;
     let skips_stack = options.fast_path != FastPath::Off;
     let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;

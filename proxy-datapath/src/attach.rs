@@ -12,7 +12,7 @@ use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError
 use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType};
 use nix::net::if_::if_nametoindex;
 use proxy_common::hook::{Direction, PacketHook, Place};
-use tracing::{debug, info};
+use tracing::{debug, warn};
 
 use super::adopt::{adopt, is_shortage};
 use super::attached::{Attached, AttachedProgram};
@@ -203,19 +203,39 @@ impl Attachments {
         let Persistence { pins, .. } =
             self.persistence.as_ref().context("programs on sockets are pinned, and there is no place for that")?;
         match Sockets::attach(&mut self.ebpf, pins, cgroup, options) {
-            Err(error) if options.is_optional => {
-                remove_unused(pins, None)?;
-                self.leave_sockets(format!("{error:#}"));
-            }
+            Err(error) if options.is_optional => self.leave_sockets_to_packets(&error)?,
             attached => self.sockets = Some(attached?),
         }
         Ok(())
     }
 
+    /// Lets go of sockets, which packets serve from now on.
+    fn leave_sockets_to_packets(&mut self, why: &anyhow::Error) -> Result<()> {
+        if let Some(sockets) = self.sockets.take() {
+            sockets.detach();
+        }
+        if let Some(Persistence { pins, .. }) = &self.persistence {
+            remove_unused(pins, None)?;
+            // Otherwise the removed pins would be missed.
+            self.keep_maps()?;
+        }
+        self.leave_sockets(format!("{why:#}"));
+        Ok(())
+    }
+
     /// Leaves sockets to packets, for this reason.
     pub fn leave_sockets(&mut self, why: String) {
-        info!(why, "packets serve the sockets of this host");
-        self.sockets_left = Some(why);
+        warn!(why, "packets serve the sockets of this host");
+        self.note_sockets_left(Some(why));
+    }
+
+    pub(super) fn note_sockets_left(&mut self, why: Option<String>) {
+        self.sockets_left = why;
+    }
+
+    /// Returns why packets serve sockets that programs should have served.
+    pub fn sockets_left(&self) -> Option<&str> {
+        self.sockets_left.as_deref()
     }
 
     /// Returns which sockets programs serve, and why if that differs from the options: `off`, `host`, `all`, `auto: …`.
@@ -234,7 +254,10 @@ impl Attachments {
     /// Attaches socket programs again that were taken off, and returns their number.
     pub fn repair_sockets(&mut self) -> Result<u64> {
         match (&mut self.sockets, &self.persistence) {
-            (Some(sockets), Some(Persistence { pins, .. })) => sockets.repair(&mut self.ebpf, pins),
+            (Some(sockets), Some(Persistence { pins, .. })) => match sockets.repair(&mut self.ebpf, pins) {
+                Err(error) if sockets.is_optional() => self.leave_sockets_to_packets(&error).map(|()| 0),
+                repaired => repaired,
+            },
             _ => Ok(0),
         }
     }

@@ -1,6 +1,7 @@
 //! The kernel side of a node: loads programs, takes maps, attaches to devices.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -68,8 +69,10 @@ pub struct Options {
 impl Datapath {
     /// Loads the programs of `object` into the kernel. Nothing is attached yet, and nothing outlives the result.
     pub fn load(object: &[u8], mut options: Options) -> Result<Self> {
-        let ebpf = load_fitting(object, &mut options, &[])?.0;
-        Self::new(ebpf, options, None)
+        let (ebpf, unfit) = load_fitting(object, &mut options, &[])?;
+        let mut this = Self::new(ebpf, options, None)?;
+        this.attachments.note_sockets_left(unfit.map(|why| format!("{why:#}")));
+        Ok(this)
     }
 
     /// Loads the programs of `object` over the maps of a predecessor, if there are any, and replaces its programs. Maps
@@ -156,10 +159,20 @@ impl Options {
     }
 }
 
+/// Marks an error of what only sockets need.
+#[derive(Debug)]
+struct OfSockets;
+
+impl fmt::Display for OfSockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the programs for sockets")
+    }
+}
+
 /// Loads the object. If the kernel refuses optional programs, loads it without them, and returns its reason as well.
 fn load_fitting(object: &[u8], options: &mut Options, pins: &[PinPath]) -> Result<(Ebpf, Option<anyhow::Error>)> {
     match load(object, *options, pins) {
-        Err(error) if options.sockets.is_some_and(|sockets| sockets.is_optional) => {
+        Err(error) if error.is::<OfSockets>() && options.sockets.is_some_and(|sockets| sockets.is_optional) => {
             options.sockets = None;
             Ok((load(object, *options, pins)?, Some(error)))
         }
@@ -180,7 +193,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     if options.fast_path {
         loader.override_global(names::FAST_PATH, &1_u32, true);
     }
-    let socket_globals = options.sockets.map(sockets::SocketGlobals::of).transpose()?;
+    let socket_globals = options.sockets.map(sockets::SocketGlobals::of).transpose().context(OfSockets)?;
     if let Some(socket_globals) = &socket_globals {
         socket_globals.set(&mut loader);
     }
@@ -202,7 +215,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
     }
     if let Some(options) = options.sockets {
-        sockets::load(&mut ebpf, options)?;
+        sockets::load(&mut ebpf, options).context(OfSockets)?;
     }
     #[cfg(feature = "log")]
     log_packets(&mut ebpf)?;

@@ -34,6 +34,7 @@ use proxy_common::names;
 
 use super::loaded::may_open_by_id;
 use super::sizes::MapSize;
+use super::sockets::translates;
 pub(crate) use kept::KeptMaps;
 use proxy_net as net;
 pub(super) use resize::Resize;
@@ -248,7 +249,8 @@ pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
         let dir = root.join(&layout);
         // Ingress goes before egress: a flow must not be opened whose replies no program translates.
         let mut links = names(&dir.join("links"))?;
-        links.sort_by_key(|name| !name.ends_with("ingress"));
+        // The same goes for sockets that connect.
+        links.sort_by_key(|name| !name.ends_with("ingress") && !translates(name));
         for link in links {
             remove_pin(&dir.join("links").join(&link))?;
             removed(format!("the link {link}, pinned in {}", dir.display()));

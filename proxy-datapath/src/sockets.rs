@@ -5,7 +5,6 @@ mod stale;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::cgroup_sock_addr::CgroupSockAddrLinkId;
@@ -79,8 +78,7 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
 /// socket must always find one.
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS.into_iter().chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
-    let (translating, showing): (Vec<_>, Vec<_>) =
-        all.partition(|name| name.contains("connect") || name.contains("send"));
+    let (translating, showing): (Vec<_>, Vec<_>) = all.partition(|name| translates(name));
     showing.into_iter().chain(translating).collect()
 }
 
@@ -150,6 +148,10 @@ impl Sockets {
     pub(super) fn served(&self) -> String {
         let auto = if self.options.is_optional { "auto: " } else { "" };
         format!("{auto}{}", self.scope())
+    }
+
+    pub(super) fn is_optional(&self) -> bool {
+        self.options.is_optional
     }
 
     fn scope(&self) -> &'static str {
@@ -227,17 +229,20 @@ pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Resu
     maps.iter().filter(is_unused).try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
 }
 
-/// Removes links. The connecting programs go first: see [`programs`].
+/// Removes links. The translating programs go first: see [`programs`].
 fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
-    let links: Vec<PathBuf> = pins::names(&pins.links())?
-        .iter()
-        .filter(|pin| is_pin(pin) && !keeps(pin))
-        .map(|pin| pins.links().join(pin))
-        .collect();
-    links.iter().try_for_each(|pin| {
+    let mut links = pins::names(&pins.links())?;
+    links.retain(|pin| is_pin(pin) && !keeps(pin));
+    links.sort_by_key(|pin| !translates(pin));
+    links.iter().map(|pin| pins.links().join(pin)).try_for_each(|pin| {
         info!(pin = %pin.display(), "sockets are no longer translated: removed a link");
-        remove_pin(pin)
+        remove_pin(&pin)
     })
+}
+
+/// Returns true for the programs that translate, and their pins. The others show what was dialled.
+pub(super) fn translates(name: &str) -> bool {
+    name.contains("connect") || name.contains("send")
 }
 
 /// Returns the name of a program's pin among the pinned links.

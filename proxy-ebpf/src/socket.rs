@@ -92,7 +92,7 @@ enum DialResult {
 #[inline(always)]
 fn dial4(peer: Peer, call: Call) -> i32 {
     let mut at = peer.v4();
-    let result = dial::<Addr4>(peer, call, &mut at);
+    let result = dial::<Addr4>(peer, peer.is_bound4(), call, &mut at);
     if result == DialResult::Translated {
         peer.set_v4(&at);
     }
@@ -104,14 +104,14 @@ fn dial4(peer: Peer, call: Call) -> i32 {
 fn dial6(peer: Peer, call: Call) -> i32 {
     if peer.is_mapped() {
         let mut at = peer.mapped();
-        let result = dial::<Addr4>(peer, call, &mut at);
+        let result = dial::<Addr4>(peer, peer.is_bound6(), call, &mut at);
         if result == DialResult::Translated {
             peer.set_mapped(&at);
         }
         return answer(result);
     }
     let mut at = peer.v6();
-    let result = dial::<Addr6>(peer, call, &mut at);
+    let result = dial::<Addr6>(peer, peer.is_bound6(), call, &mut at);
     if result == DialResult::Translated {
         peer.set_v6(&at);
     }
@@ -178,7 +178,7 @@ impl<A: Net> Dial<A> for Dialling<A> {
 
 /// Puts a backend in the place of the frontend at `at`.
 #[inline(never)]
-fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
+fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>) -> DialResult {
     let Some(proto) = served(peer) else { return DialResult::Left };
     let Some(node) = maps::node() else { return DialResult::Left };
     let Some(client) = Client::of(peer, node) else { return DialResult::Left };
@@ -215,6 +215,10 @@ fn dial<A: Family>(peer: Peer, call: Call, at: &mut SockAddr<A>) -> DialResult {
     let is_datagram = proto == Proto::UDP && call == Call::Send;
     let had_secs = if is_datagram { kept(client.cookie, &dialling.dialled, &mut decision) } else { 0 };
     let stays = had_secs != 0;
+    // The backend's answers may not find the address that the socket has. Only packets can be masqueraded.
+    if is_bound && !stays {
+        return DialResult::Left;
+    }
     let last_secs = if call == Call::Connect || had_secs == CONNECTED { CONNECTED } else { now_secs() };
     if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
         return DialResult::Left;

@@ -50,7 +50,8 @@ Nodes of other shapes run fewer cases:
 \"Sees\" is the address with which the backend sees its client: its own, a node's primary one, or that of the device
 through which n1 or n2 reaches the backend: a bridge's, the gateway's, or the overlay's. The default mode keeps the client's address
 where the answer comes back all the same; `--masquerade compat` does as kube-proxy does. By TCP, n1 and n2 get a backend at `connect`
-in the default mode ([socket-lb.md](socket-lb.md)), and the backend sees the address from which they dial it directly. In the other mode their packets are translated.
+in the default mode ([socket-lb.md](socket-lb.md)), and the backend sees the address from which they dial it directly. In the other mode the tests pass
+`--socket-lb off`, so that their packets are tried as well.
 ";
 
 fn document() -> String {

@@ -63,6 +63,23 @@ impl Peer {
         unsafe { bpf_get_netns_cookie(self.0.cast()) }
     }
 
+    /// Returns true if an IPv4 socket has an address.
+    #[inline(always)]
+    pub fn is_bound4(self) -> bool {
+        let sock = field!(self.__bindgen_anon_1.sk);
+        // SAFETY: the kernel lends the socket for the whole call, and this is a field of it.
+        unsafe { read_volatile(&raw const (*sock).src_ip4) != 0 }
+    }
+
+    /// Returns true if an IPv6 socket has an address.
+    #[inline(always)]
+    pub fn is_bound6(self) -> bool {
+        let sock = field!(self.__bindgen_anon_1.sk);
+        // SAFETY: as above, word by word.
+        let word = |nth: usize| unsafe { read_volatile(&raw const (*sock).src_ip6[nth]) };
+        word(0) | word(1) | word(2) | word(3) != 0
+    }
+
     /// Writes into the socket's storage.
     #[inline(always)]
     pub fn store<T: Copy>(self, storage: &SkStorage<T>, value: &T) {
@@ -175,9 +192,9 @@ pub fn fail(errno: i32) {
     let _set = unsafe { bpf_set_retval(-errno) };
 }
 
-/// Returns true if a worker of the kernel dials, for a file system on the network. Kernels before Linux 6.6 forget the address
-/// that it dialled, and go back to the same backend while the file system is mounted. A process of such a name is served by
-/// packets, too.
+/// Returns true if a worker of the kernel dials, for a file system on the network (NFS, Ceph, CIFS). Kernels before Linux 6.6 forget
+/// the address that it dialled, and go back to the same backend while the file system is mounted. A process of such a name is
+/// served by packets, too.
 #[inline(never)]
 pub fn is_worker() -> bool {
     if flags() & NAMES == 0 {
@@ -186,5 +203,6 @@ pub fn is_worker() -> bool {
     let mut name = [0_u64; 2];
     // SAFETY: the helper writes as many bytes as it is told are there.
     let told = unsafe { bpf_get_current_comm(name.as_mut_ptr().cast(), size_of_val(&name) as u32) };
-    told == 0 && name[0] == u64::from_ne_bytes(*b"kworker/")
+    let is = |start: &[u8; 8]| name[0] == u64::from_ne_bytes(*start);
+    told == 0 && (is(b"kworker/") || is(b"mount.ci") || is(b"cifsd\0\0\0"))
 }

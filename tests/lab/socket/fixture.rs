@@ -44,8 +44,12 @@ pub(crate) struct Reached {
 
 impl Fixture {
     pub(crate) fn start() -> Result<Self> {
+        Self::of(Layout::Routed)
+    }
+
+    pub(crate) fn of(layout: Layout) -> Result<Self> {
         let cgroup = Cgroup::enter()?;
-        let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
+        let base = ServedLab::with_manifests(layout)?.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
         base.put(&web())?;
         Ok(Self { base, cgroup })
     }

@@ -1,15 +1,15 @@
 //! Connections.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
+use std::{fs, io};
 
 use anyhow::{Context, Result, ensure};
 use rustix::net::{self, AddressFamily, SocketType};
-use testbed::agent::{SERVICE_PORT, Service};
+use testbed::agent::{DEADLINE, SERVICE_PORT, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol};
-use testbed::lab::{EXTERNAL, Family};
+use testbed::lab::{EXTERNAL, Family, Layout};
 
 use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, count, web};
 
@@ -179,6 +179,43 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     for family in Family::ALL {
         fixture.reaches(NODE, TCP, web().frontend(family), false)?;
     }
+    Ok(())
+}
+
+/// Checks a node whose overlay has an address of its own: answers to the node's other address do not come back through it.
+#[test]
+fn packets_serve_sockets_that_have_an_address() -> Result<()> {
+    let fixture = Fixture::of(Layout::Vxlan)?;
+    let far = Service::new("far", 18, &["p2a"], PORT);
+    fixture.put(&far)?;
+    let agent = fixture.agent("auto", &[])?;
+    for family in Family::ALL {
+        let to = far.frontend(family);
+        let led = count(&agent, "events", "socket_translated")?;
+        let own = fixture.lab.host(NODE).addrs.ip(family);
+        let mut bound = Dial::new(TCP, to).source_ip(own).connect(&fixture.lab.host(NODE).ns)?;
+        bound.exchange(b"hello").with_context(|| format!("from {own} to {to}"))?;
+        ensure!(count(&agent, "events", "socket_translated")? == led, "the socket has a source of its own");
+        fixture.reaches(NODE, TCP, to, true)?;
+    }
+    Ok(())
+}
+
+/// Checks that `auto` costs nothing but the programs. The cgroup goes while kpx runs, so they cannot come back.
+#[test]
+fn packets_serve_sockets_once_the_programs_cannot_come_back() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let cgroup = fixture.cgroup.path().join("short-lived");
+    fs::create_dir(&cgroup)?;
+    let cgroup_root = cgroup.display().to_string();
+    let agent = fixture.kpx(&["--cgroup-root", &cgroup_root, "--iptables-sync-period", "1s"])?;
+    ensure!(agent.typed_status()?.options.socket_lb == "auto: host");
+    fs::remove_dir(&cgroup)?;
+    let gone = || Ok(agent.typed_status()?.options.socket_lb.starts_with("auto: off, because"));
+    wait_until(DEADLINE, "packets serve sockets", gone)?;
+    ensure!(agent.typed_status()?.healthy, "{:?}", agent.typed_status()?.problems);
+    ensure!(fixture.pins()?.is_empty(), "{:?}", fixture.pins()?);
+    fixture.reaches(NODE, TCP, web().frontend(Family::V4), false)?;
     Ok(())
 }
 

@@ -118,14 +118,15 @@ fn btf(facts: &Facts) -> Finding {
 
 /// Reports cgroup2. Only --socket-lb uses cgroup hooks.
 fn cgroup2(facts: &Facts) -> Finding {
-    ok("cgroup2", if facts.mounted.contains("cgroup2") { "mounted" } else { "not mounted: --socket-lb mounts its own" })
+    const NOT: &str = "not mounted: --socket-lb host and all mount their own";
+    ok("cgroup2", if facts.mounted.contains("cgroup2") { "mounted" } else { NOT })
 }
 
-/// Reports the socket programs. The socket programs are optional, so their absence is no problem.
+/// Reports the socket programs. They are optional, so their absence is no problem.
 fn sockets(facts: &Facts) -> Finding {
     match &facts.probed.sockets {
-        Ok(()) => ok("sockets", "--socket-lb works here"),
-        Err(why) => ok("sockets", format!("--socket-lb does not work here: {why}")),
+        Ok(()) => ok("sockets", "--socket-lb auto serves this host's own"),
+        Err(why) => ok("sockets", format!("--socket-lb auto leaves them to packets: {why}")),
     }
 }
 

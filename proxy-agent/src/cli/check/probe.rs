@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use proxy_common::hook::Place;
 use proxy_datapath::object;
-use proxy_datapath::{Datapath, Mechanism, Options, SocketOptions};
+use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, SocketOptions};
 
 /// The results of the probe; an error says why the kernel refused.
 #[derive(Clone, Debug)]
@@ -64,13 +64,15 @@ pub(super) fn probe() -> Probed {
     Probed { programs: Ok(()), sockets, tcx: attach(Mechanism::Tcx), clsact: attach(Mechanism::Clsact), may_not_attach }
 }
 
-/// Loads the programs with those for sockets. If the kernel refuses these, they are left out: they are optional.
+/// Loads the programs with those for sockets, as `--socket-lb auto` does. The second result says why packets would serve sockets.
 fn load() -> (Result<Datapath>, Result<(), String>) {
-    let load = |sockets| {
-        object::embedded().and_then(|object| Datapath::load(object, Options { sockets, ..Options::default() }))
+    let sockets = Some(SocketOptions { everywhere: true, udp: true, is_optional: true });
+    let datapath =
+        object::embedded().and_then(|object| Datapath::load(object, Options { sockets, ..Options::default() }));
+    let left = datapath.as_ref().ok().and_then(|datapath| datapath.attachments.sockets_left());
+    let fit = match left {
+        Some(why) => Err(why.to_owned()),
+        None => Cgroup::find(None).map(drop).map_err(|error| format!("{error:#}")),
     };
-    match load(Some(SocketOptions { everywhere: true, udp: true, is_optional: false })) {
-        Ok(datapath) => (Ok(datapath), Ok(())),
-        Err(error) => (load(None), Err(format!("{error:#}"))),
-    }
+    (datapath, fit)
 }

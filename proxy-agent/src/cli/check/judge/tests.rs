@@ -57,7 +57,7 @@ const CASES: [(&str, Level, &str, Change); 47] = [
     }),
     ("BTF", Level::Ok, "none, and kpx needs none", |f| f.btf = false),
     ("cgroup2", Level::Ok, "not mounted", |f| f.mounted.clear()),
-    ("sockets", Level::Ok, "does not work here: too old", |f| f.probed.sockets = Err("too old".to_owned())),
+    ("sockets", Level::Ok, "leaves them to packets: too old", |f| f.probed.sockets = Err("too old".to_owned())),
     ("bpf file system", Level::Warn, "not mounted", |f| f.mounted.clear()),
     ("memlock", Level::Ok, "no limit", |f| f.memlock = None),
     ("memlock", Level::Fail, "8192 KiB, too little", |f| f.kernel = "5.10.0-30-amd64".to_owned()),
