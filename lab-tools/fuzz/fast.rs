@@ -35,9 +35,11 @@ impl Fast {
     /// The device with an address is one end of a pair, too.
     const BRIDGE_PEER: Self = Self(1 << 7);
     const UPLINK_BARE: Self = Self(1 << 8);
-    const ALL: u16 = (1 << 9) - 1;
+    /// Whole connections may be opened to pods of other nodes, too.
+    pub(crate) const OPENS_FAR: Self = Self(1 << 9);
+    const ALL: u16 = (1 << 10) - 1;
 
-    const WORDS: [(&'static str, Self); 9] = [
+    const WORDS: [(&'static str, Self); 10] = [
         ("others", Self::OTHERS),
         ("opens", Self::OPENS),
         ("pods", Self::OPENS_PODS),
@@ -47,6 +49,7 @@ impl Fast {
         ("bridge-bare", Self::BRIDGE_BARE),
         ("bridge-peer", Self::BRIDGE_PEER),
         ("uplink-bare", Self::UPLINK_BARE),
+        ("far", Self::OPENS_FAR),
     ];
 
     /// Mostly so that whole connections are opened, and often with one thing that forbids them.
@@ -55,7 +58,7 @@ impl Fast {
         let others = dice.random_range(0..=Self::ALL) & (Self::OPENS_PODS.0 | Self::OTHERS.0);
         match dice.random_range(0..10) {
             0..4 => Self(opens | others),
-            4..7 => Self((opens | others) & !(1 << dice.random_range(0..9))),
+            4..7 => Self((opens | others) & !(1 << dice.random_range(0..10))),
             _ => Self(dice.random_range(0..=Self::ALL)),
         }
     }
@@ -66,7 +69,7 @@ impl Fast {
 
     /// Returns true if any packet may go past the stack.
     pub(crate) fn is_on(self) -> bool {
-        [Self::OTHERS, Self::OPENS, Self::OPENS_PODS, Self::KEEPS].into_iter().any(|bit| self.has(bit))
+        [Self::OTHERS, Self::OPENS, Self::OPENS_PODS, Self::OPENS_FAR, Self::KEEPS].into_iter().any(|bit| self.has(bit))
     }
 
     pub(crate) fn opens(self) -> bool {
@@ -104,6 +107,7 @@ impl Fast {
             (Self::OTHERS, device::Node::FAST_PATH),
             (Self::OPENS, device::Node::FAST_OPEN),
             (Self::OPENS_PODS, device::Node::FAST_OPEN_PODS),
+            (Self::OPENS_FAR, device::Node::FAST_OPEN_FAR),
             (Self::KEEPS, device::Node::FAST_KEEP),
         ];
         let node = bits.into_iter().filter(|(bit, _)| self.has(*bit)).fold(0, |flags, (_, flag)| flags | flag);

@@ -55,7 +55,7 @@ const SEEN: [&str; 25] = [
 /// Packets that bring about what needs two pods and words to the fast path.
 const ENOUGH_WHOLE: u64 = 20 * ENOUGH;
 /// Connections past the stack, and all that stands against one.
-const SEEN_WHOLE: [&str; 14] = [
+const SEEN_WHOLE: [&str; 16] = [
     "whole_opened",
     "whole_opened_far",
     "whole_there",
@@ -69,6 +69,7 @@ const SEEN_WHOLE: [&str; 14] = [
     "not_whole_sctp",
     "not_whole_masqueraded",
     "not_whole_not_bare",
+    "not_whole_far",
     "not_whole_no_peer",
     "not_whole_outside_networks",
 ];

@@ -14,6 +14,7 @@ mod programs;
 mod rows;
 mod service_routes;
 mod switch;
+mod tables;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,6 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr, Addr4, Addr6};
-use proxy_common::device::{Device, OwnAddr};
 use proxy_core::desired::Desired;
 use proxy_datapath::{Attachments, NodeMaps};
 use proxy_net::anchor::Anchor;
@@ -352,41 +352,6 @@ impl Node {
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named { None } else { addr::default_route::<A>(&self.handle).await? };
         Ok(addr::node_address(self.devices.links(), &preferred, default_route).unwrap_or(A::UNSPECIFIED))
-    }
-
-    fn write_devices(&mut self) -> Result<()> {
-        let mut rows = self.devices.rows(&self.detection);
-        let bare = rows.iter().filter(|(_, row)| row.flags() & Device::BARE != 0).map(|(ifindex, _)| *ifindex);
-        let met = self.programs.attachments.with_others(bare);
-        let meets_ways = met.iter().any(|ifindex| rows.get(ifindex).is_some_and(|row| !row.is_pod()));
-        for (ifindex, row) in &mut rows {
-            if met.contains(ifindex) || meets_ways && !row.is_pod() {
-                *row = row.without(Device::BARE);
-            }
-        }
-        let written = self.rows.write_devices(&rows);
-        all([written, self.write_addrs(), self.note_properties()])
-    }
-
-    /// Tells the programs what follows from all devices together, where that has changed.
-    fn note_properties(&mut self) -> Result<()> {
-        if self.rows.misses(self.devices.flags())? { self.write_node() } else { Ok(()) }
-    }
-
-    fn write_addrs(&mut self) -> Result<()> {
-        let primary = self.addresses();
-        let links = self.devices.links().values();
-        let own = links.flat_map(|link| link.addrs.iter().map(|net| (link.index, net.addr())));
-        let addrs = own.map(|(ifindex, addr)| {
-            let serves = self.options.node_ports.accepts(addr, &primary);
-            (addr, OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }))
-        });
-        // Only sockets that get their backends at once reach it: packets cannot go there.
-        let has_programs = self.programs.attachments.sockets_status().is_some();
-        let localhost = self.options.localhost(&primary).filter(|_| has_programs);
-        let localhost = localhost.map(|addr| (addr, OwnAddr::new(LO, OwnAddr::NODE_PORTS)));
-        let addrs = addrs.chain(localhost).collect();
-        self.rows.write_addrs(&addrs)
     }
 
     fn write_pods(&mut self, desired: &Desired) -> Result<()> {

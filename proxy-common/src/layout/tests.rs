@@ -12,7 +12,7 @@ use crate::frontend::{
 };
 use crate::guest::Guest;
 use crate::service_counts::{Passed, ServiceCounts};
-use crate::socket::{Side, Socket, SocketKey};
+use crate::socket::{Dialled, Side, Socket, SocketKey};
 
 /// A field that moved, or a number that means something else, is another layout.
 #[test]
@@ -71,7 +71,8 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
             )),
         ),
         ("Guest", bytes(&Guest::after(Guest::NONE, Default::default(), Proto::UDP, 256))),
-        ("SocketKey", bytes(&SocketKey::new(0x0102_0304_0506_0708, at(c, 8080), Proto::UDP, Side::FRONTEND))),
+        ("SocketKey", bytes(&SocketKey::new(0x0102_0304_0506_0708, at(c, 8080), Side::FRONTEND))),
+        ("Dialled", bytes(&Dialled { backend: at(b, 80), frontend: at(c, 8080) })),
         ("Socket", bytes(&Socket::new(at(b, 80), service, 9))),
         ("OwnAddr", bytes(&OwnAddr::new(3, OwnAddr::NODE_PORTS))),
     ]

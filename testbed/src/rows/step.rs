@@ -50,7 +50,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 14] = [
+const NODE_FLAGS: [(&str, u32); 15] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -61,6 +61,7 @@ const NODE_FLAGS: [(&str, u32); 14] = [
     ("fast_open", Node::FAST_OPEN),
     ("fast_keep", Node::FAST_KEEP),
     ("fast_open_pods", Node::FAST_OPEN_PODS),
+    ("fast_open_far", Node::FAST_OPEN_FAR),
     ("masquerade_all", Node::MASQUERADE_ALL),
     ("stacked", Node::STACKED),
     ("filtered", Node::FILTERED),

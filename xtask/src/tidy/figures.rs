@@ -10,14 +10,14 @@ use super::prose::{Prose, SENTENCE_WORDS};
 use super::source::{File, Tree};
 use crate::workspace;
 
-const CRATE_LINES: usize = 17_200;
+const CRATE_LINES: usize = 17_400;
 const CIRCLE_FILES: usize = 9;
 /// The crates with a limit of their own.
-const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 21_400)];
+const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 21_900)];
 /// The kernel programs are one program: the skb, the headers and the maps meet in the trait of the address family.
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 25)];
 const LEVELS: usize = 12;
-const UNSAFE_SITES: usize = 69;
+const UNSAFE_SITES: usize = 71;
 const PACKAGES: usize = 425;
 const TEST_EXECUTABLES: usize = 8;
 /// The packages, with those that begin like them, that the pure core does without.
