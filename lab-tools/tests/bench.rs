@@ -42,7 +42,7 @@ fn measure(selection: Selection) -> Result<Heard> {
 
 #[test]
 fn every_path_yields_a_figure() -> Result<()> {
-    let variants = vec![Variant::Nftables, Variant::Kpx, Variant::KpxOff, Variant::KpxSocket, Variant::Limit];
+    let variants = vec![Variant::Nftables, Variant::Kpx, Variant::KpxOff, Variant::Limit];
     let heard = measure(Selection { services: vec![1], variants: variants.clone(), ..Selection::default() })?;
     let cells = summarise(&heard.samples);
     for path in Path::ALL.into_iter().filter(|path| *path != Path::Overlay) {

@@ -80,8 +80,6 @@ pub enum Variant {
     Kpx,
     /// kpx with every shortcut off, see [`Variant::flags`].
     KpxOff,
-    /// kpx with `--socket-lb host`.
-    KpxSocket,
     /// kpx with `--socket-lb all`.
     KpxSocketAll,
     /// The least that a connection past the stack costs, by a program of the benchmark's own: `proxy-ebpf/src/limit.rs`.
@@ -113,7 +111,6 @@ impl Variant {
     pub fn flags(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::KpxOff => &[("--fast-path", "off"), ("--socket-lb", "off")],
-            Self::KpxSocket => &[("--socket-lb", "host")],
             Self::KpxSocketAll => &[("--socket-lb", "all")],
             _ => &[],
         }
@@ -125,7 +122,7 @@ impl Variant {
     }
 
     pub fn is_kpx(self) -> bool {
-        matches!(self, Self::Kpx | Self::KpxOff | Self::KpxSocket | Self::KpxSocketAll)
+        matches!(self, Self::Kpx | Self::KpxOff | Self::KpxSocketAll)
     }
 }
 
@@ -194,7 +191,6 @@ impl fmt::Display for Variant {
             Self::KubeProxyNftables => "kube-proxy, nftables",
             Self::Kpx => "kpx",
             Self::KpxOff => "kpx, shortcuts off",
-            Self::KpxSocket => "kpx, socket LB",
             Self::KpxSocketAll => "kpx, socket LB for pods",
             Self::Limit => "limit",
         })

@@ -76,7 +76,7 @@ impl<'a> Fixture<'a> {
                 let mode = if variant == Variant::KubeProxyIptables { "iptables" } else { "nftables" };
                 By::KubeProxy { _process: KubeProxy::start(lab, program, mode, &services::objects(lab, &rules))? }
             }
-            Variant::Kpx | Variant::KpxOff | Variant::KpxSocket | Variant::KpxSocketAll => {
+            Variant::Kpx | Variant::KpxOff | Variant::KpxSocketAll => {
                 let more = cgroup.as_ref().map(|cgroup| ("--cgroup-root", cgroup.path().display().to_string()));
                 By::Kpx(Box::new(kpx(lab, [flags(variant, services), more.into_iter().collect()].concat(), &rules)?))
             }

@@ -19,8 +19,8 @@ const MORE: [Mode; 4] = [Mode::UdpStream, Mode::UdpPps, Mode::UdpDns, Mode::TcpM
 const OF_TABLE: [Variant; 5] = [Direct, Control, Nftables, Kpx, KpxOff];
 
 use Variant::{
-    Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxOff, KpxSocket, KpxSocketAll, KubeProxyIptables,
-    KubeProxyNftables, Limit, Nftables,
+    Control, Direct, IptablesLegacy, IptablesNft, Kpx, KpxOff, KpxSocketAll, KubeProxyIptables, KubeProxyNftables,
+    Limit, Nftables,
 };
 
 /// The paths between two pods that [`Variant::Limit`] serves.
@@ -47,10 +47,9 @@ const fn plan(
 }
 
 /// The cells of the first table, and no others.
-const QUICK: [Plan; 4] = [
+const QUICK: [Plan; 3] = [
     plan(&OF_NODES, &[MANY_SERVICES], &USUAL, &OF_TABLE),
     plan(&LIMITED, &[MANY_SERVICES], &USUAL, &[Limit]),
-    plan(&[Path::Host], &[MANY_SERVICES], &USUAL, &[KpxSocket]),
     plan(&[Path::Local], &[MANY_SERVICES], &USUAL, &[KpxSocketAll]),
 ];
 

@@ -48,7 +48,7 @@ impl Fixture<'_> {
                     _ => {}
                 }
             }
-            Variant::KpxSocket | Variant::KpxSocketAll => {
+            Variant::KpxSocketAll => {
                 ensure!(news("flow_opened") == 0, "packets were translated, not sockets");
                 ensure!(news("socket_translated") >= connections, "kpx did not lead {connections} sockets");
             }

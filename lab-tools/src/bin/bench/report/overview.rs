@@ -11,7 +11,7 @@ use crate::record::Record;
 pub(super) const MODES: [Mode; 4] = [Mode::TcpCrr, Mode::TcpRr, Mode::TcpStream, Mode::UdpRr];
 
 /// A row: its name in short, the path, and the variant of kpx in the first column.
-pub(super) const ROWS: [(&str, Path, Variant); 10] = [
+pub(super) const ROWS: [(&str, Path, Variant); 9] = [
     ("pod → pod, same node, untracked", Path::Routable, Variant::Kpx),
     ("pod → pod, same node, tracked", Path::Local, Variant::Kpx),
     ("the same, Calico's chains", Path::Calico, Variant::Kpx),
@@ -19,7 +19,6 @@ pub(super) const ROWS: [(&str, Path, Variant); 10] = [
     ("the same without chains, `--socket-lb all`", Path::Local, Variant::KpxSocketAll),
     ("pod → pod of another node", Path::Remote, Variant::Kpx),
     ("node → its own pod", Path::Host, Variant::Kpx),
-    ("the same, `--socket-lb host`", Path::Host, Variant::KpxSocket),
     ("outside → node port, backend there", Path::Outside, Variant::Kpx),
     ("outside → node port, backend elsewhere", Path::OutsideRemote, Variant::Kpx),
 ];
