@@ -184,7 +184,7 @@ impl Node {
     /// Takes in the kernel's events about devices: a burst costs little more than a single change.
     pub async fn on_links(&mut self, events: impl IntoIterator<Item = LinkEvent>, health: &Health) -> Result<()> {
         let before = (self.devices.addresses_up(), self.anchor());
-        let no_pods = self.devices.surely_no_pods();
+        let judged_names = self.judged_names();
         self.on_routes(); // With a device or an address the kernel drops routes, without a message.
         let listed = self.devices.take(events);
         // The kernel drops routes with the address that they have as source, and says nothing.
@@ -192,10 +192,11 @@ impl Node {
         if listed {
             self.devices.ask_for_routes(&self.handle).await;
         }
+        let judged_again = self.judge_for_devices(&judged_names).await;
         // The programs' map has a device before the device has programs. A failing part must not keep others from work.
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
-        let judged = self.judge_for_devices(listed, &no_pods).await;
+        let judged = if listed { self.judge_fast_path().await } else { Ok(()) };
         let kept = if listed { self.verify_sysctls() } else { Ok(()) };
         let anchor_state = self.fit_anchor(listed).await;
         let verified = if listed {
@@ -213,7 +214,7 @@ impl Node {
         {
             self.count_route_repairs(changed);
         }
-        all([written, judged, anchor_state.map(drop), verified, kept, updated, routed.map(drop)])
+        all([judged_again, written, judged, anchor_state.map(drop), verified, kept, updated, routed.map(drop)])
     }
 
     /// Finds out what this host reaches, if it is no node.

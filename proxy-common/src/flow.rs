@@ -135,6 +135,8 @@ impl<A: Addr> Flow<A> {
     pub const HOST_BACKEND: u8 = 1 << 1;
     /// The flow is the host's, and the frontend's address is the host's own, so packets start on lo, and replies go in there.
     pub const HOST_FRONTEND: u8 = 1 << 2;
+    /// The flow was opened past the stack to a pod of another node. HOST_FRONTEND, of flows of the host alone, has the same bit.
+    pub const FAR: u8 = 1 << 2;
     /// The backend's count in `CONNECTIONS` includes this flow until it is over.
     pub const COUNTED: u8 = 1 << 3;
     /// The programs that opened the flow keep TCP's numbers in [`Flow::generation`]. Older ones did not.

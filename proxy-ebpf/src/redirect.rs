@@ -85,13 +85,35 @@ pub fn opens_flows() -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN) && is_in_time())
 }
 
-/// Returns true if a packet belongs to a flow that was opened past the stack, and goes on past it. While no flow is opened so, the stack
-/// sees each handshake on such a flow, and all datagrams: no state of theirs says that they go on.
+/// Returns true if no state of a packet says that its flow goes on: it is a datagram, or of a handshake. Of a whole flow it skips the
+/// stack where that flow could be opened now.
 #[inline(always)]
-fn is_whole<A: Net>(packet: &Packet<A>, rx: Seen) -> bool {
+fn is_like_opener<A: Net>(packet: &Packet<A>) -> bool {
     let told = packet.told();
-    let goes_on = packet.proto == Proto::TCP && !told.opens_connection() && !told.answers_opener();
-    rx.has(Seen::WHOLE) && (goes_on || opens_flows())
+    packet.proto != Proto::TCP || told.opens_connection() || told.answers_opener()
+}
+
+/// Returns true if a packet between these addresses belongs to a flow that was opened past the stack, and goes on past it, whichever way
+/// it takes.
+#[inline(always)]
+fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, rx: Seen, src: &A, dst: &A) -> bool {
+    if !rx.has(Seen::WHOLE) {
+        return false;
+    }
+    // Rules are judged for packets that come by such devices alone.
+    opener::is_bare(skb.ifindex(), 0)
+        && (!is_like_opener(packet)
+            || opens_flows() && maps::node().is_some_and(|node| opener::is_between(node, src, dst)))
+}
+
+/// Returns true if a packet of a whole flow may take the way that was found; `is_far` if the flow was opened to another node. The routes of
+/// other flows may lead there once their pods are gone, by devices that no rule was judged for.
+#[inline(always)]
+fn may_take<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
+    if is_like_opener(packet) {
+        return route.is_for_openers(is_far && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN_FAR)));
+    }
+    route.is_to_pod() || is_far
 }
 
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
@@ -183,13 +205,13 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch { packet, flow, route, .. } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So the packet that completes
     // the handshake takes the stack.
-    let is_whole = is_whole(packet, flow.rx);
+    let is_whole = is_whole(skb, packet, flow.rx, &flow.client.addr, &flow.backend.addr);
     let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
     let may_skip = is_whole || is_open && is_on_for_all();
-    if !may_skip {
+    if !may_skip && !flow.rx.has(Seen::WHOLE) {
         return Plan::Stack;
     }
-    if is_for_stack(packet, flow, is_whole) {
+    if !may_skip || is_for_stack(packet, flow, is_whole) {
         // A judgement that is not renewed would count again once its term has come round.
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
@@ -199,7 +221,8 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     route.ask(flow.source.port, flow.backend.port, 0, is_whole);
     let is_judged = flow.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
-    if !(is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr)) {
+    let is_found = is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr);
+    if !(is_found && (!is_whole || may_take(packet, route, flow.has(Flow::<A>::FAR)))) {
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }
@@ -258,13 +281,13 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
         entry.set_rx(other.rx.with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
-    let is_whole = is_whole(packet, other.rx);
+    let is_whole = is_whole(skb, packet, other.rx, &other.client.addr, &packet.src.addr);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
     let may_skip = is_whole || is_open && is_on_for_all();
-    if !may_skip {
+    if !may_skip && !other.rx.has(Seen::WHOLE) {
         return Plan::Stack;
     }
-    if is_for_stack(packet, other, is_whole) {
+    if !may_skip || is_for_stack(packet, other, is_whole) {
         entry.set_judged(Judged::NONE);
         return Plan::Stack;
     }
@@ -272,7 +295,8 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     route.ask(packet.src.port, packet.dst.port, 0, is_whole);
     let is_judged = other.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
-    if !(is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr)) {
+    let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
+    if !(is_found && (!is_whole || may_take(packet, route, false))) {
         entry.set_judged(Judged::NONE);
         return Plan::Stack;
     }

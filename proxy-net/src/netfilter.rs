@@ -29,7 +29,7 @@ pub(crate) use self::legacy::{follows_connections, tables as legacy_tables};
 use self::attrs::Attrs;
 use self::legacy::{Legacy, NAT};
 use self::model::{Base, Chain, ChainName, Found, Hook, Ruleset, TableFamily};
-use self::packet::{Asked, ESTABLISHED, Family, Mark, NEW};
+use self::packet::{Asked, ESTABLISHED, Family, INVALID, Mark, NEW, Others};
 use super::netlink::{dumped, kernel};
 use super::raw::{self, Message};
 
@@ -101,13 +101,16 @@ impl Netfilter {
     }
 
     /// Judges connections between addresses of `pods`, from the first packet to the last, and errors about them. Their packets come
-    /// and go by none of the devices `others`. `is_far`: routers may be on the way. Only the families of `pods` are looked at.
+    /// and go by none of the devices `others`. `is_far`: routers may be on the way, answers may come by any device but `lo`, and those that do
+    /// not skip the stack are not known to conntrack. Only the families of `pods` are looked at.
     pub fn judge_whole(&self, pods: &[IpNet], others: &BTreeSet<String>, is_far: bool) -> Judgement {
         let everywhere = Self::everywhere();
         let reporters = if is_far { &everywhere } else { pods };
         let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
-        let states = [NEW, ESTABLISHED];
-        let asked = Asked { nets: pods, mark: Mark::Zero, states: &states, protocols: &protocols, reporters, others };
+        let states: &[u32] = if is_far { &[NEW, ESTABLISHED, INVALID] } else { &[NEW, ESTABLISHED] };
+        let lo = BTreeSet::from(["lo".to_owned()]);
+        let others = Others { incoming: if is_far { &lo } else { others }, outgoing: others };
+        let asked = Asked { nets: pods, mark: Mark::Zero, states, protocols: &protocols, reporters, others };
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |_| true)
     }
 
@@ -123,7 +126,7 @@ impl Netfilter {
             states: &states,
             protocols: &protocols,
             reporters: &[],
-            others: &others,
+            others: Others { incoming: &others, outgoing: &others },
         };
         self.judge(&asked, |_| true, |table| table != NAT)
     }

@@ -16,6 +16,7 @@ packet_tests! {
     stack_sees_flows_that_are_not_between_pods,
     stack_sees_flows_of_devices_that_are_not_bare,
     odd_openers_take_stack,
+    stack_sees_what_could_not_be_opened_any_more,
 }
 
 #[test]

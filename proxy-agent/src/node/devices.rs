@@ -178,13 +178,16 @@ fn row(link: &Link, links: &BTreeMap<u32, Link>, pod: bool, detected: bool, has_
     // The host's IP layer is behind the bridge, and uses the bridge's parameters.
     let routed = bridge.unwrap_or(link);
     let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
+    let (may_tell, is_strict) = (!has_many_ways && !links.values().any(may_be_macvlan), is_strict(&routed.name));
+    // What the kernel would drop must meet the kernel, unless the programs know.
+    let tells_strictness = may_tell || !is_strict;
     let flags = [
         (pod, Device::POD),
         (detected, Device::DETECTED),
         (pod && link.is_plain_pair(), Device::PEER),
-        (if pod { is_alone && link.is_plain_pair() } else { may_be_way(link) }, Device::BARE),
+        (if pod { is_alone && link.is_plain_pair() } else { may_be_way(link) && tells_strictness }, Device::BARE),
         (is_edge(link.kind), Device::EDGE),
-        (!has_many_ways && !links.values().any(may_be_macvlan) && is_strict(&routed.name), Device::STRICT4),
+        (may_tell && is_strict, Device::STRICT4),
         (bridge.is_some_and(|bridge| bridge.name == OPEN_VSWITCH), Device::LOOSE),
         (link.header == LinkHeader::None, Device::HEADERLESS),
         (link.filtered || !is_edge(link.kind) && links.values().any(|below| below.filtered), Device::FILTERED),

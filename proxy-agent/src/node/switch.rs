@@ -34,9 +34,14 @@ impl Node {
         Ok(())
     }
 
-    /// Looks again after a list of devices, and if one of `no_pods` is gone: rules that ask for its name were judged by it.
-    pub(super) async fn judge_for_devices(&mut self, listed: bool, no_pods: &BTreeSet<String>) -> Result<()> {
-        let is_due = listed || !no_pods.is_subset(&self.devices.surely_no_pods());
+    /// Returns the names of devices by which rules were judged: those that are no pods', and those of them by which no packet leaves.
+    pub(super) fn judged_names(&self) -> [BTreeSet<String>; 2] {
+        [self.devices.surely_no_pods(), self.devices.surely_no_ways()]
+    }
+
+    /// Looks again if one of these devices is gone, or of another kind. Call it before the programs know of that.
+    pub(super) async fn judge_for_devices(&mut self, before: &[BTreeSet<String>; 2]) -> Result<()> {
+        let is_due = before.iter().zip(&self.judged_names()).any(|(before, now)| !before.is_subset(now));
         if is_due { self.judge_fast_path().await } else { Ok(()) }
     }
 

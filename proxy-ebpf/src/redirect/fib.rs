@@ -10,6 +10,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Device;
 
 use super::{Delivery, Known};
 use crate::maps;
@@ -26,6 +27,8 @@ pub struct FibResult {
     neighbour: bpf_redir_neigh,
     /// Into the other end of the device's pair.
     pub to_peer: bool,
+    /// The flags of the device.
+    device: u32,
     /// The longest IP packet that the device takes.
     device_mtu: u32,
     /// Interface index of the device in front of the pod, where that is known; else 0.
@@ -72,8 +75,21 @@ impl FibResult {
         self.fib.ifindex = exit.ifindex;
         // SAFETY: equal in size, and any bits are a number.
         [self.fib.dmac, self.fib.smac] = unsafe { transmute::<[u32; 3], [[u8; 6]; 2]>(exit.macs) };
-        self.to_peer = true;
+        // A change of the device moves the epoch.
+        (self.to_peer, self.device) = (true, Device::POD | Device::BARE);
         true
+    }
+
+    /// Returns true if the way leads to a pod of this node.
+    #[inline(always)]
+    pub fn is_to_pod(&self) -> bool {
+        self.device & Device::POD != 0
+    }
+
+    /// Returns true if the way is one by which a whole flow may be opened, `may_go_far` if to another node as well.
+    #[inline(always)]
+    pub fn is_for_openers(&self, may_go_far: bool) -> bool {
+        self.device & Device::BARE != 0 && if self.is_to_pod() { self.to_peer } else { may_go_far }
     }
 
     /// Returns the destination and the source of the frame, in words.
@@ -127,6 +143,7 @@ pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, 
     // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
     let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else { return false };
     route.to_peer = device.has_peer() && is_resolved;
+    route.device = device.flags();
     route.device_mtu = device.mtu;
     // The next router of an IPv4 route may have an IPv6 address (RFC 5549).
     route.neighbour.nh_family = fib.family.into();

@@ -3,7 +3,7 @@
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
-use proxy_common::flow::{Judged, Seen};
+use proxy_common::flow::{Flow, Judged, Seen};
 
 use super::fib::find;
 use super::plan::Plan;
@@ -18,35 +18,43 @@ use crate::skb::Skb;
 pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let Some((Scratch { packet, opening, route, .. }, _)) = memory.scratch::<A>() else { return };
     let Some(node) = maps::node() else { return };
-    let is_unchanged = |addr| maps::pod_net(addr) & pod_net::UNCHANGED != 0;
     let source = &opening.source;
     // A masqueraded flow is for the stack, and so is one of which it is known that it cannot keep its port.
     let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
     let is_plain_packet = is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
     // Its sender has been judged: see `ingress::choose`. Of a client outside the stack may know more.
-    if !is_plain_flow || !is_plain_packet || !is_bare(skb.ifindex(), true) {
+    if !is_plain_flow || !is_plain_packet || !is_bare(skb.ifindex(), Device::POD) {
         return;
     }
-    if node.has(Node::FAST_OPEN_PODS) && !(is_unchanged(packet.src.addr) && is_unchanged(opening.backend.addr)) {
+    if !is_between(node, &packet.src.addr, &opening.backend.addr) {
         return;
     }
     let term = term();
     route.ask(packet.src.port, opening.backend.port, 0, false);
     let is_found = find(skb, packet.proto, route, &packet.src.addr, &opening.backend.addr);
-    let may_go = route.to_peer || node.has(Node::FAST_OPEN_FAR);
-    if !is_found || !may_go || !is_bare(route.ifindex(), route.to_peer) {
+    if !is_found || !route.is_for_openers(node.has(Node::FAST_OPEN_FAR)) {
         return;
     }
     let there = Judged::new(skb.ifindex(), route.keep(&opening.backend.addr), term);
+    if !route.is_to_pod() {
+        opening.flags |= Flow::<A>::FAR;
+    }
     // The route leads to the backend through this device, so its packets come from there.
     opening.way = Way { there, back: Judged::new(route.ifindex(), 0, term) };
 }
 
-/// Returns true if only our programs meet the packets of a device, which is a pod's as `is_pod` says.
+/// Returns true if only our programs meet the packets of a device; `kind` is [`Device::POD`] if it has to be a pod's.
 #[inline(always)]
-fn is_bare(ifindex: u32, is_pod: bool) -> bool {
-    let is = if is_pod { Device::BARE | Device::POD } else { Device::BARE };
-    maps::place_of(ifindex).0 & (Device::BARE | Device::POD) == is
+pub fn is_bare(ifindex: u32, kind: u32) -> bool {
+    let is = Device::BARE | kind;
+    maps::place_of(ifindex).0 & is == is
+}
+
+/// Returns true if whole flows between these addresses may be opened.
+#[inline(never)]
+pub fn is_between<A: Forward>(node: &Node, src: &A, dst: &A) -> bool {
+    let is_unchanged = |addr| maps::pod_net(addr) & pod_net::UNCHANGED != 0;
+    !node.has(Node::FAST_OPEN_PODS) || is_unchanged(*src) && is_unchanged(*dst)
 }
 
 /// Plans for the first packet of the flow that has just been opened.

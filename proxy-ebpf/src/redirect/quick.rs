@@ -68,6 +68,11 @@ fn leave_for<A: Forward>(
     if !find(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
+    // As `super::may_take`: the long way has judged the flow in this second.
+    let may_leave = || entry.read(|flow| !flow.rx.has(Seen::WHOLE) || flow.has(Flow::<A>::FAR));
+    if !route.is_to_pod() && !may_leave() {
+        return Outcome::NOT_ESTABLISHED;
+    }
     if is_there && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }

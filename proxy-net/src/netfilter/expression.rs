@@ -201,7 +201,8 @@ impl Reader {
             Some(NFT_META_NFPROTO) => self.registers.load(to, Field::NfProto, 1),
             Some(NFT_META_PROTOCOL) => self.registers.load(to, Field::Protocol, 2),
             Some(NFT_META_L4PROTO) => self.registers.load(to, Field::L4Proto, 1),
-            Some(NFT_META_IIFNAME | NFT_META_OIFNAME) => self.registers.load(to, Field::DeviceName, IFNAMSIZ),
+            Some(NFT_META_IIFNAME) => self.registers.load(to, Field::InName, IFNAMSIZ),
+            Some(NFT_META_OIFNAME) => self.registers.load(to, Field::OutName, IFNAMSIZ),
             _ => self.unknown_load(),
         }
     }

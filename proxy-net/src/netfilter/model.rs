@@ -108,7 +108,8 @@ pub(super) enum Field {
     /// The kind of the route to the destination (`RTN_LOCAL` and others).
     DestinationKind,
     /// The name of a device, filled up with zeroes, on the packet's way in or out.
-    DeviceName,
+    InName,
+    OutName,
     /// The state of the connection, as a bit (`NF_CT_STATE_BIT`).
     State,
 }

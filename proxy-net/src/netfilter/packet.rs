@@ -43,8 +43,7 @@ pub(super) struct Asked<'a> {
     pub(super) protocols: &'a [u8],
     /// The networks of hosts that send ICMP errors about the connections, which conntrack does not know. Empty where it knows them.
     pub(super) reporters: &'a [IpNet],
-    /// The names of devices by which no such packet comes or goes.
-    pub(super) others: &'a BTreeSet<String>,
+    pub(super) others: Others<'a>,
 }
 
 /// The packets that reach a rule.
@@ -57,7 +56,14 @@ pub(super) struct Packets<'a> {
     /// The state of their connections. None before conntrack has looked.
     pub(super) state: Option<u32>,
     pub(super) protocol: u8,
-    pub(super) others: &'a BTreeSet<String>,
+    pub(super) others: Others<'a>,
+}
+
+/// The names of devices by which none of the packets comes, and by which none goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Others<'a> {
+    pub(super) incoming: &'a BTreeSet<String>,
+    pub(super) outgoing: &'a BTreeSet<String>,
 }
 
 /// The share of the packets for which a condition holds.
@@ -144,8 +150,8 @@ impl Packets<'_> {
             Field::Protocol => condition.of_constant(&self.family.ether_type().to_be_bytes()),
             Field::L4Proto => condition.of_constant(&[self.protocol]),
             Field::State => self.state.map_or(Share::Some, |state| condition.of_constant(&state.to_ne_bytes())),
-            Field::DeviceName if condition.exact_name().is_some_and(|name| self.others.contains(name)) => Share::None,
-            Field::DeviceName => Share::Some,
+            Field::InName => condition.of_device(self.others.incoming),
+            Field::OutName => condition.of_device(self.others.outgoing),
             Field::DestinationKind => return self.destination_kind(condition),
             Field::Header(offset) => {
                 let (share, source, destination) = self.header(*offset, condition);
@@ -206,6 +212,11 @@ impl Condition {
         }
         let mut bits = bytes.iter().zip(iter::zip(&self.mask, &self.value));
         if bits.all(|(byte, (mask, value))| byte & mask == *value) { Share::All } else { Share::None }
+    }
+
+    /// Returns the share of packets by a device of the name that is asked for. A name may be that of any device but `others`.
+    fn of_device(&self, others: &BTreeSet<String>) -> Share {
+        if self.exact_name().is_some_and(|name| others.contains(name)) { Share::None } else { Share::Some }
     }
 
     /// Returns the name of a device that is asked for as a whole, to the zero that ends it.

@@ -98,7 +98,8 @@ fn found_with_errors(rules: &Ruleset, pods: &str, reporters: &str) -> Found {
     let (nets, others) = (nets(pods), OTHERS.map(str::to_owned).into());
     let (states, protocols) = ([NEW, ESTABLISHED], [6, 17]);
     let mark = Mark::Zero;
-    walk::walk(rules, &Asked { nets: &nets, mark, states: &states, protocols: &protocols, reporters, others: &others })
+    let others = Others { incoming: &others, outgoing: &others };
+    walk::walk(rules, &Asked { nets: &nets, mark, states: &states, protocols: &protocols, reporters, others })
 }
 
 /// Returns the obstacles among these chains: `POST 2` for a rule that may masquerade.

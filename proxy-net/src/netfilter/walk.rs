@@ -99,7 +99,8 @@ impl Walk<'_> {
 
     /// A device's hook is not followed: either only other devices have it, or its rules may do anything.
     fn device(&mut self, name: &ChainName, chain: &Chain, packets: &Packets) {
-        let is_elsewhere = !chain.devices.is_empty() && chain.devices.iter().all(|name| packets.others.contains(name));
+        let is_elsewhere =
+            !chain.devices.is_empty() && chain.devices.iter().all(|name| packets.others.incoming.contains(name));
         if (chain.uses > 0 || chain.base.is_some_and(|base| base.drops)) && !is_elsewhere {
             self.blame(Obstacle::Device(name.clone(), chain.uses));
         }

@@ -4,6 +4,7 @@ mod conditions;
 mod fixture;
 mod rules;
 mod shapes;
+mod ways;
 
 use std::process::Command;
 use std::time::Duration;

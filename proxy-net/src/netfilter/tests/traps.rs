@@ -17,7 +17,7 @@ fn protocol(number: u8, equal: bool) -> Part {
 
 fn device(name: &str, equal: bool) -> Part {
     let value = name.as_bytes().to_vec();
-    Part::Condition(Condition { field: Field::DeviceName, mask: vec![0xff; value.len()], value, equal })
+    Part::Condition(Condition { field: Field::InName, mask: vec![0xff; value.len()], value, equal })
 }
 
 /// Returns a chain that drops what its rules do not accept.
