@@ -185,6 +185,18 @@ impl<A: Addr> Flow<A> {
         self.flags & flag != 0
     }
 
+    /// Returns true if packets of the host's flow start on lo: see [`Flow::HOST_FRONTEND`].
+    #[inline(always)]
+    pub const fn starts_on_lo(&self) -> bool {
+        self.flags & (Self::HOST | Self::HOST_FRONTEND) == Self::HOST | Self::HOST_FRONTEND
+    }
+
+    /// Returns true if the flow was opened past the stack to a pod of another node.
+    #[inline(always)]
+    pub const fn is_whole_far(&self) -> bool {
+        self.flags & (Self::HOST | Self::FAR) == Self::FAR
+    }
+
     #[inline(always)]
     pub fn is_snat(&self) -> bool {
         self.source.addr != self.client.addr

@@ -42,7 +42,7 @@ pub fn send<A: Net>(
     // This hook has replaced the source, as egress hooks do.
     skb.set_packet_mark(PacketMark::DONE);
     match next_hop {
-        NextHop::Device(ifindex) if flow.has(Flow::<A>::HOST_FRONTEND) && skb.is_longer_than(maps::mtu_of(ifindex)) => {
+        NextHop::Device(ifindex) if flow.starts_on_lo() && skb.is_longer_than(maps::mtu_of(ifindex)) => {
             skb.route_again()?;
             Ok(Action::PASS)
         }
@@ -173,7 +173,7 @@ pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result
 /// Lets the host receive what goes to a socket of its own from the frontend of `flow`.
 #[inline(always)]
 pub fn inject<A: Net>(skb: Skb, link: LinkHeader, flow: &Flow<A>) -> Result<Action, Reason> {
-    let (ifindex, mac) = if flow.has(Flow::<A>::HOST_FRONTEND) {
+    let (ifindex, mac) = if flow.starts_on_lo() {
         (LO, &[0; 6])
     } else {
         let node = maps::node().ok_or(Reason::NoRoute)?;

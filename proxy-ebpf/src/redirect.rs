@@ -222,7 +222,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let is_judged = flow.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr);
-    if !(is_found && (!is_whole || may_take(packet, route, flow.has(Flow::<A>::FAR)))) {
+    if !(is_found && (!is_whole || may_take(packet, route, flow.is_whole_far()))) {
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }

@@ -32,7 +32,7 @@ impl Model {
         if flow.by_host || flow.is_guest || place::is_own(next.ip()) {
             return None;
         }
-        let must = self.goes_past_stack(sent, packet, flow);
+        let must = self.goes_past_stack(sent, packet, flow, next);
         let may = self.fast.has(Fast::OTHERS) && may_skip(sent, packet) && is_open(flow, leg);
         let goes = must || may && got.verdict == Verdict::Redirect;
         if !goes {

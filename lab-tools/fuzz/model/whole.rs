@@ -1,6 +1,8 @@
 //! Whole flows: connections of this node's pods to pods that go past the stack from their opener on. Which those are, and which of
 //! their packets go there, is all known beforehand.
 
+use std::net::SocketAddr;
+
 use testbed::reference::place::{self, Device, Family};
 
 use super::flow::Flow;
@@ -25,7 +27,6 @@ impl Model {
 
     /// Returns what stands against it.
     fn obstacle(&self, sent: &Sent, packet: &Packet, flow: &Flow, [device, exit]: [Device; 2]) -> Option<&'static str> {
-        let is_outside = |addr| !UNCHANGED.iter().any(|net| net.cidr(Family::of(addr)).contains(&addr));
         let obstacles = [
             (!self.fast.opens(), "not_whole_lease_over"),
             (packet.ip.part != Part::Whole, "not_whole_fragment"),
@@ -39,25 +40,39 @@ impl Model {
                 exit.leads_to_pods() && !self.fast.has_peer(exit) || !is_neighbour(flow.backend.ip()),
                 "not_whole_no_peer",
             ),
-            (
-                self.fast.has(Fast::OPENS_PODS) && [flow.client, flow.backend].iter().any(|at| is_outside(at.ip())),
-                "not_whole_outside_networks",
-            ),
+            (self.is_outside(flow), "not_whole_outside_networks"),
         ];
         obstacles.into_iter().find(|(stands, _)| *stands).map(|(_, what)| what)
     }
 
-    /// Tells if a packet of a flow goes past the stack because the whole flow does. While no flow is opened so, the stack sees
-    /// handshakes and datagrams.
-    pub(super) fn goes_past_stack(&self, sent: &Sent, packet: &Packet, flow: &Flow) -> bool {
+    /// Tells if a packet of a flow to the `next` end goes past the stack because the whole flow does. The stack sees handshakes and datagrams
+    /// of flows that could not be opened so now.
+    pub(super) fn goes_past_stack(&self, sent: &Sent, packet: &Packet, flow: &Flow, next: SocketAddr) -> bool {
+        let At::Ingress(device) = sent.at else { return false };
         let shakes_hands = packet.says(|transport| transport.opens || transport.answer.is_some());
         let goes_on = packet.proto == TCP && !shakes_hands;
         let (src, dst) = packet.peers();
         flow.is_whole
             && self.fast.is_on()
-            && (goes_on || self.fast.opens())
+            && self.fast.is_bare(device)
+            && (goes_on || self.could_open(flow, next))
             && is_plain(sent, packet)
             && !is_forged(sent.at, packet.proto, src, dst)
+    }
+
+    fn could_open(&self, flow: &Flow, next: SocketAddr) -> bool {
+        let Some(exit) = place::route(next.ip()) else { return false };
+        let is_way = match exit.leads_to_pods() {
+            true => self.fast.has_peer(exit) && is_neighbour(next.ip()),
+            false => self.fast.has(Fast::OPENS_FAR),
+        };
+        self.fast.opens() && self.fast.is_bare(exit) && is_way && !self.is_outside(flow)
+    }
+
+    /// Tells if only connections between some networks go past the stack, and this is none.
+    fn is_outside(&self, flow: &Flow) -> bool {
+        let is_in = |addr| UNCHANGED.iter().any(|net| net.cidr(Family::of(addr)).contains(&addr));
+        self.fast.has(Fast::OPENS_PODS) && !(is_in(flow.client.ip()) && is_in(flow.backend.ip()))
     }
 
     /// Counts a packet of a whole flow that has gone past the stack.

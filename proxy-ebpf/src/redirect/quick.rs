@@ -69,7 +69,7 @@ fn leave_for<A: Forward>(
         return Outcome::NOT_ESTABLISHED;
     }
     // As `super::may_take`: the long way has judged the flow in this second.
-    let may_leave = || entry.read(|flow| !flow.rx.has(Seen::WHOLE) || flow.has(Flow::<A>::FAR));
+    let may_leave = || entry.read(|flow| !flow.rx.has(Seen::WHOLE) || flow.is_whole_far());
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
     }
