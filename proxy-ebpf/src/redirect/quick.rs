@@ -68,8 +68,8 @@ fn leave_for<A: Forward>(
     if !find(skb, head.proto, route, &head.src.addr, &becomes.dst.addr) {
         return Outcome::NOT_ESTABLISHED;
     }
-    // As `super::may_take`: the long way has judged the flow in this second.
-    let may_leave = || entry.read(|flow| !flow.rx.has(Seen::WHOLE) || flow.is_whole_far());
+    // As `super::may_take`: the long way has judged the flow in this second. The client is a pod.
+    let may_leave = || entry.read(|flow| !flow.rx.has(Seen::WHOLE) || is_there && flow.is_whole_far());
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
     }
