@@ -134,7 +134,8 @@ fn whole_connection_leaves_by_no_device_that_it_was_not_opened_for() -> Result<(
     let remote = || Ok::<_, anyhow::Error>(agent.status()?["events"]["fast_remote"].as_u64());
     let before = remote()?;
     node.ip(&format!("route del {}/32 dev p1b", fixture.lab.host("p1b").addrs.v4))?;
-    ensure!(exchange(&mut open, 1, 3_000).is_err(), "there is no way to the pod");
+    // The programs hear of it within moments.
+    wait_until(DEADLINE, "there is no way to the pod", || Ok(exchange(&mut open, 1, 3_000).is_err()))?;
     ensure!(remote()? == before, "packets have left by another device, past the stack");
     agent.stop()
 }
