@@ -133,6 +133,21 @@ impl Fixture {
         ))
     }
 
+    /// Has the node drop what it forwards to a pod, in table `inet far`. `what` narrows that down in words of nft.
+    pub(crate) fn drop_towards(&self, pod: &str, what: &str) -> Result<()> {
+        let pod = self.lab.host(pod).addrs;
+        self.lab.n1.host.ns.nft(&format!(
+            "table inet far {{
+                chain forward {{
+                    type filter hook forward priority filter; policy accept
+                    ip daddr {} {what} drop
+                    ip6 daddr {} {what} drop
+                }}
+            }}",
+            pod.v4, pod.v6
+        ))
+    }
+
     /// Takes [`Self::watch`].
     pub(crate) fn passed(&self, agent: &Agent) -> Result<Passed> {
         Ok(Passed { fast: self.fast(agent)?, forwarded: counter(&self.lab.n1.host, "forwarded")? })

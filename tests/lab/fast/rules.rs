@@ -87,17 +87,7 @@ fn whole_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() 
         ensure!(fast >= 2 * EXCHANGES as u64, "{protocol} by {family}: {fast} packets have skipped the stack");
     }
 
-    let backend = fixture.lab.host("p2a").addrs;
-    fixture.lab.n1.host.ns.nft(&format!(
-        "table inet far {{
-            chain forward {{
-                type filter hook forward priority filter; policy accept
-                ip daddr {} tcp dport 8080 drop
-                ip6 daddr {} tcp dport 8080 drop
-            }}
-        }}",
-        backend.v4, backend.v6
-    ))?;
+    fixture.drop_towards("p2a", "tcp dport 8080")?;
     let soon = Duration::from_millis(300);
     for family in Family::ALL {
         wait_until(Duration::from_secs(1), "new connections meet the rule", || {

@@ -57,17 +57,7 @@ fn datagrams_of_whole_flows_meet_a_rule_about_other_nodes() -> Result<()> {
         exchange(&mut one, 3, 100)?;
         open.push(one);
     }
-    let backend = fixture.lab.host("p2a").addrs;
-    fixture.lab.n1.host.ns.nft(&format!(
-        "table inet far {{
-            chain forward {{
-                type filter hook forward priority filter; policy accept
-                ip daddr {} drop
-                ip6 daddr {} drop
-            }}
-        }}",
-        backend.v4, backend.v6
-    ))?;
+    fixture.drop_towards("p2a", "")?;
     says(&agent, NEAR)?;
     for one in &mut open {
         wait_until(Duration::from_secs(4), "datagrams meet the rule", || Ok(exchange(one, 1, 100).is_err()))?;
