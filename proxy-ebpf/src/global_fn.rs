@@ -107,6 +107,16 @@ global_functions! {
         redirect::deliver::<Addr6>(Skb::from_ptr(skb), redirect::Known(known), memory()).0
     }
 
+    /// Calls [`redirect::errors::deliver`].
+    fn kpx_deliver_error4(skb: *mut __sk_buff) -> i32 {
+        redirect::errors::deliver::<Addr4>(Skb::from_ptr(skb), memory()).0
+    }
+
+    /// Calls [`redirect::errors::deliver`].
+    fn kpx_deliver_error6(skb: *mut __sk_buff) -> i32 {
+        redirect::errors::deliver::<Addr6>(Skb::from_ptr(skb), memory()).0
+    }
+
     /// Calls [`redirect::opener::find_way`]; 0.
     fn kpx_find_way4(skb: *mut __sk_buff) -> u32 {
         redirect::opener::find_way::<Addr4>(Skb::from_ptr(skb), memory());

@@ -11,7 +11,8 @@ use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::{FragmentPart, Net, route};
-use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::redirect::{self, Forward};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, host, maps};
 
 /// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
@@ -52,8 +53,14 @@ pub struct Translated<A: Addr> {
 
 /// Translates an ICMP error that is met at `hook`; `mark` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Result<Action, Reason> {
-    let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
+pub fn run<A: Forward>(
+    skb: Skb,
+    link: LinkHeader,
+    hook: Hook,
+    mark: PacketMark,
+    mut memory: Memory,
+) -> Result<Action, Reason> {
+    let (Scratch { error, .. }, _) = memory.lend().scratch::<A>().ok_or(Reason::Protocol)?;
     error.parse(skb, link)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
     // An error goes to the sender of what it is about.
@@ -67,8 +74,14 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, mem
     error.becomes.dst = error.dst;
     error.becomes.quoted_src = error.quote.src;
     error.becomes.quoted_dst = error.quote.dst;
-    let key = FlowKey::new(hook, error.quote.proto, error.quote.dst, error.quote.src);
-    if maps::flow(&key, flow).is_none() {
+    if hook == Hook::INGRESS
+        && redirect::opens_flows()
+        && let Some(delivered) = redirect::error::<A>(skb, memory.lend())
+    {
+        return delivered;
+    }
+    let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
+    if maps::flow(&error.key(hook), flow).is_none() {
         return Err(Reason::Protocol);
     }
     // Only where errors leave, hooks before have left a mark.
@@ -89,12 +102,11 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, mem
 #[inline(always)]
 fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     let to_backend = flow.kind == Kind::DNAT;
-    let becomes = &mut error.becomes;
     if to_backend {
-        becomes.dst = flow.backend.addr;
-        becomes.quoted_src = flow.backend;
-        becomes.quoted_dst = flow.client_between();
-    } else {
+        error.goes_there(flow);
+    }
+    let becomes = &mut error.becomes;
+    if !to_backend {
         becomes.dst = flow.client.addr;
         becomes.quoted_src = flow.client_between();
     }
@@ -123,9 +135,7 @@ fn egress<A: Net>(skb: Skb, link: LinkHeader, error: &mut Error<A>, flow: &Flow<
         return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
-    error.becomes.src = error.src_or(flow.backend.addr, flow.frontend.addr);
-    error.becomes.quoted_src = flow.client;
-    error.becomes.quoted_dst = flow.frontend;
+    error.goes_back(flow);
     error.rewrite(skb)?;
     if flow.has(Flow::<A>::HOST) {
         // On lo: the host itself would not take this packet.
@@ -166,6 +176,46 @@ impl<A: Net> Error<A> {
         Ok(())
     }
 
+    pub fn src(&self) -> &A {
+        &self.src
+    }
+
+    pub fn dst(&self) -> &A {
+        &self.dst
+    }
+
+    /// Returns the address to which the error goes once it is rewritten.
+    pub fn goes_to(&self) -> &A {
+        &self.becomes.dst
+    }
+
+    /// Returns true if the error has an Ethernet header and no IP options.
+    pub fn has_usual_headers(&self) -> bool {
+        self.at == ETH_LEN && self.icmp == ETH_LEN + A::IP_LEN
+    }
+
+    /// Returns the key at `hook` of the flow whose packet the error quotes.
+    #[inline(always)]
+    pub fn key(&self, hook: Hook) -> FlowKey<A> {
+        FlowKey::new(hook, self.quote.proto, self.quote.dst, self.quote.src)
+    }
+
+    /// Notes that the error goes to the backend.
+    #[inline(always)]
+    pub fn goes_there(&mut self, flow: &Flow<A>) {
+        self.becomes.dst = flow.backend.addr;
+        self.becomes.quoted_src = flow.backend;
+        self.becomes.quoted_dst = flow.client_between();
+    }
+
+    /// Notes that the error goes to the client.
+    #[inline(always)]
+    pub fn goes_back(&mut self, flow: &Flow<A>) {
+        self.becomes.src = self.src_or(flow.backend.addr, flow.frontend.addr);
+        self.becomes.quoted_src = flow.client;
+        self.becomes.quoted_dst = flow.frontend;
+    }
+
     /// The error's source; `to` if it is `from`.
     #[inline(always)]
     fn src_or(&self, from: A, to: A) -> A {
@@ -173,7 +223,7 @@ impl<A: Net> Error<A> {
     }
 
     #[inline(never)]
-    fn rewrite(&self, skb: Skb) -> Result<(), Reason> {
+    pub fn rewrite(&self, skb: Skb) -> Result<(), Reason> {
         let Self { quote, becomes: to, .. } = self;
         self.replace_quoted_addr(skb, A::SRC_OFFSET, quote.src.addr, to.quoted_src.addr)?;
         self.replace_quoted_addr(skb, A::DST_OFFSET, quote.dst.addr, to.quoted_dst.addr)?;

@@ -3,6 +3,7 @@
 //! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour through another device.
 //! In doubt the packet takes the stack, so that no doubt loses one.
 
+pub mod errors;
 mod fib;
 pub mod opener;
 mod plan;
@@ -133,6 +134,12 @@ pub fn find_way<A: Forward>(skb: Skb, _: Memory) {
 #[inline(always)]
 pub fn first<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
     A::deliver(skb, Known::OPENED).result()
+}
+
+/// Delivers the ICMP error in `scratch.error`, if it is about a whole flow. None: it is left to the stack, as it was.
+#[inline(always)]
+pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
+    A::deliver_error(skb).result()
 }
 
 #[inline(always)]

@@ -32,6 +32,7 @@ use self::model::{Base, Chain, ChainName, Found, Hook, Ruleset, TableFamily};
 use self::packet::{Asked, ESTABLISHED, Family, INVALID, Mark, NEW, Others};
 use super::netlink::{dumped, kernel};
 use super::raw::{self, Message};
+use super::sysctl;
 
 /// The types of messages: the subsystem nftables, and the message's own number.
 const NFT_MSG_NEWCHAIN: u16 = 0x0a03;
@@ -81,7 +82,12 @@ pub struct Netfilter {
     rules: Ruleset,
     legacy: Legacy,
     follows: bool,
+    /// Conntrack takes up connections in their middle. Else their packets are `INVALID`.
+    takes_up: bool,
 }
+
+/// The parameter that says so; 0 if not.
+const LOOSE: &str = "netfilter/nf_conntrack_tcp_loose";
 
 /// What the rules do to packets, one line for each reason and each chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,17 +103,20 @@ impl Netfilter {
     pub async fn read() -> Result<Self> {
         let messages = listed().await.context("list the rules of nftables")?;
         let rules = ruleset(&messages).context("read the rules of nftables")?;
-        Ok(Self { rules, legacy: Legacy::read()?, follows: legacy::follows_connections()? })
+        let takes_up = sysctl::read(LOOSE)?.is_none_or(|loose| loose.trim() != "0");
+        Ok(Self { rules, legacy: Legacy::read()?, follows: legacy::follows_connections()?, takes_up })
     }
 
-    /// Judges connections between addresses of `pods`, from the first packet to the last, and errors about them. Their packets come
-    /// and go by none of the devices `others`. `is_far`: routers may be on the way, answers may come by any device but `lo`, and those that do
-    /// not skip the stack are not known to conntrack. Only the families of `pods` are looked at.
+    /// Judges connections between addresses of `pods`, from the first packet to the last. Their packets come and go by none of the devices
+    /// `others`. `is_far`: answers may come by any device but `lo`, and conntrack knows neither those that do not skip the stack nor what
+    /// routers report about such connections. Only the families of `pods` are looked at.
     pub fn judge_whole(&self, pods: &[IpNet], others: &BTreeSet<String>, is_far: bool) -> Judgement {
         let everywhere = Self::everywhere();
-        let reporters = if is_far { &everywhere } else { pods };
+        // Errors of pods about each other skip the stack as well.
+        let reporters: &[IpNet] = if is_far { &everywhere } else { &[] };
         let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
-        let states: &[u32] = if is_far { &[NEW, ESTABLISHED, INVALID] } else { &[NEW, ESTABLISHED] };
+        let is_known = !is_far && self.takes_up;
+        let states: &[u32] = if is_known { &[NEW, ESTABLISHED] } else { &[NEW, ESTABLISHED, INVALID] };
         let lo = BTreeSet::from(["lo".to_owned()]);
         let others = Others { incoming: if is_far { &lo } else { others }, outgoing: others };
         let asked = Asked { nets: pods, mark: Mark::Zero, states, protocols: &protocols, reporters, others };

@@ -99,7 +99,7 @@ impl Runner for FastFixture {
         let found = self.fixture.names.learn(&self.last, if is_same { same } else { &row.out })?;
         if counted.iter().any(|name| name == "fast_local") {
             let (_, to) = found.split_once("> ").context("no destination")?;
-            let to = NEIGHBOURS.iter().find(|(name, ..)| to.starts_with(&format!("{name}:")));
+            let to = to.split([':', ' ']).next().and_then(|to| NEIGHBOURS.iter().find(|(name, ..)| *name == to));
             let macs = [2, 0, 0, 0, 1, to.context("no neighbour")?.2, 2, 0, 0, 0, 0, 2];
             ensure!(self.last[..12] == macs, "link addresses {:x?}", &self.last[..12]);
         } else {

@@ -110,6 +110,8 @@ pub trait Forward: Net {
 
     /// Calls [`super::deliver`].
     fn deliver(skb: Skb, known: Known) -> Delivery;
+    /// Calls [`super::errors::deliver`].
+    fn deliver_error(skb: Skb) -> Delivery;
     /// Calls [`super::opener::find_way`].
     fn find_way(skb: Skb);
 }
@@ -213,6 +215,11 @@ impl Forward for Addr4 {
     }
 
     #[inline(always)]
+    fn deliver_error(skb: Skb) -> Delivery {
+        Delivery(global_fn::kpx_deliver_error4(skb.as_ptr()))
+    }
+
+    #[inline(always)]
     fn find_way(skb: Skb) {
         global_fn::kpx_find_way4(skb.as_ptr());
     }
@@ -233,6 +240,11 @@ impl Forward for Addr6 {
     #[inline(always)]
     fn deliver(skb: Skb, known: Known) -> Delivery {
         Delivery(global_fn::kpx_deliver6(skb.as_ptr(), known.0))
+    }
+
+    #[inline(always)]
+    fn deliver_error(skb: Skb) -> Delivery {
+        Delivery(global_fn::kpx_deliver_error6(skb.as_ptr()))
     }
 
     #[inline(always)]

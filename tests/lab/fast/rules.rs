@@ -124,31 +124,37 @@ fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
 
 /// Conntrack does not know the connection that the error is about, and would call the error invalid.
 #[test]
-fn errors_about_connections_pass_with_and_without_a_rule_for_invalid_packets() -> Result<()> {
+fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.put(&Service::new("closed", 13, &["p1b"], 9))?;
     let agent = fixture.start("auto")?;
-    until_whole(&fixture, &agent, Family::V4)?;
-    ensure!(is_refused(&fixture)?, "an error does not pass without the rule");
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+        ensure!(is_refused(&fixture, family)?, "{family}: an error does not pass without the rule");
+    }
+    // What kube-proxy leaves behind.
     fixture.lab.n1.host.ns.nft(
         "table inet invalid {
             chain forward {
                 type filter hook forward priority filter; policy accept
-                ct state invalid drop
+                ct state invalid counter drop
             }
         }",
     )?;
-    says(&agent, "auto: off, because rule 1 of chain forward of table inet invalid")?;
-    ensure!(is_refused(&fixture)?, "the rule drops an error about a connection that conntrack follows");
+    says(&agent, "chain forward of table inet invalid; those to other nodes")?;
+    for family in Family::ALL {
+        until_whole(&fixture, &agent, family)?;
+        ensure!(is_refused(&fixture, family)?, "{family}: the rule drops an error");
+    }
     agent.stop()
 }
 
 /// Returns true if a client is told that nothing serves the port of the pod.
-fn is_refused(fixture: &Fixture) -> Result<bool> {
+fn is_refused(fixture: &Fixture, family: Family) -> Result<bool> {
     let client = fixture.lab.host("p1a");
-    let socket = client.ns.run(|| UdpSocket::bind(SocketAddr::new(client.addrs.ip(Family::V4), 0)))?;
+    let socket = client.ns.run(|| UdpSocket::bind(SocketAddr::new(client.addrs.ip(family), 0)))?;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-    socket.connect(Service::new("", 13, &[], 9).frontend(Family::V4))?;
+    socket.connect(Service::new("", 13, &[], 9).frontend(family))?;
     socket.send(b"hello")?;
     match socket.recv(&mut [0; 16]) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),

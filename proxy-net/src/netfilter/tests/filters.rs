@@ -1,14 +1,21 @@
 //! Rule sets of well-known programs for forwarded packets, with what they may do to whole connections between pods.
 
+use std::collections::BTreeSet;
+
 use super::super::{Judgement, Legacy, Netfilter, ruleset};
 use super::fixtures::{PODS, judged, leaves_alone};
 use super::{OTHERS, found, nets, record};
 
 /// Returns the judgement of a file's rules about the pods, `others` being no devices of theirs.
 fn judgement(file: &str, others: &[&str]) -> Judgement {
-    let rules = ruleset(&record::messages(file)).unwrap();
     let others = others.iter().map(|name| (*name).to_owned()).collect();
-    Netfilter { rules, legacy: Legacy::default(), follows: true }.judge_whole(&nets(PODS), &others, false)
+    netfilter(file, true).judge_whole(&nets(PODS), &others, false)
+}
+
+/// Returns a file's rules; `takes_up` if conntrack takes up connections in their middle.
+fn netfilter(file: &str, takes_up: bool) -> Netfilter {
+    let rules = ruleset(&record::messages(file)).unwrap();
+    Netfilter { rules, legacy: Legacy::default(), follows: true, takes_up }
 }
 
 // flannel accepts what comes from or goes to its network.
@@ -46,9 +53,13 @@ fn dockers_rules_leave_pods_to_the_policy() {
 fn kube_proxys_filters_let_pods_pass() {
     let refused = ["KUBE-PROXY-FIREWALL 1 drop the packet", "KUBE-SERVICES 1 reject the packet"];
     leaves_alone("kube-proxy-filter.iptables", "10.96.0.0/16 192.0.2.0/24", &refused);
-    let Judgement { against, .. } = judgement("kube-proxy-filter.iptables", &[]);
+    let judge = |takes_up, is_far| {
+        netfilter("kube-proxy-filter.iptables", takes_up).judge_whole(&nets(PODS), &BTreeSet::new(), is_far).against
+    };
+    assert_eq!(judge(true, false), [""; 0]);
     let invalid = "rule 1 of chain KUBE-FORWARD of table ip filter may drop the packet";
-    assert_eq!(against, [invalid], "an error about a connection that conntrack has not seen");
+    assert_eq!(judge(true, true), [invalid], "an error of a router about a connection that conntrack has not seen");
+    assert_eq!(judge(false, false), [invalid], "a connection that conntrack does not take up");
 }
 
 // Cilium's chain accepts packets of its devices, and its marks are on packets of its proxy alone. The CNI accepts the pods.
@@ -123,7 +134,9 @@ fn conditions_of_every_known_form_let_pods_pass() {
     let Judgement { against, .. } = judgement("pods-filter.nft", &OTHERS[..1]);
     assert_eq!(against[0], "rule 1 of chain early of table inet pods may drop the packet");
     let no_errors = "chain later of table inet pods drops what its rules do not accept";
-    assert_eq!(against.last().unwrap(), no_errors, "its rules accept TCP and UDP");
+    assert!(!against.contains(&no_errors.to_owned()), "its rules accept TCP and UDP, and errors do not meet them");
+    let far = netfilter("pods-filter.nft", true).judge_whole(&nets(PODS), &BTreeSet::new(), true).against;
+    assert!(far.contains(&no_errors.to_owned()), "{far:?}");
 }
 
 // The rules at a device's hook are not followed, so their presence counts where the device may be a pod's.

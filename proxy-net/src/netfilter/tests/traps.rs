@@ -176,7 +176,7 @@ fn harmless_chains_have_rules() {
 fn open_connections_are_judged_between_all_addresses() {
     let judged = |rules: Vec<Rule>| {
         let rules = [dropping("FWD", rules), chain("POST", vec![vec![masquerade()]])].into_iter().collect();
-        Netfilter { rules, legacy: Legacy::default(), follows: false }.judge_open().against
+        Netfilter { rules, legacy: Legacy::default(), follows: false, takes_up: true }.judge_open().against
     };
     assert_eq!(judged(vec![vec![ACCEPT]]), [""; 0], "NAT is done with the first packet");
     assert_eq!(judged(vec![vec![state(ESTABLISHED, false), ACCEPT]]), [""; 0]);
@@ -194,7 +194,7 @@ fn rules_of_every_table_but_those_of_devices_may_have_connections_followed() {
     let may = |family, legacy: Legacy| {
         let (name, chain) = chain("FWD", vec![vec![ACCEPT]]);
         let rules = [(ChainName { family, ..name }, chain)].into_iter().collect();
-        Netfilter { rules, legacy, follows: false }.may_follow_connections()
+        Netfilter { rules, legacy, follows: false, takes_up: true }.may_follow_connections()
     };
     assert!(may(TableFamily::Ip, Legacy::default()));
     assert!(!may(TableFamily::Netdev, Legacy::default()));
@@ -206,7 +206,7 @@ fn rules_of_every_table_but_those_of_devices_may_have_connections_followed() {
     };
     let rules = [(named("filter", "INPUT"), local)].into_iter().collect();
     assert!(
-        Netfilter { rules, legacy: Legacy::default(), follows: false }.may_follow_connections(),
+        Netfilter { rules, legacy: Legacy::default(), follows: false, takes_up: true }.may_follow_connections(),
         "of the host alone"
     );
 }

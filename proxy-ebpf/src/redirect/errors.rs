@@ -1,0 +1,78 @@
+//! ICMP errors about packets of whole flows. They skip the stack as those packets do: conntrack does not know what they are about,
+//! and rules may drop what it calls invalid.
+
+use proxy_common::addr::Port;
+use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Node;
+use proxy_common::flow::{Hook, Kind, Seen};
+
+use super::fib::{find, leave};
+use super::opener::{is_bare, is_between};
+use super::{Delivery, Forward, Plan};
+use crate::Action;
+use crate::maps::{self, Memory, Scratch};
+use crate::net::{At, is_forged};
+use crate::skb::{PacketMark, Skb};
+
+/// Delivers the error that has been read into `scratch.error`, if it is about a flow that could be opened past the stack now.
+#[inline(always)]
+pub fn deliver<A: Forward>(skb: Skb, memory: Memory) -> Delivery {
+    let Some((scratch, _)) = memory.scratch::<A>() else { return Delivery::LEFT };
+    if finds_flow(skb, scratch) && finds_way(skb, scratch) {
+        return Delivery::of(carry_out(skb, scratch));
+    }
+    Delivery::LEFT
+}
+
+/// Finds the flow, into `scratch.other`, and notes what becomes of an error about a packet of it. False if the stack is to see it.
+#[inline(never)]
+fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
+    let Scratch { error, other: flow, becomes, .. } = scratch;
+    if !error.has_usual_headers() || !skb.is_ours() || skb.is_tagged() || !is_bare(skb.ifindex(), 0) {
+        return false;
+    }
+    if maps::flow(&error.key(Hook::INGRESS), flow).is_some() {
+        error.goes_there(flow);
+        becomes.plan = Plan::ToDevice as u32;
+        return flow.kind == Kind::DNAT && flow.rx.has(Seen::WHOLE);
+    }
+    if maps::flow(&error.key(Hook::EGRESS), flow).is_none() {
+        return false;
+    }
+    error.goes_back(flow);
+    becomes.plan = Plan::BackToPod as u32;
+    flow.kind == Kind::UNDNAT && flow.rx.has(Seen::WHOLE)
+}
+
+/// Finds the way of the error, into `scratch.route`. False if the stack has to.
+#[inline(never)]
+fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
+    let Scratch { error, other: flow, route, becomes, .. } = scratch;
+    let Some(node) = maps::node() else { return false };
+    if !is_between(node, &flow.client.addr, &flow.backend.addr) || is_forged(skb, At::Here, error.src(), error.dst()) {
+        return false;
+    }
+    // The stack routes errors without ports.
+    route.ask(Port::ANY, Port::ANY, 0, false);
+    if !find(skb, A::ICMP, route, error.src(), error.goes_to()) {
+        return false;
+    }
+    let is_there = maps::again(&becomes.plan) == Plan::ToDevice as u32;
+    route.is_for_openers(is_there && flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR))
+}
+
+/// Rewrites the error, and sends it on its way. The plan is read for each question: see [`super::carry_out`].
+#[inline(always)]
+fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
+    let Scratch { error, route, becomes, .. } = scratch;
+    error.rewrite(skb)?;
+    if maps::again(&becomes.plan) == Plan::BackToPod as u32 {
+        maps::count(Event::Returned);
+    } else {
+        maps::count(Event::Forwarded);
+        if !route.to_peer {
+            skb.set_packet_mark(PacketMark::forward(false, false));
+        }
+    }
+    leave::<A>(skb, route)
+}
