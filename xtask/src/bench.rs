@@ -32,7 +32,7 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
 }
 
 fn measure(args: &[OsString], results: &Path) -> Result<()> {
-    let toolchain = setup::ensure(Need::Lab)?;
+    let toolchain = setup::ensure(Need::Bench)?;
     let kpx = build::with(&toolchain, &build::Options { release: true, ..Default::default() })?;
     build::bench_object(&toolchain)?;
     let mut cargo = benchmark(true, results);

@@ -14,6 +14,8 @@ pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 pub(crate) const DEBIAN_LLVM: u32 = 22;
 /// The lab's tools and their packages.
 pub(crate) const TOOLS: &[(&str, &str)] = &[("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
+/// The further tools that benchmarks need.
+pub(crate) const BENCH_TOOLS: &[(&str, &str)] = &[("iptables-nft-restore", "iptables")];
 /// The further tools that tests need.
 pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("iptables-nft-restore", "iptables"),

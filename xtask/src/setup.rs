@@ -9,7 +9,9 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::machine::{COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS};
+use crate::machine::{
+    BENCH_TOOLS, COMPILER_PACKAGES, DEBIAN_LLVM, LLVM_PACKAGES, LLVM_PREFIX, Linker, Machine, TEST_TOOLS, TOOLS,
+};
 use crate::{helm, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
@@ -20,7 +22,9 @@ pub(crate) enum Need {
     Build,
     /// The tools to build, and to run the result in network namespaces.
     Lab,
-    /// The same, and the further tools of the tests.
+    /// The same, and the tools that load the rules to compare with.
+    Bench,
+    /// The tools of the lab, and the further ones of the tests.
     Tests,
 }
 
@@ -125,6 +129,7 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     let tools: &[&[(&'static str, &'static str)]] = match need {
         Need::Build => &[],
         Need::Lab => &[TOOLS],
+        Need::Bench => &[TOOLS, BENCH_TOOLS],
         Need::Tests => &[TOOLS, TEST_TOOLS],
     };
     let tools = tools.iter().copied().flatten().filter(|(tool, _)| !machine.tools.contains(tool));

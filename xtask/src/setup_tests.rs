@@ -94,6 +94,7 @@ fn missing_tools_are_installed() {
     let compiler = COMPILER_PACKAGES.to_vec();
     let all = [COMPILER_PACKAGES, LLVM_PACKAGES].concat();
     let lab_tools = vec!["iproute2", "nftables", "ethtool"];
+    let bench_tools = [lab_tools.clone(), vec!["iptables"]].concat();
     let tools = vec!["iproute2", "nftables", "ethtool", "iptables", "socat", "unzip", "chromium", "chromium-driver"];
     let all_and_tools = [all.clone(), tools.clone()].concat();
     let no_tools = Machine { tools: vec![], ..debian() };
@@ -107,7 +108,8 @@ fn missing_tools_are_installed() {
         ("bare Debian", bare_debian(), Need::Build, vec![packages(all), Install::Linker(Debian)], Debian),
         ("bare, to test", bare_debian(), Need::Tests, vec![packages(all_and_tools), Install::Linker(Debian)], Debian),
         ("only tools missing", no_tools.clone(), Need::Tests, vec![packages(tools)], Debian),
-        ("the lab needs no browser", no_tools, Need::Lab, vec![packages(lab_tools)], Debian),
+        ("the lab needs no browser", no_tools.clone(), Need::Lab, vec![packages(lab_tools)], Debian),
+        ("rules to compare with", no_tools, Need::Bench, vec![packages(bench_tools)], Debian),
         ("a linker needs no LLVM", no_compiler, Need::Build, vec![packages(compiler)], Debian),
         ("linker missing", no_linker, Need::Build, vec![Install::Linker(Debian)], Debian),
         ("linker of another version", other_linker, Need::Build, vec![Install::Linker(Debian)], Debian),

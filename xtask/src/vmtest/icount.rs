@@ -120,7 +120,7 @@ impl Options {
     /// Returns the guest's programs: path in the guest, and path here.
     fn programs(&self, folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
         if !self.no_build {
-            build::object(&setup::ensure(Need::Lab)?, &build::Options::default())?;
+            build::object(&setup::ensure(Need::Bench)?, &build::Options::default())?;
         }
         let program = |(at, package, features, kind, name): &Program| {
             // Other builds overwrite cargo's own copy.
