@@ -132,8 +132,8 @@ pub(super) async fn query(
         let (mut filtered, mut filtered_out) = (false, false);
         if asked.contains(&index) {
             let has_others = |filters: Vec<Filter>| filters.iter().any(|filter| !filter.is_ours());
-            // A device that vanishes meanwhile has none. What goes out of one that cannot be asked may meet any.
-            filtered = at(handle, index, Hook::Ingress).await.is_ok_and(has_others);
+            // The packets of a device that cannot be asked may meet any.
+            filtered = at(handle, index, Hook::Ingress).await.map_or(true, has_others);
             filtered_out = at(handle, index, Hook::Egress).await.map_or(true, has_others);
         }
         links.entry(index).and_modify(|link| (link.filtered, link.filtered_out) = (filtered, filtered_out));
