@@ -18,19 +18,23 @@ pub(crate) mod explain;
 mod input;
 mod live;
 mod manifests;
+mod name;
 mod namespace;
 mod packet;
 mod programs;
 pub mod report;
+mod resolve;
 mod target;
 mod text;
 
 use input::{Family, TraceInput};
 use live::{Live, PacketArgs};
 use manifests::Folder;
+use name::{From, To};
 use programs::{Programs, sock_addr};
 use report::{Hook, Packet, TablesOf, Trace};
-use target::{Client, Target};
+use resolve::{Ends, Known, has_names};
+use target::Target;
 
 /// Show what kpx does with a packet, and why. Needs root.
 ///
@@ -38,12 +42,14 @@ use target::{Client, Target};
 /// programs with tables of its own: no traffic is touched, and no packet is sent.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// The client's address. The default port is 32768.
-    #[arg(long, value_name = "IP[:PORT]", required_unless_present = "host")]
-    from: Option<Client>,
-    /// The dialled address. The default protocol is tcp.
-    #[arg(long, value_name = "IP:PORT[/tcp|udp|sctp]")]
-    to: Target,
+    /// The client: an address, pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, or node/NAME for a process of this node. The
+    /// default port is 32768.
+    #[arg(long, value_name = "CLIENT", required_unless_present = "host")]
+    from: Option<From>,
+    /// The destination: IP:PORT, a Service as [svc/][NAMESPACE/]NAME[:PORT] or by its DNS name, a pod as pod/[NAMESPACE/]NAME[:PORT], or
+    /// node/NAME:PORT. A port is a number or a name. Behind it may stand /tcp, /udp or /sctp; the default is tcp.
+    #[arg(long, value_name = "DESTINATION")]
+    to: To,
     /// Treat the client as a process of the node, even if --from is not an address of the node.
     #[arg(long)]
     host: bool,
@@ -95,44 +101,67 @@ fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(async {
-        match args.to.addr {
-            SocketAddr::V4(_) => of_family::<Addr4>(args).await,
-            SocketAddr::V6(_) => of_family::<Addr6>(args).await,
+        let tables = Tables::open(args).await?;
+        let known = if has_names(args.from.as_ref(), &args.to) { tables.known().await? } else { Known::default() };
+        let ends = known.resolve(args.from.as_ref(), &args.to)?;
+        match ends.to.addr {
+            SocketAddr::V4(_) => of_family::<Addr4>(tables, ends, args).await,
+            SocketAddr::V6(_) => of_family::<Addr6>(tables, ends, args).await,
         }
     })
 }
 
-async fn of_family<A: Family>(args: &TraceArgs) -> Result<Trace> {
-    let (from, to) = (args.from.map(|Client(from)| from), args.to);
-    if let Some(from) = from {
-        let same = from.is_ipv4() == to.addr.is_ipv4();
-        ensure!(same, "{} and {} are of different families", from.ip(), to.addr.ip());
+/// The origin of the tables that decide.
+enum Tables {
+    Folder(Folder),
+    Live(Live),
+}
+
+impl Tables {
+    async fn open(args: &TraceArgs) -> Result<Self> {
+        if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
+            return Ok(Self::Folder(Folder::read(dir, &canonical_node_name(node), &args.services).await?));
+        }
+        let none_given = args.services.is_empty();
+        ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
+        Ok(Self::Live(Live::query(&args.run_dir).await?))
     }
+
+    /// Returns what may be named.
+    async fn known(&self) -> Result<Known> {
+        match self {
+            Self::Folder(folder) => Ok(folder.known()),
+            Self::Live(live) => live.known().await,
+        }
+    }
+}
+
+async fn of_family<A: Family>(tables: Tables, Ends { from, to }: Ends, args: &TraceArgs) -> Result<Trace> {
     let object = object::embedded()?;
-    if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
-        let folder = Folder::read(dir, &canonical_node_name(node), &args.services).await?;
-        let (input, from) = folder.input::<A>(from, args.host, &to).await?;
-        let programs = Programs::load(object, &input, args.count)?;
-        return send(programs, input, from, args);
+    match tables {
+        Tables::Folder(folder) => {
+            let (input, from) = folder.input::<A>(from, args.host, &to).await?;
+            let programs = Programs::load(object, &input, args.count)?;
+            send(programs, input, (from, to), args)
+        }
+        Tables::Live(live) => {
+            let packet_args = PacketArgs { from, host: args.host, in_device: args.in_device.as_deref() };
+            let (input, from) = live.input::<A>(&packet_args, &to).await?;
+            let programs = Programs::load(object, &input, args.count)?;
+            live.check_tag(input.entry.program, &programs.tag()?)?;
+            send(programs, input, (from, to), args)
+        }
     }
-    let none_given = args.services.is_empty();
-    ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
-    let live = Live::query(&args.run_dir).await?;
-    let packet_args = PacketArgs { from, host: args.host, in_device: args.in_device.as_deref() };
-    let (input, from) = live.input::<A>(&packet_args, &to).await?;
-    let programs = Programs::load(object, &input, args.count)?;
-    live.check_tag(input.entry.program, &programs.tag()?)?;
-    send(programs, input, from, args)
 }
 
 /// Runs packets through the programs, and explains the first one.
 fn send<A: Family>(
     mut programs: Programs<A>,
     input: TraceInput<A>,
-    from: SocketAddr,
+    (from, to): (SocketAddr, Target),
     args: &TraceArgs,
 ) -> Result<Trace> {
-    let TraceArgs { to, count, .. } = *args;
+    let count = args.count;
     let mut clients = clients(from).take(count as usize);
     let runs = clients.try_fold(Vec::new(), |mut runs, client| {
         runs.push(programs.run(client, to.addr, to.proto)?);

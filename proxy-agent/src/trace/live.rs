@@ -18,6 +18,7 @@ use proxy_common::names;
 
 use super::input::{Entry, Family, Net, TraceInput, port_names};
 use super::programs::LO;
+use super::resolve::Known;
 use super::target::{CLIENT_PORT, Target};
 use crate::control::client::Client;
 use crate::status::Status;
@@ -38,6 +39,7 @@ pub(super) struct PacketArgs<'a> {
 
 /// The state of a running agent.
 pub(super) struct Live {
+    client: Client,
     status: Status,
     /// The kernel's ids, by name.
     maps: BTreeMap<String, u32>,
@@ -49,7 +51,14 @@ impl Live {
         let client = Client::new(run_dir);
         let status = client.status().await?;
         check_namespace(&status, run_dir)?;
-        Ok(Self { status, maps: client.maps().await?, names: client.names().await? })
+        let (maps, names) = (client.maps().await?, client.names().await?);
+        Ok(Self { client, status, maps, names })
+    }
+
+    /// Returns what may be named: this node, and the Services that the agent serves.
+    pub(super) async fn known(&self) -> Result<Known> {
+        let Status { node_name, node_addresses, .. } = self.status.clone();
+        Ok(Known { services: self.client.services().await?, node_name, node_addresses })
     }
 
     /// Fails unless the running programs have the same tag: the copy must do what they do.

@@ -15,15 +15,17 @@ use tokio::sync::mpsc;
 use super::input::{Entry, Family, Net, TraceInput, port_names};
 use super::namespace::{self, NodeDevices};
 use super::programs::LO;
+use super::resolve::Known;
 use super::target::{CLIENT_PORT, Target};
 use crate::config::NodeArgs;
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
-use crate::view::{Names, frontend_names};
+use crate::view::{Names, frontend_names, views};
 use proxy_core::compact::Address;
 use proxy_core::desired::Desired;
 use proxy_core::model::{self, Cause};
 use proxy_core::store::Store;
+use proxy_datapath::Counts;
 use proxy_net::anchor::Anchor;
 use proxy_net::{self as net, anchor};
 use proxy_source::Source;
@@ -73,6 +75,13 @@ impl Folder {
         let unreadable = desired.skipped().filter(|skipped| skipped.cause != Cause::Conflict);
         notes.extend(unreadable.map(ToString::to_string));
         Ok(Self { desired, options, node_addrs, pod_nets, notes })
+    }
+
+    /// Returns what may be named: the node, and the folder's Services.
+    pub(super) fn known(&self) -> Known {
+        let services = views(&self.desired.snapshot(), &Counts::default());
+        let node_name = self.desired.store().node_name().to_owned();
+        Known { services, node_name, node_addresses: self.node_addrs.clone() }
     }
 
     /// The number of kinds; the first input of each kind brings all its objects.

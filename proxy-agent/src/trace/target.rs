@@ -38,13 +38,17 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         let (addr, proto) = text.rsplit_once('/').unwrap_or((text, "tcp"));
         let addr = addr.parse().map_err(|_| format!("{addr:?} is not IP:PORT"))?;
-        let proto = match proto.to_ascii_lowercase().as_str() {
-            "tcp" => Proto::TCP,
-            "udp" => Proto::UDP,
-            "sctp" => Proto::SCTP,
-            other => return Err(format!("protocol {other:?} is not one of tcp, udp, sctp")),
-        };
-        Ok(Self { addr, proto })
+        Ok(Self { addr, proto: protocol(proto)? })
+    }
+}
+
+/// Reads a protocol's name, in whichever case.
+pub(super) fn protocol(text: &str) -> Result<Proto, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(Proto::TCP),
+        "udp" => Ok(Proto::UDP),
+        "sctp" => Ok(Proto::SCTP),
+        other => Err(format!("protocol {other:?} is not one of tcp, udp, sctp")),
     }
 }
 

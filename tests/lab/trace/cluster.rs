@@ -132,7 +132,11 @@ impl Service {
         let endpoint = |name: &&str| {
             let address = names(family).resolve(name).expect("a name of this cluster");
             let node = if name.starts_with("p2") || *name == "n2" { "n2" } else { "n1" };
-            json!({ "addresses": [address], "nodeName": node, "conditions": { "ready": true } })
+            let mut endpoint = json!({ "addresses": [address], "nodeName": node, "conditions": { "ready": true } });
+            if name.starts_with('p') {
+                endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": "default", "name": name });
+            }
+            endpoint
         };
         json!({
             "apiVersion": "discovery.k8s.io/v1",

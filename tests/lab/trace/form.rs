@@ -129,6 +129,41 @@ fn trace_refuses_what_it_cannot_follow() -> Result<()> {
     Ok(())
 }
 
+/// The same is said of names as of the addresses that they stand for.
+#[test]
+fn trace_takes_names_for_addresses() -> Result<()> {
+    let folder = Folder::create()?;
+    let by_name = |from: &str, to: &str| {
+        kpx(trace_command()?.args(["--manifests", folder.path(), "--node", "n1", "--from", from, "--to", to]))
+    };
+    let cases = [
+        ("pod/default/p1a", "svc/default/web:http", "p1a", "web:80"),
+        ("pod/p1a", "many:dns", "p1a", "many:53/udp"),
+        ("node/n1", "web.default.svc.cluster.local:80", "n1", "web:80"),
+        ("pod/p1b", "pod/p2a:8080", "p1b", "p2a:8080"),
+    ];
+    for (from, to, from_addr, to_addr) in cases {
+        let names = names(Family::V4);
+        // Another port of the host, and another backend, each time.
+        let replaced = |text: String| names.replace(&text).lines().next().map(str::to_owned);
+        let want = kpx(&mut command(&folder, Family::V4, from_addr, to_addr, &[])?)?;
+        assert_eq!(replaced(by_name(from, to)?), replaced(want), "{from} {to}");
+    }
+    let wrong = [
+        ("pod/p1a", "default/wbe:80", "kpx: kpx serves no Service default/wbe; did you mean default/web?"),
+        (
+            "pod/p2a",
+            "web:80",
+            "kpx: pod default/p2a is on node n2, and the kpx of that node meets its packets: trace there",
+        ),
+    ];
+    for (from, to, want) in wrong {
+        let error = by_name(from, to).err().context("a wrong name")?;
+        assert_eq!(format!("{error:#}"), want);
+    }
+    Ok(())
+}
+
 #[test]
 fn trace_notes_a_missing_node_object() -> Result<()> {
     let folder = Folder::create()?;

@@ -85,6 +85,7 @@ fn agree(layout: Layout) -> Result<()> {
     for family in Family::ALL {
         known_client(&lab, &agents[0], sticky.frontend(family))?;
     }
+    by_name(&lab, &agents[0], &services[0])?;
     in_device(&lab, &agents[0], services[0].frontend(Family::V4))?;
     to_loopback(&lab, &agents[0])?;
     from_another_namespace(&lab, &agents[0], services[0].frontend(Family::V4))?;
@@ -232,6 +233,21 @@ fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Resu
         (Verdict::Reject, Err(Fault::Refused)) => {}
         (verdict, real) => ensure!(false, "{verdict:?} was said, but {real:?}"),
     }
+    Ok(())
+}
+
+/// The agent's Services have names.
+fn by_name(lab: &Lab, agent: &Agent, service: &Service) -> Result<()> {
+    let mut command = trace_command()?;
+    command.arg("--run-dir").arg(agent.run_dir()).args([
+        "--from",
+        "node/n1",
+        "--to",
+        &format!("default/{}", service.name),
+    ]);
+    let text = lab.n1.host.ns.run(|| kpx(command.args(["--output", "json"])))?;
+    let trace: Trace = serde_json::from_str(&text).with_context(|| text)?;
+    assert_eq!(trace.packet.to, service.frontend(Family::V4).to_string());
     Ok(())
 }
 
