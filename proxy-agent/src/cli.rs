@@ -6,6 +6,7 @@ mod backends;
 pub(crate) mod check;
 pub(crate) mod cleanup;
 mod devices;
+mod explain;
 mod flows;
 mod manual;
 pub(crate) mod output;
@@ -54,6 +55,7 @@ enum Command {
     Top(TopArgs),
     Trace(Box<TraceArgs>),
     Monitor(MonitorArgs),
+    Explain(explain::ExplainArgs),
     Check(check::CheckArgs),
     Cleanup(CleanupArgs),
     Completions(manual::CompletionsArgs),
@@ -75,6 +77,7 @@ impl Cli {
             Command::Top(args) => done(wait_for(top(&args))),
             Command::Trace(args) => done(wait_for(trace(*args))),
             Command::Monitor(args) => done(wait_for(monitor(&args))),
+            Command::Explain(args) => done(explain::explain(&args)),
             Command::Check(args) => wait_for(check::check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Completions(args) => done(manual::completions(&args)),

@@ -43,15 +43,27 @@ pub(super) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
         verdict,
         reason: reason.map(|reason| reason.name().to_owned()),
         explanation: explanation.to_owned(),
+        remedy: reason.and_then(|reason| remedy_for(reason, service.as_ref())),
         frontend,
         service,
-        origin: run.decision.map(|decision| origin(decision.origin)),
+        // Where the client is does not matter, and is not asked, of a packet that is no Service's.
+        origin: run.decision.filter(|_| verdict != Verdict::Pass).map(|decision| origin(decision.origin)),
         backend: flow.map(|flow| backend(flow, met.as_ref())),
         set,
         source: flow.map(|flow| source(input, flow, met.as_ref())),
         affinity_hit,
     }
 }
+
+/// Returns the next step, with the name of the Service if that is known.
+fn remedy_for(reason: Reason, service: Option<&Service>) -> Option<String> {
+    let text = Some(remedy(reason)).filter(|text| !text.is_empty())?;
+    let name = service.and_then(|service| Some(format!("{}/{}", service.namespace.as_ref()?, service.name.as_ref()?)));
+    Some(name.map_or_else(|| text.to_owned(), |name| text.replace(ANY_SERVICE, &name)))
+}
+
+/// The place of a Service's name in the text of a remedy.
+const ANY_SERVICE: &str = "NAMESPACE/NAME";
 
 /// Counts packets by their fate.
 pub(super) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
@@ -222,5 +234,78 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
         Reason::Unhooked => "its flow is alive, but no program met it on arrival: a program was taken off that device",
         Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",
+    }
+}
+
+/// Returns the next step of an operator who meets a reason; empty if nothing is wrong.
+pub(crate) fn remedy(reason: Reason) -> &'static str {
+    match reason {
+        Reason::NoEndpoints => {
+            "kpx backends NAMESPACE/NAME shows the endpoints. If there is none, compare the Service's \
+             selector and targetPort with its pods; if none is ready, ask the pods' readiness probes."
+        }
+        Reason::NoLocalEndpoints => {
+            "Dial a node with an endpoint (its health check node port says which), run a pod on each node, \
+             or set the traffic policy to Cluster."
+        }
+        Reason::UnknownPort => {
+            "kpx services NAMESPACE/NAME lists the ports. The client dials a port that the Service does not \
+             have, often the pod's targetPort."
+        }
+        Reason::Outside => {
+            "Dial a node port or a load balancer from outside. If the client is a pod, see kpx devices and \
+             --cluster-cidr; --cluster-ip-external=true lets all clients in."
+        }
+        Reason::SourceRange => {
+            "Add the client's network to spec.loadBalancerSourceRanges. A client behind NAT comes with the \
+             address of its router."
+        }
+        Reason::Unallocated => {
+            "No Service has the address: the client uses an old one. Look for a deleted Service, and for a \
+             DNS answer that a client keeps."
+        }
+        Reason::FlowsFull => {
+            "kpx status shows the table. Raise --flow-table-size; kpx flows shows the clients with most \
+             flows."
+        }
+        Reason::ClientShare => {
+            "One client holds as many flows as are free. kpx flows --client IP shows them; raise \
+             --flow-table-size if it needs them."
+        }
+        Reason::NoSourcePort => {
+            "Too many masqueraded connections lead to one backend. Add backends, or give clients addresses \
+             that the backend can answer."
+        }
+        Reason::NoNodeAddress => {
+            "Give the node's device an address of this family, or remove the family from the Service."
+        }
+        Reason::NoRoute | Reason::RouteLost => {
+            "ip route get BACKEND on the node: the CNI plugin's route to the backend's pod network is \
+             missing. kpx backends names its node."
+        }
+        Reason::Unhooked => {
+            "kpx status and kpx devices name the device without programs, and the log says why they could \
+             not be attached."
+        }
+        Reason::Forged => {
+            "Packets with another's source address reached the node: look for a second route to the client, \
+             or for a sender that forges."
+        }
+        Reason::Draining => "kpx cleanup --drain runs. Another proxy has to serve new connections.",
+        Reason::Fragment | Reason::CutHeader | Reason::Malformed => {
+            "Look for a path whose MTU is smaller than the pods', and capture the packets at the device \
+             (tcpdump)."
+        }
+        Reason::StaleSlot | Reason::Rewrite => {
+            "The next attempt of the client succeeds. If the count grows steadily, report it with the output \
+             of kpx status -o json."
+        }
+        Reason::NotIp
+        | Reason::Vlan
+        | Reason::SeenBefore
+        | Reason::Protocol
+        | Reason::NotUnicast
+        | Reason::NotOurs
+        | Reason::NoFlow => "",
     }
 }

@@ -59,6 +59,9 @@ pub struct Outcome {
     pub reason: Option<String>,
     /// The reason in words.
     pub explanation: String,
+    /// The next step of an operator; `null` if nothing is wrong.
+    #[serde(default)]
+    pub remedy: Option<String>,
     /// The frontend that the packet was addressed to.
     pub frontend: Option<Frontend>,
     pub service: Option<Service>,

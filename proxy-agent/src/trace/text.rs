@@ -43,6 +43,9 @@ impl Display for Outcome {
             (None, verdict, None) => line(f, "verdict", verdict)?,
         }
         line(f, "", &self.explanation)?;
+        if let Some(remedy) = &self.remedy {
+            line(f, "to do", remedy)?;
+        }
         if let Some(source) = &self.source {
             let how = if source.masqueraded { "masqueraded as" } else { "seen as" };
             line(f, "source", format_args!("{how} {}", source.at))?;

@@ -67,11 +67,10 @@ fn options_of_the_node_decide_as_in_kpx_run() -> Result<()> {
         "n1:30004",
         &["--nodeport-addresses", "10.0.0.0/8,fd10::/16"],
         &expect![[r#"
-        stranger:32768 > n1:30004/tcp on n1, met by kpx_ingress at eth0
-          client     outside this node
-          verdict    pass (not_ours)
-                     no service is offered there
-    "#]],
+            stranger:32768 > n1:30004/tcp on n1, met by kpx_ingress at eth0
+              verdict    pass (not_ours)
+                         no service is offered there
+        "#]],
     )
 }
 

@@ -16,41 +16,42 @@ fn trace_shows_a_forwarded_packet() -> Result<()> {
     check(
         "n1:30004",
         &expect![[r#"
-        hook.device "eth0"
-        hook.program "kpx_ingress"
-        node "n1"
-        notes []
-        outcome.affinityHit false
-        outcome.backend.at "p2a:8080"
-        outcome.backend.local false
-        outcome.explanation "the only backend"
-        outcome.frontend.at "*:30004/tcp"
-        outcome.frontend.kind "node-port"
-        outcome.origin "outside"
-        outcome.reason null
-        outcome.service.key "port:80/tcp"
-        outcome.service.name "port"
-        outcome.service.namespace "default"
-        outcome.service.portName "http"
-        outcome.set.affinitySeconds null
-        outcome.set.algorithm "random"
-        outcome.set.backends[0].at "p2a:8080"
-        outcome.set.backends[0].local false
-        outcome.set.name "cluster"
-        outcome.source.at "n1:$port"
-        outcome.source.explanation "replies from that backend must come back through this node"
-        outcome.source.masqueraded true
-        outcome.verdict "forward"
-        packet.count 1
-        packet.from "stranger:32768"
-        packet.protocol "tcp"
-        packet.to "n1:30004"
-        tables "manifests"
-        tally[0].backend "p2a:8080"
-        tally[0].packets 1
-        tally[0].reason null
-        tally[0].verdict "forward"
-    "#]],
+            hook.device "eth0"
+            hook.program "kpx_ingress"
+            node "n1"
+            notes []
+            outcome.affinityHit false
+            outcome.backend.at "p2a:8080"
+            outcome.backend.local false
+            outcome.explanation "the only backend"
+            outcome.frontend.at "*:30004/tcp"
+            outcome.frontend.kind "node-port"
+            outcome.origin "outside"
+            outcome.reason null
+            outcome.remedy null
+            outcome.service.key "port:80/tcp"
+            outcome.service.name "port"
+            outcome.service.namespace "default"
+            outcome.service.portName "http"
+            outcome.set.affinitySeconds null
+            outcome.set.algorithm "random"
+            outcome.set.backends[0].at "p2a:8080"
+            outcome.set.backends[0].local false
+            outcome.set.name "cluster"
+            outcome.source.at "n1:$port"
+            outcome.source.explanation "replies from that backend must come back through this node"
+            outcome.source.masqueraded true
+            outcome.verdict "forward"
+            packet.count 1
+            packet.from "stranger:32768"
+            packet.protocol "tcp"
+            packet.to "n1:30004"
+            tables "manifests"
+            tally[0].backend "p2a:8080"
+            tally[0].packets 1
+            tally[0].reason null
+            tally[0].verdict "forward"
+        "#]],
     )
 }
 
@@ -59,37 +60,38 @@ fn trace_shows_a_rejected_packet() -> Result<()> {
     check(
         "n1:30003",
         &expect![[r#"
-        hook.device "eth0"
-        hook.program "kpx_ingress"
-        node "n1"
-        notes []
-        outcome.affinityHit false
-        outcome.backend null
-        outcome.explanation "the service has no endpoint that serves"
-        outcome.frontend.at "*:30003/tcp"
-        outcome.frontend.kind "node-port"
-        outcome.origin "outside"
-        outcome.reason "no_endpoints"
-        outcome.service.key "empty:80/tcp"
-        outcome.service.name "empty"
-        outcome.service.namespace "default"
-        outcome.service.portName "http"
-        outcome.set.affinitySeconds null
-        outcome.set.algorithm "random"
-        outcome.set.backends []
-        outcome.set.name "cluster"
-        outcome.source null
-        outcome.verdict "reject"
-        packet.count 1
-        packet.from "stranger:32768"
-        packet.protocol "tcp"
-        packet.to "n1:30003"
-        tables "manifests"
-        tally[0].backend null
-        tally[0].packets 1
-        tally[0].reason "no_endpoints"
-        tally[0].verdict "reject"
-    "#]],
+            hook.device "eth0"
+            hook.program "kpx_ingress"
+            node "n1"
+            notes []
+            outcome.affinityHit false
+            outcome.backend null
+            outcome.explanation "the service has no endpoint that serves"
+            outcome.frontend.at "*:30003/tcp"
+            outcome.frontend.kind "node-port"
+            outcome.origin "outside"
+            outcome.reason "no_endpoints"
+            outcome.remedy "kpx backends default/empty shows the endpoints. If there is none, compare the Service's selector and targetPort with its pods; if none is ready, ask the pods' readiness probes."
+            outcome.service.key "empty:80/tcp"
+            outcome.service.name "empty"
+            outcome.service.namespace "default"
+            outcome.service.portName "http"
+            outcome.set.affinitySeconds null
+            outcome.set.algorithm "random"
+            outcome.set.backends []
+            outcome.set.name "cluster"
+            outcome.source null
+            outcome.verdict "reject"
+            packet.count 1
+            packet.from "stranger:32768"
+            packet.protocol "tcp"
+            packet.to "n1:30003"
+            tables "manifests"
+            tally[0].backend null
+            tally[0].packets 1
+            tally[0].reason "no_endpoints"
+            tally[0].verdict "reject"
+        "#]],
     )
 }
 
@@ -181,6 +183,7 @@ fn trace_notes_a_missing_node_object() -> Result<()> {
                      p2a:8080
           verdict    drop (no_node_address)
                      the client must be masqueraded, and the node has no address of this family
+          to do      Give the node's device an address of this family, or remove the family from the Service.
 
         note: there is no Node n9: it has no addresses, no pod CIDRs, no zone
     "#]]

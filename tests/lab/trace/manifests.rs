@@ -123,13 +123,14 @@ fn a_service_does_not_offer_the_port() -> Result<()> {
         "web:80/udp",
         &[],
         &expect![[r#"
-        p1a:32768 > web:80/udp on n1, met by kpx_ingress at pods
-          frontend   web, a ClusterIP without this port
-          service    default/web
-          client     a pod of this node
-          verdict    reject (unknown_port)
-                     a ClusterIP, but its service does not offer this port
-    "#]],
+            p1a:32768 > web:80/udp on n1, met by kpx_ingress at pods
+              frontend   web, a ClusterIP without this port
+              service    default/web
+              client     a pod of this node
+              verdict    reject (unknown_port)
+                         a ClusterIP, but its service does not offer this port
+              to do      kpx services default/web lists the ports. The client dials a port that the Service does not have, often the pod's targetPort.
+        "#]],
     )
 }
 
@@ -178,14 +179,15 @@ fn a_service_has_no_endpoints() -> Result<()> {
         "empty:80",
         &[],
         &expect![[r#"
-        p1a:32768 > empty:80/tcp on n1, met by kpx_ingress at pods
-          frontend   empty:80/tcp, a ClusterIP
-          service    default/empty port http at empty:80/tcp
-          client     a pod of this node
-          backends   0 in the cluster set
-          verdict    reject (no_endpoints)
-                     the service has no endpoint that serves
-    "#]],
+            p1a:32768 > empty:80/tcp on n1, met by kpx_ingress at pods
+              frontend   empty:80/tcp, a ClusterIP
+              service    default/empty port http at empty:80/tcp
+              client     a pod of this node
+              backends   0 in the cluster set
+              verdict    reject (no_endpoints)
+                         the service has no endpoint that serves
+              to do      kpx backends default/empty shows the endpoints. If there is none, compare the Service's selector and targetPort with its pods; if none is ready, ask the pods' readiness probes.
+        "#]],
     )
 }
 
@@ -196,22 +198,22 @@ fn address_belongs_to_no_service() -> Result<()> {
         "nobody:80",
         &[],
         &expect![[r#"
-        p1a:32768 > nobody:80/tcp on n1, met by kpx_ingress at pods
-          client     a pod of this node
-          verdict    drop (unallocated)
-                     an address of a ServiceCIDR that no service has
-    "#]],
+            p1a:32768 > nobody:80/tcp on n1, met by kpx_ingress at pods
+              client     a pod of this node
+              verdict    drop (unallocated)
+                         an address of a ServiceCIDR that no service has
+              to do      No Service has the address: the client uses an old one. Look for a deleted Service, and for a DNS answer that a client keeps.
+        "#]],
     )?;
     check(
         "p1a",
         "stranger:80",
         &[],
         &expect![[r#"
-        p1a:32768 > stranger:80/tcp on n1, met by kpx_ingress at pods
-          client     a pod of this node
-          verdict    pass (not_ours)
-                     no service is offered there
-    "#]],
+            p1a:32768 > stranger:80/tcp on n1, met by kpx_ingress at pods
+              verdict    pass (not_ours)
+                         no service is offered there
+        "#]],
     )
 }
 
@@ -307,14 +309,15 @@ fn policy_local_needs_local_endpoints_for_outside_clients_alone() -> Result<()> 
         "n1:30005",
         &[],
         &expect![[r#"
-        stranger:32768 > n1:30005/tcp on n1, met by kpx_ingress at eth0
-          frontend   *:30005/tcp, a node port
-          service    default/near port http at near:80/tcp
-          client     outside this node
-          backends   0 in the local set
-          verdict    drop (no_local_endpoints)
-                     the service's traffic policy is Local, and none of its endpoints is on this node
-    "#]],
+            stranger:32768 > n1:30005/tcp on n1, met by kpx_ingress at eth0
+              frontend   *:30005/tcp, a node port
+              service    default/near port http at near:80/tcp
+              client     outside this node
+              backends   0 in the local set
+              verdict    drop (no_local_endpoints)
+                         the service's traffic policy is Local, and none of its endpoints is on this node
+              to do      Dial a node with an endpoint (its health check node port says which), run a pod on each node, or set the traffic policy to Cluster.
+        "#]],
     )?;
     check(
         "p1a",
@@ -359,13 +362,14 @@ fn source_ranges_restrict_a_load_balancer() -> Result<()> {
         "vip:80",
         &[],
         &expect![[r#"
-        stranger:32768 > vip:80/tcp on n1, met by kpx_ingress at eth0
-          frontend   vip:80/tcp, a load balancer's address
-          service    default/balanced port http at balanced:80/tcp
-          client     outside this node
-          verdict    drop (source_range)
-                     the client is outside the service's loadBalancerSourceRanges
-    "#]],
+            stranger:32768 > vip:80/tcp on n1, met by kpx_ingress at eth0
+              frontend   vip:80/tcp, a load balancer's address
+              service    default/balanced port http at balanced:80/tcp
+              client     outside this node
+              verdict    drop (source_range)
+                         the client is outside the service's loadBalancerSourceRanges
+              to do      Add the client's network to spec.loadBalancerSourceRanges. A client behind NAT comes with the address of its router.
+        "#]],
     )
 }
 
@@ -376,11 +380,10 @@ fn the_host_dials_no_service() -> Result<()> {
         "stranger:80",
         &[],
         &expect![[r#"
-        n1:32768 > stranger:80/tcp on n1, met by kpx_anchor at kpx0
-          client     this node itself
-          verdict    pass (not_ours)
-                     no service is offered there
-    "#]],
+            n1:32768 > stranger:80/tcp on n1, met by kpx_anchor at kpx0
+              verdict    pass (not_ours)
+                         no service is offered there
+        "#]],
     )
 }
 
