@@ -108,7 +108,7 @@ impl Release {
         for folder in ["deploy", "docs"] {
             files.add_folder(&workspace::root().join(folder), folder)?;
         }
-        for file in ["LICENSE", "README.md"] {
+        for file in ["CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md"] {
             files.add_file(&workspace::root().join(file), file)?;
         }
         let archive = self.file("tar.gz");

@@ -1,6 +1,7 @@
 //! The rendered manifests fit together.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
@@ -14,16 +15,25 @@ use tempfile::TempDir;
 use crate::deploy::render::{Objects, deploy_dir, helm, helm_output, kustomize};
 
 /// Overlays of the base, each with the chart's values that ask for the same.
-const OVERLAYS: [&str; 3] = ["kind", "k3s", "kubeadm"];
+const OVERLAYS: [&str; 6] = ["k3s", "kind", "kubeadm", "minikube", "rke2", "talos"];
 
 #[test]
 fn every_overlay_fits_together() -> Result<()> {
     for name in OVERLAYS {
         fits(&kustomize(&overlay(name))?).with_context(|| format!("overlay {name}"))?;
-        fits(&helm(&values(name))?).with_context(|| format!("chart, {name}"))?;
     }
-    fits(&monitored()?.0).context("overlay with the component monitoring")?;
-    fits(&helm(&values("monitoring"))?).context("chart, monitoring")
+    fits(&monitored()?.0).context("overlay with the component monitoring")
+}
+
+/// Some of them leave the control plane's address to the operator.
+#[test]
+fn every_file_of_values_fits_together() -> Result<()> {
+    for file in fs::read_dir(deploy_dir().join("helm/values"))? {
+        let file = file?.path();
+        let args: [OsString; 3] = ["--values".into(), file.clone().into(), "--set=apiServer.host=192.0.2.1".into()];
+        fits(&Objects::read(&helm_output(&args)?)?).with_context(|| format!("chart, {}", file.display()))?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -93,7 +103,7 @@ fn overlay(name: &str) -> PathBuf {
 }
 
 fn values(name: &str) -> PathBuf {
-    deploy_dir().join("helm/kpx/ci").join(format!("{name}.yaml"))
+    deploy_dir().join("helm/values").join(format!("{name}.yaml"))
 }
 
 /// The overlay for kind with the component for the Prometheus operator, as a user adds it; and the folder it is in.

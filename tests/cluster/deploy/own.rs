@@ -1,6 +1,7 @@
 //! kpx in the pods of its own manifests: with no capability, no right and no writable file beyond what they grant.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use caps::{CapSet, Capability};
@@ -91,6 +92,32 @@ fn kubeadms_config_map_serves_our_daemon_set() -> Result<()> {
     let kpx = Running::ready(&cluster.lab, &cluster.lab.n1, &set, &cluster.supplies(&[&config]))?;
     cluster.serves("n1").with_context(|| kpx.log())?;
     kpx.stop()
+}
+
+#[test]
+fn uninstall_waits_for_the_end_of_kpx_and_leaves_nothing() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let node = &cluster.lab.n1;
+    let objects = overlay("kind")?;
+    let set = objects.daemon_set.context("a DaemonSet")?;
+    let config = objects.config_map.context("a ConfigMap")?;
+    let supplies = cluster.supplies(&[&config]);
+    let mut uninstall = kustomize(&deploy_dir().join("kubernetes/uninstall"))?.daemon_set.context("a DaemonSet")?;
+    let pod = uninstall.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).context("a pod's spec")?;
+    pod.containers = pod.init_containers.take().context("initial containers")?;
+    let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
+    let mut early = Running::start(&cluster.lab, node, &uninstall, &supplies)?;
+    ensure!(!early.wait()?.success(), "it does not wait: {}", early.log());
+    cluster.serves("n1").context("beside a running kpx")?;
+    kpx.stop()?;
+    cluster.serves("n1").context("the programs stay")?;
+    let mut late = Running::start(&cluster.lab, node, &uninstall, &supplies)?;
+    ensure!(late.wait()?.success(), "{}", late.log());
+    cluster.serves_no_more("n1")?;
+    let links = node.host.ns.exec(Command::new("ip").args(["-brief", "link"]))?;
+    ensure!(!links.contains("kpx0"), "{links}");
+    ensure!(!node.host.ns.bpf_dir().join("kpx").exists(), "pins are left: {}", late.log());
+    Ok(())
 }
 
 #[test]

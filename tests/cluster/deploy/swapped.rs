@@ -10,6 +10,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use proxy_agent::privileges::NEEDED;
 use proxy_common::layout::LAYOUT;
 use serde_json::Value;
+use tempfile::TempDir;
 use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::http::{self, METRICS};
@@ -18,6 +19,7 @@ use testbed::pod::{Running, Supplies, swapped};
 
 use crate::deploy::cluster::Cluster;
 use crate::deploy::own::{container, overlay};
+use crate::deploy::render::deploy_dir;
 
 /// The text of docs/migration.md.
 const MIGRATION: &str = include_str!("../../../docs/migration.md");
@@ -169,6 +171,39 @@ fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
     ensure!(kpx.log().contains("a foreign filter has kpx's place"), "{}", kpx.log());
     fixture.cluster.serves("n1")?;
     kpx.stop()
+}
+
+/// kubeadm and kubectl apply the one, kubectl alone the other.
+#[test]
+fn kubeadms_patch_makes_what_the_documented_patch_makes() -> Result<()> {
+    let (set, _) = swapped()?;
+    let mut before = set.clone();
+    container(&mut before)?.image = Some("registry.k8s.io/kube-proxy:v1.37.0".to_owned());
+    let (one, other) = (sorted(merged(&before)?)?, sorted(patched(&set)?)?);
+    ensure!(one == other, "{one:#?}\n\n{other:#?}");
+    Ok(())
+}
+
+/// The DaemonSet as deploy/kubeadm makes it, by kubectl's rules for strategic merge patches.
+fn merged(set: &DaemonSet) -> Result<DaemonSet> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("set.json");
+    fs::write(&file, serde_json::to_vec(set)?)?;
+    let mut kubectl = Command::new("kubectl");
+    kubectl.args(["patch", "--local", "--output", "json", "--filename"]).arg(file);
+    kubectl.arg("--patch-file").arg(deploy_dir().join("kubeadm/kubeproxydaemonset.yaml"));
+    let output = kubectl.output().context("run kubectl")?;
+    ensure!(output.status.success(), "{kubectl:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The order of lists is no part of the pod.
+fn sorted(mut set: DaemonSet) -> Result<DaemonSet> {
+    let mounts = container(&mut set)?.volume_mounts.as_mut().context("mounts")?;
+    mounts.sort_by(|one, other| one.name.cmp(&other.name));
+    let pod = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).context("a pod's spec")?;
+    pod.volumes.as_mut().context("volumes")?.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(set)
 }
 
 /// The DaemonSet as the patch in docs/migration.md makes it.
