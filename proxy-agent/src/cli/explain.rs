@@ -32,8 +32,8 @@ struct Explanation {
     /// The fate of the packet: `pass`, `drop` or `reject`.
     verdict: &'static str,
     meaning: &'static str,
-    /// The next step; empty if nothing is wrong.
-    remedy: &'static str,
+    /// The next steps, a sentence each; none if nothing is wrong.
+    remedy: &'static [&'static str],
 }
 
 pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
@@ -58,7 +58,10 @@ impl Explanation {
     fn text(&self) -> String {
         let mut text = format!("{}: the packet is {}.\n  {}\n", self.reason, past(self.verdict), self.meaning);
         if !self.remedy.is_empty() {
-            let _ = writeln!(text, "What to do:\n  {}", self.remedy);
+            text.push_str("What to do:\n");
+        }
+        for step in self.remedy {
+            let _ = writeln!(text, "  {step}");
         }
         text
     }
@@ -89,13 +92,14 @@ mod tests {
     fn reason_of_refused_packet_has_a_next_step() {
         for reason in Reason::ALL.into_iter().filter(|reason| reason.verdict() != Verdict::Pass) {
             let Explanation { meaning, remedy, .. } = Explanation::of(reason);
-            assert!(!meaning.is_empty() && remedy.ends_with('.'), "{}: {remedy:?}", reason.name());
+            assert!(!meaning.is_empty() && !remedy.is_empty(), "{}", reason.name());
+            assert!(remedy.iter().all(|step| step.ends_with('.') && step.len() < 110), "{remedy:?}");
         }
         let text = Explanation::of(Reason::Unallocated).text();
         let [first, second, third, last] = &text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
         assert_eq!(*first, "unallocated: the packet is dropped without an answer.");
         assert_eq!(*second, "  an address of a ServiceCIDR that no service has");
         assert_eq!(*third, "What to do:");
-        assert!(last.starts_with("  No Service has the address"), "{last}");
+        assert!(last.starts_with("  The client uses an old address"), "{last}");
     }
 }

@@ -43,7 +43,7 @@ pub(super) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
         verdict,
         reason: reason.map(|reason| reason.name().to_owned()),
         explanation: explanation.to_owned(),
-        remedy: reason.and_then(|reason| remedy_for(reason, service.as_ref())),
+        remedy: reason.map(|reason| remedy_for(reason, service.as_ref())).unwrap_or_default(),
         frontend,
         service,
         // Where the client is does not matter, and is not asked, of a packet that is no Service's.
@@ -55,11 +55,11 @@ pub(super) fn outcome<A: Addr>(input: &TraceInput<A>, dialled: SockAddr<A>, run:
     }
 }
 
-/// Returns the next step, with the name of the Service if that is known.
-fn remedy_for(reason: Reason, service: Option<&Service>) -> Option<String> {
-    let text = Some(remedy(reason)).filter(|text| !text.is_empty())?;
+/// Returns the next steps, with the name of the Service if that is known.
+fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
     let name = service.and_then(|service| Some(format!("{}/{}", service.namespace.as_ref()?, service.name.as_ref()?)));
-    Some(name.map_or_else(|| text.to_owned(), |name| text.replace(ANY_SERVICE, &name)))
+    let name = name.as_deref().unwrap_or(ANY_SERVICE);
+    remedy(reason).iter().map(|step| step.replace(ANY_SERVICE, name)).collect()
 }
 
 /// The place of a Service's name in the text of a remedy.
@@ -237,68 +237,59 @@ pub(crate) fn explain(reason: Reason) -> &'static str {
     }
 }
 
-/// Returns the next step of an operator who meets a reason; empty if nothing is wrong.
-pub(crate) fn remedy(reason: Reason) -> &'static str {
+/// Returns the next steps of an operator who meets a reason, a sentence each; none if nothing is wrong.
+pub(crate) fn remedy(reason: Reason) -> &'static [&'static str] {
     match reason {
-        Reason::NoEndpoints => {
-            "kpx backends NAMESPACE/NAME shows the endpoints. If there is none, compare the Service's \
-             selector and targetPort with its pods; if none is ready, ask the pods' readiness probes."
-        }
-        Reason::NoLocalEndpoints => {
-            "Dial a node with an endpoint (its health check node port says which), run a pod on each node, \
-             or set the traffic policy to Cluster."
-        }
-        Reason::UnknownPort => {
-            "kpx services NAMESPACE/NAME lists the ports. The client dials a port that the Service does not \
-             have, often the pod's targetPort."
-        }
-        Reason::Outside => {
-            "Dial a node port or a load balancer from outside. If the client is a pod, see kpx devices and \
-             --cluster-cidr; --cluster-ip-external=true lets all clients in."
-        }
-        Reason::SourceRange => {
-            "Add the client's network to spec.loadBalancerSourceRanges. A client behind NAT comes with the \
-             address of its router."
-        }
+        Reason::NoEndpoints => &[
+            "kpx backends NAMESPACE/NAME shows the endpoints.",
+            "If there is none, compare the Service's selector with its pods' labels.",
+            "If none is ready, ask the pods' readiness probes.",
+        ],
+        Reason::NoLocalEndpoints => &[
+            "Dial a node with an endpoint: its health check node port tells.",
+            "Or run a pod on each node, or set the traffic policy to Cluster.",
+        ],
+        Reason::UnknownPort => &[
+            "kpx services NAMESPACE/NAME lists the ports.",
+            "A client that dials the pod's targetPort at the ClusterIP meets this.",
+        ],
+        Reason::Outside => &[
+            "Dial a node port or a load balancer from outside.",
+            "If the client is a pod, look at kpx devices and at --cluster-cidr.",
+            "--cluster-ip-external=true lets all clients in.",
+        ],
+        Reason::SourceRange => &[
+            "Add the client's network to spec.loadBalancerSourceRanges.",
+            "A client behind NAT comes with the address of its router.",
+        ],
         Reason::Unallocated => {
-            "No Service has the address: the client uses an old one. Look for a deleted Service, and for a \
-             DNS answer that a client keeps."
+            &["The client uses an old address: look for a deleted Service, and for a DNS answer that a client keeps."]
         }
-        Reason::FlowsFull => {
-            "kpx status shows the table. Raise --flow-table-size; kpx flows shows the clients with most \
-             flows."
-        }
+        Reason::FlowsFull => &["kpx status shows the table, and kpx flows its clients.", "Raise --flow-table-size."],
         Reason::ClientShare => {
-            "One client holds as many flows as are free. kpx flows --client IP shows them; raise \
-             --flow-table-size if it needs them."
+            &["kpx flows --client IP shows the client's flows.", "If it needs them, raise --flow-table-size."]
         }
-        Reason::NoSourcePort => {
-            "Too many masqueraded connections lead to one backend. Add backends, or give clients addresses \
-             that the backend can answer."
-        }
+        Reason::NoSourcePort => &[
+            "Too many masqueraded connections lead to one backend.",
+            "Add backends, or give clients addresses that the backend can answer.",
+        ],
         Reason::NoNodeAddress => {
-            "Give the node's device an address of this family, or remove the family from the Service."
+            &["Give the node's device an address of this family, or remove the family from the Service."]
         }
-        Reason::NoRoute | Reason::RouteLost => {
-            "ip route get BACKEND on the node: the CNI plugin's route to the backend's pod network is \
-             missing. kpx backends names its node."
-        }
-        Reason::Unhooked => {
-            "kpx status and kpx devices name the device without programs, and the log says why they could \
-             not be attached."
-        }
+        Reason::NoRoute | Reason::RouteLost => &[
+            "ip route get BACKEND, on the node, fails: the CNI plugin's route to that pod is missing.",
+            "kpx backends names the backend's node.",
+        ],
+        Reason::Unhooked => &["kpx status names the device without programs, and the log says why it has none."],
         Reason::Forged => {
-            "Packets with another's source address reached the node: look for a second route to the client, \
-             or for a sender that forges."
+            &["Look for a second route to the client, or for a sender that uses another's source address."]
         }
-        Reason::Draining => "kpx cleanup --drain runs. Another proxy has to serve new connections.",
+        Reason::Draining => &["kpx cleanup --drain runs: another proxy has to serve new connections."],
         Reason::Fragment | Reason::CutHeader | Reason::Malformed => {
-            "Look for a path whose MTU is smaller than the pods', and capture the packets at the device \
-             (tcpdump)."
+            &["Look for a path with a smaller MTU than the pods', and capture the packets (tcpdump)."]
         }
         Reason::StaleSlot | Reason::Rewrite => {
-            "The next attempt of the client succeeds. If the count grows steadily, report it with the output \
-             of kpx status -o json."
+            &["The client's next attempt succeeds.", "If the count grows steadily, report it with kpx status -o json."]
         }
         Reason::NotIp
         | Reason::Vlan
@@ -306,6 +297,6 @@ pub(crate) fn remedy(reason: Reason) -> &'static str {
         | Reason::Protocol
         | Reason::NotUnicast
         | Reason::NotOurs
-        | Reason::NoFlow => "",
+        | Reason::NoFlow => &[],
     }
 }

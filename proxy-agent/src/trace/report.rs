@@ -59,9 +59,9 @@ pub struct Outcome {
     pub reason: Option<String>,
     /// The reason in words.
     pub explanation: String,
-    /// The next step of an operator; `null` if nothing is wrong.
+    /// The next steps of an operator, a sentence each.
     #[serde(default)]
-    pub remedy: Option<String>,
+    pub remedy: Vec<String>,
     /// The frontend that the packet was addressed to.
     pub frontend: Option<Frontend>,
     pub service: Option<Service>,

@@ -43,9 +43,8 @@ impl Display for Outcome {
             (None, verdict, None) => line(f, "verdict", verdict)?,
         }
         line(f, "", &self.explanation)?;
-        if let Some(remedy) = &self.remedy {
-            line(f, "to do", remedy)?;
-        }
+        let names = std::iter::once("to do").chain(std::iter::repeat(""));
+        names.zip(&self.remedy).try_for_each(|(name, step)| line(f, name, step))?;
         if let Some(source) = &self.source {
             let how = if source.masqueraded { "masqueraded as" } else { "seen as" };
             line(f, "source", format_args!("{how} {}", source.at))?;

@@ -28,7 +28,7 @@ fn trace_shows_a_forwarded_packet() -> Result<()> {
             outcome.frontend.kind "node-port"
             outcome.origin "outside"
             outcome.reason null
-            outcome.remedy null
+            outcome.remedy []
             outcome.service.key "port:80/tcp"
             outcome.service.name "port"
             outcome.service.namespace "default"
@@ -71,7 +71,9 @@ fn trace_shows_a_rejected_packet() -> Result<()> {
             outcome.frontend.kind "node-port"
             outcome.origin "outside"
             outcome.reason "no_endpoints"
-            outcome.remedy "kpx backends default/empty shows the endpoints. If there is none, compare the Service's selector and targetPort with its pods; if none is ready, ask the pods' readiness probes."
+            outcome.remedy[0] "kpx backends default/empty shows the endpoints."
+            outcome.remedy[1] "If there is none, compare the Service's selector with its pods' labels."
+            outcome.remedy[2] "If none is ready, ask the pods' readiness probes."
             outcome.service.key "empty:80/tcp"
             outcome.service.name "empty"
             outcome.service.namespace "default"

@@ -129,7 +129,8 @@ fn a_service_does_not_offer_the_port() -> Result<()> {
               client     a pod of this node
               verdict    reject (unknown_port)
                          a ClusterIP, but its service does not offer this port
-              to do      kpx services default/web lists the ports. The client dials a port that the Service does not have, often the pod's targetPort.
+              to do      kpx services default/web lists the ports.
+                         A client that dials the pod's targetPort at the ClusterIP meets this.
         "#]],
     )
 }
@@ -186,7 +187,9 @@ fn a_service_has_no_endpoints() -> Result<()> {
               backends   0 in the cluster set
               verdict    reject (no_endpoints)
                          the service has no endpoint that serves
-              to do      kpx backends default/empty shows the endpoints. If there is none, compare the Service's selector and targetPort with its pods; if none is ready, ask the pods' readiness probes.
+              to do      kpx backends default/empty shows the endpoints.
+                         If there is none, compare the Service's selector with its pods' labels.
+                         If none is ready, ask the pods' readiness probes.
         "#]],
     )
 }
@@ -202,7 +205,7 @@ fn address_belongs_to_no_service() -> Result<()> {
               client     a pod of this node
               verdict    drop (unallocated)
                          an address of a ServiceCIDR that no service has
-              to do      No Service has the address: the client uses an old one. Look for a deleted Service, and for a DNS answer that a client keeps.
+              to do      The client uses an old address: look for a deleted Service, and for a DNS answer that a client keeps.
         "#]],
     )?;
     check(
@@ -316,7 +319,8 @@ fn policy_local_needs_local_endpoints_for_outside_clients_alone() -> Result<()> 
               backends   0 in the local set
               verdict    drop (no_local_endpoints)
                          the service's traffic policy is Local, and none of its endpoints is on this node
-              to do      Dial a node with an endpoint (its health check node port says which), run a pod on each node, or set the traffic policy to Cluster.
+              to do      Dial a node with an endpoint: its health check node port tells.
+                         Or run a pod on each node, or set the traffic policy to Cluster.
         "#]],
     )?;
     check(
@@ -368,7 +372,8 @@ fn source_ranges_restrict_a_load_balancer() -> Result<()> {
               client     outside this node
               verdict    drop (source_range)
                          the client is outside the service's loadBalancerSourceRanges
-              to do      Add the client's network to spec.loadBalancerSourceRanges. A client behind NAT comes with the address of its router.
+              to do      Add the client's network to spec.loadBalancerSourceRanges.
+                         A client behind NAT comes with the address of its router.
         "#]],
     )
 }
