@@ -25,6 +25,7 @@ pub mod cli;
 pub mod config;
 mod files;
 pub mod leftovers;
+mod object_name;
 pub mod privileges;
 pub mod run;
 pub mod settings;

@@ -98,7 +98,7 @@ A test writes this document from the commands' output and compares the two (`UPD
   a test finds it in the example. `NAME` stands for the name of a map, a program or a reason.
 - **Which agent.** Commands ask the agent on this machine, by the socket in its run directory (`--run-dir`,
   `/run/kpx` by default).
-- **Which Services.** `-n NAMESPACE`, and `NAME` or `NAMESPACE/NAME`; all by default.
+- **Which Services.** `-n NAMESPACE`, and `NAME`, `NAMESPACE/NAME` or the same behind `svc/`; all by default. Of an unknown name a similar one is suggested.
 - **Colours** only on a terminal, and not if `NO_COLOR` is set. `--no-headers` leaves out the names of columns.
 - **Words.** A *flow* is an exchange between a client and a backend, of any protocol, that the flow tables remember; it is
   *opened* by the client's first packet and stays in the table for a while after its end. A *backend* is an endpoint of a
@@ -141,7 +141,7 @@ The endpoints of Services, with and without traffic. `SETS` names the sets that 
     Section {
         heading: "kpx flows",
         about: "\
-The flows that pass this node, which the agent reads from the kernel's tables. `SOURCE` is what the backend sees if
+The flows that pass this node, which the agent reads from the kernel's tables. Those whose clients spoke last come first, and `--state` and `--namespace` select some. `SOURCE` is what the backend sees if
 that is not what the client has: another address if it was masqueraded, or another port. `--service`, `--client` and
 `--backend` select.
 ",
@@ -185,8 +185,10 @@ These names were changed. The old ones are told beside the new ones, and go with
 
 ## Others
 
-- `kpx trace` explains a packet: the programs' decision and its reasons. It asks the kernel for devices and routes, so it runs in the agent's
-  network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds.
+- `kpx trace` explains a packet: the programs' decision, its reasons, and the next steps where a packet is refused. It asks the kernel for devices and routes, so it runs in the
+  agent's network namespace and refuses any other. On manifests its notes name each frontend that a Service claims and another one holds. Its ends are addresses or names:
+  `--from pod/shop/cart-0 --to svc/shop/web:http`, `--from node/n1 --to web.shop.svc:80`, `--to deploy/shop/web:8080`. Pods are known by the endpoints of Services.
+- `kpx explain [REASON]` says what a reason means and what to do; without a reason it lists all.
 - `kpx top` shows the traffic of each Service, live in a terminal, as one table elsewhere or with `--once`.
 - `kpx monitor` shows packets that open flows, are dropped or rejected. With `-o json` each is a line: `time`, `what`
   (`decision`, `drop`, `reject`, or `lost` with how many were), `reason`, `hook`, `ifindex`, `device`, `protocol`, `client`,

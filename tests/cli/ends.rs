@@ -112,7 +112,12 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     let output = node.kpx("services -n kube-system web")?;
     let told = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1), "{output:?}");
-    assert_eq!(told, "kpx: kpx serves no Service web in namespace kube-system\n");
+    assert_eq!(told, "kpx: kpx serves no Service kube-system/web; did you mean shop/web?\n");
+    for arguments in ["flows --service wbe", "monitor --service svc/wbe", "backends wbe"] {
+        let output = node.kpx(arguments)?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(told, "kpx: kpx serves no Service wbe; did you mean shop/web?\n", "{arguments}");
+    }
     let output = node.kpx("services")?;
     ensure!(!output.stdout.contains(&0x1b), "no colours where no terminal is: {output:?}");
     let refused = kpx(node.ns(), "cleanup")?;

@@ -49,6 +49,8 @@ fn many_flows_are_listed_and_few_of_many_found() -> Result<()> {
     assert_eq!(lines("")?.len(), 1_000, "unless more are asked for");
     assert_eq!(lines("--limit 10")?.len(), 10);
     assert_eq!(lines("--limit 0 --service shop/web")?.len(), FLOWS as usize / 2);
+    assert_eq!(lines("--limit 0 --service web -n shop --state established,new")?.len(), FLOWS as usize / 2);
+    assert_eq!(lines("-n shop --state closed")?.len(), 0);
     let client = "10.244.9.1";
     let found = lines(&format!("--client {client}"))?;
     assert_eq!(found.len(), 1);

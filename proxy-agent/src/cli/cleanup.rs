@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
+use nix::unistd::Uid;
 
 use super::output::print;
 use crate::choices::RUN_DIR;
@@ -84,6 +85,7 @@ impl CleanupArgs {
 
 /// Removes the leftovers. Each removed thing is printed, even if the next one fails.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
+    ensure!(Uid::effective().is_root(), "kpx cleanup changes this host, which takes root (sudo)");
     let (driver, handle) = net::connect()?;
     let work = async {
         match args.stand_by {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{Write, stderr};
 use std::net::IpAddr;
 
-use anyhow::{Context, Result, ensure};
-use clap::Args;
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
 use comfy_table::Cell;
 
 use super::age::span;
@@ -13,14 +13,21 @@ use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, yellow};
 use crate::control::FlowFilter;
 use crate::control::client::Lines;
+use crate::object_name::{ServiceName, full_name};
 use crate::view::{FlowService, FlowView};
 
-/// List the flows that pass this node, as the kernel programs have them just now.
+/// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
 #[derive(Args, Debug)]
 pub(super) struct FlowsArgs {
     /// Only flows of this Service.
-    #[arg(long, value_name = "NAMESPACE/NAME")]
-    service: Option<String>,
+    #[arg(long, value_name = "[svc/][NAMESPACE/]NAME")]
+    service: Option<ServiceName>,
+    /// Only flows of Services of this namespace.
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only flows in one of these states.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "STATE,…")]
+    state: Vec<State>,
     /// Only flows of this client.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
@@ -36,10 +43,30 @@ pub(super) struct FlowsArgs {
     output: OutputArgs,
 }
 
+/// The state of a flow, as [`FlowView::state`] spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "camelCase")]
+enum State {
+    New,
+    Answered,
+    Established,
+    HalfClosed,
+    Closed,
+    Reset,
+}
+
 pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
-    let filter = FlowFilter { service: args.service()?, client: args.client, backend: args.backend };
+    let client = args.agent.client();
+    let service = match &args.service {
+        Some(name) => {
+            let name = name.clone().within(args.namespace.as_deref());
+            Some(full_name(name.find(&client.services().await?)?))
+        }
+        None => None,
+    };
+    let filter = FlowFilter { service, client: args.client, backend: args.backend };
     let limit = if args.limit == 0 { usize::MAX } else { args.limit };
-    let flows = first(args.agent.client().lines(&filter.path()).await?, limit).await?;
+    let flows = args.newest(client.lines(&filter.path()).await?, limit).await?;
     args.output.print(&flows, |form| text(&flows, form))?;
     if flows.len() == limit {
         let _told = writeln!(stderr(), "there may be more than --limit {limit}");
@@ -47,28 +74,29 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first flows in the order of their clients, IPv4 before IPv6. The agent has them in no order.
-async fn first(mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
-    let mut flows = BTreeMap::new();
-    while let Some(line) = lines.next().await? {
-        let flow: FlowView = serde_json::from_slice(&line).context("the running kpx is of another version")?;
-        let (client, frontend) = (flow.client, flow.frontend);
-        let ports = (client.port(), frontend.port());
-        flows.insert((client.ip(), frontend.ip(), ports, flow.protocol.clone(), flow.from_node), flow);
-        if flows.len() > limit {
-            flows.pop_last();
-        }
-    }
-    Ok(flows.into_values().collect())
-}
-
 impl FlowsArgs {
-    fn service(&self) -> Result<Option<String>> {
-        let Some(service) = &self.service else { return Ok(None) };
-        let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.' | '/');
-        let is_name = service.matches('/').count() == 1 && service.chars().all(is_of_name);
-        ensure!(is_name, "--service {service}: say NAMESPACE/NAME");
-        Ok(Some(service.clone()))
+    /// Returns the flows whose clients spoke last, these first. The agent has them in no order.
+    async fn newest(&self, mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
+        let mut flows = BTreeMap::new();
+        while let Some(line) = lines.next().await? {
+            let flow: FlowView = serde_json::from_slice(&line).context("the running kpx is of another version")?;
+            if !self.wants(&flow) {
+                continue;
+            }
+            let (client, frontend) = (flow.client, flow.frontend);
+            flows.insert((flow.idle_secs, client, frontend, flow.protocol.clone(), flow.from_node), flow);
+            if flows.len() > limit {
+                flows.pop_last();
+            }
+        }
+        Ok(flows.into_values().collect())
+    }
+
+    fn wants(&self, flow: &FlowView) -> bool {
+        let namespace = flow.service.as_ref().map(|service| &service.namespace);
+        let is_state = |state: &State| state.to_possible_value().is_some_and(|name| name.get_name() == flow.state);
+        self.namespace.as_ref().is_none_or(|wanted| namespace == Some(wanted))
+            && (self.state.is_empty() || self.state.iter().any(is_state))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A client that asks a running agent from another process.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -90,6 +91,9 @@ impl Client {
 
     async fn connect(&self) -> Result<(http1::SendRequest<Empty<Bytes>>, Connection)> {
         let stream = UnixStream::connect(&self.0).await;
+        if stream.as_ref().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+            bail!("permission denied at {}: ask as root (sudo)", self.0.display());
+        }
         let stream =
             stream.with_context(|| format!("no kpx answers at {}: is `kpx run` running?", self.0.display()))?;
         http1::handshake(TokioIo::new(stream)).await.context("speak HTTP with kpx")

@@ -13,6 +13,7 @@ use super::event::Event;
 use super::text;
 use crate::choices::RUN_DIR;
 use crate::control::client::Client;
+use crate::object_name::ServiceName;
 use crate::view::Names;
 
 /// Show packets that open flows or are dropped or rejected, until stopped.
@@ -22,8 +23,11 @@ use crate::view::Names;
 #[derive(Args, Debug)]
 pub struct MonitorArgs {
     /// Show only packets to this Service.
-    #[arg(long, value_name = "[NAMESPACE/]NAME")]
-    service: Option<String>,
+    #[arg(long, value_name = "[svc/][NAMESPACE/]NAME")]
+    service: Option<ServiceName>,
+    /// Show only packets to Services of this namespace.
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     /// Show only packets from this address.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
@@ -64,6 +68,10 @@ fn reason(text: &str) -> Result<&'static str> {
 
 pub async fn monitor(args: &MonitorArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
+    // A wrong name would wait in silence.
+    if let Some(name) = &args.service {
+        name.clone().within(args.namespace.as_deref()).find(&client.services().await?)?;
+    }
     let mut namer = Namer { names: client.names().await?, asked: Instant::now(), client: client.clone() };
     let mut lines = client.lines("/monitor").await?;
     let mut limit = Limit { per_second: args.limit_per_second, since: Instant::now(), shown: 0, lost: 0 };
@@ -96,7 +104,8 @@ impl MonitorArgs {
             || kind
                 && self.reason.is_none_or(|reason| event.reason.as_deref() == Some(reason))
                 && self.client.is_none_or(|client| event.client_ip() == Some(client))
-                && self.service.as_ref().is_none_or(|service| event.is_to(service))
+                && self.service.as_ref().is_none_or(|ServiceName(name)| event.is_to(name))
+                && self.namespace.as_ref().is_none_or(|namespace| event.is_in(namespace))
     }
 
     /// Prints an event. Returns false if the reader has closed the pipe.

@@ -10,6 +10,7 @@ use proxy_common::monitor::{Fate, Record, What};
 use proxy_common::policy::{Client, Decision, Origin};
 use serde::{Deserialize, Serialize};
 
+use crate::object_name::ObjectName;
 use crate::view::Names;
 use proxy_core::tables::set_name;
 use proxy_datapath::AnyRecord;
@@ -126,12 +127,13 @@ impl Event {
     }
 
     /// Returns true if the packet is to a frontend of the Service `[namespace/]name`.
-    pub(super) fn is_to(&self, service: &str) -> bool {
-        let Some(DecisionEvent { namespace, name, .. }) = &self.decision else { return false };
-        match service.split_once('/') {
-            Some((wanted, service)) => namespace.as_deref() == Some(wanted) && name.as_deref() == Some(service),
-            None => name.as_deref() == Some(service),
-        }
+    pub(super) fn is_to(&self, service: &ObjectName) -> bool {
+        let name = self.decision.as_ref().and_then(|decision| decision.name.as_ref());
+        name == Some(&service.name) && service.namespace.as_ref().is_none_or(|namespace| self.is_in(namespace))
+    }
+
+    pub(super) fn is_in(&self, namespace: &str) -> bool {
+        self.decision.as_ref().is_some_and(|decision| decision.namespace.as_deref() == Some(namespace))
     }
 
     pub(super) fn client_ip(&self) -> Option<IpAddr> {

@@ -1,11 +1,11 @@
 //! Parses the ends of a packet on the command line: addresses, and names of Kubernetes objects.
 
-use std::fmt;
 use std::str::FromStr;
 
 use proxy_common::addr::Proto;
 
 use super::target::{Client, Target};
+use crate::object_name::{ObjectName, SERVICES, ServiceName, is_name};
 
 /// The client of `--from`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,23 +20,16 @@ pub(super) enum From {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum To {
     At(Target),
-    Service(Object, Port),
+    Service(ServiceName, Port),
     Pod(Pod, Port),
     /// A node port: `node/n1:30080`.
     Node(String, Port),
 }
 
-/// An object's name. Without namespace it has to be the only one of this name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Object {
-    pub(super) namespace: Option<String>,
-    pub(super) name: String,
-}
-
 /// A pod, by its own name or by that of the workload that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pod {
-    pub(super) object: Object,
+    pub(super) object: ObjectName,
     /// The kind of the workload, for example `deploy`; None if the pod itself is named.
     pub(super) of: Option<&'static str>,
 }
@@ -49,7 +42,6 @@ pub(super) struct Port {
     pub(super) proto: Option<Proto>,
 }
 
-const SERVICES: &[&str] = &["svc", "service", "services"];
 const PODS: &[&str] = &["pod", "pods", "po"];
 const NODES: &[&str] = &["node", "nodes", "no"];
 /// The workloads whose pods begin with their name, as kubectl abbreviates them.
@@ -96,13 +88,13 @@ impl FromStr for To {
         let (name, port) = split_port(text)?;
         let (kind, name) = kind_of(name);
         match kind {
-            Some(kind) if SERVICES.contains(&kind) => Ok(Self::Service(object(name)?, port)),
+            Some(kind) if SERVICES.contains(&kind) => Ok(Self::Service(ServiceName(object(name)?), port)),
             Some(kind) if NODES.contains(&kind) => Ok(Self::Node(name.to_owned(), port)),
             Some(kind) => match pod(kind, name)? {
                 Some(pod) => Ok(Self::Pod(pod, port)),
                 None => Err(format!("{kind:?} is not a kind that takes packets")),
             },
-            None => Ok(Self::Service(dns_name(name)?.map_or_else(|| object(name), Ok)?, port)),
+            None => Ok(Self::Service(ServiceName(dns_name(name)?.map_or_else(|| object(name), Ok)?), port)),
         }
     }
 }
@@ -128,25 +120,12 @@ fn pod(kind: &str, name: &str) -> Result<Option<Pod>, String> {
     workload.map(|(short, _)| Ok(Pod { object: object(name)?, of: Some(*short) })).transpose()
 }
 
-fn object(text: &str) -> Result<Object, String> {
-    let (namespace, name) = match text.split_once('/') {
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (None, text),
-    };
-    if ![Some(name), namespace].into_iter().flatten().all(is_name) {
-        return Err(format!("{text:?} is no name: [NAMESPACE/]NAME is expected"));
-    }
-    Ok(Object { namespace: namespace.map(str::to_owned), name: name.to_owned() })
-}
-
-/// Returns true if the text may be the name of an object (RFC 1123).
-fn is_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-.".contains(letter))
+fn object(text: &str) -> Result<ObjectName, String> {
+    text.parse()
 }
 
 /// Reads `NAME.NAMESPACE.svc`, with or without the cluster's domain behind it.
-fn dns_name(text: &str) -> Result<Option<Object>, String> {
+fn dns_name(text: &str) -> Result<Option<ObjectName>, String> {
     let labels: Vec<_> = text.trim_end_matches('.').split('.').collect();
     let Some(svc) = labels.iter().position(|label| *label == SVC) else { return Ok(None) };
     match labels[..svc] {
@@ -171,21 +150,12 @@ fn split_port(text: &str) -> Result<(&str, Port), String> {
     Ok((name, Port { port: Some(port.to_owned()), proto }))
 }
 
-impl fmt::Display for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.namespace {
-            Some(namespace) => write!(f, "{namespace}/{}", self.name),
-            None => f.write_str(&self.name),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn named(namespace: Option<&str>, name: &str) -> Object {
-        Object { namespace: namespace.map(str::to_owned), name: name.to_owned() }
+    fn named(namespace: Option<&str>, name: &str) -> ObjectName {
+        ObjectName { namespace: namespace.map(str::to_owned), name: name.to_owned() }
     }
 
     fn port(port: &str, proto: Option<Proto>) -> Port {
@@ -194,15 +164,15 @@ mod tests {
 
     #[test]
     fn destinations_are_addresses_or_names() {
-        let web = || named(Some("shop"), "web");
+        let web = || ServiceName(named(Some("shop"), "web"));
         let pod = |of| Pod { object: named(Some("shop"), "cart-0"), of };
         let cases = [
             ("svc/shop/web", To::Service(web(), Port::default())),
             ("service/shop/web:http", To::Service(web(), port("http", None))),
             ("shop/web:80", To::Service(web(), port("80", None))),
             ("shop/web:53/udp", To::Service(web(), port("53", Some(Proto::UDP)))),
-            ("web", To::Service(named(None, "web"), Port::default())),
-            ("svc/web:80", To::Service(named(None, "web"), port("80", None))),
+            ("web", To::Service(ServiceName(named(None, "web")), Port::default())),
+            ("svc/web:80", To::Service(ServiceName(named(None, "web")), port("80", None))),
             ("web.shop.svc:80", To::Service(web(), port("80", None))),
             ("web.shop.svc.cluster.local", To::Service(web(), Port::default())),
             ("web.shop.svc.cluster.local.", To::Service(web(), Port::default())),

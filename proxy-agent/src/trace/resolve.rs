@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail, ensure};
 use proxy_common::addr::Proto;
 
-use super::name::{From, Object, Pod, Port, To};
+use super::name::{From, Pod, Port, To};
 use super::target::{CLIENT_PORT, Client, Target};
+use crate::object_name::suggestion;
 use crate::view::{BackendView, PortView, ServiceView};
 
 /// The objects that may be named.
@@ -25,11 +26,6 @@ pub(super) struct Ends {
     pub(super) from: Option<SocketAddr>,
     pub(super) to: Target,
 }
-
-/// The similarity from which on a name is suggested in place of another, of at most 1.
-const SIMILAR: f64 = 0.6;
-/// The share of its similarity that a name of another namespace keeps.
-const ELSEWHERE: f64 = 0.95;
 
 /// Returns true if either end is the name of an object.
 pub(super) fn has_names(from: Option<&From>, to: &To) -> bool {
@@ -77,7 +73,7 @@ impl Known {
     fn destinations(&self, to: &To) -> Result<Vec<Target>> {
         match to {
             To::At(target) => Ok(vec![*target]),
-            To::Service(name, port) => self.service(name)?.targets(port),
+            To::Service(name, port) => name.find(&self.services)?.targets(port),
             To::Node(name, port) => {
                 self.ensure_here(name)?;
                 let number = port
@@ -98,22 +94,6 @@ impl Known {
     fn ensure_here(&self, node: &str) -> Result<()> {
         ensure!(node == self.node_name, "this kpx serves node {}: trace on node {node}", self.node_name);
         Ok(())
-    }
-
-    fn service(&self, name: &Object) -> Result<&ServiceView> {
-        let is_it = |service: &&ServiceView| {
-            service.name == name.name && name.namespace.as_ref().is_none_or(|namespace| service.namespace == *namespace)
-        };
-        let found: Vec<_> = self.services.iter().filter(is_it).collect();
-        let full = |service: &&ServiceView| format!("{}/{}", service.namespace, service.name);
-        match found[..] {
-            [service] => Ok(service),
-            [] => {
-                let all = self.services.iter().map(|service| full(&service));
-                bail!("kpx serves no Service {name}{}", suggestion(name, all))
-            }
-            _ => bail!("several Services are called {name}: {}", found.iter().map(full).collect::<Vec<_>>().join(", ")),
-        }
     }
 
     /// Returns the full name of a pod, and the ports and endpoints of Services that are this pod. Of a workload's pods the first counts
@@ -242,18 +222,6 @@ fn pod_targets(name: &str, endpoints: &[(&PortView, &BackendView)], wanted: &Por
     targets.sort_unstable_by_key(|(addr, _)| *addr);
     targets.dedup();
     Ok(targets.into_iter().map(|(addr, proto)| Target { addr, proto }).collect())
-}
-
-/// Returns a question about the name that is most similar, if one is.
-fn suggestion(wanted: &Object, all: impl Iterator<Item = String>) -> String {
-    let similarity = |full: &str| {
-        let (namespace, name) = full.split_once('/').unwrap_or_default();
-        let is_elsewhere = wanted.namespace.as_ref().is_some_and(|wanted| wanted != namespace);
-        strsim::normalized_damerau_levenshtein(&wanted.name, name) * if is_elsewhere { ELSEWHERE } else { 1.0 }
-    };
-    let rated = all.map(|full| (similarity(&full), full)).filter(|(rate, _)| *rate >= SIMILAR);
-    let best = rated.max_by(|(a, _), (b, _)| a.total_cmp(b));
-    best.map(|(_, full)| format!("; did you mean {full}?")).unwrap_or_default()
 }
 
 #[cfg(test)]
