@@ -45,15 +45,21 @@ impl Node {
     pub const FILTERED: u32 = 1 << 9;
     /// Whole connections between pods of this node skip the stack, because it does nothing to them.
     pub const FAST_OPEN: u32 = 1 << 11;
-    /// Connections that were opened past the stack go on past it, whether or not others do.
+    /// Connections that were opened past the stack go on past it, whether or not others do. Conntrack may tolerate some.
     pub const FAST_KEEP: u32 = 1 << 12;
-    /// With FAST_OPEN: only between addresses of networks that are [`pod_net::UNCHANGED`].
+    /// With FAST_OPEN and FAST_OPENED: only between addresses of networks that are [`pod_net::UNCHANGED`].
     pub const FAST_OPEN_PODS: u32 = 1 << 13;
     /// With FAST_OPEN: also to pods of other nodes.
     pub const FAST_OPEN_FAR: u32 = 1 << 14;
+    /// Packets of open connections between pods of this node skip the stack where the agent has made conntrack tolerate that.
+    pub const FAST_OPENED: u32 = 1 << 15;
     /// All that the fast path does.
-    pub const OF_FAST_PATH: u32 =
-        Self::FAST_PATH | Self::FAST_OPEN | Self::FAST_KEEP | Self::FAST_OPEN_PODS | Self::FAST_OPEN_FAR;
+    pub const OF_FAST_PATH: u32 = Self::FAST_PATH
+        | Self::FAST_OPEN
+        | Self::FAST_KEEP
+        | Self::FAST_OPEN_PODS
+        | Self::FAST_OPEN_FAR
+        | Self::FAST_OPENED;
     /// There are macvlans: frames for another link address than a device's own may be for one above it.
     pub const MACVLANS: u32 = 1 << 10;
 

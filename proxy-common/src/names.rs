@@ -37,12 +37,12 @@ pub const GENERATION: &str = "GENERATION";
 pub const WAYS: &str = "WAYS";
 /// The links to the pods of this node.
 pub const EXITS: &str = "EXITS";
+/// Flows that ask whether they may skip the stack beside conntrack, and the agent's answers.
+pub const OFFERS: &str = "OFFERS";
+pub const TOLERATED: &str = "TOLERATED";
 
 /// When each CPU last asked for the time, and what it was told.
 pub const CLOCK: &str = "CLOCK";
-
-/// How many packets each CPU has answered in a second.
-pub const ANSWERED: &str = "ANSWERED";
 
 /// Records for `kpx monitor`, the limit while it runs, and the number of lost records.
 pub const MONITOR: &str = "MONITOR";
@@ -69,7 +69,7 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
 /// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 8] = [WAYS, EXITS, CLOCK, ANSWERED, MONITOR, WATCHED, MONITORED, COUNTERS];
+const PER_LOAD: [&str; 9] = [WAYS, EXITS, OFFERS, TOLERATED, CLOCK, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

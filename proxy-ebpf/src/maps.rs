@@ -39,6 +39,7 @@ mod monitor;
 mod services;
 mod shares;
 mod sockets;
+mod tolerated;
 
 pub use answers::{Asker, may_answer};
 pub use clock::{Clock, in_this_tick};
@@ -58,6 +59,7 @@ pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
 pub use sockets::{DIALLED4, DIALLED6, forget_socket, remember_socket, socket};
+pub use tolerated::{offer, tolerated_since};
 
 const DEVICES_MAX: u32 = 65_536;
 
@@ -108,12 +110,9 @@ static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, NO
 static NODE: Array<Node> = Array::with_max_entries(1, 0);
 #[map]
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
+/// The counters, and behind them what this CPU has answered in a second: Linux allows a program 64 maps.
 #[map]
-static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
-
-/// Answers of each CPU in a second: the second in the upper half.
-#[map]
-static ANSWERED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Asker::COUNT, 0);
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT + Asker::COUNT, 0);
 
 #[map]
 static CLOCK: PerCpuArray<Clock> = PerCpuArray::with_max_entries(1, 0);

@@ -8,6 +8,7 @@ mod fib;
 pub mod opener;
 mod plan;
 mod quick;
+mod tolerated;
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
@@ -16,7 +17,7 @@ use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State, Term}
 
 use self::fib::{find, leave};
 use self::plan::Plan;
-use crate::maps::{self, Memory, Scratch};
+use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{At, Net, is_forged};
 use crate::packet::Packet;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
@@ -36,6 +37,8 @@ impl Delivery {
     const LEFT: Self = Self(i32::MIN);
     /// The kernel has refused to change the packet, half of which may be done.
     const FAILED: Self = Self(i32::MIN + 1);
+    /// The packet would end a connection of others in conntrack's eyes.
+    const FORGED: Self = Self(i32::MIN + 2);
 
     #[inline(always)]
     fn of(result: Result<Action, Reason>) -> Self {
@@ -47,6 +50,7 @@ impl Delivery {
         match self {
             Self::LEFT => None,
             Self::FAILED => Some(Err(Reason::Rewrite)),
+            Self::FORGED => Some(Err(Reason::Forged)),
             Self(action) => Some(Ok(Action(action))),
         }
     }
@@ -156,6 +160,9 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     {
         note_direct(flow, packet.proto, false);
     }
+    if known == Known::NOTHING && tolerated::is_blind(skb, packet) {
+        return Delivery::FORGED;
+    }
     if !is_plain::<A>(skb) {
         return Delivery::LEFT;
     }
@@ -214,11 +221,9 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     // the handshake takes the stack.
     let is_whole = is_whole(skb, packet, flow.rx, &flow.client.addr, &flow.backend.addr);
     let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
-    let may_skip = is_whole || is_open && is_on_for_all();
-    if !may_skip && !flow.rx.has(Seen::WHOLE) {
-        return Plan::Stack;
-    }
-    if !may_skip || is_for_stack(packet, flow, is_whole) {
+    let is_free = is_whole || is_open && is_on_for_all();
+    let is_tolerated = !is_free && is_open && tolerated::goes_there(skb, packet.proto, flow);
+    if !is_free && !is_tolerated || is_for_stack(packet, flow, is_whole) {
         // A judgement that is not renewed would count again once its term has come round.
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
@@ -229,7 +234,10 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let is_judged = flow.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr);
-    if !(is_found && (!is_whole || may_take(packet, route, flow.is_whole_far()))) {
+    if !(is_found
+        && (!is_whole || may_take(packet, route, flow.is_whole_far()))
+        && (!is_tolerated || route.is_for_openers(false)))
+    {
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }
@@ -263,6 +271,14 @@ fn keep_judgement<A: Net>(flow: &Flow<A>, proto: Proto, judged: Judged) {
     }
 }
 
+/// Takes the judgement of the backend away, if there is one.
+#[inline(always)]
+fn unjudge<A: Net>(entry: &Entry<A>, flow: &Flow<A>) {
+    if flow.judged() != Judged::NONE {
+        entry.set_judged(Judged::NONE);
+    }
+}
+
 /// Lets the other direction know that this one is fast, or is no more: seldom more than once for each flow.
 #[inline(never)]
 fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
@@ -290,12 +306,10 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     // The first answer has to pass all that the stack has to say to it.
     let is_whole = is_whole(skb, packet, other.rx, &other.client.addr, &packet.src.addr);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
-    let may_skip = is_whole || is_open && is_on_for_all();
-    if !may_skip && !other.rx.has(Seen::WHOLE) {
-        return Plan::Stack;
-    }
-    if !may_skip || is_for_stack(packet, other, is_whole) {
-        entry.set_judged(Judged::NONE);
+    let is_free = is_whole || is_open && is_on_for_all();
+    let is_tolerated = !is_free && is_open && tolerated::goes_back(skb, packet.proto, other);
+    if !is_free && !is_tolerated || is_for_stack(packet, other, is_whole) {
+        unjudge(&entry, other);
         return Plan::Stack;
     }
     let term = term();
@@ -303,8 +317,11 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     let is_judged = other.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
-    if !(is_found && (!is_whole || may_take(packet, route, false))) {
-        entry.set_judged(Judged::NONE);
+    if !(is_found
+        && (!is_whole || may_take(packet, route, false))
+        && (!is_tolerated || route.is_for_openers(false)))
+    {
+        unjudge(&entry, other);
         return Plan::Stack;
     }
     let judged = Judged::new(skb.ifindex(), route.keep(&other.client.addr), term);

@@ -59,6 +59,11 @@ const fn rest<A: Addr>(key: &FlowKey<A>) -> u64 {
     key.sport.wire() as u64 | (key.dport.wire() as u64) << 16 | (key.proto.0 as u64) << 32 | (key.hook.0 as u64) << 40
 }
 
+/// Returns the bits of a word that are the rest of a key.
+pub(super) const fn only_rest(word: u64) -> u64 {
+    word & ((1 << 48) - 1)
+}
+
 /// Makes the key of addresses and the rest.
 const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
     let (sport, dport) = (Port::from_wire(rest as u16), Port::from_wire((rest >> 16) as u16));

@@ -28,6 +28,12 @@ impl Seen {
     /// The flow was opened past the stack, which sees none of its packets. Of what comes back, in both entries; DIALLED has the same
     /// bit.
     pub const WHOLE: Self = Self(1 << 7);
+    /// The flow has asked the agent whether it may skip the stack beside conntrack: see [`Offer`](super::Offer). Of what goes there, in
+    /// the reply's entry; REDIALLED has the same bit.
+    pub const OFFERED: Self = Self(1 << 5);
+    /// Conntrack tolerates that it misses packets of the flow, and so believes any end of it. Of what goes there, in the reply's
+    /// entry; LEAVING has the same bit.
+    pub const TOLERATED: Self = Self(1 << 6);
 
     #[inline(always)]
     pub const fn has(self, other: Self) -> bool {

@@ -1,6 +1,8 @@
 //! The number of packets answered in this second.
 
-use super::{ANSWERED, Find};
+use proxy_common::counter::Counter;
+
+use super::{COUNTERS, Find};
 use crate::setting::ANSWERS_PER_SEC;
 
 /// A kind of sender that is answered. Each has a share, which a flood of others does not use up.
@@ -23,10 +25,10 @@ pub fn may_answer(asker: Asker, now_secs: u32) -> bool {
     answers_in(asker, now_secs) < limit
 }
 
-/// Counts an answer, and says how many this CPU gave before it in this second.
+/// Counts an answer, and says how many this CPU gave before it in this second. The upper half of the count is the second.
 #[inline(always)]
 fn answers_in(asker: Asker, now_secs: u32) -> u32 {
-    let Some(answered) = ANSWERED.find(&(asker as u32)) else { return u32::MAX };
+    let Some(answered) = COUNTERS.find(&(Counter::COUNT + asker as u32)) else { return u32::MAX };
     let count_in = |answered: u64| if (answered >> 32) as u32 == now_secs { answered as u32 } else { 0 };
     count_in(answered.update(|answered| u64::from(now_secs) << 32 | u64::from(count_in(answered).saturating_add(1))))
 }

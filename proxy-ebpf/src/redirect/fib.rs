@@ -11,6 +11,7 @@ use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Device;
+use proxy_common::flow::{AnyKey, FlowKey};
 
 use super::{Delivery, Known};
 use crate::maps;
@@ -107,6 +108,7 @@ pub trait Forward: Net {
 
     /// One hop less.
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
+    fn any_key(key: &FlowKey<Self>) -> AnyKey;
 
     /// Calls [`super::deliver`].
     fn deliver(skb: Skb, known: Known) -> Delivery;
@@ -210,6 +212,11 @@ impl Forward for Addr4 {
     }
 
     #[inline(always)]
+    fn any_key(key: &FlowKey<Self>) -> AnyKey {
+        AnyKey::of_v4(key)
+    }
+
+    #[inline(always)]
     fn deliver(skb: Skb, known: Known) -> Delivery {
         Delivery(global_fn::kpx_deliver4(skb.as_ptr(), known.0))
     }
@@ -235,6 +242,11 @@ impl Forward for Addr6 {
         let mut word: [u8; 4] = skb.load(WORD)?;
         word[3] -= 1;
         skb.store(WORD, &word, BPF_F_RECOMPUTE_CSUM)
+    }
+
+    #[inline(always)]
+    fn any_key(key: &FlowKey<Self>) -> AnyKey {
+        AnyKey::of_v6(key)
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, State, Term};
 
 use super::fib::{find, leave};
-use super::{END, Forward, is_on_for_all, opens_flows};
+use super::{END, Forward, is_on_for_all, opens_flows, tolerated};
 use crate::established::{self, Head};
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::outcome::Outcome;
@@ -29,12 +29,12 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         None => {
             key.set_hook(Hook::EGRESS);
             match maps::live_flow(&key) {
-                Some(entry) if !is_of_stack(head, &entry) => (entry, false),
+                Some(entry) if !is_of_stack(skb, head, &entry) => (entry, false),
                 _ => return Outcome::of_short(established::missed(skb, Hook::INGRESS, head, memory)),
             }
         }
     };
-    if is_there && is_of_stack(head, &entry) {
+    if is_there && is_of_stack(skb, head, &entry) {
         let short = established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
         return Outcome::of_short(short);
     }
@@ -69,7 +69,8 @@ fn leave_for<A: Forward>(
         return Outcome::NOT_ESTABLISHED;
     }
     // As `super::may_take`: the long way has judged the flow in this second. The client is a pod.
-    let may_leave = || entry.read(|flow| !flow.rx.has(Seen::WHOLE) || is_there && flow.is_whole_far());
+    let is_whole = || entry.read(|flow| flow.rx.has(Seen::WHOLE));
+    let may_leave = || if is_whole() { is_there && entry.read(Flow::is_whole_far) } else { is_on_for_all() };
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -136,7 +137,7 @@ const FIRST_PACKETS: u64 = 4;
 
 /// Returns true if a packet need not pay for those that skip the stack: its flow does not.
 #[inline(always)]
-fn is_of_stack<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
+fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
     // As `super::is_whole`: there is no SYN here.
     if rx.has(Seen::WHOLE) && (head.proto == Proto::TCP || opens_flows()) {
@@ -146,7 +147,12 @@ fn is_of_stack<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
         let is_young = entry.read(|flow| flow.passed.packets) < FIRST_PACKETS;
         is_young || entry.read(|flow| flow.last_secs) != flow::about_now_secs()
     };
-    !is_on_for_all() || !rx.has(Seen::DIRECT) && !may_become_fast()
+    if is_on_for_all() {
+        return !rx.has(Seen::DIRECT) && !may_become_fast();
+    }
+    // Beside conntrack, the first packet of a second decides for all of them.
+    let is_judged = || entry.read(Flow::judged).holds(skb.ifindex(), Term::new(flow::about_now_secs(), maps::epoch()));
+    !maps::node().is_some_and(tolerated::is_on) || !may_become_fast() && !is_judged()
 }
 
 /// Gives a packet other addresses and ports, and brings its flow up to date with it.

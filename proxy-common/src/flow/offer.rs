@@ -1,0 +1,95 @@
+//! The question of a flow that conntrack follows: may it skip the stack?
+
+use super::{FlowKey, key};
+use crate::addr::{Addr4, Addr6};
+use crate::assert_size;
+
+/// The key of a flow of either family: its words, and the family in the upper bits of the last one. A program has no room for a map of each
+/// family more.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AnyKey([u64; 5]);
+
+/// The lowest bit of the family, above all that a key has.
+const FAMILY: u32 = 48;
+const V4: u64 = 4;
+const V6: u64 = 6;
+
+impl AnyKey {
+    #[inline(always)]
+    pub const fn of_v4(key: &FlowKey<Addr4>) -> Self {
+        let [addrs, rest] = key.words();
+        Self([addrs, 0, 0, 0, rest | V4 << FAMILY])
+    }
+
+    #[inline(always)]
+    pub const fn of_v6(key: &FlowKey<Addr6>) -> Self {
+        let [a, b, c, d, rest] = key.words();
+        Self([a, b, c, d, rest | V6 << FAMILY])
+    }
+
+    /// Returns the key of IPv4, if it is one.
+    pub fn v4(&self) -> Option<FlowKey<Addr4>> {
+        let [addrs, .., rest] = self.0;
+        (rest >> FAMILY == V4).then(|| FlowKey::<Addr4>::from_words([addrs, key::only_rest(rest)]))
+    }
+
+    /// Returns the key of IPv6, if it is one.
+    pub fn v6(&self) -> Option<FlowKey<Addr6>> {
+        let [a, b, c, d, rest] = self.0;
+        (rest >> FAMILY == V6).then(|| FlowKey::<Addr6>::from_words([a, b, c, d, key::only_rest(rest)]))
+    }
+}
+
+/// A flow that could skip the stack if conntrack tolerated it: an element of `OFFERS`. The agent answers with a row in `TOLERATED`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The key of the opener's entry.
+    pub key: AnyKey,
+    /// The second since boot in which the flow asked: the value of its row in `TOLERATED`.
+    pub secs: u32,
+    pad: u32,
+}
+assert_size!(Offer = 5 * 8 + 4 + 4);
+
+impl Offer {
+    #[inline(always)]
+    pub const fn new(key: AnyKey, secs: u32) -> Self {
+        Self { key, secs, pad: 0 }
+    }
+}
+
+/// Returns true if a row that answers a question of `asked_secs` is for a flow that has asked in an earlier second than `now_secs`, and is
+/// no row of an earlier flow with the same addresses and ports. A flow asks for the first time in a later second than it was opened in.
+#[inline(always)]
+pub const fn is_for_asker(asked_secs: u32, now_secs: u32) -> bool {
+    asked_secs.saturating_add(1) >= now_secs
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::super::Hook;
+    use super::*;
+    use crate::addr::{Port, Proto, SockAddr};
+
+    #[test]
+    fn key_of_either_family_is_read_back() {
+        let ports = [Port::new(0xfedc), Port::new(80)];
+        let at = |nth: usize| Addr4::from(Ipv4Addr::new(10, 244, 1, nth as u8));
+        let [src, dst] = [0, 1].map(|nth| SockAddr::new(at(nth), ports[nth]));
+        let v4 = FlowKey::new(Hook::ANCHOR, Proto::SCTP, src, dst);
+        let at = |nth: u16| Addr6::from(Ipv6Addr::new(0xfd00, 1, 2, 3, 4, 5, 6, nth));
+        let [src, dst] = [0, 1].map(|nth: usize| SockAddr::new(at(nth as u16), ports[nth]));
+        let v6 = FlowKey::new(Hook::INGRESS, Proto::TCP, src, dst);
+        assert_eq!((AnyKey::of_v4(&v4).v4(), AnyKey::of_v4(&v4).v6()), (Some(v4), None));
+        assert_eq!((AnyKey::of_v6(&v6).v4(), AnyKey::of_v6(&v6).v6()), (None, Some(v6)));
+    }
+
+    #[test]
+    fn only_a_fresh_answer_is_for_its_asker() {
+        assert!(is_for_asker(7, 7) && is_for_asker(7, 8) && !is_for_asker(7, 9) && is_for_asker(u32::MAX, 9));
+    }
+}

@@ -1,0 +1,97 @@
+//! Open flows past the stack where conntrack follows them. The agent tells conntrack first, for each flow, that it will miss packets
+//! (`Node::FAST_OPENED`).
+//!
+//! A flow is judged with the first packet of a second in each direction, and asks the agent in the same second if it has no answer. All
+//! other packets go by the judgement. Conntrack believes any end of such a flow, so an end under a false name must not get there.
+
+use proxy_common::addr::Proto;
+use proxy_common::device::{Device, Node};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
+
+use super::opener::{is_bare, is_between};
+use super::{END, Forward, term};
+use crate::net::{At, is_forged};
+use crate::packet::Packet;
+use crate::skb::Skb;
+use crate::{flow, maps};
+
+/// Returns true if a node's open flows may skip the stack beside conntrack. The agent says so for a moment only.
+#[inline(always)]
+pub fn is_on(node: &Node) -> bool {
+    node.has(Node::FAST_OPENED)
+}
+
+/// Returns true if flows like this may, at this moment: those of two pods of this node whose addresses no program of ours changes.
+#[inline(always)]
+fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, src: &A, dst: &A) -> bool {
+    let is_plain_flow = !flow.is_snat() && !flow.has(Flow::<A>::HOST | Flow::<A>::GUEST | Flow::<A>::REMOTE);
+    let is_known = proto == Proto::TCP || proto == Proto::UDP;
+    let Some(node) = maps::node() else { return false };
+    is_on(node)
+        && is_known
+        && is_plain_flow
+        && flow::about_now_secs() <= maps::opens_until()
+        && is_bare(skb.ifindex(), Device::POD)
+        && is_between(node, src, dst)
+}
+
+/// Returns true if a packet to the backend may skip the stack. `flow` is as before the packet.
+#[inline(never)]
+pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
+    if !may_skip(skb, proto, flow, &flow.client.addr, &flow.backend.addr) {
+        return false;
+    }
+    let now_secs = flow::about_now_secs();
+    if flow.last_secs >= now_secs {
+        return flow.judged().holds(skb.ifindex(), term());
+    }
+    let Some(undnat) = maps::undnat(flow, proto) else { return false };
+    let key = A::any_key(&flow.opener_key(proto));
+    let seen = undnat.read(|flow| flow.tx);
+    let asked = maps::tolerated_since(&key);
+    let is_answered = seen.has(Seen::OFFERED) && asked.is_some_and(|secs| is_for_asker(secs, now_secs));
+    if asked.is_some() && seen.has(Seen::TOLERATED) || is_answered {
+        if !seen.has(Seen::TOLERATED) {
+            undnat.set_tx(seen.with(Seen::TOLERATED));
+        }
+        return true;
+    }
+    if !seen.has(Seen::OFFERED) {
+        undnat.set_tx(seen.with(Seen::OFFERED));
+    }
+    maps::offer(key, now_secs);
+    false
+}
+
+/// Returns true if a packet from the backend may skip the stack. `flow` is the reply's entry as before the packet.
+#[inline(never)]
+pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
+    if !flow.tx.has(Seen::TOLERATED) || !may_skip(skb, proto, flow, &flow.backend.addr, &flow.client.addr) {
+        return false;
+    }
+    if flow.last_secs >= flow::about_now_secs() {
+        return flow.judged().holds(skb.ifindex(), term());
+    }
+    maps::tolerated_since(&A::any_key(&flow.opener_key(proto))).is_some()
+}
+
+/// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes, and comes from where its sender is not.
+/// Conntrack joins fragments, so those count as well.
+#[inline(never)]
+pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>) -> bool {
+    let told = packet.told();
+    let is_end = told.seen().has(END) || told.opens_connection() || told.answers_opener() || packet.is_fragment();
+    if packet.proto != Proto::TCP || !is_end {
+        return false;
+    }
+    let of_backend = packet.flow_key(Hook::EGRESS);
+    let of_client = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
+    (is_tolerated(&of_backend) || is_tolerated(&of_client))
+        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
+}
+
+/// Returns true if there is such a reply's entry, of a flow that conntrack tolerates.
+#[inline(always)]
+fn is_tolerated<A: Forward>(key: &FlowKey<A>) -> bool {
+    maps::live_flow(key).is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED)))
+}
