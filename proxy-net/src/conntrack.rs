@@ -1,5 +1,7 @@
 //! Lists and deletes connections of the kernel whose destination was translated, over netlink.
 
+pub mod tolerate;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 

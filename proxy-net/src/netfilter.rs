@@ -3,7 +3,7 @@
 //! A packet between pods carries no mark, and its addresses are none of the host. A rule that may or may not apply counts as an
 //! obstacle. Messages are read as bytes: a rule that a parser skips would count as harmless.
 
-mod attrs;
+pub(crate) mod attrs;
 mod expression;
 mod legacy;
 mod model;
@@ -16,6 +16,7 @@ mod xt;
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -29,7 +30,7 @@ pub(crate) use self::legacy::{follows_connections, tables as legacy_tables};
 use self::attrs::Attrs;
 use self::legacy::{Legacy, NAT};
 use self::model::{Base, Chain, ChainName, Found, Hook, Ruleset, TableFamily};
-use self::packet::{Asked, ESTABLISHED, Family, INVALID, Mark, NEW, Others};
+use self::packet::{Asked, Devices, ESTABLISHED, Family, INVALID, Mark, NEW, Names};
 use super::netlink::{dumped, kernel};
 use super::raw::{self, Message};
 use super::sysctl;
@@ -118,8 +119,11 @@ impl Netfilter {
         let is_known = !is_far && self.takes_up;
         let states: &[u32] = if is_known { &[NEW, ESTABLISHED] } else { &[NEW, ESTABLISHED, INVALID] };
         let lo = BTreeSet::from(["lo".to_owned()]);
-        let others = Others { incoming: if is_far { &lo } else { others }, outgoing: others };
-        let asked = Asked { nets: pods, mark: Mark::Zero, states, protocols: &protocols, reporters, others };
+        let devices = Devices {
+            incoming: Names::AnyBut(if is_far { &lo } else { others }),
+            outgoing: Names::AnyBut(others),
+        };
+        let asked = Asked { states, reporters, ..Asked::new(pods, Mark::ZERO, &protocols, devices) };
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |_| true)
     }
 
@@ -128,16 +132,20 @@ impl Netfilter {
         let everywhere = Self::everywhere();
         let others = BTreeSet::new();
         let protocols = [IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP].map(|number| number as u8);
-        let states = [ESTABLISHED];
-        let asked = Asked {
-            nets: &everywhere,
-            mark: Mark::Unknown,
-            states: &states,
-            protocols: &protocols,
-            reporters: &[],
-            others: Others { incoming: &others, outgoing: &others },
-        };
+        let devices = Devices { incoming: Names::AnyBut(&others), outgoing: Names::AnyBut(&others) };
+        let asked = Asked::new(&everywhere, Mark::UNKNOWN, &protocols, devices);
         self.judge(&asked, |_| true, |table| table != NAT)
+    }
+
+    /// Judges packets of open connections between addresses of `pods`, which come and go by the devices `ports` alone, from where their
+    /// senders are. Only the families of `pods` are looked at. `heeds_marks`: a mark that a rule leaves on a packet counts elsewhere.
+    pub fn judge_opened(&self, pods: &[IpNet], ports: &BTreeSet<String>, heeds_marks: bool) -> Judgement {
+        let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
+        let ports = Names::Only(Rc::new(ports.clone()));
+        let devices = Devices { incoming: ports.clone(), outgoing: ports };
+        let of_ports = Asked::new(pods, Mark::ZERO, &protocols, devices);
+        let asked = Asked { heeds_marks, knows_marks: true, knows_senders: true, ..of_ports };
+        self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |table| table != NAT)
     }
 
     /// Returns the networks of all addresses.

@@ -11,11 +11,11 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// The attributes at one level of a message.
 #[derive(Debug, Default)]
-pub(super) struct Attrs<'a>(Vec<(u16, &'a [u8])>);
+pub(crate) struct Attrs<'a>(Vec<(u16, &'a [u8])>);
 
 impl<'a> Attrs<'a> {
     /// Splits attributes: length, kind, value, and padding to four bytes.
-    pub(super) fn parse(mut bytes: &'a [u8]) -> Result<Self> {
+    pub(crate) fn parse(mut bytes: &'a [u8]) -> Result<Self> {
         let mut attributes = Vec::new();
         while !bytes.is_empty() {
             let [len0, len1, kind0, kind1, ..] = *bytes else { bail!("an attribute of netfilter is cut off") };
@@ -28,35 +28,40 @@ impl<'a> Attrs<'a> {
     }
 
     /// Returns the values of a list, whose elements all have one number.
-    pub(super) fn all(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> {
+    pub(crate) fn all(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> {
         self.0.iter().filter(move |(found, _)| *found == kind).map(|(_, value)| *value)
     }
 
-    pub(super) fn get(&self, kind: u16) -> Option<&'a [u8]> {
+    pub(crate) fn get(&self, kind: u16) -> Option<&'a [u8]> {
         self.all(kind).next()
     }
 
-    pub(super) fn has(&self, kind: u16) -> bool {
+    pub(crate) fn has(&self, kind: u16) -> bool {
         self.get(kind).is_some()
     }
 
     /// Returns true if there are attributes with other numbers.
-    pub(super) fn has_others(&self, kind: u16) -> bool {
+    pub(crate) fn has_others(&self, kind: u16) -> bool {
         self.0.iter().any(|(found, _)| *found != kind)
     }
 
+    /// Returns true if there are attributes with none of these numbers.
+    pub(crate) fn has_others_than(&self, kinds: &[u16]) -> bool {
+        self.0.iter().any(|(found, _)| !kinds.contains(found))
+    }
+
     /// Returns a number, which netfilter sends in the order of the network.
-    pub(super) fn u32(&self, kind: u16) -> Option<u32> {
+    pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
         Some(u32::from_be_bytes(self.get(kind)?.try_into().ok()?))
     }
 
-    pub(super) fn text(&self, kind: u16) -> Option<&'a str> {
+    pub(crate) fn text(&self, kind: u16) -> Option<&'a str> {
         let text = str::from_utf8(self.get(kind)?).ok()?;
         Some(text.trim_end_matches('\0'))
     }
 
     /// Returns the attributes inside an attribute. A missing attribute has none inside.
-    pub(super) fn inside(&self, kind: u16) -> Result<Self> {
+    pub(crate) fn inside(&self, kind: u16) -> Result<Self> {
         self.get(kind).map_or_else(|| Ok(Self::default()), Self::parse)
     }
 }

@@ -29,6 +29,7 @@ const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
 
 const NFTA_META_DREG: u16 = 1;
 const NFTA_META_KEY: u16 = 2;
+const NFTA_META_SREG: u16 = 3;
 const NFT_META_PROTOCOL: u32 = 1;
 const NFT_META_MARK: u32 = 3;
 const NFT_META_IIFNAME: u32 = 6;
@@ -191,7 +192,12 @@ impl Reader {
         let key = data.u32(NFTA_META_KEY);
         let Some(to) = data.u32(NFTA_META_DREG) else {
             return match key {
-                Some(NFT_META_MARK) => self.rule.push(Part::SetMark),
+                Some(NFT_META_MARK) => {
+                    let change = data.u32(NFTA_META_SREG).and_then(|from| self.registers.mark(from));
+                    self.rule.push(Part::SetMark(change));
+                    // Registers may hold the mark of before.
+                    self.registers.forget();
+                }
                 Some(NFT_META_NFTRACE) => self.change("trace the packet"),
                 _ => self.change("apply meta"),
             };

@@ -65,12 +65,24 @@ pub(super) enum Part {
     Condition(Condition),
     /// A condition that may or may not hold.
     Maybe,
-    SetMark,
+    /// The source is none that the kernel would answer by the device of the packet; or it is one, unless `spoofed`.
+    Sender {
+        spoofed: bool,
+    },
+    /// None: to a mark that is not followed.
+    SetMark(Option<MarkChange>),
     /// An effect of the packet or on it, in words that follow "may".
     Change(String),
     /// An end of the packet, in such words.
     Refuse(String),
     Verdict(Verdict),
+}
+
+/// A change of a mark: some bits stay, and then some are flipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MarkChange {
+    pub(super) keep: u32,
+    pub(super) flip: u32,
 }
 
 /// An end of a rule.

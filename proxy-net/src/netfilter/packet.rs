@@ -8,7 +8,7 @@ use std::rc::Rc;
 use ipnet::IpNet;
 use nix::libc::{IPPROTO_ICMP, IPPROTO_ICMPV6};
 
-use super::model::{Condition, Field, TableFamily};
+use super::model::{Condition, Field, MarkChange, TableFamily};
 
 /// The kind of a route to an address of the host (linux/rtnetlink.h).
 pub(super) const RTN_LOCAL: u32 = 2;
@@ -20,11 +20,11 @@ pub(super) enum Family {
     V6,
 }
 
-/// The knowledge about the packets' mark. Of two, the greater knows less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Mark {
-    Zero,
-    Unknown,
+/// The knowledge about the packets' mark: the bits that are known, and what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    known: u32,
+    value: u32,
 }
 
 /// The bits of connections' states (linux/netfilter/nf_conntrack_common.h). A packet of a connection that conntrack saw from the
@@ -34,7 +34,7 @@ pub(super) const ESTABLISHED: u32 = 2;
 pub(super) const NEW: u32 = 8;
 
 /// The packets that are asked about.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Asked<'a> {
     /// The networks of the packets' sources and destinations.
     pub(super) nets: &'a [IpNet],
@@ -43,7 +43,13 @@ pub(super) struct Asked<'a> {
     pub(super) protocols: &'a [u8],
     /// The networks of hosts that send ICMP errors about the connections, which conntrack does not know. Empty where it knows them.
     pub(super) reporters: &'a [IpNet],
-    pub(super) others: Others<'a>,
+    pub(super) devices: Devices<'a>,
+    /// A rule that sets the mark does something to the packets, ...
+    pub(super) heeds_marks: bool,
+    /// ... unless the mark is followed, and is as it was.
+    pub(super) knows_marks: bool,
+    /// The packets come from where the kernel would send an answer.
+    pub(super) knows_senders: bool,
 }
 
 /// The packets that reach a rule.
@@ -56,14 +62,23 @@ pub(super) struct Packets<'a> {
     /// The state of their connections. None before conntrack has looked.
     pub(super) state: Option<u32>,
     pub(super) protocol: u8,
-    pub(super) others: Others<'a>,
+    pub(super) devices: Devices<'a>,
 }
 
-/// The names of devices by which none of the packets comes, and by which none goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Others<'a> {
-    pub(super) incoming: &'a BTreeSet<String>,
-    pub(super) outgoing: &'a BTreeSet<String>,
+/// The devices by which packets come, and those by which they go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Devices<'a> {
+    pub(super) incoming: Names<'a>,
+    pub(super) outgoing: Names<'a>,
+}
+
+/// The names that a device may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Names<'a> {
+    /// Any but these.
+    AnyBut(&'a BTreeSet<String>),
+    /// One of these.
+    Only(Rc<BTreeSet<String>>),
 }
 
 /// The share of the packets for which a condition holds.
@@ -137,21 +152,113 @@ impl Family {
     }
 }
 
+impl<'a> Asked<'a> {
+    /// Asks about packets of open connections that no ICMP error is about.
+    pub(super) fn new(nets: &'a [IpNet], mark: Mark, protocols: &'a [u8], devices: Devices<'a>) -> Self {
+        let (states, reporters) = (&[ESTABLISHED][..], &[][..]);
+        Self { nets, mark, states, protocols, reporters, devices, heeds_marks: true, knows_marks: false, knows_senders: false }
+    }
+}
+
+impl Mark {
+    pub(super) const ZERO: Self = Self { known: u32::MAX, value: 0 };
+    pub(super) const UNKNOWN: Self = Self { known: 0, value: 0 };
+
+    /// Returns what is known if either may be the mark.
+    pub(super) fn or(self, other: Self) -> Self {
+        let known = self.known & other.known & !(self.value ^ other.value);
+        Self { known, value: self.value & known }
+    }
+
+    /// Returns the mark after a rule has kept the bits of `keep` and flipped those of `flip`.
+    pub(super) fn changed(self, MarkChange { keep, flip }: MarkChange) -> Self {
+        Self { known: self.known | !keep, value: (self.value & keep) ^ (flip & (self.known | !keep)) }
+    }
+
+    /// Returns the share of equality.
+    fn compared(self, condition: &Condition) -> Share {
+        let bits = |bytes: &[u8]| bytes.try_into().map(u32::from_ne_bytes);
+        let (Ok(mask), Ok(value)) = (bits(&condition.mask), bits(&condition.value)) else { return Share::Some };
+        if value & !mask != 0 || (self.value ^ value) & mask & self.known != 0 {
+            Share::None
+        } else if mask & !self.known == 0 {
+            Share::All
+        } else {
+            Share::Some
+        }
+    }
+}
+
+impl Names<'_> {
+    /// Returns the share of packets by a device of the name that is asked for, their devices, and the devices of the others.
+    fn split(&self, condition: &Condition) -> (Share, Self, Self) {
+        let names = match self {
+            Self::AnyBut(others) => return (condition.of_device(others), self.clone(), self.clone()),
+            Self::Only(names) => names,
+        };
+        let (with, without): (BTreeSet<_>, BTreeSet<_>) =
+            names.iter().cloned().partition(|name| condition.is_of_name(name));
+        let share = match (with.is_empty(), without.is_empty()) {
+            (true, _) => Share::None,
+            (false, true) => Share::All,
+            (false, false) => Share::Some,
+        };
+        (share, Self::Only(Rc::new(with)), Self::Only(Rc::new(without)))
+    }
+
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Only(one), Self::Only(other)) if one == other => Self::Only(one),
+            (Self::Only(one), Self::Only(other)) => Self::Only(Rc::new(&*one | &*other)),
+            (any @ Self::AnyBut(_), _) | (_, any) => any,
+        }
+    }
+
+    /// Returns true if a packet may come by this device.
+    pub(super) fn has(&self, name: &String) -> bool {
+        match self {
+            Self::AnyBut(others) => !others.contains(name),
+            Self::Only(names) => names.contains(name),
+        }
+    }
+}
+
+impl Devices<'_> {
+    pub(super) fn or(self, other: Self) -> Self {
+        Self { incoming: self.incoming.or(other.incoming), outgoing: self.outgoing.or(other.outgoing) }
+    }
+
+    /// Narrows the devices to those of packets for which a condition holds, or to those of the others.
+    fn keep(&mut self, condition: &Condition, holds: bool) -> Option<Share> {
+        let names = match condition.field {
+            Field::InName => &mut self.incoming,
+            Field::OutName => &mut self.outgoing,
+            _ => return None,
+        };
+        let (share, with, without) = names.split(condition);
+        *names = if holds == condition.equal { with } else { without };
+        Some(share)
+    }
+
+    /// Returns the devices of packets for which a condition does not hold.
+    pub(super) fn without(&self, condition: &Condition) -> Self {
+        let mut rest = self.clone();
+        rest.keep(condition, false);
+        rest
+    }
+}
+
 impl Packets<'_> {
     /// Returns the share for which a condition holds, and narrows the packets to those.
     pub(super) fn keep(&mut self, condition: &Condition) -> Share {
         let Condition { field, equal, .. } = condition;
         let share = match field {
-            Field::Mark => match self.mark {
-                Mark::Zero => condition.of_constant(&[0; 4]),
-                Mark::Unknown => Share::Some,
-            },
+            Field::Mark => self.mark.compared(condition),
             Field::NfProto => condition.of_constant(&[self.family.nf_proto()]),
             Field::Protocol => condition.of_constant(&self.family.ether_type().to_be_bytes()),
             Field::L4Proto => condition.of_constant(&[self.protocol]),
             Field::State => self.state.map_or(Share::Some, |state| condition.of_constant(&state.to_ne_bytes())),
-            Field::InName => condition.of_device(self.others.incoming),
-            Field::OutName => condition.of_device(self.others.outgoing),
+            Field::InName | Field::OutName => self.devices.keep(condition, true).unwrap_or(Share::Some),
             Field::DestinationKind => return self.destination_kind(condition),
             Field::Header(offset) => {
                 let (share, source, destination) = self.header(*offset, condition);
@@ -217,6 +324,13 @@ impl Condition {
     /// Returns the share of packets by a device of the name that is asked for. A name may be that of any device but `others`.
     fn of_device(&self, others: &BTreeSet<String>) -> Share {
         if self.exact_name().is_some_and(|name| others.contains(name)) { Share::None } else { Share::Some }
+    }
+
+    /// Returns true if this name, filled up with zeroes, has the bytes that are asked for.
+    fn is_of_name(&self, name: &str) -> bool {
+        let mut asked = iter::zip(&self.mask, &self.value);
+        let mut bytes = name.bytes().chain(iter::repeat(0));
+        asked.all(|(mask, value)| bytes.next().is_some_and(|byte| byte & mask == *value))
     }
 
     /// Returns the name of a device that is asked for as a whole, to the zero that ends it.

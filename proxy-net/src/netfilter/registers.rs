@@ -3,7 +3,7 @@
 use std::iter;
 use std::ops::Range;
 
-use super::model::{Condition, Field};
+use super::model::{Condition, Field, MarkChange};
 
 /// The registers of four bytes begin with this number; those of sixteen bytes are four of them, and begin with 1.
 const FIRST_OF_FOUR_BYTES: u32 = 8;
@@ -54,6 +54,13 @@ impl Registers {
             value: iter::zip(value, flipped).map(|(bits, flip)| bits ^ flip).collect(),
             equal,
         })
+    }
+
+    /// Returns the change that makes the mark a register's content, if that is the mark under a mask, some of its bits flipped.
+    pub(super) fn mark(&self, from: u32) -> Option<MarkChange> {
+        let Loaded { mask, flipped, .. } = self.read(from).filter(|loaded| loaded.field == Field::Mark)?;
+        let bits = |bytes: &[u8]| bytes.try_into().map(u32::from_ne_bytes).ok();
+        Some(MarkChange { keep: bits(mask)?, flip: bits(flipped)? })
     }
 
     fn read(&self, register: u32) -> Option<&Loaded> {

@@ -97,9 +97,9 @@ fn found_with_errors(rules: &Ruleset, pods: &str, reporters: &str) -> Found {
     let reporters = &nets(reporters)[..];
     let (nets, others) = (nets(pods), OTHERS.map(str::to_owned).into());
     let (states, protocols) = ([NEW, ESTABLISHED], [6, 17]);
-    let mark = Mark::Zero;
-    let others = Others { incoming: &others, outgoing: &others };
-    walk::walk(rules, &Asked { nets: &nets, mark, states: &states, protocols: &protocols, reporters, others })
+    let devices = Devices { incoming: Names::AnyBut(&others), outgoing: Names::AnyBut(&others) };
+    let asked = Asked::new(&nets, Mark::ZERO, &protocols, devices);
+    walk::walk(rules, &Asked { states: &states, reporters, ..asked })
 }
 
 /// Returns the obstacles among these chains: `POST 2` for a rule that may masquerade.
@@ -214,21 +214,21 @@ fn mark_that_a_rule_may_set_is_unknown_from_then_on() {
     let set = "SUB 1 set the mark";
     let sub = |rule: Vec<Part>| chain("SUB", vec![rule]);
     let cases: [(&str, Vec<Rule>, Rule, &[&str]); 5] = [
-        ("in a chain that comes back", vec![vec![jump("SUB")], asks()], vec![Part::SetMark], &["POST 2", set]),
+        ("in a chain that comes back", vec![vec![jump("SUB")], asks()], vec![Part::SetMark(None)], &["POST 2", set]),
         (
             "by some packets",
             vec![vec![Part::Maybe, jump("SUB")], asks()],
-            vec![Part::Maybe, Part::SetMark],
+            vec![Part::Maybe, Part::SetMark(None)],
             &["POST 2", set],
         ),
         (
             "before a condition that does not hold",
             vec![vec![jump("SUB")], asks()],
-            vec![Part::SetMark, to("10.96.0.0/12"), ACCEPT],
+            vec![Part::SetMark(None), to("10.96.0.0/12"), ACCEPT],
             &["POST 2", set],
         ),
-        ("by no packet", vec![vec![jump("SUB")], asks()], vec![to("10.96.0.0/12"), Part::SetMark], &[]),
-        ("by packets that leave", vec![vec![jump("SUB")], asks()], vec![Part::SetMark, ACCEPT], &[set]),
+        ("by no packet", vec![vec![jump("SUB")], asks()], vec![to("10.96.0.0/12"), Part::SetMark(None)], &[]),
+        ("by packets that leave", vec![vec![jump("SUB")], asks()], vec![Part::SetMark(None), ACCEPT], &[set]),
     ];
     for (name, post, rule, want) in cases {
         assert_eq!(judged([chain("POST", post), sub(rule)]), want, "{name}");
@@ -239,9 +239,9 @@ fn mark_that_a_rule_may_set_is_unknown_from_then_on() {
 fn mark_survives_from_the_first_hook_to_the_last() {
     let pre = |rule| chain("PRE", vec![rule]);
     let post = || chain("POST", vec![vec![mark(0x4000, 0x4000, true), masquerade()]]);
-    assert_eq!(judged([pre(vec![Part::SetMark, ACCEPT]), post()]), ["POST 1", "PRE 1 set the mark"]);
+    assert_eq!(judged([pre(vec![Part::SetMark(None), ACCEPT]), post()]), ["POST 1", "PRE 1 set the mark"]);
     assert_eq!(judged([pre(vec![ACCEPT]), post()]), [""; 0]);
-    let late = chain("POST", vec![vec![Part::SetMark]]);
+    let late = chain("POST", vec![vec![Part::SetMark(None)]]);
     let early = chain("PRE", vec![vec![mark(0x4000, 0x4000, true), masquerade()]]);
     assert_eq!(judged([early, late]), ["POST 1 set the mark"], "the hooks come in the packet's order");
 }

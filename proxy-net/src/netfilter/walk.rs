@@ -5,8 +5,10 @@ use std::rc::Rc;
 
 use ipnet::IpNet;
 
-use super::model::{Base, Chain, ChainName, Found, Hook, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict};
-use super::packet::{Asked, Family, INVALID, Mark, NEW, Packets, Share};
+use super::model::{
+    Base, Chain, ChainName, Found, Hook, MarkChange, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict,
+};
+use super::packet::{Asked, Devices, Family, INVALID, Mark, NEW, Packets, Share};
 
 /// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -28,15 +30,23 @@ struct Ends {
 }
 
 /// The ways out of a rule.
-#[derive(Clone, Copy, Default)]
-struct RuleEnds {
+#[derive(Default)]
+struct RuleEnds<'a> {
     /// The packets that go on with the next rule.
-    next: Option<Mark>,
+    next: Option<Rest<'a>>,
     of_chain: Ends,
+}
+
+/// What is known of packets that go on with the next rule.
+#[derive(Clone)]
+struct Rest<'a> {
+    mark: Mark,
+    devices: Devices<'a>,
 }
 
 struct Walk<'a> {
     rules: &'a Ruleset,
+    asked: &'a Asked<'a>,
     steps: u32,
     found: Found,
     /// The present base chain has done something to packets.
@@ -44,8 +54,8 @@ struct Walk<'a> {
 }
 
 /// Returns the rules and policies that may do something to the packets asked about, and the chains that do nothing.
-pub(super) fn walk(rules: &Ruleset, asked: &Asked) -> Found {
-    let mut walk = Walk { rules, steps: 0, found: Found::default(), is_blamed: false };
+pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
+    let mut walk = Walk { rules, asked, steps: 0, found: Found::default(), is_blamed: false };
     let mut blamed = BTreeSet::new();
     for family in [Family::V4, Family::V6] {
         let of_family = |nets: &[IpNet]| -> Rc<[IpNet]> {
@@ -59,8 +69,8 @@ pub(super) fn walk(rules: &Ruleset, asked: &Asked) -> Found {
         for (source, state, protocol) in kinds.chain(errors).filter(|_| !nets.is_empty()) {
             walk.steps = 0;
             let destination = Rc::clone(&nets);
-            let Asked { mark, others, .. } = *asked;
-            let packets = Packets { family, source, destination, mark, state: Some(state), protocol, others };
+            let (mark, devices) = (asked.mark, asked.devices.clone());
+            let packets = Packets { family, source, destination, mark, state: Some(state), protocol, devices };
             walk.base_chains(&packets, &mut blamed);
         }
     }
@@ -74,8 +84,8 @@ pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<
     chain.base.filter(|base| base.hook != Hook::Host && family.passes(name.family) && !is_kube_proxy)
 }
 
-impl Walk<'_> {
-    fn base_chains(&mut self, packets: &Packets, blamed: &mut BTreeSet<ChainName>) {
+impl<'a> Walk<'a> {
+    fn base_chains(&mut self, packets: &Packets<'a>, blamed: &mut BTreeSet<ChainName>) {
         let rules = self.rules;
         let is_new = packets.state == Some(NEW);
         let bases = rules.iter().filter_map(|(name, chain)| Some((passed(name, chain, packets.family)?, name, chain)));
@@ -100,72 +110,91 @@ impl Walk<'_> {
     /// A device's hook is not followed: either only other devices have it, or its rules may do anything.
     fn device(&mut self, name: &ChainName, chain: &Chain, packets: &Packets) {
         let is_elsewhere =
-            !chain.devices.is_empty() && chain.devices.iter().all(|name| packets.others.incoming.contains(name));
+            !chain.devices.is_empty() && !chain.devices.iter().any(|name| packets.devices.incoming.has(name));
         if (chain.uses > 0 || chain.base.is_some_and(|base| base.drops)) && !is_elsewhere {
             self.blame(Obstacle::Device(name.clone(), chain.uses));
         }
     }
 
     /// Returns the mark with which packets leave the chain. Those that it accepts go on with the next base chain, too.
-    fn base_chain(&mut self, (base, name, chain): (Base, &ChainName, &Chain), packets: &Packets) -> Mark {
+    fn base_chain(&mut self, (base, name, chain): (Base, &ChainName, &Chain), packets: &Packets<'a>) -> Mark {
         let is_followed = base.hook != Hook::Prerouting || base.priority > NF_IP_PRI_CONNTRACK;
         let before = Packets { state: packets.state.filter(|_| is_followed), ..packets.clone() };
         let ends = self.chain(name, chain, &before, 1);
         if base.drops && ends.returned.is_some() {
             self.blame(Obstacle::Policy(name.clone()));
         }
-        [ends.returned, ends.accepted].into_iter().flatten().fold(packets.mark, Mark::max)
+        [ends.returned, ends.accepted].into_iter().flatten().reduce(Mark::or).unwrap_or(packets.mark)
     }
 
-    fn chain(&mut self, name: &ChainName, chain: &Chain, packets: &Packets, depth: u32) -> Ends {
+    fn chain(&mut self, name: &ChainName, chain: &Chain, packets: &Packets<'a>, depth: u32) -> Ends {
         let mut packets = packets.clone();
         let mut ends = Ends::default();
         for (number, rule) in (1..).zip(&chain.rules) {
             self.steps += 1;
             if depth > DEPTH || self.steps > STEPS {
                 self.blame(Obstacle::TooMany);
-                return Ends { returned: Some(Mark::Unknown), accepted: Some(Mark::Unknown) };
+                return Ends { returned: Some(Mark::UNKNOWN), accepted: Some(Mark::UNKNOWN) };
             }
             let RuleEnds { next, of_chain } = self.rule((name, number), rule, &packets, depth);
             ends = ends.or(of_chain);
             match next {
-                Some(mark) => packets.mark = mark,
+                Some(rest) => (packets.mark, packets.devices) = (rest.mark, rest.devices),
                 None => return ends,
             }
         }
         ends.or(Ends { returned: Some(packets.mark), accepted: None })
     }
 
-    fn rule(&mut self, place: (&ChainName, usize), rule: &Rule, packets: &Packets, depth: u32) -> RuleEnds {
+    fn rule(&mut self, place: (&ChainName, usize), rule: &Rule, packets: &Packets<'a>, depth: u32) -> RuleEnds<'a> {
         let mut packets = packets.clone();
         let mut next = None;
         for part in rule {
             match part {
-                Part::Condition(condition) => match packets.keep(condition) {
-                    Share::All => {}
-                    Share::Some => next = next.max(Some(packets.mark)),
-                    Share::None => return RuleEnds { next: next.max(Some(packets.mark)), of_chain: Ends::default() },
-                },
-                Part::Maybe => next = next.max(Some(packets.mark)),
-                Part::SetMark => {
-                    self.report(place, "set the mark");
-                    packets.mark = Mark::Unknown;
+                Part::Condition(condition) => {
+                    let rest = Rest { mark: packets.mark, devices: packets.devices.without(condition) };
+                    match packets.keep(condition) {
+                        Share::All => {}
+                        Share::Some => next = Rest::either(next, Some(rest)),
+                        Share::None => return RuleEnds { next: Rest::either(next, Some(rest)), ..RuleEnds::default() },
+                    }
                 }
+                Part::Sender { spoofed: true } if self.asked.knows_senders => {
+                    return RuleEnds { next: Rest::either(next, Some(Rest::of(&packets))), ..RuleEnds::default() };
+                }
+                Part::Sender { spoofed: false } if self.asked.knows_senders => {}
+                Part::Sender { .. } | Part::Maybe => next = Rest::either(next, Some(Rest::of(&packets))),
+                Part::SetMark(change) => packets.mark = self.set_mark(place, packets.mark, *change),
                 Part::Change(what) => self.report(place, what),
                 Part::Refuse(what) => {
                     self.report(place, what);
-                    return RuleEnds { next, of_chain: Ends::default() };
+                    return RuleEnds { next, ..RuleEnds::default() };
                 }
                 Part::Verdict(verdict) => {
                     let ends = self.verdict(place, verdict, &packets, depth);
-                    return RuleEnds { next: next.max(ends.next), ..ends };
+                    return RuleEnds { next: Rest::either(next, ends.next), ..ends };
                 }
             }
         }
-        RuleEnds { next: next.max(Some(packets.mark)), of_chain: Ends::default() }
+        RuleEnds { next: Rest::either(next, Some(Rest::of(&packets))), ..RuleEnds::default() }
     }
 
-    fn verdict(&mut self, place: (&ChainName, usize), verdict: &Verdict, packets: &Packets, depth: u32) -> RuleEnds {
+    /// Returns what is known of a mark that a rule sets.
+    fn set_mark(&mut self, place: (&ChainName, usize), mark: Mark, change: Option<MarkChange>) -> Mark {
+        let known = change.filter(|_| self.asked.knows_marks).map_or(Mark::UNKNOWN, |change| mark.changed(change));
+        if self.asked.heeds_marks && (!self.asked.knows_marks || known != mark) {
+            self.report(place, "set the mark");
+        }
+        known
+    }
+
+    fn verdict(
+        &mut self,
+        place: (&ChainName, usize),
+        verdict: &Verdict,
+        packets: &Packets<'a>,
+        depth: u32,
+    ) -> RuleEnds<'a> {
         let mark = Some(packets.mark);
         let (next, of_chain) = match verdict {
             Verdict::Accept => (None, Ends { accepted: mark, returned: None }),
@@ -177,16 +206,16 @@ impl Walk<'_> {
             }
             Verdict::Goto(chain) => (None, self.call(place, chain, packets, depth)),
         };
-        RuleEnds { next, of_chain }
+        RuleEnds { next: next.map(|mark| Rest { mark, devices: packets.devices.clone() }), of_chain }
     }
 
-    fn call(&mut self, place: (&ChainName, usize), chain: &str, packets: &Packets, depth: u32) -> Ends {
+    fn call(&mut self, place: (&ChainName, usize), chain: &str, packets: &Packets<'a>, depth: u32) -> Ends {
         let name = ChainName { chain: chain.to_owned(), ..place.0.clone() };
         match self.rules.get(&name) {
             Some(chain) => self.chain(&name, chain, packets, depth + 1),
             None => {
                 self.report(place, &format!("call chain {chain}, which is not in the kernel's list"));
-                Ends { returned: Some(Mark::Unknown), accepted: Some(Mark::Unknown) }
+                Ends { returned: Some(Mark::UNKNOWN), accepted: Some(Mark::UNKNOWN) }
             }
         }
     }
@@ -201,8 +230,20 @@ impl Walk<'_> {
     }
 }
 
+impl<'a> Rest<'a> {
+    fn of(packets: &Packets<'a>) -> Self {
+        Self { mark: packets.mark, devices: packets.devices.clone() }
+    }
+
+    fn either(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        let or = |one: Self, other: Self| Self { mark: one.mark.or(other.mark), devices: one.devices.or(other.devices) };
+        one.into_iter().chain(other).reduce(or)
+    }
+}
+
 impl Ends {
     fn or(self, other: Self) -> Self {
-        Self { returned: self.returned.max(other.returned), accepted: self.accepted.max(other.accepted) }
+        let either = |one: Option<Mark>, other| one.into_iter().chain(other).reduce(Mark::or);
+        Self { returned: either(self.returned, other.returned), accepted: either(self.accepted, other.accepted) }
     }
 }

@@ -1,7 +1,7 @@
 //! The matches and targets of iptables inside nftables: `iptables-nft` sends them as the structures of old.
 
 use super::attrs::Attrs;
-use super::model::{Condition, Field, Part};
+use super::model::{Condition, Field, MarkChange, Part};
 use super::packet::RTN_LOCAL;
 
 /// The attributes of a match, which a target numbers alike.
@@ -23,6 +23,9 @@ const XT_CONNTRACK_STATE_ALIAS: u16 = 1 << 13;
 /// The states that every connection may have besides: translated at its source or destination.
 const TRANSLATED: u32 = 0xc0;
 
+/// The flag of `struct xt_rpfilter_info` that asks for packets which the match does not hold for.
+const XT_RPFILTER_INVERT: u8 = 1 << 3;
+
 /// The matches that leave no trace of a packet but in counters and limits of their own, with blanks around each.
 const ASKING: &str = " addrtype cgroup connbytes connlimit connmark conntrack cpu devgroup dscp ecn esp frag hashlimit helper hl \
     icmp icmp6 iprange length limit mac mark multiport nfacct owner physdev pkttype policy quota realm rpfilter sctp set \
@@ -34,6 +37,10 @@ pub(super) fn matched(data: &Attrs) -> Vec<Part> {
     let name = data.text(NFTA_MATCH_NAME).unwrap_or("?");
     let condition = match (name, data.u32(NFTA_MATCH_REV)) {
         ("comment", _) => return Vec::new(),
+        ("rpfilter", Some(0)) => {
+            let spoofed = |flags: &u8| Part::Sender { spoofed: flags & XT_RPFILTER_INVERT != 0 };
+            return vec![info.first().map_or(Part::Maybe, spoofed)];
+        }
         ("mark", Some(1)) => mark(info),
         ("addrtype", Some(1)) => addr_type(info),
         ("conntrack" | "state", Some(2 | 3)) => conntrack(info),
@@ -49,7 +56,7 @@ pub(super) fn matched(data: &Attrs) -> Vec<Part> {
 /// Returns the effect of a target.
 pub(super) fn target(data: &Attrs) -> Part {
     let what = match data.text(NFTA_MATCH_NAME).unwrap_or("?") {
-        "MARK" => return Part::SetMark,
+        "MARK" => return Part::SetMark(set_mark(data)),
         "REJECT" => return Part::Refuse("reject the packet".to_owned()),
         "DROP" => return Part::Refuse("drop the packet".to_owned()),
         "NFQUEUE" => return Part::Refuse("hand the packet to a program".to_owned()),
@@ -61,6 +68,13 @@ pub(super) fn target(data: &Attrs) -> Part {
         other => format!("apply {other}"),
     };
     Part::Change(what)
+}
+
+/// Reads `struct xt_mark_tginfo2`: the bits to flip, and the mask of those that are cleared before.
+fn set_mark(data: &Attrs) -> Option<MarkChange> {
+    let info = data.get(NFTA_MATCH_INFO).filter(|_| data.u32(NFTA_MATCH_REV) == Some(2))?;
+    let bits = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+    Some(MarkChange { keep: !bits(4)?, flip: bits(0)? })
 }
 
 /// Reads `struct xt_mark_mtinfo1`: the mark, its mask, a byte for inversion.

@@ -3,7 +3,7 @@
 use netlink_packet_core::{DefaultNla, Emitable};
 
 use super::super::attrs::Attrs;
-use super::super::model::{Condition, Field, Part, Rule};
+use super::super::model::{Condition, Field, MarkChange, Part, Rule};
 use super::super::{devices, expression, packet};
 
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -69,7 +69,7 @@ fn targets_of_iptables_are_read() {
     assert_eq!(xt("target", "LOG", 0, &[]), changes("log the packet"));
     assert_eq!(xt("target", "REJECT", 0, &[]), [Part::Refuse("reject the packet".to_owned())]);
     assert_eq!(xt("target", "TCPMSS", 0, &[]), changes("apply TCPMSS"));
-    assert_eq!(xt("target", "MARK", 2, &[0; 8]), [Part::SetMark]);
+    assert_eq!(xt("target", "MARK", 2, &[0; 8]), [Part::SetMark(Some(MarkChange { keep: u32::MAX, flip: 0 }))]);
     assert_eq!(xt("target", "SNAT", 2, &[]), changes("translate the source"));
     assert_eq!(xt("target", "NETMAP", 0, &[]), changes("apply NETMAP"));
 }

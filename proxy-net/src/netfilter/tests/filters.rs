@@ -18,6 +18,43 @@ fn netfilter(file: &str, takes_up: bool) -> Netfilter {
     Netfilter { rules, legacy: Legacy::default(), follows: true, takes_up }
 }
 
+/// Returns the judgement of a file's rules about open connections between pods that have these devices alone.
+fn opened(file: &str, ports: &[&str], heeds_marks: bool) -> Vec<String> {
+    let rules = ruleset(&record::messages(file)).unwrap();
+    let ports = ports.iter().map(|name| (*name).to_owned()).collect();
+    let netfilter = Netfilter { rules, legacy: Legacy::default(), follows: true };
+    netfilter.judge_opened(&nets(PODS), &ports, heeds_marks).against
+}
+
+// Each accepts packets of open connections, between the devices that it knows.
+#[test]
+fn policies_of_cnis_let_open_connections_pass() {
+    let pod = "cali0a1b2c3d4e5";
+    for file in [
+        "calico-filter.iptables",
+        "calico-raw.iptables",
+        "kube-router.iptables",
+        "kindnet-filter.iptables",
+        "cilium.iptables",
+        "kube-proxy-filter.iptables",
+        "docker-flannel.iptables",
+        "ufw.iptables",
+    ] {
+        assert_eq!(opened(file, &[pod], false), [""; 0], "{file}");
+    }
+    let drops = "rule 2 of chain cali-from-wl-dispatch of table ip filter may drop the packet";
+    assert_eq!(opened("calico-filter.iptables", &[pod, "cali1"], false), [drops], "a pod that Calico does not know");
+    let refused = "chain FORWARD of table ip filter drops what its rules do not accept";
+    assert_eq!(opened("docker-filter.iptables", &[pod], false), [refused]);
+    // firewalld asks for states by a set, and kpx does not read sets.
+    let first = "rule 5 of chain filter_FORWARD of table inet firewalld may reject the packet";
+    assert_eq!(opened("firewalld.nft", &[pod], false)[0], first);
+    // A routing rule may ask for a mark that Calico leaves.
+    let marks = "rule 2 of chain cali-PREROUTING of table ip raw may set the mark";
+    assert_eq!(opened("calico-raw.iptables", &[pod], true), [marks]);
+    assert_eq!(opened("calico-filter.iptables", &[pod], true), [""; 0], "it clears bits that are not set");
+}
+
 // flannel accepts what comes from or goes to its network.
 #[test]
 fn flannels_rules_let_pods_pass() {
