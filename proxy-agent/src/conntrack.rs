@@ -13,6 +13,7 @@
 
 pub mod stale;
 pub mod sysctl;
+pub mod tolerance;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -9,6 +9,7 @@ mod fast_path;
 mod host_mode;
 pub mod lifecycle;
 pub mod node_ports;
+mod opened;
 mod options;
 mod programs;
 mod rows;
@@ -62,6 +63,8 @@ pub struct Node {
     fast_path: FastPathState,
     /// The state of rules for which that holds.
     judged_rules: JudgedRules,
+    /// The rules have to be judged again for a pod's device that is new.
+    judges_pods: bool,
     /// This is no node.
     host_mode: Option<HostMode>,
     /// The desired state of this node as of the last sync.
@@ -87,6 +90,7 @@ impl Node {
             host_mode: options.pod_routing.map(|routing| HostMode::new(handle.clone(), routing)),
             fast_path: FastPathState::new(options.fast_path, rows.inherits_whole_flows()),
             judged_rules: JudgedRules::default(),
+            judges_pods: false,
             rows,
             devices: Devices::new(is_node),
             options,

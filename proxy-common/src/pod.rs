@@ -5,7 +5,7 @@ use aya::Pod;
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::balance::{Affinity, AffinityKey};
 use crate::device::{Device, Node, OwnAddr};
-use crate::flow::{Flow, FlowKey};
+use crate::flow::{AnyKey, Flow, FlowKey, Offer};
 use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey, SourceRange,
@@ -31,6 +31,7 @@ macro_rules! pod {
 pod!(
     Addr4,
     Addr6,
+    AnyKey,
     Device,
     Endpoint,
     Guest,
@@ -39,6 +40,7 @@ pod!(
     Maglev,
     Monitored,
     Node,
+    Offer,
     OwnAddr,
     PaddedEnds,
     Ports,

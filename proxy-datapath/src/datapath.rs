@@ -26,6 +26,7 @@ use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
 use crate::sockets::{self, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
+use crate::tolerated::ToleratedFlows;
 use crate::verifier;
 use crate::ways::FastPathWays;
 
@@ -37,6 +38,8 @@ pub struct Datapath {
     pub node: NodeMaps,
     /// What the agent tells the fast path from moment to moment.
     pub ways: FastPathWays,
+    /// The flows that could skip the stack beside conntrack.
+    pub tolerated: ToleratedFlows,
     pub counters: Counters,
     pub monitor: Monitor,
     pub attachments: Attachments,
@@ -111,6 +114,7 @@ impl Datapath {
         Ok(Self {
             stale_sockets: stale_sockets.transpose()?,
             loaded: Loaded::of(&ebpf, &options.programs())?,
+            tolerated: ToleratedFlows::new(&mut ebpf)?,
             // The flow maps look into the tables' maps, which must not be taken yet.
             flows: FlowMaps::new(&mut ebpf)?,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,

@@ -161,7 +161,7 @@ impl fmt::Debug for FlowMaps {
     }
 }
 
-fn table<A: FamilyNames>(ebpf: &Ebpf) -> Result<&MapData> {
+pub(super) fn table<A: FamilyNames>(ebpf: &Ebpf) -> Result<&MapData> {
     let name = A::MAPS.flows;
     let Some(Map::HashMap(data)) = ebpf.map(name) else { anyhow::bail!("no hash map {name} in the BPF object") };
     Ok(data)

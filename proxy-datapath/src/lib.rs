@@ -34,6 +34,7 @@ mod monitor;
 mod node;
 mod pressure;
 mod tables;
+mod tolerated;
 mod ways;
 
 pub use attach::{Attachments, Mechanism};
@@ -55,5 +56,6 @@ pub use pressure::Pressure;
 pub use sizes::Sizes;
 pub use sockets::{Cgroup, SocketOptions, SocketsStatus, StaleSockets};
 pub use tables::{KernelTables, Maps};
+pub use tolerated::{OpenFlow, ToleratedFlows};
 pub use verify::MissingProgram;
 pub use ways::FastPathWays;

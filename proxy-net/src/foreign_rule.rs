@@ -32,6 +32,11 @@ impl ForeignRule {
     pub fn is_missed_past_stack(&self) -> bool {
         self.conditions.iter().any(|condition| !ASKED_PAST_STACK.iter().any(|asked| condition.starts_with(asked)))
     }
+
+    /// Returns true if the rule asks for the mark of packets.
+    pub fn asks_for_mark(&self) -> bool {
+        self.conditions.iter().any(|condition| condition.starts_with("fwmark "))
+    }
 }
 
 impl fmt::Display for ForeignRule {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use proxy_source::health::Problem;
 
 use super::Agent;
+use crate::node::Node;
 
 impl Agent {
     /// Goes on where the node was sent away.
@@ -22,7 +23,14 @@ impl Agent {
                 self.end(following, result).await;
                 false
             }
-            None => self.on_devices(result).await,
+            None => {
+                let is_kept = self.on_devices(result).await;
+                if self.node.here_mut().is_some_and(Node::takes_judgement) {
+                    self.judging = true;
+                    self.node.judge(self.reports.liveness.work());
+                }
+                is_kept
+            }
         };
         let is_due = std::mem::take(&mut self.node_due) && self.schedule.request();
         if is_kept || is_due { self.sync().await } else { Ok(()) }

@@ -119,6 +119,21 @@ impl Devices {
         &self.surely_no_pods() - &ways.collect()
     }
 
+    /// Returns the names of all devices of pods that may be [`Device::BARE`]. None if netfilter may know one by another name: that of a VRF.
+    pub(super) fn bare_pods(&self) -> Option<BTreeSet<String>> {
+        let is_bridge = |index| self.links.get(&index).is_some_and(|master| master.kind == LinkKind::Bridge);
+        let pods = self.links.values().filter(|link| link.is_plain_pair());
+        let mut pods = pods.filter(|link| self.role_of(link) == Role::Device { pod: true });
+        pods.try_fold(BTreeSet::new(), |mut names, link| match link.master {
+            Some(master) if is_bridge(master) => Some(names),
+            Some(_) => None,
+            None => {
+                names.insert(link.name.clone());
+                Some(names)
+            }
+        })
+    }
+
     /// The rows of `DEVICES`.
     pub(super) fn rows(&self, detection: &Detection) -> BTreeMap<u32, Device> {
         // One card's filter meets the packets of all that lies on it.

@@ -9,8 +9,10 @@ use tracing::{info, warn};
 
 use proxy_net::changes::Changes;
 use proxy_net::netfilter::Netfilter;
-use proxy_net::{Handle, foreign_rule, sysctl, xfrm};
+use proxy_net::foreign_rule::{self, ForeignRule};
+use proxy_net::{Handle, sysctl, xfrm};
 
+use super::opened::Opened;
 use super::whole::{Facts, Whole};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -33,6 +35,10 @@ pub(super) struct FastPathState {
     obstacle: Option<String>,
     /// The connections that may skip the stack from their first packet on.
     whole: Whole,
+    /// The connections that may once they are open.
+    opened: Opened,
+    /// Conntrack may tolerate that it misses packets of connections.
+    is_tolerated: bool,
     /// The chains with rules that let such connections pass.
     harmless: Vec<String>,
     /// Conntrack follows connections here. It takes packets for wrong ones if it misses some, unless it is told to be liberal.
@@ -58,6 +64,8 @@ impl FastPathState {
             rules: None,
             obstacle: None,
             whole: Whole::None(Vec::new()),
+            opened: Opened::None(Vec::new()),
+            is_tolerated: keeps,
             harmless: Vec::new(),
             tracks: true,
             keeps,
@@ -69,13 +77,19 @@ impl FastPathState {
     pub(super) fn flag(&self) -> u32 {
         use device::Node;
         let opens = if self.opens_flows() { self.whole.flags() } else { 0 };
-        let flags = [(self.is_on_for_all(), Node::FAST_PATH), (self.keeps, Node::FAST_KEEP)];
-        flags.into_iter().filter(|(is_set, _)| *is_set).fold(opens, |all, (_, flag)| all | flag)
+        let opened = if self.takes_opened() { self.opened.flags() } else { 0 };
+        let flags = [(self.is_on_for_all(), Node::FAST_PATH), (self.keeps || self.is_tolerated, Node::FAST_KEEP)];
+        flags.into_iter().filter(|(is_set, _)| *is_set).fold(opens | opened, |all, (_, flag)| all | flag)
     }
 
     /// Returns the networks whose packets among themselves the stack leaves as they are, if only those count.
     pub(super) fn unchanged(&self) -> Vec<IpNet> {
-        self.whole.nets()
+        if self.takes_opened() { self.opened.nets() } else { self.whole.nets() }
+    }
+
+    /// Takes no open connection past the stack until the rules are judged for the devices of now.
+    pub(super) fn forget_pods(&mut self) {
+        self.opened = Opened::None(vec!["the rules are not judged yet for a device that is new".to_owned()]);
     }
 
     fn finds_no_rules(&self) -> bool {
@@ -97,8 +111,15 @@ impl FastPathState {
         }
     }
 
+    /// Returns true if open connections between pods skip the stack beside conntrack. Where all do, conntrack follows none, or is told so as
+    /// a whole.
+    fn takes_opened(&self) -> bool {
+        let is_asked = self.asked == FastPath::Auto && self.rules.is_some() && self.obstacle.is_none();
+        is_asked && !self.is_on_for_all() && !self.opened.is_none()
+    }
+
     fn is_on(&self) -> bool {
-        self.is_on_for_all() || self.opens_flows()
+        self.is_on_for_all() || self.opens_flows() || self.takes_opened()
     }
 
     /// Notes whether a sweep has found connections that were opened past the stack. One may have been opened behind the sweep, so two
@@ -136,8 +157,11 @@ impl fmt::Display for FastPathState {
                         "auto: on"
                     })?;
                     self.write_whole(f)?;
-                    let others = "; the stack sees other connections, because conntrack follows them";
-                    f.write_str(if self.is_on_for_all() { "" } else { others })
+                    if self.is_on_for_all() {
+                        return Ok(());
+                    }
+                    fmt::Display::fmt(&self.opened, f)?;
+                    f.write_str("; the stack sees other connections, because conntrack follows them")
                 }
             },
         }?;
@@ -165,6 +189,7 @@ struct Verdict {
     /// The rules that packets of open connections would miss.
     rules: Vec<String>,
     whole: Whole,
+    opened: Opened,
     harmless: Vec<String>,
     tracks: bool,
 }
@@ -173,21 +198,26 @@ impl Verdict {
     async fn find(handle: &Handle, facts: &Facts) -> Self {
         Self::try_find(handle, facts).await.unwrap_or_else(|error| {
             let why = vec![format!("the rules cannot be read: {error:#}")];
-            Self { rules: why.clone(), whole: Whole::None(why), harmless: Vec::new(), tracks: true }
+            let (whole, opened) = (Whole::None(why.clone()), Opened::None(why.clone()));
+            Self { rules: why, whole, opened, harmless: Vec::new(), tracks: true }
         })
     }
 
     async fn try_find(handle: &Handle, facts: &Facts) -> Result<Self> {
         let netfilter = Netfilter::read().await?;
-        let others = others(handle).await?;
+        let (others, heeds_marks) = others(handle).await?;
         let (whole, harmless) = Whole::judge(&netfilter, facts);
         let whole = match whole {
             Whole::None(why) => Whole::None([why, others.clone()].concat()),
             _ if !others.is_empty() => Whole::None(others.clone()),
             whole => whole,
         };
+        let opened = match &others[..] {
+            [] => Opened::judge(&netfilter, facts, &whole, heeds_marks),
+            others => Opened::None(others.to_vec()),
+        };
         let rules = [netfilter.judge_open().against, others].concat();
-        Ok(Self { rules, whole, harmless, tracks: netfilter.may_follow_connections() })
+        Ok(Self { rules, whole, opened, harmless, tracks: netfilter.may_follow_connections() })
     }
 }
 
@@ -198,14 +228,16 @@ impl FastPathState {
         if self.asked == FastPath::Off {
             return;
         }
-        let Verdict { rules, whole, harmless, tracks } = Verdict::find(handle, facts).await;
+        let Verdict { rules, whole, opened, harmless, tracks } = Verdict::find(handle, facts).await;
         let before = self.clone();
-        (self.rules, self.whole, self.harmless, self.tracks) = (Some(rules), whole, harmless, tracks);
+        (self.rules, self.whole, self.opened) = (Some(rules), whole, opened);
+        (self.harmless, self.tracks) = (harmless, tracks);
         self.obstacle = None;
         if self.asked == FastPath::On {
             self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
         }
         self.keeps |= self.opens_flows();
+        self.is_tolerated |= self.takes_opened();
         self.log(&before);
     }
 
@@ -227,13 +259,15 @@ impl FastPathState {
     }
 }
 
-/// Returns the rules beside netfilter's that packets past the stack miss: IPsec policies, routing rules.
-async fn others(handle: &Handle) -> Result<Vec<String>> {
+/// Returns the rules beside netfilter's that packets past the stack miss: IPsec policies, routing rules; and whether a routing rule asks for
+/// marks.
+async fn others(handle: &Handle) -> Result<(Vec<String>, bool)> {
     let policies = xfrm::forwarding_policies().await?;
     let policies = policies.first().map(|first| format!("{} IPsec policies, first {first}", policies.len()));
     let routing = foreign_rule::unasked(handle).await.context("list the routing rules")?;
+    let heeds_marks = routing.iter().any(ForeignRule::asks_for_mark);
     let routing = routing.iter().filter(|rule| rule.is_missed_past_stack()).map(ToString::to_string);
-    Ok(policies.into_iter().chain(routing).collect())
+    Ok((policies.into_iter().chain(routing).collect(), heeds_marks))
 }
 
 fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {

@@ -10,6 +10,14 @@ use super::detect::Detector;
 use super::fast_path::FastPathState;
 use super::whole::Facts;
 
+/// The names of devices by which rules are judged.
+pub(super) struct JudgedNames {
+    /// Those that are no pods', and those of them by which no packet leaves.
+    no_pods: [BTreeSet<String>; 2],
+    /// Those of pods, if netfilter knows them by these names.
+    pods: Option<BTreeSet<String>>,
+}
+
 impl Node {
     /// Looks which packets may skip the stack, and tells the programs.
     pub async fn judge_fast_path(&mut self) -> Result<()> {
@@ -24,7 +32,9 @@ impl Node {
             _ => Vec::new(),
         };
         let (no_pods, no_ways) = (self.devices.surely_no_pods(), self.devices.surely_no_ways());
-        let facts = Facts { cluster, pod_cidrs: self.rows.pod_cidrs().to_vec(), no_pods, no_ways };
+        let (pod_cidrs, pods) = (self.rows.pod_cidrs().to_vec(), self.devices.bare_pods());
+        let facts = Facts { cluster, pod_cidrs, no_pods, no_ways, pods };
+        self.judges_pods = false;
         self.fast_path.judge(self.programs.attachments.changes(), &self.handle, &facts).await;
         let written = self.rows.write_unchanged(&self.detection, self.fast_path.unchanged());
         // So that the next look tries again.
@@ -34,15 +44,33 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the names of devices by which rules were judged: those that are no pods', and those of them by which no packet leaves.
-    pub(super) fn judged_names(&self) -> [BTreeSet<String>; 2] {
-        [self.devices.surely_no_pods(), self.devices.surely_no_ways()]
+    /// Returns the names of devices by which rules were judged.
+    pub(super) fn judged_names(&self) -> JudgedNames {
+        let no_pods = [self.devices.surely_no_pods(), self.devices.surely_no_ways()];
+        JudgedNames { no_pods, pods: self.devices.bare_pods() }
+    }
+
+    /// Returns true once if the rules have to be judged again for a pod's device that is new.
+    pub fn takes_judgement(&mut self) -> bool {
+        std::mem::take(&mut self.judges_pods)
     }
 
     /// Looks again if one of these devices is gone, or of another kind. Call it before the programs know of that.
-    pub(super) async fn judge_for_devices(&mut self, before: &[BTreeSet<String>; 2]) -> Result<()> {
-        let is_due = before.iter().zip(&self.judged_names()).any(|(before, now)| !before.is_subset(now));
-        if is_due { self.judge_fast_path().await } else { Ok(()) }
+    ///
+    /// For a pod's device that is new, open connections take the stack until the rules are judged later: a new pod does not wait for that.
+    pub(super) async fn judge_for_devices(&mut self, before: &JudgedNames) -> Result<()> {
+        let now = self.judged_names();
+        if before.no_pods.iter().zip(&now.no_pods).any(|(before, now)| !before.is_subset(now)) {
+            return self.judge_fast_path().await;
+        }
+        let is_known = before.pods.as_ref().zip(now.pods.as_ref()).is_some_and(|(before, now)| now.is_subset(before));
+        if is_known || !self.knows_devices() {
+            return Ok(());
+        }
+        let state = self.fast_path.clone();
+        self.fast_path.forget_pods();
+        self.judges_pods = true;
+        self.switch_fast_path(state)
     }
 
     /// Returns the place of the rules' state that was judged last.

@@ -40,10 +40,12 @@ pub(super) struct Facts {
     pub(super) no_pods: BTreeSet<String>,
     /// Those of them that no packet to a pod of another node passes either.
     pub(super) no_ways: BTreeSet<String>,
+    /// The names of the devices of pods that whole connections may have; None if they may have other names.
+    pub(super) pods: Option<BTreeSet<String>>,
 }
 
 impl Among {
-    fn nets(&self) -> Vec<IpNet> {
+    pub(super) fn nets(&self) -> Vec<IpNet> {
         match self {
             Self::All => Netfilter::everywhere().to_vec(),
             Self::Cluster(nets) | Self::PodCidrs(nets) => nets.clone(),
@@ -53,7 +55,7 @@ impl Among {
 
 impl Facts {
     /// Returns the candidates, from the widest to the narrowest.
-    fn candidates(&self) -> Vec<Among> {
+    pub(super) fn candidates(&self) -> Vec<Among> {
         let Self { cluster, pod_cidrs, .. } = self;
         let cluster = (!cluster.is_empty()).then(|| Among::Cluster([cluster.clone(), pod_cidrs.clone()].concat()));
         let pods = (!pod_cidrs.is_empty()).then(|| Among::PodCidrs(pod_cidrs.clone()));

@@ -1,18 +1,22 @@
-//! The watches of the fast path: over the routes that its ways depend on, and over the rules that its packets would miss.
+//! The watches of the fast path: over the routes that its ways depend on, over the rules that its packets would miss, and over the flows that
+//! ask for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use proxy_datapath::FastPathWays;
+use proxy_datapath::{FastPathWays, ToleratedFlows};
 use proxy_net::{self as net, JudgedRules};
 use rtnetlink::Handle;
 use tokio::sync::mpsc;
+
+use crate::conntrack::tolerance;
 
 /// The seconds for which the programs go on to open whole connections past the stack, if the agent says no more.
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
     ways: Arc<Mutex<FastPathWays>>,
+    tolerated: ToleratedFlows,
     judged: JudgedRules,
     handle: Handle,
     changes: mpsc::Sender<()>,
@@ -20,20 +24,34 @@ pub(super) struct FastPathWatch {
 
 impl FastPathWatch {
     /// `changes` hears of rules that are to be judged.
-    pub(super) fn new(ways: FastPathWays, judged: JudgedRules, handle: Handle, changes: mpsc::Sender<()>) -> Self {
-        Self { ways: Arc::new(Mutex::new(ways)), judged, handle, changes }
+    pub(super) fn new(
+        (ways, tolerated): (FastPathWays, ToleratedFlows),
+        judged: JudgedRules,
+        handle: Handle,
+        changes: mpsc::Sender<()>,
+    ) -> Self {
+        Self { ways: Arc::new(Mutex::new(ways)), tolerated, judged, handle, changes }
     }
 }
 
 /// Watches until something fails; waits for ever without the fast path.
 pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
-    let Some(FastPathWatch { ways, judged, handle, changes }) = watch else { return std::future::pending().await };
-    let (of_rules, stop) = (Arc::clone(&ways), changes.clone());
+    let Some(FastPathWatch { ways, tolerated, judged, handle, changes }) = watch else {
+        return std::future::pending().await;
+    };
+    let (of_rules, stop, ended) = (Arc::clone(&ways), changes.clone(), changes.clone());
     let hold = move |is_judged: bool| locked(&of_rules).open_for(is_judged.then_some(OPENS_SECS));
     let rules = async { net::on_own_thread(net::watch_rules(handle, judged, changes, hold)).await.flatten() };
     let routes =
         async { net::on_own_thread(net::watch_ways(stop, move || locked(&ways).begin_epoch())).await.flatten() };
+    let answers = net::on_own_thread(async move {
+        tokio::select! {
+            result = tolerance::answer(tolerated) => result,
+            () = ended.closed() => Ok(()),
+        }
+    });
     tokio::select! {
+        result = async { answers.await.flatten() } => result.context("flows that conntrack follows"),
         result = rules => result.context("rules"),
         result = routes => result.context("routes"),
     }

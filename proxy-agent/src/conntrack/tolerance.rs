@@ -1,0 +1,175 @@
+//! Answers flows that could skip the stack beside conntrack: makes conntrack tolerate, for each of them, that it misses packets.
+//!
+//! Conntrack sees one packet in sixteen seconds of such a flow, and its end. What it saw last may look to it like bytes that no side has
+//! acknowledged, and it forgets a silent connection soon then. So the agent tells it again, once a flow has fallen silent, and once a minute
+//! while a flow goes on.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::time::{ClockId, clock_gettime};
+use proxy_common::addr::Proto;
+use proxy_common::flow::{AnyKey, Offer};
+use proxy_datapath::{OpenFlow, ToleratedFlows};
+use proxy_net::conntrack::Tuple;
+use proxy_net::conntrack::tolerate::{self, Followed, Tolerance};
+use proxy_net::sysctl;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::debug;
+
+/// The time between two looks for questions, and the questions and known flows of each look.
+const PERIOD: Duration = Duration::from_millis(150);
+const QUESTIONS: usize = 256;
+const LOOKS: usize = 1_024;
+/// The flows that have a yes at one time. The programs' map has room for more.
+const FLOWS_MAX: usize = 60_000;
+
+/// The seconds after which a flow skips the stack that was told so.
+const BEGIN_SECS: u32 = 3;
+/// The seconds of silence after which nothing of a flow is on its way.
+const SILENCE_SECS: u32 = 5;
+/// The seconds between two words about a flow that goes on.
+const AGAIN_SECS: u32 = 60;
+/// The longest time in seconds for which conntrack is to keep a silent connection: longer than the programs keep the flow.
+const KEPT_SECS: u32 = 8_200;
+const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
+
+/// A flow that has a yes.
+struct Known {
+    flow: OpenFlow,
+    /// When conntrack was told last, and whether that was before the flow skipped the stack.
+    told_secs: u32,
+    is_new: bool,
+}
+
+/// The answers of the agent.
+struct Answers {
+    flows: ToleratedFlows,
+    conntrack: Tolerance,
+    known: HashMap<AnyKey, Known>,
+    /// The known flows in the order in which they are looked at.
+    order: VecDeque<AnyKey>,
+}
+
+/// Answers until the maps fail.
+pub async fn answer(flows: ToleratedFlows) -> Result<()> {
+    let (connection, conntrack) = tolerate::connect().context("open a netlink socket for conntrack")?;
+    let mut answers = Answers { flows, conntrack, known: HashMap::new(), order: VecDeque::new() };
+    let answer = async {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            answers.answer_questions().await?;
+            answers.look_at_known().await?;
+        }
+    };
+    tokio::select! {
+        result = answer => result,
+        () = connection => bail!("the netlink socket for conntrack has failed"),
+    }
+}
+
+impl Answers {
+    async fn answer_questions(&mut self) -> Result<()> {
+        for _ in 0..QUESTIONS {
+            let Some(offer) = self.flows.next()? else { break };
+            let Some(flow) = self.flows.open_flow(&offer.key)? else { continue };
+            let Some(followed) = followed(&flow).filter(|_| self.known.len() < FLOWS_MAX) else { continue };
+            match self.conntrack.ask(&followed).await {
+                Ok(true) => self.agree(&offer, flow)?,
+                Ok(false) => {}
+                Err(error) => debug!(%error, ?followed, "conntrack does not tolerate that it misses packets"),
+            }
+        }
+        Ok(())
+    }
+
+    fn agree(&mut self, offer: &Offer, flow: OpenFlow) -> Result<()> {
+        self.flows.tolerate(offer)?;
+        let known = Known { flow, told_secs: offer.secs, is_new: true };
+        if self.known.insert(offer.key, known).is_none() {
+            self.order.push_back(offer.key);
+        }
+        Ok(())
+    }
+
+    /// Looks at a part of the known flows: at each of them every few seconds.
+    async fn look_at_known(&mut self) -> Result<()> {
+        let now_secs = now_secs()?;
+        for _ in 0..LOOKS.min(self.order.len().div_ceil(8)) {
+            let Some(key) = self.order.pop_front() else { break };
+            if self.is_kept(&key, now_secs).await? {
+                self.order.push_back(key);
+            } else {
+                self.known.remove(&key);
+                self.flows.forget(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_kept(&mut self, key: &AnyKey, now_secs: u32) -> Result<bool> {
+        let Some(known) = self.known.get_mut(key) else { return Ok(false) };
+        let Some(flow) = self.flows.open_flow(key)? else { return Ok(false) };
+        if (flow.client, flow.backend) != (known.flow.client, known.flow.backend) {
+            return Ok(false);
+        }
+        known.flow = flow;
+        if !known.is_due(now_secs) {
+            return Ok(true);
+        }
+        (known.told_secs, known.is_new) = (now_secs, false);
+        let Some(followed) = followed(&flow) else { return Ok(false) };
+        let established = sysctl::read(ESTABLISHED)?.and_then(|secs| secs.parse().ok()).unwrap_or(KEPT_SECS);
+        let renewed = self.conntrack.renew(&followed, KEPT_SECS.min(established)).await;
+        Ok(renewed.inspect_err(|error| debug!(%error, ?followed, "conntrack is not told again")).unwrap_or(false))
+    }
+}
+
+impl Known {
+    /// Returns true if conntrack has seen packets of the flow since it was told, and the flow is silent, or goes on for long.
+    fn is_due(&self, now_secs: u32) -> bool {
+        let told_ago = now_secs.saturating_sub(self.told_secs);
+        let is_silent = now_secs.saturating_sub(self.flow.last_secs) >= SILENCE_SECS;
+        let goes_on = self.flow.last_secs >= self.told_secs;
+        self.is_new && told_ago >= BEGIN_SECS || goes_on && (is_silent || told_ago >= AGAIN_SECS)
+    }
+}
+
+/// Returns the connection as conntrack knows it.
+fn followed(flow: &OpenFlow) -> Option<Followed> {
+    let original = Tuple { src: flow.client, dst: flow.backend };
+    match flow.proto {
+        Proto::TCP => Some(Followed { original, is_tcp: true }),
+        Proto::UDP => Some(Followed { original, is_tcp: false }),
+        _ => None,
+    }
+}
+
+/// Returns the time of the programs' clock.
+fn now_secs() -> Result<u32> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the time since boot")?;
+    u32::try_from(now.tv_sec()).context("the time since boot")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conntrack_is_told_again_when_a_flow_begins_to_skip_falls_silent_or_goes_on() {
+        let at = "10.244.1.2:1".parse().unwrap();
+        let due = |last_secs, told_secs, is_new, now_secs| {
+            let flow = OpenFlow { client: at, backend: at, proto: Proto::TCP, last_secs };
+            Known { flow, told_secs, is_new }.is_due(now_secs)
+        };
+        assert!(!due(102, 100, true, 102), "it may take the stack yet");
+        assert!(due(103, 100, true, 103), "it has begun to skip the stack");
+        assert!(!due(120, 100, false, 121), "it goes on");
+        assert!(due(120, 100, false, 125), "it is silent");
+        assert!(!due(120, 125, false, 500), "it is silent, and conntrack knows");
+        assert!(due(159, 100, false, 160), "it goes on for long");
+    }
+}
