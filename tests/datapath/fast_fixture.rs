@@ -13,7 +13,7 @@ use testbed::agent::{DEADLINE, wait_until};
 use testbed::rows::Outcome;
 use testbed::rows::parse::Row;
 use testbed::rows::step::Step;
-use testbed::test_run::Verdict::{Pass, Redirect};
+use testbed::test_run::Verdict::{Drop, Pass, Redirect};
 use testbed::text::DST_MAC;
 
 use crate::fixture::{Fixture, counted_since, fixtures_of};
@@ -50,8 +50,10 @@ pub(crate) struct FastFixture {
     is_for_others: bool,
     /// The last packet that was put out.
     last: Vec<u8>,
-    /// Flows have been silent since [`Self::age`]. Otherwise each row follows the last one at once, however long it takes.
+    /// Flows have been silent for longer than a second. Otherwise each row follows the last one at once, however long it takes, ...
     is_aged: bool,
+    /// ... or in the next second.
+    is_next_second: bool,
 }
 
 /// Waits until no second is about to begin, nor one in which a packet takes the stack, and returns the time.
@@ -83,13 +85,16 @@ impl Runner for FastFixture {
         let device = row.device.as_deref().context("the row names no device")?;
         let (ifindex, before) = (self.fixture.ifindex(device)?, self.fixture.counts()?);
         if !std::mem::take(&mut self.is_aged) {
-            let now_secs = before_a_turn()?;
-            self.fixture.change_flows(|_| Some(now_secs))?;
+            let last_secs = before_a_turn()? - u32::from(std::mem::take(&mut self.is_next_second));
+            self.fixture.change_flows(|_| Some(last_secs))?;
         }
         let Fixture { bench, netns, .. } = &self.fixture;
         let outcome = netns.run(|| bench.run_segmented(row.program, &frame, ifindex, self.segment_size))?;
         let counted = counted_since(&before, &self.fixture.counts()?);
         let verdict = outcome.verdict;
+        if verdict == Drop {
+            return Ok(Outcome { verdict, out: "-".to_owned(), counted });
+        }
         let is_fast = counted.iter().any(|name| name.starts_with("fast_"));
         ensure!(verdict == if is_fast { Redirect } else { Pass }, "{verdict:?} counted {counted:?}");
         self.last = outcome.packet;
@@ -114,6 +119,7 @@ impl Runner for FastFixture {
         match step {
             Step::Segments(size) => self.segment_size = *size,
             Step::FramesForOthers(is_for_others) => self.is_for_others = *is_for_others,
+            Step::Silence(1) => self.is_next_second = true,
             step => {
                 self.is_aged |= matches!(step, Step::Silence(_));
                 self.fixture.step(step)?;
@@ -157,7 +163,7 @@ impl FastFixture {
         // Tests share the programs, and devices of two namespaces may have one index.
         fixture.bench.datapath.ways.begin_epoch()?;
         fixture.bench.datapath.ways.open_for(Some(1_000_000))?;
-        Ok(Self { fixture, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false })
+        Ok(Self { fixture, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false, is_next_second: false })
     }
 
     fn frame(&self, program: &str, packet: &str) -> Result<Vec<u8>> {

@@ -14,7 +14,7 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node, OwnAddr};
-use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::flow::{Flow, FlowKey, Offer};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
@@ -39,6 +39,8 @@ pub(crate) struct Fixture {
     comes_in_by: Option<String>,
     /// Packets at the anchor and on lo came in through a device.
     carries_received: bool,
+    /// The flows that have asked whether they may skip the stack.
+    offers: Vec<Offer>,
 }
 
 pub(crate) fn fixtures(name: &str) -> Result<Vec<Fixture>> {
@@ -65,7 +67,9 @@ pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
         let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
-        Ok(Fixture { bench, names, netns, comes_in_by: None, carries_received: false })
+        // Tests share the programs.
+        while bench.datapath.tolerated.next()?.is_some() {}
+        Ok(Fixture { bench, names, netns, comes_in_by: None, carries_received: false, offers: Vec::new() })
     };
     FAMILIES.iter().map(make).collect()
 }
@@ -120,6 +124,7 @@ impl Runner for Fixture {
             Step::Flood(count) => flood(self, 30_000, *count),
             Step::ForgetFlows => self.change_flows(|_| None),
             Step::Silence(secs) => self.be_silent(*secs),
+            Step::Tolerate(is_tolerated) => self.tolerate(*is_tolerated),
             Step::Segments(_) | Step::FramesForOthers(_) => {
                 bail!("the step is for fixture fast only")
             }
@@ -128,6 +133,24 @@ impl Runner for Fixture {
 }
 
 impl Fixture {
+    /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes all answers back.
+    fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
+        let tolerated = &mut self.bench.datapath.tolerated;
+        while let Some(offer) = tolerated.next()? {
+            if tolerated.open_flow(&offer.key)?.is_some() {
+                self.offers.push(offer);
+            }
+        }
+        for offer in &self.offers {
+            if is_tolerated {
+                tolerated.tolerate(offer)?;
+            } else {
+                tolerated.forget(&offer.key)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Changes the second of flows' last packets, or removes the flows.
     pub(crate) fn change_flows(&self, change: impl FnMut(u32) -> Option<u32>) -> Result<()> {
         if self.is_v4() {

@@ -18,6 +18,7 @@ mod limits;
 mod meetings;
 mod monitor;
 mod offload;
+mod opened;
 mod options;
 mod packets;
 mod policy;

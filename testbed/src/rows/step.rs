@@ -39,6 +39,8 @@ pub enum Step {
     Flood(u16),
     /// `forget flows`
     ForgetFlows,
+    /// `agent tolerates flows` that have asked, or `no flows`
+    Tolerate(bool),
     /// `silence 3 s`
     Silence(u32),
     /// `segments of 1000 bytes`, or `no segments`
@@ -50,7 +52,7 @@ pub enum Step {
 /// A word that cannot be read, and the reason.
 type Wrong = (String, String);
 
-const NODE_FLAGS: [(&str, u32); 15] = [
+const NODE_FLAGS: [(&str, u32); 16] = [
     ("none", 0),
     ("cluster_ip_external", Node::CLUSTER_IP_EXTERNAL),
     ("compat", Node::COMPAT),
@@ -60,6 +62,7 @@ const NODE_FLAGS: [(&str, u32); 15] = [
     ("fast_path", Node::FAST_PATH),
     ("fast_open", Node::FAST_OPEN),
     ("fast_keep", Node::FAST_KEEP),
+    ("fast_opened", Node::FAST_OPENED),
     ("fast_open_pods", Node::FAST_OPEN_PODS),
     ("fast_open_far", Node::FAST_OPEN_FAR),
     ("masquerade_all", Node::MASQUERADE_ALL),
@@ -127,6 +130,8 @@ impl Step {
             }
             ["flood", "of", count, "openers"] => Self::Flood(number(count)?),
             ["forget", "flows"] => Self::ForgetFlows,
+            ["agent", "tolerates", "flows"] => Self::Tolerate(true),
+            ["agent", "tolerates", "no", "flows"] => Self::Tolerate(false),
             ["silence", secs, "s"] => Self::Silence(number(secs)?),
             ["segments", "of", size, "bytes"] => Self::Segments(number(size)?),
             ["no", "segments"] => Self::Segments(0),

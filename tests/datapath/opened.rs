@@ -1,0 +1,28 @@
+//! Open connections that skip the stack beside conntrack.
+
+use anyhow::Result;
+use proxy_common::device::Node;
+
+use crate::fast_fixture::FastFixture;
+use crate::packets::{Runner, packet_tests, run_section};
+
+packet_tests! {
+    opened:
+    tolerated_connection_skips_stack_until_its_end,
+    datagrams_skip_stack_once_they_are_tolerated,
+    stack_sees_flows_that_conntrack_does_not_tolerate,
+    stack_sees_open_flows_by_devices_of_other_programs,
+    blind_ends_of_tolerated_connections_are_dropped,
+}
+
+/// A rule has come, or no agent runs.
+#[test]
+fn stack_sees_tolerated_flows_at_once_when_the_agent_says_no_more() -> Result<()> {
+    for mut fixture in FastFixture::both()? {
+        fixture.fixture().set_flags(Node::FAST_OPENED)?;
+        run_section(&mut fixture, "opened::tolerated")?;
+        fixture.fixture().bench.datapath.ways.open_for(None)?;
+        run_section(&mut fixture, "opened::goes_on_through_stack")?;
+    }
+    Ok(())
+}
