@@ -138,7 +138,8 @@ impl Fixture {
         let tolerated = &mut self.bench.datapath.tolerated;
         while let Some(offer) = tolerated.next()? {
             if tolerated.open_flow(&offer.key)?.is_some() {
-                self.offers.push(offer);
+                // The next row may have to wait for its second.
+                self.offers.push(Offer::new(offer.key, offer.secs + 5));
             }
         }
         for offer in &self.offers {

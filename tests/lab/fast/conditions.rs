@@ -63,7 +63,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
                         }
                     }",
                 )?;
-                says(&agent, "auto: off, because rule 2 of chain forward of table inet netpol may drop the packet")?;
+                says(&agent, "because rule 2 of chain forward of table inet netpol may drop the packet")?;
                 goes_on()?;
                 node.nft("delete table inet netpol")?;
                 says(&agent, "; whole connections between")?;

@@ -16,7 +16,7 @@ use testbed::served_lab::ServedLab;
 const PORT: u16 = 8080;
 const NODE_PORTS: [u16; 3] = [30_081, 30_082, 30_083];
 /// The table with which the tests count.
-const TABLE: &str = "table inet fast";
+const TABLE: &str = "fast";
 
 /// The ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,10 +120,15 @@ impl Fixture {
         said(Dial::new(protocol, to).deadline(deadline).connect(&self.lab.host(client).ns))
     }
 
+    /// Returns the port of every server.
+    pub(crate) fn port(&self) -> u16 {
+        PORT
+    }
+
     /// Counts from now on what the stack forwards.
     pub(crate) fn watch(&self) -> Result<()> {
         self.lab.n1.host.ns.nft(&format!(
-            "{TABLE} {{
+            "table inet {TABLE} {{
                 counter forwarded {{ }}
                 chain forward {{
                     type filter hook forward priority -300
@@ -150,7 +155,7 @@ impl Fixture {
 
     /// Takes [`Self::watch`].
     pub(crate) fn passed(&self, agent: &Agent) -> Result<Passed> {
-        Ok(Passed { fast: self.fast(agent)?, forwarded: counter(&self.lab.n1.host, "forwarded")? })
+        Ok(Passed { fast: self.fast(agent)?, forwarded: counter(&self.lab.n1.host, TABLE, "forwarded")? })
     }
 
     pub(crate) fn fast(&self, agent: &Agent) -> Result<u64> {
@@ -176,7 +181,7 @@ impl Fixture {
     /// Counts from now on what pods receive, by the hops that it has behind it, and what they are told about their own.
     pub(crate) fn count_hops(&self) -> Result<()> {
         self.lab.host("p1b").ns.nft(&format!(
-            "{TABLE} {{
+            "table inet {TABLE} {{
                 counter one {{ }}
                 counter other {{ }}
                 chain input {{
@@ -189,7 +194,7 @@ impl Fixture {
             }}"
         ))?;
         self.lab.host("p1a").ns.nft(&format!(
-            "{TABLE} {{
+            "table inet {TABLE} {{
                 counter expired {{ }}
                 counter long {{ }}
                 chain input {{
@@ -205,11 +210,11 @@ impl Fixture {
 
     pub(crate) fn hops(&self) -> Result<(u64, u64)> {
         let pod = self.lab.host("p1b");
-        Ok((counter(pod, "one")?, counter(pod, "other")?))
+        Ok((counter(pod, TABLE, "one")?, counter(pod, TABLE, "other")?))
     }
 
     pub(crate) fn too_long(&self) -> Result<u64> {
-        counter(self.lab.host("p1a"), "long")
+        counter(self.lab.host("p1a"), TABLE, "long")
     }
 
     /// Makes the way to the backend take packets of so many bytes.
@@ -236,17 +241,17 @@ impl Fixture {
             Family::V6 => socket.set_unicast_hops_v6(1)?,
         }
         // The node may have told the client something else just now: such messages are limited to one a second.
-        let before = counter(client, "expired")?;
+        let before = counter(client, TABLE, "expired")?;
         wait_until(Duration::from_secs(5), "the client is told that a packet has no hop left", || {
             socket.send(b"hop")?;
-            Ok(counter(client, "expired")? > before)
+            Ok(counter(client, TABLE, "expired")? > before)
         })
     }
 }
 
-fn counter(host: &Host, name: &str) -> Result<u64> {
-    let [_, family, table] = [0, 1, 2].map(|nth| TABLE.split(' ').nth(nth).unwrap_or_default());
-    let text = host.ns.exec(Command::new("nft").args(["-j", "list", "counter", family, table, name]))?;
+/// Returns the packets that a counter of a table of family `inet` has counted.
+pub(crate) fn counter(host: &Host, table: &str, name: &str) -> Result<u64> {
+    let text = host.ns.exec(Command::new("nft").args(["-j", "list", "counter", "inet", table, name]))?;
     let list: Value = serde_json::from_str(&text).with_context(|| format!("parse {text}"))?;
     let counter = list["nftables"].as_array().into_iter().flatten().find_map(|item| item.get("counter"));
     counter.and_then(|counter| counter["packets"].as_u64()).with_context(|| format!("no packets in {text}"))

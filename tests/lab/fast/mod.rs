@@ -2,6 +2,7 @@
 
 mod conditions;
 mod fixture;
+mod opened;
 mod rules;
 mod shapes;
 mod ways;
@@ -156,7 +157,7 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
     is("auto: on; whole connections")?;
     wait_until(DEADLINE, "connections skip the stack", || Ok(fast()? >= 2 * EXCHANGES as u64))?;
     fixture.lab.set_firewall(true)?;
-    is("auto: off, because rule 1 of chain forward of table inet firewall may drop")?;
+    is("because rule 1 of chain forward of table inet firewall may drop")?;
     ensure!(fast()? == 0, "fast, though there are rules");
     fixture.lab.set_firewall(false)?;
     is("auto: on; whole connections")?;
@@ -234,7 +235,7 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     wait_until(Duration::from_secs(2), "new connections meet the rule", || {
         Ok(Family::ALL.into_iter().all(is_refused))
     })?;
-    says(&agent, "auto: off, because rule 1 of chain forward of table inet netpol may drop the packet")?;
+    says(&agent, "because rule 1 of chain forward of table inet netpol may drop the packet")?;
     let before = fixture.fast(&agent)?;
     exchange_all(&mut connections)?;
     ensure!(fixture.fast(&agent)? >= before + 80, "an open connection takes the stack");
@@ -326,7 +327,7 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
             }}
         }}"
     ))?;
-    says(&agent, "auto: off, because rule 1 of chain post of table ip hairpin may masquerade")?;
+    says(&agent, "because rule 1 of chain post of table ip hairpin may masquerade")?;
     let before = fixture.stack_saw(&agent)?;
     let mut connection = fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?;
     exchange(&mut connection, EXCHANGES, 1_000)?;
