@@ -37,9 +37,11 @@ impl Fast {
     const UPLINK_BARE: Self = Self(1 << 8);
     /// Whole connections may be opened to pods of other nodes, too.
     pub(crate) const OPENS_FAR: Self = Self(1 << 9);
-    const ALL: u16 = (1 << 10) - 1;
+    /// Connections that were opened through the stack may go on past it once the agent has said so of each.
+    pub(crate) const OPENED: Self = Self(1 << 10);
+    const ALL: u16 = (1 << 11) - 1;
 
-    const WORDS: [(&'static str, Self); 10] = [
+    const WORDS: [(&'static str, Self); 11] = [
         ("others", Self::OTHERS),
         ("opens", Self::OPENS),
         ("pods", Self::OPENS_PODS),
@@ -50,6 +52,7 @@ impl Fast {
         ("bridge-peer", Self::BRIDGE_PEER),
         ("uplink-bare", Self::UPLINK_BARE),
         ("far", Self::OPENS_FAR),
+        ("opened", Self::OPENED),
     ];
 
     /// Mostly so that whole connections are opened, and often with one thing that forbids them.
@@ -58,7 +61,7 @@ impl Fast {
         let others = dice.random_range(0..=Self::ALL) & (Self::OPENS_PODS.0 | Self::OTHERS.0);
         match dice.random_range(0..10) {
             0..4 => Self(opens | others),
-            4..7 => Self((opens | others) & !(1 << dice.random_range(0..10))),
+            4..7 => Self((opens | others) & !(1 << dice.random_range(0..11))),
             _ => Self(dice.random_range(0..=Self::ALL)),
         }
     }
@@ -69,7 +72,8 @@ impl Fast {
 
     /// Returns true if any packet may go past the stack.
     pub(crate) fn is_on(self) -> bool {
-        [Self::OTHERS, Self::OPENS, Self::OPENS_PODS, Self::OPENS_FAR, Self::KEEPS].into_iter().any(|bit| self.has(bit))
+        let bits = [Self::OTHERS, Self::OPENS, Self::OPENS_PODS, Self::OPENS_FAR, Self::KEEPS, Self::OPENED];
+        bits.into_iter().any(|bit| self.has(bit))
     }
 
     pub(crate) fn opens(self) -> bool {
@@ -109,6 +113,7 @@ impl Fast {
             (Self::OPENS_PODS, device::Node::FAST_OPEN_PODS),
             (Self::OPENS_FAR, device::Node::FAST_OPEN_FAR),
             (Self::KEEPS, device::Node::FAST_KEEP),
+            (Self::OPENED, device::Node::FAST_OPENED),
         ];
         let node = bits.into_iter().filter(|(bit, _)| self.has(*bit)).fold(0, |flags, (_, flag)| flags | flag);
         let of = |device| {

@@ -16,3 +16,4 @@ mod run;
 mod session;
 mod steps;
 mod stranger;
+mod tolerance;

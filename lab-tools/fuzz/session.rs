@@ -46,6 +46,7 @@ impl<'a> Session<'a> {
             Step::Age(secs) => {
                 self.fixture.age(*secs)?;
                 self.model.age(*secs);
+                self.model.answered.extend(self.fixture.answer()?);
             }
             Step::Endpoints(seed) => {
                 let mut cluster = self.model.cluster().clone();

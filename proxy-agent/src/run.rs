@@ -86,7 +86,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
-        let fast_path = skips_stack.then(|| FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender));
+        let fast_path = skips_stack
+            .then(|| FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender));
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);

@@ -317,10 +317,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     let is_judged = other.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
-    if !(is_found
-        && (!is_whole || may_take(packet, route, false))
-        && (!is_tolerated || route.is_for_openers(false)))
-    {
+    if !(is_found && (!is_whole || may_take(packet, route, false)) && (!is_tolerated || route.is_for_openers(false))) {
         unjudge(&entry, other);
         return Plan::Stack;
     }

@@ -119,10 +119,8 @@ impl Netfilter {
         let is_known = !is_far && self.takes_up;
         let states: &[u32] = if is_known { &[NEW, ESTABLISHED] } else { &[NEW, ESTABLISHED, INVALID] };
         let lo = BTreeSet::from(["lo".to_owned()]);
-        let devices = Devices {
-            incoming: Names::AnyBut(if is_far { &lo } else { others }),
-            outgoing: Names::AnyBut(others),
-        };
+        let devices =
+            Devices { incoming: Names::AnyBut(if is_far { &lo } else { others }), outgoing: Names::AnyBut(others) };
         let asked = Asked { states, reporters, ..Asked::new(pods, Mark::ZERO, &protocols, devices) };
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |_| true)
     }

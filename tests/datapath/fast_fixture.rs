@@ -163,7 +163,14 @@ impl FastFixture {
         // Tests share the programs, and devices of two namespaces may have one index.
         fixture.bench.datapath.ways.begin_epoch()?;
         fixture.bench.datapath.ways.open_for(Some(1_000_000))?;
-        Ok(Self { fixture, segment_size: 0, is_for_others: false, last: Vec::new(), is_aged: false, is_next_second: false })
+        Ok(Self {
+            fixture,
+            segment_size: 0,
+            is_for_others: false,
+            last: Vec::new(),
+            is_aged: false,
+            is_next_second: false,
+        })
     }
 
     fn frame(&self, program: &str, packet: &str) -> Result<Vec<u8>> {

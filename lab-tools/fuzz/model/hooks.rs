@@ -6,6 +6,7 @@ use anyhow::Result;
 use proxy_common::counter::Reason;
 use testbed::reference::model::Answer;
 use testbed::reference::place::Family;
+use testbed::test_run::Verdict;
 
 use super::flow::{Flow, Leg, Table};
 use super::wire::{self, Ip, Part};
@@ -63,6 +64,9 @@ impl Model {
             Ok(found) => found,
             Err(reason) => return Ok(Err(reason)),
         };
+        if found.is_none() && got.verdict == Verdict::Drop && self.may_be_blind(sent, &packet) {
+            return Ok(Err(Reason::Forged));
+        }
         if let Some(skipped) = self.skipped(sent, got, &packet, found, now_secs) {
             return Ok(Ok(skipped));
         }

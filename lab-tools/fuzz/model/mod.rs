@@ -14,10 +14,11 @@ mod open;
 mod refusal;
 pub(crate) mod rewrite;
 mod skip;
+mod tolerated;
 mod whole;
 pub(crate) mod wire;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
@@ -36,6 +37,7 @@ pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
 pub(crate) use self::open::is_forged;
 use self::wire::{Ip, Transport};
 use crate::fast::Fast;
+use crate::tolerance::Opener;
 
 /// The hooks' bits of a mark: rewritten, on its way to a backend, and with the source with which it has to leave.
 pub(crate) const TRANSLATED: u32 = 1 << 15;
@@ -146,6 +148,8 @@ pub(crate) struct Model {
     pub(crate) fast: Fast,
     /// How often a connection between pods has gone past the stack, or could not.
     pub(crate) ways: BTreeMap<&'static str, u64>,
+    /// The flows that the agent has said yes to, some of which are gone.
+    pub(crate) answered: BTreeSet<Opener>,
     pub(crate) flows: BTreeMap<u64, Flow>,
     next: u64,
     /// The second of the last packet.
@@ -166,6 +170,7 @@ impl Model {
             cluster,
             fast,
             ways: BTreeMap::new(),
+            answered: BTreeSet::new(),
             flows: BTreeMap::new(),
             next: 0,
             now_secs: 0,

@@ -33,7 +33,8 @@ impl Model {
             return None;
         }
         let must = self.goes_past_stack(sent, packet, flow, next);
-        let may = self.fast.has(Fast::OTHERS) && may_skip(sent, packet) && is_open(flow, leg);
+        let is_free = self.fast.has(Fast::OTHERS) || self.is_tolerated(sent, flow, next);
+        let may = is_free && may_skip(sent, packet) && is_open(flow, leg);
         let goes = must || may && got.verdict == Verdict::Redirect;
         if !goes {
             return None;

@@ -70,7 +70,7 @@ impl Model {
     }
 
     /// Tells if only connections between some networks go past the stack, and this is none.
-    fn is_outside(&self, flow: &Flow) -> bool {
+    pub(super) fn is_outside(&self, flow: &Flow) -> bool {
         let is_in = |addr| UNCHANGED.iter().any(|net| net.cidr(Family::of(addr)).contains(&addr));
         self.fast.has(Fast::OPENS_PODS) && !(is_in(flow.client.ip()) && is_in(flow.backend.ip()))
     }

@@ -8,8 +8,8 @@ use proxy_common::device;
 use tracing::{info, warn};
 
 use proxy_net::changes::Changes;
-use proxy_net::netfilter::Netfilter;
 use proxy_net::foreign_rule::{self, ForeignRule};
+use proxy_net::netfilter::Netfilter;
 use proxy_net::{Handle, sysctl, xfrm};
 
 use super::opened::Opened;
@@ -386,6 +386,36 @@ mod tests {
                 ..FastPathState::new(FastPath::Auto, false)
             };
             assert_eq!((state.flag(), state.to_string()), (flag, text));
+        }
+    }
+
+    #[test]
+    fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
+        use device::Node;
+        let why = "; connections are opened through the stack, because rule 1";
+        let others = "; the stack sees other connections, because conntrack follows them";
+        let pods = |among| {
+            format!(
+                "auto: on{why}; open connections between this node's pods{among}, if conntrack tolerates it{others}"
+            )
+        };
+        let cases = [
+            (Opened::Some(Among::All), Node::FAST_OPENED, pods("")),
+            (
+                Opened::Some(Among::Cluster(Vec::new())),
+                Node::FAST_OPENED | Node::FAST_OPEN_PODS,
+                pods(" with addresses of the cluster's networks"),
+            ),
+            (Opened::None(list(&["rule 2"])), 0, "auto: off, because rule 1".to_owned()),
+        ];
+        for (opened, flag, text) in cases {
+            let (rules, whole) = (Some(list(&["rule 2"])), Whole::None(list(&["rule 1"])));
+            let mut state = FastPathState { rules, whole, opened, ..FastPathState::new(FastPath::Auto, false) };
+            assert_eq!((state.flag(), state.to_string()), (flag, text));
+            state.forget_pods();
+            assert_eq!(state.flag(), 0);
+            let on = FastPathState { asked: FastPath::On, ..state };
+            assert_eq!(on.flag(), Node::FAST_PATH, "conntrack is liberal as a whole");
         }
     }
 

@@ -61,8 +61,11 @@ impl Opened {
 impl fmt::Display for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::None(why) if why.is_empty() => Ok(()),
             Self::None(why) => write!(f, "; the stack sees other open connections, because {}", why.join("; ")),
-            Self::Some(among) => write!(f, "; open connections between this node's pods{among}, if conntrack tolerates it"),
+            Self::Some(among) => {
+                write!(f, "; open connections between this node's pods{among}, if conntrack tolerates it")
+            }
         }
     }
 }

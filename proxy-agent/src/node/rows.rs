@@ -91,7 +91,8 @@ impl NodeRows {
 
     /// Returns true if flows of the predecessor may have skipped the stack from their first packet on.
     pub(super) fn inherits_whole_flows(&self) -> bool {
-        self.inherited.is_some_and(|node| node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP))
+        self.inherited
+            .is_some_and(|node| node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP))
     }
 
     /// Returns the networks that the programs know as the Node object's pod networks.

@@ -93,5 +93,6 @@ pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>) -> bool {
 /// Returns true if there is such a reply's entry, of a flow that conntrack tolerates.
 #[inline(always)]
 fn is_tolerated<A: Forward>(key: &FlowKey<A>) -> bool {
-    maps::live_flow(key).is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED)))
+    maps::live_flow(key)
+        .is_some_and(|entry| entry.read(|flow| flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED)))
 }

@@ -156,7 +156,17 @@ impl<'a> Asked<'a> {
     /// Asks about packets of open connections that no ICMP error is about.
     pub(super) fn new(nets: &'a [IpNet], mark: Mark, protocols: &'a [u8], devices: Devices<'a>) -> Self {
         let (states, reporters) = (&[ESTABLISHED][..], &[][..]);
-        Self { nets, mark, states, protocols, reporters, devices, heeds_marks: true, knows_marks: false, knows_senders: false }
+        Self {
+            nets,
+            mark,
+            states,
+            protocols,
+            reporters,
+            devices,
+            heeds_marks: true,
+            knows_marks: false,
+            knows_senders: false,
+        }
     }
 }
 

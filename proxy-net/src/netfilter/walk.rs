@@ -236,7 +236,8 @@ impl<'a> Rest<'a> {
     }
 
     fn either(one: Option<Self>, other: Option<Self>) -> Option<Self> {
-        let or = |one: Self, other: Self| Self { mark: one.mark.or(other.mark), devices: one.devices.or(other.devices) };
+        let or =
+            |one: Self, other: Self| Self { mark: one.mark.or(other.mark), devices: one.devices.or(other.devices) };
         one.into_iter().chain(other).reduce(or)
     }
 }

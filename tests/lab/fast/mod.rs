@@ -243,7 +243,7 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     agent.stop()?;
     exchange_all(&mut connections)?;
     let agent = fixture.start("auto")?;
-    says(&agent, "auto: off, because")?;
+    says(&agent, "connections are opened through the stack, because")?;
     exchange_all(&mut connections)?;
     fixture.lab.n1.host.ns.nft("delete table inet netpol")?;
     says(&agent, "whole connections")?;

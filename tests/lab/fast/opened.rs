@@ -76,7 +76,8 @@ fn kube_router(fixture: &Fixture) -> String {
     text += "chain forward {\ntype filter hook forward priority filter; policy accept\n";
     for (pod, way) in PODS.iter().flat_map(|pod| [(pod, "saddr"), (pod, "daddr")]) {
         let addrs = fixture.lab.host(pod).addrs;
-        let _ = writeln!(text, "ip {way} {} counter jump of-{pod}\nip6 {way} {} counter jump of-{pod}", addrs.v4, addrs.v6);
+        let _ =
+            writeln!(text, "ip {way} {} counter jump of-{pod}\nip6 {way} {} counter jump of-{pod}", addrs.v4, addrs.v6);
     }
     text + "meta mark & 0x20000 == 0x20000 counter accept\n}\n"
 }
@@ -128,9 +129,7 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
                 exchange(&mut stream, 3, 100)?;
                 let before = fixture.tracked("ESTABLISHED")?;
                 said(stream.exchange_last(&pattern(1_000)))?;
-                wait_until(DEADLINE, "conntrack has seen the end", || {
-                    Ok(fixture.tracked("ESTABLISHED")? < before)
-                })?;
+                wait_until(DEADLINE, "conntrack has seen the end", || Ok(fixture.tracked("ESTABLISHED")? < before))?;
             }
             connections.iter_mut().try_for_each(|one| exchange(one, 3, 100))?;
             ensure!(invalid(&fixture)? == 0, "{} packets were invalid to conntrack", invalid(&fixture)?);

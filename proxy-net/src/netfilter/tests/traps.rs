@@ -144,7 +144,10 @@ fn first_packets_alone_meet_nat() {
 #[test]
 fn mark_passes_from_filters_to_nat() {
     let nat = || chain("POST", vec![vec![mark(0x4000, 0x4000, true), masquerade()]]);
-    assert_eq!(judged([chain("FWD", vec![vec![Part::SetMark(None), ACCEPT]]), nat()]), ["FWD 1 set the mark", "POST 1"]);
+    assert_eq!(
+        judged([chain("FWD", vec![vec![Part::SetMark(None), ACCEPT]]), nat()]),
+        ["FWD 1 set the mark", "POST 1"]
+    );
 }
 
 #[test]

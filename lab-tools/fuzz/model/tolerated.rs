@@ -1,0 +1,43 @@
+//! Open flows that skip the stack beside conntrack. Which may is judged here; which must, and when, is left to the tables of packets.
+
+use std::net::SocketAddr;
+
+use testbed::reference::place;
+
+use super::flow::{Flow, Leg, Table};
+use super::wire::{Part, TCP, UDP};
+use super::{At, Model, Packet, Sent, is_forged};
+use crate::fast::Fast;
+
+impl Model {
+    /// Tells if a packet of an open flow to the `next` end may skip the stack because the agent has answered.
+    pub(super) fn is_tolerated(&self, sent: &Sent, flow: &Flow, next: SocketAddr) -> bool {
+        let At::Ingress(device) = sent.at else { return false };
+        let Some(exit) = place::route(next.ip()) else { return false };
+        let are_pods = [device, exit].into_iter().all(|device| device.leads_to_pods() && self.fast.is_bare(device));
+        self.fast.has(Fast::OPENED)
+            && self.fast.has(Fast::LEASE)
+            && are_pods
+            && self.fast.has_peer(exit)
+            && [TCP, UDP].contains(&flow.proto)
+            && !flow.changes_address()
+            && !self.is_outside(flow)
+            && self.is_answered(flow)
+    }
+
+    /// Tells if a packet without a flow may be dropped because it could end a flow in conntrack's eyes.
+    pub(super) fn may_be_blind(&self, sent: &Sent, packet: &Packet) -> bool {
+        let (src, dst) = packet.peers();
+        let is_end = packet.ip.part != Part::Whole
+            || packet
+                .says(|transport| transport.opens || transport.ends || transport.resets || transport.answer.is_some());
+        let of = |src, dst| self.index.get(&(Table::Leaving, packet.proto, src, dst));
+        let is_answered = |(id, leg): &(u64, Leg)| *leg == Leg::ToClient && self.is_answered(&self.flows[id]);
+        let is_of_answered = [of(src, dst), of(dst, src)].into_iter().flatten().any(is_answered);
+        packet.proto == TCP && is_end && is_of_answered && is_forged(sent.at, packet.proto, src, dst)
+    }
+
+    fn is_answered(&self, flow: &Flow) -> bool {
+        self.answered.contains(&(flow.proto, flow.client, flow.frontend))
+    }
+}
