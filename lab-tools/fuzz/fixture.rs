@@ -11,15 +11,15 @@ use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Event;
-use proxy_common::flow::{AnyKey, Flow, FlowKey, Hook, Kind, Seen};
+use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::Guest;
 use proxy_common::half_open::{CLASSES, PaddedEnds};
-use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO, TOLERATED};
+use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
-use proxy_datapath::{Options, Sizes, ToleratedFlows};
+use proxy_datapath::{Options, Sizes};
 use testbed::reference::cluster::Cluster;
 use testbed::reference::node::Node;
 use testbed::reference::place::Device;
@@ -29,7 +29,7 @@ use crate::fast::Fast;
 use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
 
 pub(crate) struct Fixture {
-    node: Node,
+    pub(crate) node: Node,
     /// The programs have the fast path.
     pub(crate) is_fast: bool,
     fast: Fast,
@@ -145,15 +145,9 @@ impl Fixture {
         Ok(if self.is_fast { fast } else { Fast::NOTHING })
     }
 
-    pub(crate) fn tolerated(&mut self) -> &mut ToleratedFlows {
-        &mut self.node.bench.datapath.tolerated
-    }
-
     /// Forgets all that is remembered of clients.
     pub(crate) fn forget(&mut self) -> Result<()> {
-        while self.tolerated().next()?.is_some() {}
-        let mut tolerated: HashMap<_, AnyKey, u32> = self.node.bench.map(INGRESS, TOLERATED)?.try_into()?;
-        clear(&mut tolerated)?;
+        self.take_answers_back()?;
         self.v4.forget()?;
         self.v6.forget()
     }
@@ -392,7 +386,7 @@ where
     }
 }
 
-fn clear<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
+pub(crate) fn clear<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
     let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
     keys.iter().try_for_each(|key| Ok(map.remove(key)?))
 }

@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
+use aya::maps::HashMap;
 use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::flow::{AnyKey, FlowKey};
+use proxy_common::names::{INGRESS, TOLERATED};
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, clear};
 
 /// A protocol, and the ends of a flow as its client sees them.
 pub(crate) type Opener = (u8, SocketAddr, SocketAddr);
@@ -14,7 +16,7 @@ pub(crate) type Opener = (u8, SocketAddr, SocketAddr);
 impl Fixture {
     /// Answers all that have asked, and returns them.
     pub(crate) fn answer(&mut self) -> Result<Vec<Opener>> {
-        let tolerated = self.tolerated();
+        let tolerated = &mut self.node.bench.datapath.tolerated;
         let mut openers = Vec::new();
         while let Some(offer) = tolerated.next()? {
             if tolerated.open_flow(&offer.key)?.is_some() {
@@ -23,6 +25,13 @@ impl Fixture {
             }
         }
         Ok(openers)
+    }
+
+    /// Takes all answers back, and forgets what was asked meanwhile.
+    pub(crate) fn take_answers_back(&mut self) -> Result<()> {
+        while self.node.bench.datapath.tolerated.next()?.is_some() {}
+        let mut rows: HashMap<_, AnyKey, u32> = self.node.bench.map(INGRESS, TOLERATED)?.try_into()?;
+        clear(&mut rows)
     }
 }
 

@@ -86,13 +86,12 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
-        let fast_path = skips_stack
-            .then(|| FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender));
+        let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
+        let fast_path = skips_stack.then(watch);
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
         let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);
-        // The source has a thread of its own, because kube blocks its thread while a kubeconfig's credential plugin
-        // runs.
+        // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // The end of any of these ends the agent; its supervisor restarts it.
         let end = tokio::select! {

@@ -39,8 +39,7 @@ pub(crate) struct Fixture {
     comes_in_by: Option<String>,
     /// Packets at the anchor and on lo came in through a device.
     carries_received: bool,
-    /// The flows that have asked whether they may skip the stack.
-    offers: Vec<Offer>,
+    pub(crate) offers: Vec<Offer>,
 }
 
 pub(crate) fn fixtures(name: &str) -> Result<Vec<Fixture>> {
@@ -67,8 +66,6 @@ pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
         let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
         prepare(&mut bench, &names, &netns)?;
-        // Tests share the programs.
-        while bench.datapath.tolerated.next()?.is_some() {}
         Ok(Fixture { bench, names, netns, comes_in_by: None, carries_received: false, offers: Vec::new() })
     };
     FAMILIES.iter().map(make).collect()
@@ -125,33 +122,12 @@ impl Runner for Fixture {
             Step::ForgetFlows => self.change_flows(|_| None),
             Step::Silence(secs) => self.be_silent(*secs),
             Step::Tolerate(is_tolerated) => self.tolerate(*is_tolerated),
-            Step::Segments(_) | Step::FramesForOthers(_) => {
-                bail!("the step is for fixture fast only")
-            }
+            Step::Segments(_) | Step::FramesForOthers(_) => bail!("the step is for fixture fast only"),
         }
     }
 }
 
 impl Fixture {
-    /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes all answers back.
-    fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
-        let tolerated = &mut self.bench.datapath.tolerated;
-        while let Some(offer) = tolerated.next()? {
-            if tolerated.open_flow(&offer.key)?.is_some() {
-                // The next row may have to wait for its second.
-                self.offers.push(Offer::new(offer.key, offer.secs + 5));
-            }
-        }
-        for offer in &self.offers {
-            if is_tolerated {
-                tolerated.tolerate(offer)?;
-            } else {
-                tolerated.forget(&offer.key)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Changes the second of flows' last packets, or removes the flows.
     pub(crate) fn change_flows(&self, change: impl FnMut(u32) -> Option<u32>) -> Result<()> {
         if self.is_v4() {

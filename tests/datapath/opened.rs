@@ -2,8 +2,10 @@
 
 use anyhow::Result;
 use proxy_common::device::Node;
+use proxy_common::flow::Offer;
 
 use crate::fast_fixture::FastFixture;
+use crate::fixture::Fixture;
 use crate::packets::{Runner, packet_tests, run_section};
 
 packet_tests! {
@@ -13,6 +15,27 @@ packet_tests! {
     stack_sees_flows_that_conntrack_does_not_tolerate,
     stack_sees_open_flows_by_devices_of_other_programs,
     blind_ends_of_tolerated_connections_are_dropped,
+}
+
+impl Fixture {
+    /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes all answers back.
+    pub(crate) fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
+        let tolerated = &mut self.bench.datapath.tolerated;
+        while let Some(offer) = tolerated.next()? {
+            if tolerated.open_flow(&offer.key)?.is_some() {
+                // The next row may have to wait for its second.
+                self.offers.push(Offer::new(offer.key, offer.secs + 5));
+            }
+        }
+        for offer in &self.offers {
+            if is_tolerated {
+                tolerated.tolerate(offer)?;
+            } else {
+                tolerated.forget(&offer.key)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A rule has come, or no agent runs.

@@ -12,6 +12,7 @@ use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 use testbed::stranger::{self, Stranger};
+use testbed::test_run::let_seconds_pass;
 
 use super::fixture::{Fixture, Path, counter, said};
 use super::{exchange, says};
@@ -125,7 +126,7 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
                 exchange(&mut stream, 2, 4 << 20)?;
                 ensure!(fixture.fast(&agent)? > before + 100, "{family}: a transfer takes the stack");
                 // Then a silence, in which the transfer is long over.
-                thread::sleep(Duration::from_secs(4));
+                let_seconds_pass(4)?;
                 exchange(&mut stream, 3, 100)?;
                 let before = fixture.tracked("ESTABLISHED")?;
                 said(stream.exchange_last(&pattern(1_000)))?;
@@ -193,10 +194,9 @@ fn open_connections_meet_a_rule_before_established_within_a_second() -> Result<(
             let blocked = connections.iter_mut().map(|one| scope.spawn(|| exchange(one, 20_000, 1_000).is_err()));
             let blocked: Vec<_> = blocked.collect();
             wait_until(Duration::from_secs(1), "the rule meets packets of open connections", || Ok(met()? > 1))?;
-            let until = added + Duration::from_millis(1_200);
-            thread::sleep(until.saturating_duration_since(Instant::now()));
+            wait_until(DEADLINE, "a second has gone by", || Ok(added.elapsed() > Duration::from_millis(1_200)))?;
             let before = fixture.fast(&agent)?;
-            thread::sleep(Duration::from_millis(500));
+            let_seconds_pass(1)?;
             ensure!(fixture.fast(&agent)? == before, "{protocol}: packets skip the rule");
             says(&agent, "rule 1 of chain forward of table inet strict may drop the packet")?;
             node.nft("delete table inet strict")?;
@@ -230,7 +230,7 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
         let goes = |is_fast: bool| {
             wait_until(DEADLINE, "connections go on as the rules ask", || {
                 let before = (fixture.fast(&agent)?, exchanged.load(Ordering::Relaxed));
-                thread::sleep(Duration::from_millis(300));
+                let_seconds_pass(1)?;
                 let is_done = exchanges.is_finished() || exchanged.load(Ordering::Relaxed) > before.1;
                 Ok(is_done && (exchanges.is_finished() || (fixture.fast(&agent)? > before.0 + 20) == is_fast))
             })
@@ -285,7 +285,7 @@ fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Resu
         connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
     }
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
-    thread::sleep(Duration::from_secs(4));
+    let_seconds_pass(4)?;
     let established = fixture.tracked("ESTABLISHED")?;
     let stranger = Stranger::on(fixture.lab.host("x"))?;
     let until = Instant::now() + Duration::from_secs(3);

@@ -10,10 +10,10 @@ use super::prose::{Prose, SENTENCE_WORDS};
 use super::source::{File, Tree};
 use crate::workspace;
 
-const CRATE_LINES: usize = 19_500;
+const CRATE_LINES: usize = 17_400;
 const CIRCLE_FILES: usize = 9;
 /// The crates with a limit of their own.
-const CRATE_LINES_OF: &[(&str, usize)] = &[("tests", 23_000)];
+const CRATE_LINES_OF: &[(&str, usize)] = &[("proxy-agent", 19_500), ("tests", 24_000)];
 /// The kernel programs are one program: the skb, the headers and the maps meet in the trait of the address family.
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 25)];
 const LEVELS: usize = 12;

@@ -1,0 +1,143 @@
+//! Which packets skip the stack, by the operator's choice and the state of the node.
+
+use super::super::whole::Among;
+use super::*;
+
+fn list(rules: &[&str]) -> Vec<String> {
+    rules.iter().map(|rule| (*rule).to_owned()).collect()
+}
+
+#[test]
+fn rules_decide_which_packets_skip_the_stack() {
+    let (none, all) = (|why: &[&str]| Whole::None(list(why)), Whole::Some { among: Among::All, not_far: None });
+    let cases = [
+        (FastPath::Off, Some(list(&[])), all.clone(), false, "off"),
+        (FastPath::On, None, none(&[]), false, "off until the devices are known"),
+        (FastPath::On, Some(list(&[])), all.clone(), true, "on; whole connections of this node's pods to pods"),
+        (
+            FastPath::On,
+            Some(list(&["chain a"])),
+            none(&["rule 1"]),
+            true,
+            "on, past chain a; connections are opened through the stack, because rule 1",
+        ),
+        (
+            FastPath::On,
+            Some(list(&["chain a"])),
+            Whole::Some { among: Among::PodCidrs(Vec::new()), not_far: Some("rule 3".to_owned()) },
+            true,
+            "on, past chain a; whole connections between this node's pods with addresses of its podCIDRs; those to other \
+             nodes take the stack, because rule 3",
+        ),
+        (FastPath::Auto, None, none(&[]), false, "off until the devices are known"),
+        (
+            FastPath::Auto,
+            Some(list(&[])),
+            all,
+            true,
+            "auto: on, no rules found; whole connections of this node's pods to pods",
+        ),
+        (
+            FastPath::Auto,
+            Some(list(&["chain a"])),
+            none(&["chain a", "rule 1"]),
+            false,
+            "auto: off, because chain a; rule 1",
+        ),
+        (
+            FastPath::Auto,
+            Some(list(&[])),
+            none(&["a policy"]),
+            true,
+            "auto: on, no rules found; connections are opened through the stack, because a policy",
+        ),
+    ];
+    for (asked, rules, whole, is_on, text) in cases {
+        let state = FastPathState { rules, whole, tracks: false, ..FastPathState::new(asked, false) };
+        assert_eq!((state.is_on(), state.to_string().as_str()), (is_on, text));
+    }
+    for asked in [FastPath::Auto, FastPath::On] {
+        let obstacle = Some("it is read-only".to_owned());
+        let state = FastPathState { rules: Some(list(&[])), obstacle, ..FastPathState::new(asked, false) };
+        assert_eq!((state.is_on(), state.to_string().as_str()), (false, "off, because it is read-only"));
+    }
+}
+
+#[test]
+fn conntrack_leaves_whole_connections_to_auto() {
+    use device::Node;
+    let others = "; the stack sees other connections, because conntrack follows them";
+    let pass = ", which these rules let pass: chain a, chain b";
+    let cases = [
+        (
+            Whole::Some { among: Among::All, not_far: Some("rule 3".to_owned()) },
+            Node::FAST_OPEN,
+            format!(
+                "auto: on; whole connections between this node's pods{pass}; those to other nodes take the stack, \
+                 because rule 3{others}"
+            ),
+        ),
+        (
+            Whole::Some { among: Among::Cluster(Vec::new()), not_far: None },
+            Node::FAST_OPEN | Node::FAST_OPEN_PODS | Node::FAST_OPEN_FAR,
+            format!(
+                "auto: on; whole connections of this node's pods to pods with addresses of the cluster's \
+                 networks{pass}{others}"
+            ),
+        ),
+        (Whole::None(list(&["rule 1"])), 0, "auto: off, because rule 1".to_owned()),
+    ];
+    for (whole, flag, text) in cases {
+        let state = FastPathState {
+            rules: Some(list(&["rule 2"])),
+            whole,
+            harmless: list(&["chain a", "chain b"]),
+            ..FastPathState::new(FastPath::Auto, false)
+        };
+        assert_eq!((state.flag(), state.to_string()), (flag, text));
+    }
+}
+
+#[test]
+fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
+    use device::Node;
+    let why = "; connections are opened through the stack, because rule 1";
+    let others = "; the stack sees other connections, because conntrack follows them";
+    let pods = |among| {
+        format!("auto: on{why}; open connections between this node's pods{among}, if conntrack tolerates it{others}")
+    };
+    let cases = [
+        (Opened::Some(Among::All), Node::FAST_OPENED, pods("")),
+        (
+            Opened::Some(Among::Cluster(Vec::new())),
+            Node::FAST_OPENED | Node::FAST_OPEN_PODS,
+            pods(" with addresses of the cluster's networks"),
+        ),
+        (Opened::None(list(&["rule 2"])), 0, "auto: off, because rule 1".to_owned()),
+    ];
+    for (opened, flag, text) in cases {
+        let (rules, whole) = (Some(list(&["rule 2"])), Whole::None(list(&["rule 1"])));
+        let mut state = FastPathState { rules, whole, opened, ..FastPathState::new(FastPath::Auto, false) };
+        assert_eq!((state.flag(), state.to_string()), (flag, text));
+        state.forget_pods();
+        assert_eq!(state.flag(), 0);
+        let on = FastPathState { asked: FastPath::On, ..state };
+        assert_eq!(on.flag(), Node::FAST_PATH, "conntrack is liberal as a whole");
+    }
+}
+
+#[test]
+fn whole_connections_are_kept_while_there_are_any() {
+    let mut state = FastPathState::new(FastPath::Auto, true);
+    state.rules = Some(vec!["chain a".to_owned()]);
+    state.keep_whole_flows(true);
+    assert_eq!(state.flag(), device::Node::FAST_KEEP);
+    state.keep_whole_flows(false);
+    state.keep_whole_flows(true);
+    state.keep_whole_flows(false);
+    assert_eq!(state.flag(), device::Node::FAST_KEEP, "one sweep may have missed it");
+    assert!(state.to_string().ends_with("; connections that were opened past the stack go on past it"));
+    state.keep_whole_flows(false);
+    assert_eq!(state.flag(), 0);
+    assert_eq!(FastPathState::new(FastPath::Off, true).flag(), 0, "its programs are not loaded");
+}
