@@ -76,15 +76,24 @@ pub struct Swept {
     pub flows: usize,
     /// The remaining half-open flows, which make room for others.
     pub half_open: usize,
-    /// The remaining flows that were opened past the stack.
+    /// The remaining flows that the fast path has to know.
     #[serde(skip)]
-    pub whole: usize,
+    pub fast: Remaining,
     /// The expired flows that the sweep removed.
     pub expired: usize,
     /// The entries without a flow that the sweep removed.
     pub orphans: usize,
     /// The fill of the table with flows that make no room for others.
     pub pressure: Pressure,
+}
+
+/// Flows that a sweep has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remaining {
+    /// Flows that were opened past the stack.
+    pub whole: usize,
+    /// Flows whose packets conntrack tolerates to miss.
+    pub tolerated: usize,
 }
 
 /// The result of a walk.
@@ -279,6 +288,7 @@ impl<A: FamilyNames> Found<A> {
     ) -> Result<()> {
         let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, now_secs);
         self.counts.add(&flow);
+        self.swept.fast.tolerated += usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::TOLERATED));
         if flow.kind == Kind::DNAT {
             // A packet may have passed since the flow was read.
             if is_over(&flow) && read(map, &key)?.is_some_and(|flow| is_over(&flow)) {
@@ -308,7 +318,7 @@ impl<A: FamilyNames> Found<A> {
         let entries = opener.kinds().len();
         self.swept.flows += 1;
         self.swept.entries += entries;
-        self.swept.whole += usize::from(opener.rx.has(Seen::WHOLE));
+        self.swept.fast.whole += usize::from(opener.rx.has(Seen::WHOLE));
         if opener.is_half_open(key.proto()) {
             self.swept.half_open += 1;
         } else {

@@ -44,7 +44,7 @@ pub use counts::{Counts, FamilyCounts, Totals};
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
 pub use flow_reader::{FlowReader, ListedFlow};
-pub use flows::{FlowMaps, Swept};
+pub use flows::{FlowMaps, Remaining, Swept};
 pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open};
 pub use maps::FamilyNames;
 pub use monitor::{AnyRecord, Monitor};

@@ -55,9 +55,9 @@ impl Agent {
         let checked = self.undetected_pods.check(&self.counters, &self.health, &self.reports.events);
         self.record(&Problem::Counters, checked);
         // A sweep that failed has found nothing out.
-        let whole = self.sweeper.whole();
+        let remaining = self.sweeper.fast();
         if has_swept && let Some(node) = self.node.here_mut() {
-            let kept = node.keep_whole_flows(whole > 0);
+            let kept = node.keep_fast_flows(remaining);
             if kept.is_err() {
                 self.record(&Problem::Devices, kept);
             }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
 use tokio::time::Instant as Due;
 
-use proxy_datapath::{FlowMaps, Pressure, Swept};
+use proxy_datapath::{FlowMaps, Pressure, Remaining, Swept};
 
 /// The time between two sweeps for expired flows.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
@@ -45,9 +45,12 @@ impl Sweeper {
         self.last.values().map(|swept| swept.expired as u64).sum()
     }
 
-    /// Returns the number of flows that were opened past the stack, as of the last sweep.
-    pub(super) fn whole(&self) -> usize {
-        self.last.values().map(|swept| swept.whole).sum()
+    /// Returns the flows that the fast path has to know, as of the last sweep.
+    pub(super) fn fast(&self) -> Remaining {
+        self.last.values().fold(Remaining::default(), |all, swept| Remaining {
+            whole: all.whole + swept.fast.whole,
+            tolerated: all.tolerated + swept.fast.tolerated,
+        })
     }
 
     /// Waits for the end of the next sweep, and returns its duration. The future may be cancelled: the sweep goes on,

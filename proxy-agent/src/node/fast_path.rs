@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 use proxy_common::device;
+use proxy_datapath::Remaining;
 use tracing::{info, warn};
 
 use proxy_net::changes::Changes;
@@ -37,16 +38,30 @@ pub(super) struct FastPathState {
     whole: Whole,
     /// The connections that may once they are open.
     opened: Opened,
-    /// Conntrack may tolerate that it misses packets of connections.
-    is_tolerated: bool,
     /// The chains with rules that let such connections pass.
     harmless: Vec<String>,
     /// Conntrack follows connections here. It takes packets for wrong ones if it misses some, unless it is told to be liberal.
     tracks: bool,
     /// Connections that were opened past the stack go on past it.
-    keeps: bool,
-    /// Sweeps in a row that have found no such connection.
+    whole_ones: Kept,
+    /// Conntrack believes any end of some connections.
+    tolerated_ones: Kept,
+}
+
+/// Connections that the programs have to know, whether or not there may be more.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    are_there: bool,
+    /// Sweeps in a row that have found none.
     sweeps_without: u32,
+}
+
+impl Kept {
+    /// Notes what a sweep has found. One may have come behind the sweep, so two have to find none.
+    fn swept(&mut self, are_there: bool) {
+        self.sweeps_without = if are_there { 0 } else { self.sweeps_without.saturating_add(1) };
+        self.are_there &= self.sweeps_without < SWEEPS;
+    }
 }
 
 /// The parameters that make conntrack tolerate packets on the fast path, which it does not see. Conntrack must not take
@@ -58,18 +73,17 @@ const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 impl FastPathState {
     /// `keeps`: connections of a predecessor may have been opened past the stack.
     pub(super) fn new(asked: FastPath, keeps: bool) -> Self {
-        let keeps = keeps && asked != FastPath::Off;
+        let kept = Kept { are_there: keeps && asked != FastPath::Off, sweeps_without: 0 };
         Self {
             asked,
             rules: None,
             obstacle: None,
             whole: Whole::None(Vec::new()),
             opened: Opened::None(Vec::new()),
-            is_tolerated: keeps,
             harmless: Vec::new(),
             tracks: true,
-            keeps,
-            sweeps_without: 0,
+            whole_ones: kept,
+            tolerated_ones: kept,
         }
     }
 
@@ -78,7 +92,10 @@ impl FastPathState {
         use device::Node;
         let opens = if self.opens_flows() { self.whole.flags() } else { 0 };
         let opened = if self.takes_opened() { self.opened.flags() } else { 0 };
-        let flags = [(self.is_on_for_all(), Node::FAST_PATH), (self.keeps || self.is_tolerated, Node::FAST_KEEP)];
+        let flags = [
+            (self.is_on_for_all(), Node::FAST_PATH),
+            (self.whole_ones.are_there || self.tolerated_ones.are_there, Node::FAST_KEEP),
+        ];
         flags.into_iter().filter(|(is_set, _)| *is_set).fold(opens | opened, |all, (_, flag)| all | flag)
     }
 
@@ -122,11 +139,11 @@ impl FastPathState {
         self.is_on_for_all() || self.opens_flows() || self.takes_opened()
     }
 
-    /// Notes whether a sweep has found connections that were opened past the stack. One may have been opened behind the sweep, so two
-    /// have to find none.
-    pub(super) fn keep_whole_flows(&mut self, are_there: bool) {
-        self.sweeps_without = if are_there || self.opens_flows() { 0 } else { self.sweeps_without.saturating_add(1) };
-        self.keeps &= self.sweeps_without < SWEEPS;
+    /// Notes how many connections a sweep has found that were opened past the stack, and that conntrack tolerates.
+    pub(super) fn keep(&mut self, Remaining { whole, tolerated }: Remaining) {
+        let (opens, takes) = (self.opens_flows(), self.takes_opened());
+        self.whole_ones.swept(whole > 0 || opens);
+        self.tolerated_ones.swept(tolerated > 0 || takes);
     }
 }
 
@@ -165,7 +182,7 @@ impl fmt::Display for FastPathState {
                 }
             },
         }?;
-        let goes_on = self.keeps && !self.opens_flows();
+        let goes_on = self.whole_ones.are_there && !self.opens_flows();
         f.write_str(if goes_on { "; connections that were opened past the stack go on past it" } else { "" })
     }
 }
@@ -236,8 +253,8 @@ impl FastPathState {
         if self.asked == FastPath::On {
             self.obstacle = relax_conntrack(changes).err().map(|error| format!("{error:#}"));
         }
-        self.keeps |= self.opens_flows();
-        self.is_tolerated |= self.takes_opened();
+        self.whole_ones.are_there |= self.opens_flows();
+        self.tolerated_ones.are_there |= self.takes_opened();
         self.log(&before);
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
+use proxy_datapath::Remaining;
 use proxy_net::{JudgedRules, RuleState};
 
 use super::Node;
@@ -78,10 +79,10 @@ impl Node {
         self.judged_rules.clone()
     }
 
-    /// Has flows that were opened past the stack go on past it, as long as there are any.
-    pub fn keep_whole_flows(&mut self, are_there: bool) -> Result<()> {
+    /// Has flows that were opened past the stack go on past it, and others guarded, as long as there are any.
+    pub fn keep_fast_flows(&mut self, remaining: Remaining) -> Result<()> {
         let before = self.fast_path.clone();
-        self.fast_path.keep_whole_flows(are_there);
+        self.fast_path.keep(remaining);
         self.switch_fast_path(before)
     }
 

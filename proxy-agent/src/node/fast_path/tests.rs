@@ -130,14 +130,20 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
 fn whole_connections_are_kept_while_there_are_any() {
     let mut state = FastPathState::new(FastPath::Auto, true);
     state.rules = Some(vec!["chain a".to_owned()]);
-    state.keep_whole_flows(true);
+    let left = |whole| Remaining { whole, tolerated: 0 };
+    state.keep(left(1));
     assert_eq!(state.flag(), device::Node::FAST_KEEP);
-    state.keep_whole_flows(false);
-    state.keep_whole_flows(true);
-    state.keep_whole_flows(false);
+    state.keep(left(0));
+    state.keep(left(1));
+    state.keep(left(0));
     assert_eq!(state.flag(), device::Node::FAST_KEEP, "one sweep may have missed it");
     assert!(state.to_string().ends_with("; connections that were opened past the stack go on past it"));
-    state.keep_whole_flows(false);
+    state.keep(left(0));
     assert_eq!(state.flag(), 0);
+    let mut guards = FastPathState { rules: Some(list(&["chain a"])), ..FastPathState::new(FastPath::Auto, true) };
+    (0..3).for_each(|_| guards.keep(Remaining { whole: 0, tolerated: 1 }));
+    assert_eq!(guards.flag(), device::Node::FAST_KEEP, "ends of open connections are guarded");
+    (0..2).for_each(|_| guards.keep(left(0)));
+    assert_eq!(guards.flag(), 0);
     assert_eq!(FastPathState::new(FastPath::Off, true).flag(), 0, "its programs are not loaded");
 }
