@@ -53,6 +53,8 @@ impl Node {
     pub const FAST_OPEN_FAR: u32 = 1 << 14;
     /// Packets of open connections between pods of this node skip the stack where the agent has made conntrack tolerate that.
     pub const FAST_OPENED: u32 = 1 << 15;
+    /// Some pod's device is [`Device::BARE`], so whole connections of pods can skip the stack where rules let them.
+    pub const BARE_PODS: u32 = 1 << 16;
     /// All that the fast path does.
     pub const OF_FAST_PATH: u32 = Self::FAST_PATH
         | Self::FAST_OPEN

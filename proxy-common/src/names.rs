@@ -29,6 +29,8 @@ pub const DEVICES: &str = "DEVICES";
 pub const NODE: &str = "NODE";
 /// The storages of TCP sockets, of each family.
 pub const DIALLED: [&str; 2] = ["DIALLED4", "DIALLED6"];
+/// The pods whose sockets are led, by their cgroups.
+pub const SOCKET_PODS: &str = "SOCKET_PODS";
 /// Counts the removals from `ENDPOINTS`.
 pub const GENERATION: &str = "GENERATION";
 

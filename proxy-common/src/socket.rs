@@ -12,6 +12,15 @@ pub const UDP: u32 = 1 << 1;
 pub const REFUSES: u32 = 1 << 2;
 /// ... the kernel tells a program by what name the calling thread goes (`bpf_get_current_comm`).
 pub const NAMES: u32 = 1 << 3;
+/// ... TCP sockets of the pods in `SOCKET_PODS` are served too, while packets are not quicker.
+pub const PODS: u32 = 1 << 4;
+
+/// The rows of `SOCKET_PODS`: a node has a few hundred pods.
+pub const PODS_MAX: u32 = 4_096;
+/// The only value of `SOCKET_PODS`, whose keys are ids of cgroups (`u64`), which the kernel never gives twice.
+pub const LED: u32 = 1;
+/// The deepest place of a pod's cgroup, in levels below the root of the hierarchy.
+pub const PODS_DEPTH: u32 = 8;
 
 /// The seconds for which a UDP socket that is not connected keeps the backend of a frontend without sending to it. The
 /// packet path keeps a flow that was answered for as long.

@@ -4,11 +4,14 @@
 //! This module does not validate: texts stay texts until the model reads them.
 
 mod flat;
+mod local_pod;
 mod service;
 mod shared;
 mod slice;
 
 pub use flat::Flat;
+pub use local_pod::LocalPod;
+pub(crate) use local_pod::SOCKET_LB;
 pub(crate) use service::ALGORITHM;
 pub use service::{Ingress, Service, ServicePort};
 pub use shared::Shared;

@@ -10,6 +10,7 @@ pub mod store;
 
 // Their meaning on this node.
 pub mod model;
+pub mod pods;
 
 // The rows.
 pub mod diff;

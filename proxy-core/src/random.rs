@@ -75,6 +75,7 @@ pub(crate) fn object(input: &Input) -> (&'static str, ObjectName) {
         Input::EndpointSlice(update) => ("EndpointSlice", name(update)),
         Input::Node(update) => ("Node", name(update)),
         Input::ServiceCidr(update) => ("ServiceCIDR", name(update)),
+        Input::Pod(update) => ("Pod", name(update)),
         Input::ApiServer(_) => ("the API server", ObjectName::default()),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
-use crate::compact::{Compact, EndpointSlice, Service};
+use crate::compact::{Compact, EndpointSlice, LocalPod, Service};
 use crate::input::{Input, ObjectName, Trigger, Update};
 use crate::ip_family::IpFamily;
 use crate::model::ObjectRef;
@@ -22,6 +22,8 @@ pub struct Store {
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     nodes: Kind<Node>,
     service_cidrs: Kind<ServiceCIDR>,
+    /// No Service depends on them.
+    pods: Kind<LocalPod>,
     api_server: BTreeSet<SocketAddr>,
 }
 
@@ -56,6 +58,7 @@ impl Store {
             slices_of: BTreeMap::new(),
             nodes: Kind::default(),
             service_cidrs: Kind::default(),
+            pods: Kind::default(),
             api_server: BTreeSet::new(),
         }
     }
@@ -83,6 +86,10 @@ impl Store {
             Input::ServiceCidr(update) => {
                 self.service_cidrs.apply(update, |_, _, _| {});
                 Dirty::ServiceCidrs
+            }
+            Input::Pod(update) => {
+                self.pods.apply(update, |_, _, _| {});
+                Dirty::Nothing
             }
         }
     }
@@ -115,7 +122,7 @@ impl Store {
         Dirty::Endpoints { services: dirty, slices, triggers }
     }
 
-    /// Returns true if every kind has been listed. Before that, absent does not mean deleted.
+    /// Returns true if every kind that Services depend on has been listed. Before that, absent does not mean deleted.
     pub fn is_complete(&self) -> bool {
         self.services.listed && self.slices.listed && self.nodes.listed && self.service_cidrs.listed
     }
@@ -175,6 +182,16 @@ impl Store {
             _ => None,
         };
         uid.filter(|uid| !uid.is_empty())
+    }
+
+    /// Returns the Pods of this node, or None before their first list.
+    pub fn pods(&self) -> Option<impl Iterator<Item = &LocalPod>> {
+        self.pods.listed.then(|| self.pods.objects.values().map(Arc::as_ref))
+    }
+
+    /// Returns true if the API server refuses to tell the Pods.
+    pub fn are_pods_refused(&self) -> bool {
+        self.pods.refused
     }
 
     pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCIDR> {

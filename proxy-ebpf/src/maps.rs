@@ -58,7 +58,7 @@ pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
 pub use monitor::{is_watched, monitor};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
-pub use sockets::{DIALLED4, DIALLED6, forget_socket, remember_socket, socket};
+pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_led, remember_socket, socket};
 pub use tolerated::{offer, tolerated_since};
 
 const DEVICES_MAX: u32 = 65_536;

@@ -86,7 +86,13 @@ pub fn is_on() -> bool {
 /// Returns true if whole connections may. The agent says so for a moment only, because it has to look for rules all the time.
 #[inline(always)]
 pub fn opens_flows() -> bool {
-    let is_in_time = || flow::about_now_secs() <= maps::opens_until();
+    opens_flows_by(flow::about_now_secs)
+}
+
+/// Returns the same by another clock.
+#[inline(always)]
+pub fn opens_flows_by(now_secs: impl FnOnce() -> u32) -> bool {
+    let is_in_time = || now_secs() <= maps::opens_until();
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN) && is_in_time())
 }
 

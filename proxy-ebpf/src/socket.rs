@@ -181,7 +181,7 @@ impl<A: Net> Dial<A> for Dialling<A> {
 fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>) -> DialResult {
     let Some(proto) = served(peer) else { return DialResult::Left };
     let Some(node) = maps::node() else { return DialResult::Left };
-    let Some(client) = Client::of(peer, node) else { return DialResult::Left };
+    let Some(client) = Client::of(peer, proto, node) else { return DialResult::Left };
     if node.has(Node::DRAINING) || !client.may_dial(&at.addr, node) {
         return DialResult::Left;
     }

@@ -1,5 +1,6 @@
 //! Reads objects from an API server.
 
+use std::future::pending;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use self::watch::failure::failed_plugin;
 use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
-use proxy_core::compact::{EndpointSlice, Service};
+use proxy_core::compact::{EndpointSlice, LocalPod, Service};
 use proxy_core::input::Input;
 
 mod api_server_addrs;
@@ -41,6 +42,8 @@ pub struct Options {
     pub master: Option<String>,
     /// The limit on requests; None: unlimited.
     pub rate: Option<Rate>,
+    /// True if the Pods of the node are wanted as well.
+    pub pods: bool,
 }
 
 impl Options {
@@ -84,7 +87,7 @@ pub(super) async fn run(
     events: events::Queue,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
-    let mut watches = Watches::new(node_name);
+    let mut watches = Watches::new(node_name, options.pods);
     let outage = Outage::new();
     // An unreadable file at the start is the operator's mistake.
     let mut files = options.files();
@@ -148,12 +151,14 @@ struct Watches {
     slices: Watch<EndpointSlice>,
     node: Watch<Node>,
     service_cidrs: Watch<ServiceCIDR>,
+    /// None if no Pods are wanted.
+    pods: Option<Watch<LocalPod>>,
 }
 
 impl Watches {
     /// Creates the watches with kube-proxy's selectors, except that Services of other proxies are included, for their
     /// ClusterIPs.
-    fn new(node_name: Option<&str>) -> Self {
+    fn new(node_name: Option<&str>, pods: bool) -> Self {
         let services = Watch::new(Input::Service).fields("spec.clusterIP!=None");
         let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
         let node = Watch::new(Input::Node).dispensable();
@@ -161,16 +166,26 @@ impl Watches {
             Some(name) => node.named(name),
             None => node,
         };
-        Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable() }
+        // API servers have an index of Pods by their node.
+        let pods_of = |name: &str| Watch::new(Input::Pod).fields(&format!("spec.nodeName={name}")).optional();
+        let pods = node_name.filter(|_| pods).map(pods_of);
+        Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable(), pods }
     }
 
     /// Runs until one of the watches ends.
     async fn run(&mut self, clients: &Clients, inputs: &Sender<Input>, health: &Health, outage: &Outage) -> WatchExit {
+        let pods = async {
+            match &mut self.pods {
+                Some(pods) => pods.run(clients, inputs, health, outage).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             ended = self.services.run(clients, inputs, health, outage) => ended,
             ended = self.slices.run(clients, inputs, health, outage) => ended,
             ended = self.node.run(clients, inputs, health, outage) => ended,
             ended = self.service_cidrs.run(clients, inputs, health, outage) => ended,
+            ended = pods => ended,
         }
     }
 }

@@ -2,9 +2,11 @@
 //! sockets are in a table.
 
 use aya_ebpf::btf_maps::SkStorage;
-use aya_ebpf::macros::btf_map;
+use aya_ebpf::macros::{btf_map, map};
+use aya_ebpf::maps::HashMap;
 use proxy_common::addr::{Addr4, Addr6};
-use proxy_common::socket::{Dialled, Socket, SocketKey};
+use proxy_common::maps::NO_PREALLOC;
+use proxy_common::socket::{Dialled, LED, PODS_MAX, Socket, SocketKey};
 
 use super::copied;
 use crate::net::Net;
@@ -13,6 +15,15 @@ use crate::net::Net;
 pub static DIALLED4: SkStorage<Dialled<Addr4>> = SkStorage::new();
 #[btf_map]
 pub static DIALLED6: SkStorage<Dialled<Addr6>> = SkStorage::new();
+
+#[map]
+static SOCKET_PODS: HashMap<u64, u32> = HashMap::with_max_entries(PODS_MAX, NO_PREALLOC);
+
+/// Returns true if a cgroup is that of a pod whose sockets are led.
+#[inline(always)]
+pub fn is_led(cgroup: u64) -> bool {
+    copied(&SOCKET_PODS, &cgroup) == Some(LED)
+}
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {

@@ -1,13 +1,14 @@
 //! The client of a call.
 
-use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::device::Node;
 use proxy_common::policy::Origin;
-use proxy_common::socket::{Dialled, EVERYWHERE};
+use proxy_common::socket::{Dialled, EVERYWHERE, PODS, PODS_DEPTH};
 
-use super::peer::{self, Peer, flags};
-use crate::maps;
+use super::peer::{self, Peer, cgroup_at, flags};
+use crate::flow::now_secs;
 use crate::net::Net;
+use crate::{maps, redirect};
 
 /// The socket of a call.
 #[derive(Clone, Copy)]
@@ -21,12 +22,11 @@ pub struct Client {
 impl Client {
     /// Returns None if the socket is not served here.
     #[inline(always)]
-    pub fn of(peer: Peer, node: &Node) -> Option<Self> {
+    pub fn of(peer: Peer, proto: Proto, node: &Node) -> Option<Self> {
         let netns = peer.netns();
         let origin = if netns == peer::own_netns() {
             Origin::NODE
-        } else if flags() & EVERYWHERE == 0 || node.has(Node::COMPAT | Node::MASQUERADE_ALL) {
-            // Addresses tell the clients to masquerade, and a socket may not have one yet.
+        } else if !leads_pod(proto, node) {
             return None;
         } else {
             Origin::POD
@@ -44,6 +44,37 @@ impl Client {
         // On a host outside of the cluster its own addresses are its own.
         addr.is_unicast() && !(node.has(Node::HOST) && maps::own_addr(addr).is_some())
     }
+}
+
+/// Returns true if sockets of the calling pod are led.
+#[inline(always)]
+fn leads_pod(proto: Proto, node: &Node) -> bool {
+    // Addresses tell the clients to masquerade, and a socket may not have one yet.
+    if node.has(Node::COMPAT | Node::MASQUERADE_ALL) {
+        return false;
+    }
+    if flags() & EVERYWHERE != 0 {
+        return true;
+    }
+    // A whole connection past the stack is quicker than one that is led. The agent cannot end stale UDP sockets of pods.
+    let is_for_packets = node.has(Node::BARE_PODS) && redirect::opens_flows_by(now_secs);
+    flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_led_pod()
+}
+
+/// Returns true if the calling thread is in the cgroup of a pod whose sockets are led, or below it. The row of a pod counts for all that
+/// the pod makes in its own cgroup.
+#[inline(never)]
+fn is_of_led_pod() -> bool {
+    for level in 1..=PODS_DEPTH {
+        let cgroup = cgroup_at(level);
+        if cgroup == 0 {
+            return false;
+        }
+        if maps::is_led(cgroup) {
+            return true;
+        }
+    }
+    false
 }
 
 /// The differences between the families where there are no packets.

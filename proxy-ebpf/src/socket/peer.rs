@@ -6,7 +6,10 @@ use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::btf_maps::SkStorage;
-use aya_ebpf::helpers::generated::{bpf_get_current_comm, bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_ancestor_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_get_socket_cookie,
+    bpf_set_retval,
+};
 use aya_ebpf::programs::SockAddrContext;
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::socket::NAMES;
@@ -183,6 +186,13 @@ pub fn own_netns() -> u64 {
 #[inline(always)]
 pub fn flags() -> u32 {
     SOCKET_FLAGS.get()
+}
+
+/// Returns the id of the calling thread's cgroup, or of one above it, so many levels below the root; 0 if it is not so deep.
+#[inline(always)]
+pub fn cgroup_at(level: u32) -> u64 {
+    // SAFETY: the helper takes a number, and asks about the thread that makes this call.
+    unsafe { bpf_get_current_ancestor_cgroup_id(level as i32) }
 }
 
 /// Sets the error of a call that the program refuses.

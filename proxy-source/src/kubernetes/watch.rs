@@ -44,6 +44,7 @@ pub(super) struct Watch<K> {
     selection: Selection,
     lister: Lister,
     dispensable: bool,
+    optional: bool,
     backoff: Backoff,
     /// The version up to which everything was sent. None: a new list is needed.
     position: Option<String>,
@@ -78,6 +79,7 @@ impl<K> Watch<K> {
             selection: Selection::default(),
             lister: Lister::default(),
             dispensable: false,
+            optional: false,
             backoff: Backoff::default(),
             position: None,
             expired: false,
@@ -102,6 +104,11 @@ impl<K> Watch<K> {
     /// Marks a kind that kpx can do without: until the server serves and allows it, the list is empty.
     pub(super) fn dispensable(self) -> Self {
         Self { dispensable: true, ..self }
+    }
+
+    /// Marks a kind that an operator may withhold: a denial is no problem either.
+    pub(super) fn optional(self) -> Self {
+        Self { dispensable: true, optional: true, ..self }
     }
 }
 
@@ -135,7 +142,7 @@ where
                     }
                 },
             };
-            let unserved = self.dispensable && end.code() == Some(404);
+            let unserved = self.dispensable && end.code() == Some(404) || self.optional && end.code() == Some(403);
             let pause = match &end {
                 WatchEnd::ReceiverGone => return WatchExit::ReceiverGone,
                 WatchEnd::Failed(_) | WatchEnd::Late if unserved => UNSERVED_RETRY,

@@ -1,0 +1,88 @@
+//! The compact form of a Pod of this node: by what it shows whether its sockets may be led.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::Compact;
+use crate::input::ObjectName;
+
+/// The annotation by which a Pod chooses for itself: `on` or `off`.
+pub(crate) const SOCKET_LB: &str = "kpx.dev/socket-lb";
+
+/// The annotations and labels by which meshes mark a Pod, with the value that counts; any value does where there is none.
+const MESH_ANNOTATIONS: [(&str, Option<&str>); 5] = [
+    ("sidecar.istio.io/status", None),
+    ("ambient.istio.io/redirection", Some("enabled")),
+    ("linkerd.io/proxy-version", None),
+    ("kuma.io/sidecar-injected", Some("true")),
+    ("consul.hashicorp.com/connect-inject-status", Some("injected")),
+];
+const MESH_LABELS: [(&str, Option<&str>); 2] =
+    [("istio.io/dataplane-mode", Some("ambient")), ("kuma.io/sidecar-injection", Some("enabled"))];
+/// The containers that a mesh puts into a Pod.
+const MESH_CONTAINERS: [&str; 2] = ["istio-proxy", "linkerd-proxy"];
+/// The label of a virtual machine's Pod.
+const VIRTUAL_MACHINE: (&str, Option<&str>) = ("kubevirt.io", Some("virt-launcher"));
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalPod {
+    pub name: ObjectName,
+    /// Also the name of the Pod's cgroup.
+    pub uid: Box<str>,
+    /// Set once its containers run, and until they have ended.
+    pub is_running: bool,
+    pub host_network: bool,
+    /// The sign of a mesh: an annotation, a label or a container.
+    pub mesh: Option<Box<str>>,
+    pub is_virtual_machine: bool,
+    pub runtime_class: Option<Box<str>>,
+    /// The value of the annotation by which the Pod chooses.
+    pub choice: Option<Box<str>>,
+}
+
+impl Compact for LocalPod {
+    type Object = Pod;
+
+    fn compact(pod: Pod) -> Self {
+        let name = ObjectName::from(&pod.metadata);
+        let (annotations, labels) = (pod.metadata.annotations.as_ref(), pod.metadata.labels.as_ref());
+        let spec = pod.spec.unwrap_or_default();
+        let phase = pod.status.and_then(|status| status.phase);
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let mesh = sign("annotation", annotations, &MESH_ANNOTATIONS)
+            .or_else(|| sign("label", labels, &MESH_LABELS))
+            .or_else(|| mesh_container(containers));
+        Self {
+            name,
+            uid: pod.metadata.uid.unwrap_or_default().into(),
+            is_running: phase.as_deref() == Some("Running"),
+            host_network: spec.host_network.unwrap_or(false),
+            mesh,
+            is_virtual_machine: sign("label", labels, &[VIRTUAL_MACHINE]).is_some(),
+            runtime_class: spec.runtime_class_name.map(String::into_boxed_str),
+            choice: annotations.and_then(|all| all.get(SOCKET_LB)).map(|value| value.as_str().into()),
+        }
+    }
+
+    fn name(&self) -> ObjectName {
+        self.name.clone()
+    }
+
+    fn uid(&self) -> &str {
+        &self.uid
+    }
+}
+
+/// Returns the first of the marks that is there.
+fn sign(what: &str, all: Option<&BTreeMap<String, String>>, marks: &[(&str, Option<&str>)]) -> Option<Box<str>> {
+    let is_there = |(key, value): &&(&str, Option<&str>)| {
+        all.and_then(|all| all.get(*key)).is_some_and(|has| value.is_none_or(|value| has == value))
+    };
+    marks.iter().find(is_there).map(|(key, _)| format!("{what} {key}").into())
+}
+
+fn mesh_container<'a>(mut containers: impl Iterator<Item = &'a Container>) -> Option<Box<str>> {
+    let container = containers.find(|container| MESH_CONTAINERS.contains(&container.name.as_str()))?;
+    Some(format!("container {}", container.name).into())
+}
