@@ -4,6 +4,7 @@ mod events;
 mod follow;
 mod node_part;
 mod notices;
+mod pods;
 mod port_conflicts;
 mod readings;
 mod reports;
@@ -41,6 +42,7 @@ use crate::control::Query;
 use crate::health_check::HealthChecks;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
+use crate::pod_sockets::LedPods;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
 use proxy_core::model::Skipped;
@@ -115,6 +117,10 @@ pub struct Agent {
     waiting: Vec<Query>,
     /// What Services know that they go without on this node.
     told_left_out: BTreeSet<Skipped>,
+    /// The pods whose sockets are led, where pods are chosen.
+    led_pods: Option<LedPods>,
+    /// Annotations of Pods that mean nothing.
+    bad_pods: BTreeSet<Skipped>,
     /// Set if the last pass has left Services to the next one.
     is_behind: bool,
     /// Set by the first sync. Before it, the maps may hold what a predecessor left.
@@ -158,6 +164,8 @@ impl Agent {
             judging: false,
             waiting: Vec::new(),
             told_left_out: BTreeSet::new(),
+            led_pods: None,
+            bad_pods: BTreeSet::new(),
             is_behind: false,
             synced: false,
             syncs: 0,
@@ -247,9 +255,18 @@ impl Agent {
 
     /// Takes in changes of objects.
     async fn on_inputs(&mut self, inputs: impl Iterator<Item = Input>) -> Result<()> {
+        let (mut has_pods, mut has_others) = (false, false);
         for input in inputs {
+            let is_pod = matches!(input, Input::Pod(_));
+            (has_pods, has_others) = (has_pods || is_pod, has_others || !is_pod);
             self.reports.received(&input);
             self.desired.apply(input);
+        }
+        if has_pods {
+            self.on_pods();
+        }
+        if !has_others {
+            return Ok(());
         }
         self.reports.know(&self.desired);
         if self.schedule.request() { self.sync().await } else { Ok(()) }

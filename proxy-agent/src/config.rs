@@ -136,7 +136,7 @@ impl Configuration {
         Ok(Settings {
             node_name: self.node_name()?,
             mode: kpx.mode,
-            source: self.source(),
+            source: self.source(checked.sockets.is_some_and(|sockets| sockets.pods)),
             node: checked.node.clone(),
             model: checked.model.clone(),
             attach: kpx.attach,
@@ -178,7 +178,8 @@ impl Configuration {
         Ok(name)
     }
 
-    fn source(&self) -> Source {
+    /// Returns the source of objects; `pods` is set if the Pods of the node are wanted.
+    fn source(&self, pods: bool) -> Source {
         let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let connection = &self.kube_proxy.client_connection;
         match given(&self.kpx.manifests) {
@@ -188,6 +189,7 @@ impl Configuration {
                 context: given(&self.kpx.context),
                 master: given(&self.kpx.master),
                 rate: kubernetes::Rate::new(connection.qps, connection.burst),
+                pods,
             }),
         }
     }

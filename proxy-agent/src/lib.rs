@@ -26,6 +26,7 @@ pub mod config;
 mod files;
 pub mod leftovers;
 mod object_name;
+pub mod pod_sockets;
 pub mod privileges;
 pub mod run;
 pub mod settings;

@@ -170,6 +170,11 @@ impl Node {
         self.fast_path.to_string()
     }
 
+    /// Returns true while connections of pods may skip the stack from their first packet on.
+    pub fn opens_whole_connections(&self) -> bool {
+        self.rows.has_bare_pods() && self.fast_path.opens_flows()
+    }
+
     /// Returns true if this host is not a node.
     pub fn is_host_mode(&self) -> bool {
         self.host_mode.is_some()

@@ -29,7 +29,7 @@ use crate::node::{FastPath, Node};
 use crate::run::fast_path::FastPathWatch;
 use crate::run::servers::Servers;
 use crate::settings::Settings;
-use crate::{conntrack, control, leftovers};
+use crate::{conntrack, control, leftovers, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
@@ -60,7 +60,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     raise_file_limit()?;
     let socket = control::listen(&settings.run_dir)?;
     let changes = Changes::new(&settings.run_dir);
-    let datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
+    let mut datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
+    let pod_sockets = datapath.attachments.pod_sockets(datapath.pod_rows.take())?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
     let Settings { node_name, mode, node: options, .. } = settings;
     let skips_stack = options.fast_path != FastPath::Off;
@@ -86,11 +87,13 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
+        let (led_pods, pod_sockets) = pod_sockets.map(|pods| pod_sockets::connect(pods, settings.sync_period)).unzip();
         let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
         let fast_path = skips_stack.then(watch);
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
-        let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule);
+        let mut agent =
+            Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule).leading(led_pods);
         // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // The end of any of these ends the agent; its supervisor restarts it.
@@ -102,6 +105,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
+            result = pod_sockets::run(pod_sockets) => result.context("pods' sockets"),
             result = abort_stale(stale_sockets) => result.context("stale sockets"),
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), scrape_router(agent_handle, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),

@@ -45,6 +45,9 @@ pub struct Status {
     /// The state of socket load balancing; None if it is off.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
+    /// The pods of this node, and the way of their sockets; None if no pods are chosen.
+    #[serde(default)]
+    pub pods: Option<PodsStatus>,
     /// The place that keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or `nothing`.
     #[serde(default)]
     pub kept_by: String,
@@ -84,6 +87,30 @@ pub struct OptionsStatus {
     /// `auto: …`.
     #[serde(default)]
     pub socket_lb: String,
+}
+
+/// The pods of this node by the way of their TCP sockets.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodsStatus {
+    /// The number of pods whose sockets get a backend at `connect`.
+    pub led: usize,
+    /// What keeps kpx from choosing pods, or from finding them.
+    pub why_none: Option<String>,
+    pub pods: Vec<PodStatus>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStatus {
+    pub namespace: String,
+    pub name: String,
+    /// The way: `led`, `packets`, or `host` for a pod on the host's network.
+    pub way: String,
+    /// The reason in a word or two, which other pods share; empty if there is none.
+    pub group: String,
+    /// The reason for another way than `led`.
+    pub why: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

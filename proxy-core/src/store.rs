@@ -179,6 +179,7 @@ impl Store {
             "Service" => self.services.uid(&object.name),
             "EndpointSlice" => self.slices.uid(&object.name),
             "ServiceCIDR" => self.service_cidrs.uid(&object.name),
+            "Pod" => self.pods.uid(&object.name),
             _ => None,
         };
         uid.filter(|uid| !uid.is_empty())

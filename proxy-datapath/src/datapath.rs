@@ -24,7 +24,7 @@ use crate::node::NodeMaps;
 use crate::persistence::Persistence;
 use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
-use crate::sockets::{self, SocketOptions, StaleSockets};
+use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
 use crate::tolerated::ToleratedFlows;
 use crate::verifier;
@@ -46,6 +46,8 @@ pub struct Datapath {
     pub loaded: Loaded,
     /// The task that aborts stale UDP sockets, where UDP sockets are translated.
     pub stale_sockets: Option<StaleSockets>,
+    /// The table of the pods whose sockets are led, where pods are chosen.
+    pub pod_rows: Option<PodRows>,
 }
 
 /// The options of a load; an unset option means the default.
@@ -111,7 +113,9 @@ impl Datapath {
         let endpoints_removed = Arc::new(Notify::new());
         let leads_udp = options.sockets.is_some_and(|sockets| sockets.udp);
         let stale_sockets = leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
+        let leads_pods = options.sockets.is_some_and(|sockets| sockets.pods);
         Ok(Self {
+            pod_rows: leads_pods.then(|| sockets::pods::rows(&mut ebpf)).transpose()?,
             stale_sockets: stale_sockets.transpose()?,
             loaded: Loaded::of(&ebpf, &options.programs())?,
             tolerated: ToleratedFlows::new(&mut ebpf)?,

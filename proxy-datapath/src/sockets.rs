@@ -1,10 +1,12 @@
 //! Attaches, keeps and removes the cgroup programs that translate sockets which dial services (`--socket-lb`).
 
 mod cgroup;
+mod kubepods;
+pub(crate) mod pods;
 mod stale;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::{fs, iter};
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::cgroup_sock_addr::CgroupSockAddrLinkId;
@@ -21,6 +23,7 @@ use super::pins::{self, Pins, remove_pin};
 use super::verifier;
 
 pub use cgroup::Cgroup;
+pub use pods::{PodRow, PodRows, PodSockets};
 pub use stale::StaleSockets;
 
 /// The sockets that the programs translate. An unset option excludes its sockets.
@@ -28,6 +31,8 @@ pub use stale::StaleSockets;
 pub struct SocketOptions {
     /// Set for the sockets of all network namespaces, instead of this one alone.
     pub everywhere: bool,
+    /// Set for the TCP sockets of chosen pods, beside those of this network namespace: see [`PodSockets`].
+    pub pods: bool,
     /// Set for UDP sockets as well as TCP sockets.
     pub udp: bool,
     /// Set where nothing depends on it: packets serve the sockets if these programs cannot.
@@ -42,7 +47,7 @@ pub(super) struct SocketGlobals {
 
 impl SocketGlobals {
     pub(super) fn of(options: SocketOptions) -> Result<Self> {
-        let SocketOptions { everywhere, udp, is_optional } = options;
+        let SocketOptions { everywhere, pods, udp, is_optional } = options;
         let netns = crate::sys::netns_cookie::netns_cookie().context(
             "read this network namespace's number, by which --socket-lb recognizes the host's sockets: \
              kernels before Linux 5.14 do not have it",
@@ -58,8 +63,13 @@ impl SocketGlobals {
             names || !is_optional,
             "this kernel does not tell its own workers from other tasks: their mounts would stay with one backend"
         );
-        let flags =
-            [(everywhere, socket::EVERYWHERE), (udp, socket::UDP), (refuses, socket::REFUSES), (names, socket::NAMES)];
+        let flags = [
+            (everywhere, socket::EVERYWHERE),
+            (pods, socket::PODS),
+            (udp, socket::UDP),
+            (refuses, socket::REFUSES),
+            (names, socket::NAMES),
+        ];
         Ok(Self { netns, flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag) })
     }
 
@@ -102,8 +112,9 @@ pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
 
 /// Returns the tables among them, which get no room.
 pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Item = &'static str> {
-    let is_used = options.is_some_and(|options| options.udp);
-    [names::IPV4.udp_sockets, names::IPV6.udp_sockets].into_iter().filter(move |_| !is_used)
+    let (has_udp, has_pods) = options.map_or((false, false), |options| (options.udp, options.pods));
+    let udp = [names::IPV4.udp_sockets, names::IPV6.udp_sockets].into_iter().filter(move |_| !has_udp);
+    udp.chain(iter::once(names::SOCKET_PODS).filter(move |_| !has_pods))
 }
 
 /// How sockets are led, for `kpx status`.
@@ -113,6 +124,9 @@ pub struct SocketsStatus {
     /// The scope: `host` or `all`.
     pub scope: String,
     pub udp: bool,
+    /// True if chosen pods are served as well: see `pods` of the agent's status.
+    #[serde(default)]
+    pub pods: bool,
     /// The cgroup below which sockets are translated.
     pub cgroup: String,
 }
@@ -141,17 +155,28 @@ impl Sockets {
 
     pub(super) fn status(&self) -> SocketsStatus {
         let Self { cgroup, options, .. } = self;
-        SocketsStatus { scope: self.scope().to_owned(), udp: options.udp, cgroup: cgroup.to_string() }
+        SocketsStatus {
+            scope: self.scope().to_owned(),
+            udp: options.udp,
+            pods: options.pods,
+            cgroup: cgroup.to_string(),
+        }
     }
 
     /// Returns the sockets that are served, in the words of `--socket-lb`.
     pub(super) fn served(&self) -> String {
         let auto = if self.options.is_optional { "auto: " } else { "" };
-        format!("{auto}{}", self.scope())
+        let pods = if self.options.pods { " and pods" } else { "" };
+        format!("{auto}{}{pods}", self.scope())
     }
 
     pub(super) fn is_optional(&self) -> bool {
         self.options.is_optional
+    }
+
+    /// Opens the cgroup once more.
+    pub(super) fn cgroup(&self) -> Result<Cgroup> {
+        self.cgroup.try_clone()
     }
 
     fn scope(&self) -> &'static str {

@@ -1,10 +1,10 @@
 //! A test's own cgroup, which holds this process for as long as the value lives. Programs attached there meet no other
 //! process's sockets.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
@@ -51,11 +51,20 @@ pub struct Visited {
 impl Visited {
     pub fn make() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let (root, before) = places()?;
+        let (root, _) = places()?;
         let nth = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = root.join(format!("kpx-visited-{}-{nth}", std::process::id()));
+        Self::at(root.join(format!("kpx-visited-{}-{nth}", std::process::id())))
+    }
+
+    fn at(path: PathBuf) -> Result<Self> {
+        let (_, before) = places()?;
         fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
         Ok(Self { path, before })
+    }
+
+    /// Makes a cgroup in this one, under any name.
+    pub fn within(&self, name: &str) -> Result<Self> {
+        Self::at(self.path.join(name))
     }
 
     pub fn path(&self) -> &Path {
@@ -71,9 +80,48 @@ impl Visited {
     }
 }
 
+/// Kubelet's folders for the cgroups of pods. They go with this value, and the pods' cgroups with them.
+#[derive(Debug)]
+pub struct Kubepods {
+    path: PathBuf,
+}
+
+impl Kubepods {
+    /// Makes them in a test's own cgroup.
+    pub fn make(within: &Cgroup) -> Result<Self> {
+        let path = within.path().join("kubepods");
+        fs::create_dir_all(path.join("burstable")).with_context(|| format!("create {}", path.display()))?;
+        Ok(Self { path })
+    }
+
+    /// Makes the cgroup of a pod.
+    pub fn pod(&self, uid: &str) -> Result<Visited> {
+        Visited::at(self.path.join(format!("burstable/pod{uid}")))
+    }
+}
+
+impl Drop for Kubepods {
+    fn drop(&mut self) {
+        if let Err(error) = remove_all(&self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "cgroup is left over");
+        }
+    }
+}
+
+/// Removes a cgroup and those in it. They must be empty.
+fn remove_all(cgroup: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(cgroup)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_all(&entry.path())?;
+        }
+    }
+    fs::remove_dir(cgroup)
+}
+
 impl Drop for Visited {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir(&self.path) {
+        if let Err(error) = remove_all(&self.path) {
             tracing::warn!(%error, path = %self.path.display(), "cgroup is left over");
         }
     }

@@ -64,11 +64,18 @@ impl Agent {
             last_sync: self.last_sync,
             syncs: self.syncs,
             problems: problem_status(&problems).into_iter().chain(problem_status(source_problems)).collect(),
-            skipped: self.desired.skipped().chain(node.left_out()).map(ToString::to_string).collect(),
+            skipped: self
+                .desired
+                .skipped()
+                .chain(node.left_out())
+                .chain(&self.bad_pods)
+                .map(ToString::to_string)
+                .collect(),
             unreachable: unreachable_status(&self.desired),
             notices: self.notices.texts().to_vec(),
             devices: devices.collect(),
             sockets: node.attachments().sockets_status(),
+            pods: self.pods_status(node),
             kept_by: self.persistence_kind().name().to_owned(),
             tables: BTreeMap::from([
                 (Addr4::FAMILY.to_owned(), table_status(counts.v4)),

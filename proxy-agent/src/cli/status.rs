@@ -11,12 +11,12 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use super::{age, devices};
-use crate::status::{OptionsStatus, Status, UnreachableStatus};
+use crate::status::{OptionsStatus, PodsStatus, Status, UnreachableStatus};
 use proxy_metrics::{MapFill, old_map_name};
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
 ///
-/// Shows the dropped and rejected packets; with --output wide also the passed ones, all devices, programs and maps.
+/// Shows the dropped and rejected packets; with --output wide also the passed ones, all pods, devices, programs and maps.
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
     #[command(flatten)]
@@ -38,6 +38,7 @@ fn text(status: &Status, form: Form) -> String {
         (None, families(status, form)),
         (None, maps(status, form)),
         (None, packets(status, form)),
+        (None, if form.wide { pods(status, form) } else { String::new() }),
         (None, if form.wide { devices::text(&status.devices, form) } else { String::new() }),
         (None, if form.wide { programs(status, form) } else { String::new() }),
     ];
@@ -78,8 +79,37 @@ fn head(status: &Status, form: Form) -> String {
         ("Restarts:", restarts(status)),
     ];
     let rows = rows.into_iter().chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
+    let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
     let form = Form { headers: false, ..form };
     form.table(&[], rows.map(|(name, value)| vec![cell(name), value]))
+}
+
+/// Counts pods by the way of their sockets: `3 led, 1 host; by packets: 2 in a mesh`.
+fn ways(pods: &PodsStatus) -> String {
+    let count = |way: &str| pods.pods.iter().filter(|pod| pod.way == way).count();
+    let mut groups = BTreeMap::<_, usize>::new();
+    for pod in pods.pods.iter().filter(|pod| pod.way == "packets") {
+        *groups.entry(pod.group.as_str()).or_default() += 1;
+    }
+    let mut text = format!("{} led, {} on the host's network", count("led"), count("host"));
+    if !groups.is_empty() {
+        let groups: Vec<_> = groups.iter().map(|(group, pods)| format!("{pods} {group}")).collect();
+        text += &format!("; by packets: {}", groups.join(", "));
+    }
+    match &pods.why_none {
+        Some(why) if pods.pods.is_empty() => format!("none led, because {why}"),
+        Some(why) => format!("{text}; as before, because {why}"),
+        None => text,
+    }
+}
+
+/// Lists the pods with the way of each and its reason.
+fn pods(status: &Status, form: Form) -> String {
+    let pods = status.pods.iter().flat_map(|pods| &pods.pods);
+    let rows = pods.map(|pod| {
+        vec![cell(format!("{}/{}", pod.namespace, pod.name)), cell(&pod.way), cell(pod.why.as_deref().unwrap_or(""))]
+    });
+    form.table(&["POD", "SOCKETS", "WHY"], rows)
 }
 
 /// Describes what happens to Services while no agent runs.

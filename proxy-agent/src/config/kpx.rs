@@ -69,8 +69,9 @@ impl KpxConfiguration {
     pub const API_VERSION: &str = "kpx.dev/v1alpha1";
     pub const KIND: &str = "KpxConfiguration";
 
-    /// Returns how sockets are served; None if none are.
-    pub(super) fn sockets(&self, own: &mut Fields) -> Option<SocketOptions> {
+    /// Returns how sockets are served; None if none are. `masquerades` is set if the addresses of clients decide who is masqueraded, which
+    /// packets alone have.
+    pub(super) fn sockets(&self, masquerades: bool, own: &mut Fields) -> Option<SocketOptions> {
         // A wrong scope was named already, and decides nothing about the other fields.
         if own.has_refused("socketLB") {
             return None;
@@ -92,6 +93,8 @@ impl KpxConfiguration {
         own.check(is_path, "cgroupRoot", &self.cgroup_root, "must be the full path of a folder");
         is_on.then_some(SocketOptions {
             everywhere: self.socket_lb == SocketLb::All,
+            // A folder of manifests has no Pods.
+            pods: self.socket_lb == SocketLb::Auto && self.manifests.is_empty() && !masquerades,
             udp: self.socket_lb_udp,
             is_optional: self.socket_lb == SocketLb::Auto,
         })

@@ -12,7 +12,7 @@ use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
-use crate::node::{FastPath, NodeOptions};
+use crate::node::{FastPath, Masquerade, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
@@ -54,7 +54,8 @@ pub(super) fn check(
     let external_ip_cidrs = external_ip_cidrs(&mut own, &kpx.external_ip_cidrs);
     let is_host = kpx.mode == Mode::Host;
     of_the_mode(&mut own, kpx);
-    let sockets = kpx.sockets(&mut own);
+    let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
+    let sockets = kpx.sockets(masquerades, &mut own);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
     own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");

@@ -114,7 +114,7 @@ impl FastPathState {
     }
 
     /// Returns true if some connections skip the stack from their first packet on.
-    fn opens_flows(&self) -> bool {
+    pub(super) fn opens_flows(&self) -> bool {
         let is_none = matches!(self.whole, Whole::None(_));
         self.asked != FastPath::Off && self.obstacle.is_none() && self.rules.is_some() && !is_none
     }

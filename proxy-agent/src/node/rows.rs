@@ -25,12 +25,15 @@ pub(super) struct NodeRows {
     /// The ranges of ClusterIPs that the programs know, and the ClusterIPs that other proxies serve. None before the
     /// first write.
     service_nets: Option<(Vec<IpNet>, BTreeSet<IpAddr>)>,
+    /// The flags that follow from the rows of devices.
+    of_rows: u32,
     /// The addresses in force.
     pub(super) addrs: (Addr4, Addr6),
 }
 
 /// The flags that follow from all devices together.
-const OF_DEVICES: u32 = device::Node::STACKED | device::Node::FILTERED | device::Node::MACVLANS;
+const OF_DEVICES: u32 =
+    device::Node::STACKED | device::Node::FILTERED | device::Node::MACVLANS | device::Node::BARE_PODS;
 
 /// The parts of the node's row beside addresses.
 pub(super) struct NodeFlags {
@@ -46,7 +49,15 @@ impl NodeRows {
         let inherited = maps.node()?.map(|node| node.without(device::Node::DRAINING));
         let unknown = (Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
         let addrs = inherited.map_or(unknown, |node| (node.addr4, node.addr6));
-        Ok(Self { maps, inherited, pod_cidrs: Vec::new(), unchanged: Vec::new(), service_nets: None, addrs })
+        Ok(Self {
+            maps,
+            inherited,
+            pod_cidrs: Vec::new(),
+            unchanged: Vec::new(),
+            service_nets: None,
+            of_rows: 0,
+            addrs,
+        })
     }
 
     /// Returns true if a predecessor's row is in force.
@@ -68,6 +79,7 @@ impl NodeRows {
 
     pub(super) fn write_node(&mut self, anchor: Anchor, flags: NodeFlags) -> Result<()> {
         let NodeFlags { options, host } = flags;
+        let host = host | self.of_rows;
         if let Some(inherited) = self.inherited {
             let inherited = inherited.without(device::Node::OF_FAST_PATH | OF_DEVICES).with(host);
             return self.maps.set_node(inherited.with_anchor(anchor.ifindex, anchor.mac));
@@ -78,11 +90,18 @@ impl NodeRows {
 
     /// Returns true if the row in force and `flags` disagree on what follows from all devices together.
     pub(super) fn misses(&self, flags: u32) -> Result<bool> {
-        Ok(self.maps.node()?.is_some_and(|known| known != known.without(OF_DEVICES).with(flags)))
+        Ok(self.maps.node()?.is_some_and(|known| known != known.without(OF_DEVICES).with(flags | self.of_rows)))
     }
 
     pub(super) fn write_devices(&mut self, devices: &BTreeMap<u32, Device>) -> Result<()> {
+        let is_bare = |device: &Device| device.is_pod() && device.flags() & Device::BARE != 0;
+        self.of_rows = if devices.values().any(is_bare) { device::Node::BARE_PODS } else { 0 };
         self.maps.set_devices(devices)
+    }
+
+    /// Returns true if some pod's device is one by which whole connections can skip the stack.
+    pub(super) fn has_bare_pods(&self) -> bool {
+        self.of_rows & device::Node::BARE_PODS != 0
     }
 
     pub(super) fn write_addrs(&mut self, addrs: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {

@@ -5,7 +5,7 @@ use tracing::warn;
 
 use super::Attachments;
 use crate::persistence::Persistence;
-use crate::sockets::{Cgroup, SocketOptions, Sockets, SocketsStatus, remove_unused};
+use crate::sockets::{Cgroup, PodRows, PodSockets, SocketOptions, Sockets, SocketsStatus, remove_unused};
 
 impl Attachments {
     /// Attaches the programs for sockets to a cgroup if they were loaded, and lets go of those of a predecessor.
@@ -58,6 +58,12 @@ impl Attachments {
             (None, Some(why)) => format!("auto: off, because {why}"),
             (None, None) => "off".to_owned(),
         }
+    }
+
+    /// Returns the means to choose pods whose sockets are led, where that was asked for and the programs are attached.
+    pub fn pod_sockets(&self, rows: Option<PodRows>) -> Result<Option<PodSockets>> {
+        let (Some(sockets), Some(rows)) = (&self.sockets, rows) else { return Ok(None) };
+        Ok(Some(PodSockets::new(rows, sockets.cgroup()?)))
     }
 
     pub fn sockets_status(&self) -> Option<SocketsStatus> {

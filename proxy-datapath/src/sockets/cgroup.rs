@@ -93,6 +93,12 @@ impl Cgroup {
         Ok(Self { dir, name: "root (mounted by kpx)".to_owned() })
     }
 
+    /// Returns another handle on the same folder.
+    pub(super) fn try_clone(&self) -> Result<Self> {
+        let dir = self.dir.try_clone().with_context(|| format!("open the cgroup {self} again"))?;
+        Ok(Self { dir, name: self.name.clone() })
+    }
+
     fn is_root(&self) -> bool {
         accessat(&self.dir, NOT_ROOT, Access::EXISTS, AtFlags::empty()).is_err()
     }

@@ -90,6 +90,14 @@ impl Cluster {
         }
     }
 
+    /// Stores an object with the uid that it has, which a server's own objects get from the server.
+    pub fn put_as_is(&self, object: &Object) -> Result<()> {
+        match &self.keeper {
+            Keeper::Api(server) => server.apply_as_is(&object.0),
+            Keeper::Folder => self.put(object),
+        }
+    }
+
     pub fn delete(&self, object: &Object) -> Result<()> {
         match &self.keeper {
             Keeper::Api(server) => {

@@ -1,6 +1,6 @@
 //! The kinds of objects that are served, and what is particular to each.
 
-use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, Service};
+use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
@@ -42,7 +42,7 @@ pub(crate) static NAMESPACE: &Kind = &KINDS[2];
 pub(crate) static SERVICE: &Kind = &KINDS[0];
 pub(crate) static SERVICE_CIDR: &Kind = &KINDS[4];
 
-pub(crate) static KINDS: [Kind; 7] = [
+pub(crate) static KINDS: [Kind; 8] = [
     Kind {
         group: "",
         kind: "Service",
@@ -133,6 +133,18 @@ pub(crate) static KINDS: [Kind; 7] = [
         fields: &[],
         merge_keys: &[],
         decode: decode::<Event>,
+    },
+    Kind {
+        group: "",
+        kind: "Pod",
+        singular: "pod",
+        plural: "pods",
+        short: &["po"],
+        namespaced: true,
+        status: Status::WithCreation,
+        fields: &["spec.nodeName", "status.phase"],
+        merge_keys: &[("spec.containers", "name"), ("status.conditions", "type")],
+        decode: decode::<Pod>,
     },
 ];
 

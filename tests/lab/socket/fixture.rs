@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testbed::agent::{Agent, Service, binary};
+use testbed::apiserver::ApiServer;
 use testbed::cgroup::Cgroup;
 use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Layout};
@@ -49,9 +50,24 @@ impl Fixture {
 
     pub(crate) fn of(layout: Layout) -> Result<Self> {
         let cgroup = Cgroup::enter()?;
-        let base = ServedLab::with_manifests(layout)?.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
+        Self::on(cgroup, ServedLab::with_manifests(layout)?)
+    }
+
+    /// The same with an API server, which knows Pods.
+    pub(crate) fn with_api_server(layout: Layout) -> Result<Self> {
+        let cgroup = Cgroup::enter()?;
+        Self::on(cgroup, ServedLab::with_api_server(layout)?)
+    }
+
+    fn on(cgroup: Cgroup, lab: ServedLab) -> Result<Self> {
+        let base = lab.serve(&["p1a", "p1b", "p2a", "p2b", NODE], PORT)?;
         base.put(&web())?;
         Ok(Self { base, cgroup })
+    }
+
+    /// The API server, to switch its faults on.
+    pub(crate) fn api(&mut self) -> Result<&mut ApiServer> {
+        self.base.cluster.server()
     }
 
     /// The agent, in charge of sockets in this test's cgroup.

@@ -3,5 +3,6 @@
 mod aborted;
 mod fixture;
 mod pins;
+mod pods;
 mod tcp;
 mod udp;

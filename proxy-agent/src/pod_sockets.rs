@@ -1,0 +1,119 @@
+//! Keeps the pods whose sockets are led. The agent's loop says which, and a task of its own looks for their cgroups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use proxy_datapath::{PodRow, PodSockets};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+/// The time over which changes of pods are gathered for one look.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The first wait for a cgroup that is not there. The longest is the sync period.
+const RETRY_MIN: Duration = Duration::from_millis(500);
+
+/// Pods by their uids.
+type Uids = BTreeSet<Box<str>>;
+
+/// The agent's end.
+#[derive(Debug)]
+pub struct LedPods {
+    wanted: watch::Sender<Option<Uids>>,
+    found: watch::Receiver<Arc<Found>>,
+}
+
+/// The results of the last look.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The places of the pods that are to be led.
+    pub rows: BTreeMap<Box<str>, PodRow>,
+    /// Why the look has failed.
+    pub error: Option<String>,
+}
+
+/// The task's end.
+pub struct PodSocketsTask {
+    sockets: PodSockets,
+    wanted: watch::Receiver<Option<Uids>>,
+    found: watch::Sender<Arc<Found>>,
+    sync_period: Duration,
+}
+
+/// Connects an agent with its task.
+pub fn connect(sockets: PodSockets, sync_period: Duration) -> (LedPods, PodSocketsTask) {
+    let (wanted, of_agent) = watch::channel(None);
+    let (of_task, found) = watch::channel(Arc::default());
+    (LedPods { wanted, found }, PodSocketsTask { sockets, wanted: of_agent, found: of_task, sync_period })
+}
+
+impl LedPods {
+    /// Sets the pods that are to be led. Until the first call the rows of a predecessor stay.
+    pub fn set(&self, uids: Uids) {
+        self.wanted.send_if_modified(|wanted| {
+            let is_new = wanted.as_ref() != Some(&uids);
+            *wanted = Some(uids);
+            is_new
+        });
+    }
+
+    pub fn found(&self) -> Arc<Found> {
+        self.found.borrow().clone()
+    }
+}
+
+/// Runs the task, which ends with a panic of its look alone; waits for ever without one.
+pub async fn run(task: Option<PodSocketsTask>) -> Result<()> {
+    match task {
+        Some(task) => task.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl PodSocketsTask {
+    async fn run(mut self) -> Result<()> {
+        let mut wait = RETRY_MIN;
+        loop {
+            let wanted = self.wanted.borrow_and_update().clone();
+            let Self { mut sockets, .. } = self;
+            let found;
+            (sockets, found) = spawn_blocking(move || {
+                let found = wanted.map(|uids| sockets.lead(&uids));
+                (sockets, found)
+            })
+            .await
+            .context("look for the cgroups of pods")?;
+            self.sockets = sockets;
+            let is_whole = self.tell(found);
+            wait = if is_whole { self.sync_period } else { (wait * 2).min(self.sync_period) };
+            match timeout(wait, self.wanted.changed()).await {
+                Ok(Ok(())) => {
+                    wait = RETRY_MIN;
+                    sleep(PAUSE).await;
+                }
+                // The agent ends, and says why itself.
+                Ok(Err(_)) => return std::future::pending().await,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Returns true if nothing is missing that another look might find.
+    fn tell(&self, found: Option<Result<BTreeMap<Box<str>, PodRow>>>) -> bool {
+        let last = self.found.borrow().clone();
+        let found = match found {
+            None => return true,
+            Some(Ok(rows)) => Found { rows, error: None },
+            Some(Err(error)) => Found { rows: last.rows.clone(), error: Some(format!("{error:#}")) },
+        };
+        if let Some(error) = found.error.as_ref().filter(|error| last.error.as_ref() != Some(error)) {
+            warn!(error, "pods are led as before");
+        }
+        let is_whole = found.error.is_none() && found.rows.values().all(|row| *row != PodRow::NoCgroup);
+        self.found.send_replace(Arc::new(found));
+        is_whole
+    }
+}

@@ -1,0 +1,300 @@
+//! Pods in cgroups of kubelet's: which of them are led by default.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use proxy_agent::status::PodStatus;
+use serde_json::{Value, json};
+use testbed::agent::{Agent, DEADLINE, Object, wait_until};
+use testbed::cgroup::{Kubepods, Visited};
+use testbed::echo::{Connection, Protocol};
+use testbed::lab::{Family, Layout};
+
+use crate::socket::fixture::{Fixture, NODE, count, web};
+
+const TCP: Protocol = Protocol::Tcp;
+const STACK: [&str; 2] = ["--fast-path", "off"];
+const CHOICE: &str = "kpx.dev/socket-lb";
+
+/// A node whose pods have cgroups. All of them dial from the network namespace of p1a.
+struct Cluster {
+    // Goes before the test's cgroup, in which it is.
+    kubepods: Kubepods,
+    fixture: Fixture,
+}
+
+impl Cluster {
+    fn start() -> Result<Self> {
+        let fixture = Fixture::with_api_server(Layout::Routed)?;
+        Ok(Self { kubepods: Kubepods::make(&fixture.cgroup)?, fixture })
+    }
+
+    fn agent(&self, args: &[&str]) -> Result<Agent<'_>> {
+        self.fixture.agent("auto", &[&["--iptables-sync-period", "1s"], args].concat())
+    }
+
+    /// Creates a Pod of this node with these annotations, or replaces it.
+    fn put(&self, name: &str, annotations: Value, spec: Value) -> Result<()> {
+        self.fixture.cluster.put_as_is(&pod(name, annotations, spec))
+    }
+
+    /// Makes the cgroup of a Pod that the API server has.
+    fn cgroup(&self, name: &str) -> Result<Visited> {
+        self.kubepods.pod(&uid(name))
+    }
+
+    /// Dials from a cgroup, and is led or not.
+    fn reaches(&self, cgroup: &Visited, want: bool) -> Result<()> {
+        Family::ALL.into_iter().try_for_each(|family| cgroup.visit(|| self.dial(family, want).map(drop))?)
+    }
+
+    /// Waits until dialling from a cgroup is led, or is not. Programs hear of a change a moment after the status tells it.
+    fn eventually(&self, cgroup: &Visited, want: bool) -> Result<()> {
+        wait_until(DEADLINE, &format!("sockets are led: {want}"), || Ok(self.reaches(cgroup, want).is_ok()))
+    }
+
+    /// Dials from where this process is. A socket that is led has another peer to the kernel than the one that it is shown.
+    fn dial(&self, family: Family, want: bool) -> Result<Connection> {
+        let to = web().frontend(family);
+        let connection = self.fixture.reach("p1a", TCP, to)?.connection;
+        let [local, _] = connection.ends()?;
+        let port = format!(":{}", local.port());
+        let mut list = Command::new("ss");
+        list.args(["-Htn", "state", "established", "sport", "=", &port]);
+        let sockets = self.fixture.lab.host("p1a").ns.exec(&mut list)?;
+        ensure!(!sockets.trim().is_empty(), "no socket at {port}");
+        let is_led = !sockets.contains(&to.to_string());
+        ensure!(is_led == want, "p1a to {to}: led: {is_led}, not {want}: {sockets}");
+        Ok(connection)
+    }
+}
+
+/// Returns a uid that a name stands for.
+fn uid(name: &str) -> String {
+    let sum = name.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    format!("00000000-0000-4000-8000-{sum:012x}")
+}
+
+fn pod(name: &str, annotations: Value, spec: Value) -> Object {
+    let mut object = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "namespace": "default", "name": name, "uid": uid(name), "annotations": annotations },
+        "spec": { "nodeName": NODE, "containers": [{ "name": "main" }] },
+        "status": { "phase": "Running" },
+    });
+    let fields = spec.as_object().cloned().unwrap_or_default();
+    object["spec"].as_object_mut().expect("an object").extend(fields);
+    Object(object)
+}
+
+/// Returns the pods of `kpx status` by their names.
+fn pods(agent: &Agent) -> Result<BTreeMap<String, PodStatus>> {
+    let pods = agent.typed_status()?.pods.context("pods are chosen")?;
+    Ok(pods.pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect())
+}
+
+/// Waits until a pod takes this way for this reason.
+fn waits(agent: &Agent, name: &str, way: &str, why: &str) -> Result<()> {
+    let seen = || Ok::<_, anyhow::Error>(pods(agent)?.get(name).map(|pod| (pod.way.clone(), pod.why.clone())));
+    let is_so = |(has, reason): (String, Option<String>)| has == way && reason.unwrap_or_default().contains(why);
+    wait_until(DEADLINE, &format!("{name} is {way}: {why}"), || Ok(seen()?.is_some_and(is_so)))
+        .with_context(|| format!("{:?}\n{}", seen(), agent.log()))
+}
+
+#[test]
+fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.agent(&STACK)?;
+    let mesh = json!({ "sidecar.istio.io/status": "{}" });
+    let rows = [
+        ("plain", json!({}), json!({}), "led", ""),
+        ("mesh", mesh, json!({}), "packets", "it is in a mesh: annotation sidecar.istio.io/status"),
+        ("out", json!({ CHOICE: "off" }), json!({}), "packets", "its annotation kpx.dev/socket-lb is off"),
+        ("wrong", json!({ CHOICE: "maybe" }), json!({}), "packets", "\"maybe\", which is neither on nor off"),
+        ("kata", json!({}), json!({ "runtimeClassName": "kata" }), "packets", "its runtime class is kata"),
+        ("brave", json!({ CHOICE: "on" }), json!({ "runtimeClassName": "kata" }), "led", ""),
+        ("own", json!({}), json!({ "hostNetwork": true }), "host", "its sockets are the host's"),
+    ];
+    let mut cgroups = BTreeMap::new();
+    for (name, annotations, spec, _, _) in &rows {
+        cgroups.insert(*name, cluster.cgroup(name)?);
+        cluster.put(name, annotations.clone(), spec.clone())?;
+    }
+    for (name, _, _, way, why) in &rows {
+        waits(&agent, name, way, why)?;
+        cluster.reaches(&cgroups[name], *way == "led").with_context(|| format!("from the cgroup of {name}"))?;
+    }
+    let status = agent.typed_status()?;
+    ensure!(status.healthy && status.options.socket_lb == "auto: host and pods", "{status:?}");
+    ensure!(status.pods.as_ref().is_some_and(|pods| pods.led == 2), "{:?}", status.pods);
+    let wrong = status.skipped.iter().find(|skipped| skipped.contains("Pod default/wrong"));
+    ensure!(wrong.is_some_and(|wrong| wrong.contains(CHOICE)), "{:?}", status.skipped);
+
+    // A container's cgroup is below its pod's, and so is what a pod makes there under any name.
+    let within = |pod: &str, name: &str| cgroups[pod].within(name);
+    cluster.reaches(&within("plain", "container")?, true).context("a container")?;
+    cluster.reaches(&within("plain", &format!("pod{}", uid("mesh")))?, true).context("another name")?;
+    cluster.reaches(&within("mesh", &format!("kubepods/pod{}", uid("plain")))?, false).context("a forged name")?;
+
+    // A process of no pod, in a pod's network namespace.
+    cluster.dial(Family::V4, false).context("an unknown cgroup")?;
+
+    // UDP of pods is for packets: their stale sockets could not be ended.
+    drop(agent);
+    let agent = cluster.agent(&["--fast-path", "off", "--socket-lb-udp"])?;
+    waits(&agent, "plain", "led", "")?;
+    let before = count(&agent, "events", "socket_translated")?;
+    cgroups["plain"].visit(|| cluster.fixture.reach("p1a", Protocol::Udp, web().frontend(Family::V4)).map(drop))??;
+    ensure!(count(&agent, "events", "socket_translated")? == before, "datagrams of a pod");
+    cluster.reaches(&cgroups["plain"], true)
+}
+
+#[test]
+fn pods_change_their_ways_and_open_connections_go_on() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.agent(&STACK)?;
+    cluster.put("late", json!({}), json!({}))?;
+    waits(&agent, "late", "packets", "kubelet's folders have no cgroup of it")?;
+    let cgroup = cluster.cgroup("late")?;
+    waits(&agent, "late", "led", "")?;
+    let mut open = cgroup.visit(|| cluster.dial(Family::V4, true))??;
+
+    cluster.put("late", json!({ CHOICE: "off" }), json!({}))?;
+    waits(&agent, "late", "packets", "is off")?;
+    cluster.eventually(&cgroup, false)?;
+    open.exchange(b"still there?")?;
+    let [_, peer] = open.ends()?;
+    ensure!(peer == web().frontend(Family::V4), "{peer}");
+    cluster.put("late", json!({}), json!({}))?;
+    waits(&agent, "late", "led", "")?;
+    cluster.reaches(&cgroup, true)?;
+
+    cluster.fixture.cluster.delete(&pod("late", json!({}), json!({})))?;
+    wait_until(DEADLINE, "the pod is forgotten", || Ok(pods(&agent)?.is_empty()))?;
+    cluster.eventually(&cgroup, false)?;
+    open.exchange(b"still there?")?;
+    Ok(())
+}
+
+/// Checks that packets serve pods while they are quicker, by a rule that comes and goes.
+#[test]
+fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
+    const SKIPS: &str = "its connections skip the stack from their first packet on";
+    let cluster = Cluster::start()?;
+    let agent = cluster.agent(&[])?;
+    let cgroup = cluster.cgroup("plain")?;
+    cluster.put("plain", json!({}), json!({}))?;
+    waits(&agent, "plain", "packets", SKIPS)?;
+    // The agent says for two seconds at a time that whole connections may be opened.
+    cluster.eventually(&cgroup, false)?;
+    let node = &cluster.fixture.lab.host(NODE).ns;
+    for _ in 0..2 {
+        let before = count(&agent, "events", "socket_translated")?;
+        cluster.reaches(&cgroup, false)?;
+        ensure!(count(&agent, "events", "socket_translated")? == before);
+        node.nft(
+            "table inet netpol {
+                chain forward {
+                    type filter hook forward priority filter; policy accept
+                    ct state invalid drop
+                }
+            }",
+        )?;
+        waits(&agent, "plain", "led", "")?;
+        cluster.eventually(&cgroup, true)?;
+        cluster.reaches(&cgroup, true)?;
+        node.nft("delete table inet netpol")?;
+        waits(&agent, "plain", "packets", SKIPS)?;
+        cluster.eventually(&cgroup, false)?;
+    }
+    Ok(())
+}
+
+/// Checks pods on a bridge, by which no whole connection goes although rules would let it.
+#[test]
+fn pods_on_a_bridge_are_led() -> Result<()> {
+    let fixture = Fixture::with_api_server(Layout::Bridge)?;
+    let cluster = Cluster { kubepods: Kubepods::make(&fixture.cgroup)?, fixture };
+    let agent = cluster.agent(&[])?;
+    let cgroup = cluster.cgroup("plain")?;
+    cluster.put("plain", json!({}), json!({}))?;
+    waits(&agent, "plain", "led", "")?;
+    cluster.reaches(&cgroup, true)
+}
+
+#[test]
+fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.agent(&STACK)?;
+    let (stays, goes) = (cluster.cgroup("stays")?, cluster.cgroup("goes")?);
+    for name in ["stays", "goes"] {
+        cluster.put(name, json!({}), json!({}))?;
+        waits(&agent, name, "led", "")?;
+    }
+    drop(agent); // By SIGKILL.
+    cluster.reaches(&stays, true).context("no agent runs")?;
+    cluster.put("goes", json!({ CHOICE: "off" }), json!({}))?;
+    let new = cluster.cgroup("new")?;
+    cluster.put("new", json!({}), json!({}))?;
+    cluster.reaches(&new, false).context("a new pod has no row")?;
+
+    let agent = cluster.agent(&STACK)?;
+    for (name, cgroup, way) in [("stays", &stays, "led"), ("goes", &goes, "packets"), ("new", &new, "led")] {
+        waits(&agent, name, way, "")?;
+        cluster.eventually(cgroup, way == "led").with_context(|| format!("{name}, the next agent runs"))?;
+    }
+    drop(agent);
+
+    let agent = cluster.fixture.agent("host", &STACK)?;
+    ensure!(agent.typed_status()?.pods.is_none());
+    cluster.reaches(&stays, false).context("host alone")?;
+    drop(agent);
+    let _agent = cluster.agent(&["--fast-path", "off", "--masquerade", "compat"])?;
+    cluster.reaches(&stays, false).context("addresses decide whom to masquerade")
+}
+
+/// Checks an agent that may not list Pods, as with the rights of kube-proxy.
+#[test]
+fn without_the_right_to_list_pods_packets_serve_them() -> Result<()> {
+    let mut cluster = Cluster::start()?;
+    for verb in ["list", "watch"] {
+        cluster.fixture.api()?.fail(verb, "pods", 403);
+    }
+    let cgroup = cluster.cgroup("plain")?;
+    cluster.put("plain", json!({}), json!({}))?;
+    let agent = cluster.agent(&STACK)?;
+    let why = "the API server does not let kpx list and watch Pods";
+    agent.wait(DEADLINE, "the reason is told", |status| {
+        status.pods.as_ref().and_then(|pods| pods.why_none.as_deref()) == Some(why)
+    })?;
+    let status = agent.typed_status()?;
+    ensure!(status.healthy && status.problems.is_empty(), "{:?}", status.problems);
+    cluster.reaches(&cgroup, false)?;
+    cluster.fixture.reaches(NODE, TCP, web().frontend(Family::V4), true).context("the host's own")?;
+    Ok(())
+}
+
+#[test]
+fn a_full_table_leaves_more_pods_to_packets() -> Result<()> {
+    const MORE: usize = 3;
+    let cluster = Cluster::start()?;
+    let pods = proxy_common::socket::PODS_MAX as usize + MORE;
+    let mut cgroups = Vec::new();
+    for nth in 0..pods {
+        let name = format!("pod-{nth}");
+        cgroups.push(cluster.cgroup(&name)?);
+        cluster.put(&name, json!({}), json!({}))?;
+    }
+    let agent = cluster.agent(&STACK)?;
+    agent
+        .wait(DEADLINE, "the table is full", |status| status.pods.as_ref().is_some_and(|all| all.led == pods - MORE))?;
+    let all = agent.typed_status()?.pods.context("pods")?;
+    let left = all.pods.iter().filter(|pod| pod.why.as_deref() == Some("the table of pods is full")).count();
+    ensure!(left == MORE, "{left}");
+    ensure!(agent.typed_status()?.healthy);
+    let is_led = |cgroup: &Visited| cluster.reaches(cgroup, true).is_ok();
+    ensure!(cgroups[..8].iter().all(is_led) || cgroups.iter().take(MORE + 1).any(is_led), "some are led");
+    Ok(())
+}
