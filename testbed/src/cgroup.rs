@@ -1,6 +1,7 @@
 //! A test's own cgroup, which holds this process for as long as the value lives. Programs attached there meet no other
 //! process's sockets.
 
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -106,6 +107,47 @@ impl Drop for Kubepods {
             tracing::warn!(%error, path = %self.path.display(), "cgroup is left over");
         }
     }
+}
+
+/// The cgroup of a pod which holds single threads: the one that has entered, and those that it starts meanwhile. Its place is below that
+/// of this process, where programs at the hierarchy's root meet it.
+#[derive(Debug)]
+pub struct PodThread {
+    kubepods: PathBuf,
+    /// Where the thread was.
+    before: PathBuf,
+    /// Only the thread that has entered can leave.
+    _here: PhantomData<*const ()>,
+}
+
+impl PodThread {
+    pub fn enter(uid: &str) -> Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let (_, before) = places()?;
+        let stem = format!("kpx{}x{}-kubepods", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let kubepods = before.join(format!("{stem}.slice"));
+        let pod = kubepods.join(format!("{stem}-pod{}.slice", uid.replace('-', "_")));
+        fs::create_dir_all(&pod).with_context(|| format!("create {}", pod.display()))?;
+        for cgroup in [&kubepods, &pod] {
+            let of_threads = fs::write(cgroup.join("cgroup.type"), "threaded");
+            of_threads.with_context(|| format!("make {} hold threads", cgroup.display()))?;
+        }
+        join_thread(&pod)?;
+        Ok(Self { kubepods, before, _here: PhantomData })
+    }
+}
+
+impl Drop for PodThread {
+    fn drop(&mut self) {
+        let left = join_thread(&self.before).and_then(|()| Ok(remove_all(&self.kubepods)?));
+        if let Err(error) = left {
+            tracing::warn!(%error, path = %self.kubepods.display(), "cgroup is left over");
+        }
+    }
+}
+
+fn join_thread(cgroup: &Path) -> Result<()> {
+    fs::write(cgroup.join("cgroup.threads"), "0").with_context(|| format!("join {}", cgroup.display()))
 }
 
 /// Removes a cgroup and those in it. They must be empty.

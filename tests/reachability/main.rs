@@ -12,9 +12,11 @@ mod setting;
 mod special;
 mod table;
 
-use anyhow::{Context, Result, anyhow, bail};
-use testbed::agent::{Cluster, Service};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::json;
+use testbed::agent::{Cluster, DEADLINE, Object, Service};
 use testbed::capture::{Capture, Checksums, Packet};
+use testbed::cgroup::PodThread;
 use testbed::echo::Servers;
 use testbed::lab::{Family, Lab, Layout, PodRoute, TunnelKind, Ways};
 
@@ -51,6 +53,50 @@ fn pods_behind_a_tunnel_reach_services() {
 #[test]
 fn pods_on_macvlan_devices_reach_services() {
     check(Layout::Macvlan, false, Cluster::with_manifests).unwrap();
+}
+
+/// Checks pods whose sockets get backends at once, as those on a bridge do by default. Hairpins are left out: nothing masquerades them.
+#[test]
+fn pods_in_cgroups_reach_services_by_their_sockets() {
+    led().unwrap();
+}
+
+fn led() -> Result<()> {
+    const UID: &str = "6ad0a8c5-9fd1-4d0b-8f5e-0a1b2c3d4e5f";
+    let lab = Lab::start(Layout::Vxlan)?;
+    let servers = Servers::start()?;
+    create_services(&lab, &servers)?;
+    let cluster = Cluster::with_api_server(&lab)?;
+    for object in services::services(&lab).iter().flat_map(|service: &Service| service.objects(&lab)) {
+        cluster.put(&object)?;
+    }
+    cluster.put_as_is(&Object(json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "namespace": "default", "name": "client", "uid": UID },
+        "spec": { "nodeName": "n1", "containers": [{ "name": "main" }] },
+        "status": { "phase": "Running" },
+    })))?;
+    let fixture = Fixture::new(&lab, &cluster, &[])?;
+    let agent = fixture.agents.first().context("an agent")?;
+    let counted =
+        || Ok::<_, anyhow::Error>(agent.status()?["events"]["socket_translated"].as_u64().unwrap_or_default());
+    let mut results = Results::default();
+    {
+        let _pod = PodThread::enter(UID)?;
+        agent.wait(DEADLINE, "the pod is led", |status| status.pods.as_ref().is_some_and(|pods| pods.led == 1))?;
+        let plain = Setting::plain(Layout::Vxlan, false);
+        for setting in [plain, Setting { firewall: true, ..plain }] {
+            setting.apply(&lab)?;
+            let before = counted()?;
+            let cases = CASES.iter().filter(|case| case.client == "p1a" && !case.is_answered_on_lo());
+            rows::run(&lab, &setting, cases, &mut results);
+            ensure!(counted()? > before, "no socket of the pod was led in {setting}");
+        }
+    }
+    let logs = fixture.logs();
+    fixture.stop()?;
+    println!("{results}");
+    results.into_result().with_context(|| format!("logs of kpx:\n{logs}"))
 }
 
 #[test]

@@ -10,6 +10,8 @@ use aya::maps::{MapData, MapInfo};
 use proxy_common::layout::LAYOUT;
 use testbed::agent::binary;
 use testbed::cgroup::Cgroup;
+use testbed::lab::Layout;
+use testbed::served_lab::ServedLab;
 
 use crate::pins::fixture::{Fixture, link_ids, map_ids, program_ids};
 
@@ -150,18 +152,13 @@ fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<S
 /// Checks that maps change only together with the number of the layout: programs of another build read them.
 #[test]
 fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
-    let (fixture, cgroup) = (Fixture::start()?, Cgroup::enter()?);
-    // Socket programs are pinned in the requested folder.
-    drop(fixture.kpx(&[
-        "--socket-lb",
-        "host",
-        "--socket-lb-udp",
-        "--cgroup-root",
-        &cgroup.path().display().to_string(),
-    ])?);
+    // With an API server there are Pods, whose sockets have a map.
+    let (lab, cgroup) = (ServedLab::with_api_server(Layout::Routed)?, Cgroup::enter()?);
+    drop(lab.kpx(&["--socket-lb-udp", "--cgroup-root", &cgroup.path().display().to_string()])?);
+    let dir = lab.lab.n1.host.ns.bpf_dir();
     let mut text = format!("layout {LAYOUT}\n");
-    for name in map_ids(&fixture.dir())?.keys() {
-        let map = MapInfo::from_pin(fixture.dir().join(format!("v{LAYOUT}/maps")).join(name))?;
+    for name in map_ids(&dir)?.keys() {
+        let map = MapInfo::from_pin(dir.join(format!("v{LAYOUT}/maps")).join(name))?;
         let (key, value, flags) = (map.key_size(), map.value_size(), map.map_flags());
         text += &format!("{name} {:?} key {key} value {value} flags {flags:#x}\n", map.map_type()?);
     }
