@@ -41,7 +41,7 @@ pub enum PodRoutes {
 pub enum SocketLb {
     /// No sockets; their packets are translated.
     Off,
-    /// On a node, the sockets of its own network namespace, if kernel and cgroups allow that.
+    /// On a node, the sockets of its own network namespace and of pods that nothing speaks against, if kernel and cgroups allow that.
     #[default]
     Auto,
     /// The sockets of the host's own network namespace.

@@ -129,6 +129,9 @@ impl Live {
             _ if !is_translated => return None,
             (true, _) => "the node",
             (false, "all") if is_pod => "this pod",
+            (false, _) if is_pod && sockets.pods && to.proto == Proto::TCP => {
+                "led pods (kpx status -o wide lists them)"
+            }
             _ => return None,
         };
         let (scope, call) =

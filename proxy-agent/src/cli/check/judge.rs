@@ -125,7 +125,7 @@ fn cgroup2(facts: &Facts) -> Finding {
 /// Reports the socket programs. They are optional, so their absence is no problem.
 fn sockets(facts: &Facts) -> Finding {
     match &facts.probed.sockets {
-        Ok(()) => ok("sockets", "--socket-lb auto serves this host's own"),
+        Ok(()) => ok("sockets", "--socket-lb auto serves this host's own, and pods' by their cgroups"),
         Err(why) => ok("sockets", format!("--socket-lb auto leaves them to packets: {why}")),
     }
 }

@@ -7,6 +7,7 @@ use crate::config::arguments;
 use crate::config::logging::filter;
 use crate::node::NodeOptions;
 use crate::node::node_ports::NodePortAddresses;
+use proxy_source::Source;
 
 #[test]
 fn flags_are_read_as_go_does() {
@@ -55,6 +56,26 @@ fn node_serves_its_own_sockets_by_default() {
         assert_eq!(served(line), want, "{line}");
         let localhost = settings(line).node.localhost_node_ports;
         assert_eq!(localhost, want.is_some() && !line.contains("--mode=host"), "{line}");
+    }
+}
+
+#[test]
+fn pods_are_chosen_only_where_objects_and_addresses_allow() {
+    let chosen = |line: &str| settings(line).sockets.is_some_and(|sockets| sockets.pods);
+    for (line, want) in [
+        ("", true),
+        ("--socket-lb=auto --fast-path=off", true),
+        ("--socket-lb=host", false),
+        ("--socket-lb=all", false),
+        ("--socket-lb=off", false),
+        ("--mode=host --kubeconfig=/config", false),
+        ("--manifests=/folder", false),
+        ("--masquerade=compat", false),
+        ("--masquerade-all", false),
+    ] {
+        assert_eq!(chosen(line), want, "{line}");
+        let is_watched = matches!(settings(line).source, Source::Kubernetes(options) if options.pods);
+        assert_eq!(is_watched, want, "{line}");
     }
 }
 

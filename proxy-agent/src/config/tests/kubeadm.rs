@@ -90,7 +90,7 @@ fn kubeadms_configuration_means_defaults() {
     assert_eq!(settings.node, NodeOptions { detector, localhost_node_ports: true, ..NodeOptions::default() });
     let kubeconfig = Some("/var/lib/kube-proxy/kubeconfig.conf".into());
     let rate = kubernetes::Rate::new(5.0, 10);
-    let source = kubernetes::Options { kubeconfig, rate, ..kubernetes::Options::default() };
+    let source = kubernetes::Options { kubeconfig, rate, pods: true, ..kubernetes::Options::default() };
     assert_eq!(settings.source, Source::Kubernetes(source));
     assert_eq!(settings.healthz_address, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(settings.metrics_address, Some("127.0.0.1:10249".parse().unwrap()));

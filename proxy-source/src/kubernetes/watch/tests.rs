@@ -296,6 +296,17 @@ async fn an_unserved_kind_is_empty_without_a_problem_and_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_withheld_kind_is_empty_without_a_problem() {
+    let server = Server::new([Answer::Json(403, failure(403)), Answer::Json(403, failure(403))]);
+    let health = Health::default();
+    let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).optional(), &health);
+    assert_eq!(running.next().await, "refused");
+    assert!(timeout(UNSERVED_RETRY.mul_f32(2.3), running.inputs.recv()).await.is_err());
+    assert!(health.problems().is_empty());
+    assert_eq!(server.asked().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_resumed_watch_ends_the_problem_without_an_event() {
     let server = Server::new([
         Answer::Json(200, list("7", "", [service("a", "1")])),
