@@ -173,9 +173,9 @@ impl Agent {
         }
     }
 
-    /// Sets a mode other than node mode, or a pace other than immediate.
-    pub fn of(self, mode: Mode, schedule: PassSchedule) -> Self {
-        Self { mode, schedule, ..self }
+    /// Sets a mode other than node mode, a pace other than immediate, or pods to lead.
+    pub fn of(self, mode: Mode, schedule: PassSchedule, led_pods: Option<LedPods>) -> Self {
+        Self { mode, schedule, led_pods, ..self }
     }
 
     /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use proxy_datapath::{PodRow, PodSockets};
+use proxy_datapath::{Datapath, PodRow, PodSockets};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -43,11 +43,14 @@ pub struct PodSocketsTask {
     sync_period: Duration,
 }
 
-/// Connects an agent with its task.
-pub fn connect(sockets: PodSockets, sync_period: Duration) -> (LedPods, PodSocketsTask) {
+/// Connects an agent with its task, where pods are chosen.
+pub fn start(datapath: &mut Datapath, sync_period: Duration) -> Result<(Option<LedPods>, Option<PodSocketsTask>)> {
+    let rows = datapath.pod_rows.take();
+    let Some(sockets) = datapath.attachments.pod_sockets(rows)? else { return Ok((None, None)) };
     let (wanted, of_agent) = watch::channel(None);
     let (of_task, found) = watch::channel(Arc::default());
-    (LedPods { wanted, found }, PodSocketsTask { sockets, wanted: of_agent, found: of_task, sync_period })
+    let task = PodSocketsTask { sockets, wanted: of_agent, found: of_task, sync_period };
+    Ok((Some(LedPods { wanted, found }), Some(task)))
 }
 
 impl LedPods {

@@ -26,9 +26,10 @@ use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
+use crate::pod_sockets::PodSocketsTask;
 use crate::run::fast_path::FastPathWatch;
 use crate::run::servers::Servers;
-use crate::settings::Settings;
+use crate::settings::{Conntrack, Settings};
 use crate::{conntrack, control, leftovers, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
@@ -61,7 +62,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let socket = control::listen(&settings.run_dir)?;
     let changes = Changes::new(&settings.run_dir);
     let mut datapath = take_over(&settings, object, Persistence::new(pins, changes.clone()), cgroup)?;
-    let pod_sockets = datapath.attachments.pod_sockets(datapath.pod_rows.take())?;
+    let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
     let takes_all_away = Cell::new(settings.cleanup_on_exit);
     let Settings { node_name, mode, node: options, .. } = settings;
     let skips_stack = options.fast_path != FastPath::Off;
@@ -79,21 +80,18 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let event_queue = event_queue.only_if(has_object);
     let node_timeout = has_object.then_some(settings.node_timeout);
     let lifecycle = Lifecycle::new(node_name.clone(), node_timeout, &options.node_ips, source_health.clone());
-    conntrack::sysctl::apply(&settings.conntrack, &changes, &events);
-    reserve_ports(&changes);
+    set_parameters(&settings.conntrack, &changes, &events);
     let work = async {
         let node = Node::start(options, handle.clone(), datapath.attachments, datapath.node).await?;
         // Outside of the cluster no Node object is this host's, even one of the same name.
         let node_of_ours = (mode == Mode::Node).then(|| node_name.clone());
         let desired = desired_in(&datapath.loaded, node_of_ours.clone(), settings.model);
         let Datapath { tables, flows, counters, loaded, monitor, stale_sockets, ways, tolerated, .. } = datapath;
-        let (led_pods, pod_sockets) = pod_sockets.map(|pods| pod_sockets::connect(pods, settings.sync_period)).unzip();
         let watch = || FastPathWatch::new((ways, tolerated), node.judged_rules(), handle.clone(), rule_sender);
         let fast_path = skips_stack.then(watch);
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
-        let mut agent =
-            Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule).leading(led_pods);
+        let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule, led_pods);
         // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // The end of any of these ends the agent; its supervisor restarts it.
@@ -105,8 +103,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = pod_sockets::run(pod_sockets) => result.context("pods' sockets"),
-            result = abort_stale(stale_sockets) => result.context("stale sockets"),
+            result = tend_sockets(stale_sockets, pod_sockets) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), scrape_router(agent_handle, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
@@ -168,11 +165,17 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
-/// Aborts stale sockets; waits for ever if UDP sockets are not translated.
-async fn abort_stale(sockets: Option<StaleSockets>) -> Result<()> {
-    match sockets {
-        Some(sockets) => sockets.abort().await,
-        None => std::future::pending().await,
+/// Aborts stale sockets and leads those of pods, each as far as it is asked for.
+async fn tend_sockets(stale: Option<StaleSockets>, pods: Option<PodSocketsTask>) -> Result<()> {
+    let abort = async {
+        match stale {
+            Some(sockets) => sockets.abort().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        result = abort => result.context("stale sockets"),
+        result = pod_sockets::run(pods) => result.context("pods' sockets"),
     }
 }
 
@@ -213,8 +216,9 @@ impl Signals {
     }
 }
 
-/// Reserves source ports. A failure is only logged, because the node can be served without it.
-fn reserve_ports(changes: &Changes) {
+/// Sets conntrack's parameters and reserves source ports. A failure is only logged, because the node can be served without it.
+fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
+    conntrack::sysctl::apply(conntrack, changes, events);
     if let Err(error) = changes.reserve_ports() {
         warn!(error = format!("{error:#}"), "source ports are not reserved");
     }

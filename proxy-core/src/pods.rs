@@ -105,83 +105,76 @@ mod tests {
         }
     }
 
+    fn check(rows: &[(Value, Value, Value, &str)]) {
+        for (annotations, labels, spec, want) in rows {
+            let case = format!("{annotations} {labels} {spec}");
+            assert_eq!(way(annotations.clone(), labels.clone(), spec.clone()), *want, "{case}");
+        }
+    }
+
     #[test]
-    fn a_pods_marks_choose_its_way() {
+    fn a_mesh_keeps_the_connections_of_its_pods() {
         let none = || json!({});
-        let choice = |value: &str| json!({ "kpx.dev/socket-lb": value });
-        let kata = || json!({ "runtimeClassName": "kata" });
-        let mesh = |sign: &str| format!("it is in a mesh: {sign}");
+        let annotated = |key: &str, value: &str| json!({ key: value });
         let rows = [
-            (none(), none(), none(), "led".to_owned()),
-            (none(), none(), json!({ "hostNetwork": true }), "host".to_owned()),
-            (json!({ "sidecar.istio.io/status": "{}" }), none(), none(), mesh("annotation sidecar.istio.io/status")),
+            (annotated("sidecar.istio.io/status", "{}"), none(), none(), "annotation sidecar.istio.io/status"),
             (
-                json!({ "ambient.istio.io/redirection": "enabled" }),
+                annotated("ambient.istio.io/redirection", "enabled"),
                 none(),
                 none(),
-                mesh("annotation ambient.istio.io/redirection"),
+                "annotation ambient.istio.io/redirection",
             ),
-            (json!({ "ambient.istio.io/redirection": "disabled" }), none(), none(), "led".to_owned()),
-            (none(), json!({ "istio.io/dataplane-mode": "ambient" }), none(), mesh("label istio.io/dataplane-mode")),
-            (none(), json!({ "istio.io/dataplane-mode": "none" }), none(), "led".to_owned()),
+            (annotated("linkerd.io/proxy-version", "edge"), none(), none(), "annotation linkerd.io/proxy-version"),
+            (annotated("kuma.io/sidecar-injected", "true"), none(), none(), "annotation kuma.io/sidecar-injected"),
             (
-                json!({ "linkerd.io/proxy-version": "edge" }),
+                annotated("consul.hashicorp.com/connect-inject-status", "injected"),
                 none(),
                 none(),
-                mesh("annotation linkerd.io/proxy-version"),
+                "annotation consul.hashicorp.com/connect-inject-status",
             ),
-            (
-                json!({ "kuma.io/sidecar-injected": "true" }),
-                none(),
-                none(),
-                mesh("annotation kuma.io/sidecar-injected"),
-            ),
-            (
-                json!({ "consul.hashicorp.com/connect-inject-status": "injected" }),
-                none(),
-                none(),
-                mesh("annotation consul.hashicorp.com/connect-inject-status"),
-            ),
+            (none(), annotated("istio.io/dataplane-mode", "ambient"), none(), "label istio.io/dataplane-mode"),
+            (none(), annotated("kuma.io/sidecar-injection", "enabled"), none(), "label kuma.io/sidecar-injection"),
             (
                 none(),
                 none(),
                 json!({ "containers": [{ "name": "main" }, { "name": "linkerd-proxy" }] }),
-                mesh("container linkerd-proxy"),
+                "container linkerd-proxy",
             ),
+            (none(), none(), json!({ "initContainers": [{ "name": "istio-proxy" }] }), "container istio-proxy"),
             (
+                annotated("kpx.dev/socket-lb", "on"),
+                annotated("istio.io/dataplane-mode", "ambient"),
                 none(),
-                none(),
-                json!({ "initContainers": [{ "name": "istio-proxy", "restartPolicy": "Always" }] }),
-                mesh("container istio-proxy"),
+                "label istio.io/dataplane-mode",
             ),
-            (none(), none(), kata(), "its runtime class is kata".to_owned()),
-            (
-                none(),
-                json!({ "kubevirt.io": "virt-launcher" }),
-                none(),
-                "it is a virtual machine of KubeVirt".to_owned(),
-            ),
-            (choice("off"), none(), none(), "its annotation kpx.dev/socket-lb is off".to_owned()),
-            (choice("on"), none(), none(), "led".to_owned()),
-            (choice("on"), none(), kata(), "led".to_owned()),
-            (
-                choice("on"),
-                json!({ "istio.io/dataplane-mode": "ambient" }),
-                none(),
-                mesh("label istio.io/dataplane-mode"),
-            ),
-            (
-                choice("yes"),
-                none(),
-                kata(),
-                "its annotation kpx.dev/socket-lb is \"yes\", which is neither on nor off".to_owned(),
-            ),
-            (choice("off"), none(), json!({ "hostNetwork": true }), "host".to_owned()),
         ];
-        for (annotations, labels, spec, want) in rows {
-            let case = format!("{annotations} {labels} {spec}");
-            assert_eq!(way(annotations, labels, spec), want, "{case}");
+        for (annotations, labels, spec, sign) in rows {
+            check(&[(annotations, labels, spec, &format!("it is in a mesh: {sign}"))]);
         }
+        check(&[
+            (annotated("ambient.istio.io/redirection", "disabled"), none(), none(), "led"),
+            (none(), annotated("istio.io/dataplane-mode", "none"), none(), "led"),
+        ]);
+    }
+
+    #[test]
+    fn a_pods_kind_and_choice_decide_its_way() {
+        let none = || json!({});
+        let choice = |value: &str| json!({ "kpx.dev/socket-lb": value });
+        let kata = || json!({ "runtimeClassName": "kata" });
+        let machine = || json!({ "kubevirt.io": "virt-launcher" });
+        check(&[
+            (none(), none(), none(), "led"),
+            (none(), none(), json!({ "hostNetwork": true }), "host"),
+            (choice("off"), none(), json!({ "hostNetwork": true }), "host"),
+            (none(), none(), kata(), "its runtime class is kata"),
+            (none(), machine(), none(), "it is a virtual machine of KubeVirt"),
+            (choice("on"), machine(), none(), "it is a virtual machine of KubeVirt"),
+            (choice("off"), none(), none(), "its annotation kpx.dev/socket-lb is off"),
+            (choice("on"), none(), none(), "led"),
+            (choice("on"), none(), kata(), "led"),
+            (choice("yes"), none(), kata(), "its annotation kpx.dev/socket-lb is \"yes\", which is neither on nor off"),
+        ]);
     }
 
     #[test]

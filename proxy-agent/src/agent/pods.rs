@@ -9,15 +9,10 @@ use proxy_datapath::PodRow;
 
 use super::Agent;
 use crate::node::Node;
-use crate::pod_sockets::{Found, LedPods};
+use crate::pod_sockets::Found;
 use crate::status::{PodStatus, PodsStatus};
 
 impl Agent {
-    /// Leads the sockets of pods, as far as their objects allow that.
-    pub fn leading(self, pods: Option<LedPods>) -> Self {
-        Self { led_pods: pods, ..self }
-    }
-
     /// Takes in changed Pods.
     pub(super) fn on_pods(&mut self) {
         let (Some(led), Some(pods)) = (&self.led_pods, self.desired.store().pods()) else { return };
