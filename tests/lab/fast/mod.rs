@@ -51,7 +51,7 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
     let said = status["options"]["fastPath"].as_str().unwrap_or_default().to_owned();
     // Its rules drop what conntrack calls invalid, and new connections by default.
     let opens =
-        "on; connections are opened through the stack, because rule 1 of chain forward of table inet firewall may drop";
+        "on; connections are opened through the stack, because chain forward of table inet firewall drops what its rules do not accept";
     ensure!(said.starts_with(opens), "{said}");
     fixture.lab.n1.host.ns.nft(
         "table inet refuses {
@@ -157,7 +157,7 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
     is("auto: on; whole connections")?;
     wait_until(DEADLINE, "connections skip the stack", || Ok(fast()? >= 2 * EXCHANGES as u64))?;
     fixture.lab.set_firewall(true)?;
-    is("because rule 1 of chain forward of table inet firewall may drop")?;
+    is("because chain forward of table inet firewall drops what its rules do not accept")?;
     ensure!(fast()? == 0, "fast, though there are rules");
     fixture.lab.set_firewall(false)?;
     is("auto: on; whole connections")?;
@@ -235,7 +235,7 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     wait_until(Duration::from_secs(2), "new connections meet the rule", || {
         Ok(Family::ALL.into_iter().all(is_refused))
     })?;
-    says(&agent, "because rule 1 of chain forward of table inet netpol may drop the packet")?;
+    says(&agent, "because rule 2 of chain forward of table inet netpol may drop the packet")?;
     let before = fixture.fast(&agent)?;
     exchange_all(&mut connections)?;
     ensure!(fixture.fast(&agent)? >= before + 80, "an open connection takes the stack");

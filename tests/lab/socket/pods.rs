@@ -198,7 +198,7 @@ fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
             "table inet netpol {
                 chain forward {
                     type filter hook forward priority filter; policy accept
-                    ct state invalid drop
+                    tcp dport 1 drop
                 }
             }",
         )?;
