@@ -1,13 +1,13 @@
 //! Fragments: only the first one of a packet has ports, the later ones take them from it.
 
-use proxy_common::addr::{Port, SockAddr};
+use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::fragment::{FragmentKey, Ports};
 
-use crate::net::Net;
+use crate::net::{At, Net, is_forged};
 use crate::skb::Skb;
-use crate::{lookup, maps};
+use crate::{lookup, maps, redirect};
 
 /// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what they have in common
 /// at this hook.
@@ -38,7 +38,8 @@ pub fn recall<A: Net>(skb: Skb) -> bool {
     true
 }
 
-/// Returns true if a first fragment, which is too short for its transport header, is for a Service of this node.
+/// Returns true if a first fragment, which is too short for its transport header, is for a Service of this node, or comes under a false
+/// name.
 #[inline(always)]
 pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
     if maps::node().is_none_or(|node| node.has(Node::HOST | Node::DRAINING)) {
@@ -51,7 +52,18 @@ pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
     let dst = skb.lend(found.link().len() + A::DST_OFFSET, |addr: &mut A| {
         lookup::is_services(&SockAddr::new(*addr, Port::from_wire(port)), found.proto)
     });
-    dst == Ok(true)
+    dst == Ok(true) || found.proto == Proto::TCP && redirect::is_on() && is_in_anothers_name::<A>(skb)
+}
+
+/// Returns true if a fragment comes from where its sender is not. The stack may join it to an end of a connection, and conntrack believes
+/// the end where it has been told to tolerate much.
+#[inline(always)]
+fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
+    let at = skb.found().link().len();
+    let (Ok(src), Ok(dst)) = (skb.load::<A>(at + A::SRC_OFFSET), skb.load::<A>(at + A::DST_OFFSET)) else {
+        return false;
+    };
+    is_forged(skb, At::Here, &src, &dst)
 }
 
 /// With the addresses read to their place, and what is before them in the packet overwritten.

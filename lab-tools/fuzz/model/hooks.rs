@@ -30,7 +30,9 @@ impl Model {
         }
         let transport = match wire::transport(&sent.frame, &ip) {
             Err(Reason::Malformed)
-                if ip.part != Part::Whole && table == Table::Arriving && self.is_for_service(sent, &ip) =>
+                if ip.part != Part::Whole
+                    && table == Table::Arriving
+                    && (self.is_for_service(sent, &ip) || self.is_blind_stub(sent, &ip)) =>
             {
                 return Err(Reason::CutHeader);
             }

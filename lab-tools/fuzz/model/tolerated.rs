@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use testbed::reference::place;
 
 use super::flow::{Flow, Leg, Table};
-use super::wire::{Part, TCP, UDP};
+use super::wire::{Ip, Part, TCP, UDP};
 use super::{At, Model, Packet, Sent, is_forged};
 use crate::fast::Fast;
 
@@ -35,6 +35,12 @@ impl Model {
         let is_answered = |(id, leg): &(u64, Leg)| *leg == Leg::ToClient && self.is_answered(&self.flows[id]);
         let is_of_answered = [of(src, dst), of(dst, src)].into_iter().flatten().any(is_answered);
         packet.proto == TCP && is_end && is_of_answered && is_forged(sent.at, packet.proto, src, dst)
+    }
+
+    /// Tells if a fragment, of whose transport header a part is there, could be joined to such a packet.
+    pub(super) fn is_blind_stub(&self, sent: &Sent, ip: &Ip) -> bool {
+        let [src, dst] = [ip.src, ip.dst].map(|ip| SocketAddr::new(ip, 0));
+        ip.proto == TCP && self.fast.is_on() && is_forged(sent.at, TCP, src, dst)
     }
 
     fn is_answered(&self, flow: &Flow) -> bool {
