@@ -66,7 +66,7 @@ pub(super) fn probe() -> Probed {
 
 /// Loads the programs with those for sockets, as `--socket-lb auto` does. The second result says why packets would serve sockets.
 fn load() -> (Result<Datapath>, Result<(), String>) {
-    let sockets = Some(SocketOptions { everywhere: true, pods: true, udp: true, is_optional: true });
+    let sockets = Some(SocketOptions { everywhere: false, pods: true, udp: true, is_optional: true });
     let datapath =
         object::embedded().and_then(|object| Datapath::load(object, Options { sockets, ..Options::default() }));
     let left = datapath.as_ref().ok().and_then(|datapath| datapath.attachments.sockets_left());
