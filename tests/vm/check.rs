@@ -9,6 +9,9 @@ use testbed::netns::NetNs;
 /// The first with TCX.
 const TCX: (u32, u32) = (6, 6);
 
+/// The first whose programs of sockets can say with which error a call fails, and know the kernel's own workers.
+const LEADS_SOCKETS: (u32, u32) = (6, 1);
+
 #[test]
 fn this_kernel_fits_kpx() -> Result<()> {
     let ns = NetNs::create(format!("kpx-check-{}", std::process::id()))?;
@@ -21,6 +24,10 @@ fn this_kernel_fits_kpx() -> Result<()> {
     for what in ["capabilities", "programs", "memlock", "kernel"] {
         ensure!(finding(what)["level"] == "ok", "{report:#}");
     }
+    // Where sockets can be led, the kernel takes the programs that choose pods as well.
+    let sockets = finding("sockets")["found"].to_string();
+    ensure!(kernel::version()? < LEADS_SOCKETS || !sockets.contains("load program"), "{sockets}");
+    println!("sockets: {sockets}");
     let (level, found) =
         if kernel::version()? >= TCX { ("ok", "by TCX") } else { ("warn", "by clsact: this kernel has no TCX") };
     ensure!(finding("attach")["level"] == level && finding("attach")["found"] == found, "{report:#}");
