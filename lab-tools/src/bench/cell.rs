@@ -82,6 +82,8 @@ pub enum Variant {
     KpxOff,
     /// kpx with `--socket-lb all`.
     KpxSocketAll,
+    /// The client dials the backend itself, on a node where kpx runs: what kpx costs packets that are none of its.
+    Beside,
     /// The least that a connection past the stack costs, by a program of the benchmark's own: `proxy-ebpf/src/limit.rs`.
     Limit,
 }
@@ -121,8 +123,13 @@ impl Variant {
         self == Self::KpxSocketAll
     }
 
+    /// Returns true if clients dial the backend itself.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Self::Direct | Self::Control | Self::Beside)
+    }
+
     pub fn is_kpx(self) -> bool {
-        matches!(self, Self::Kpx | Self::KpxOff | Self::KpxSocketAll)
+        matches!(self, Self::Kpx | Self::KpxOff | Self::KpxSocketAll | Self::Beside)
     }
 }
 
@@ -192,6 +199,7 @@ impl fmt::Display for Variant {
             Self::Kpx => "kpx",
             Self::KpxOff => "kpx, shortcuts off",
             Self::KpxSocketAll => "kpx, socket LB for pods",
+            Self::Beside => "direct, beside kpx",
             Self::Limit => "limit",
         })
     }

@@ -76,7 +76,7 @@ impl<'a> Fixture<'a> {
                 let mode = if variant == Variant::KubeProxyIptables { "iptables" } else { "nftables" };
                 By::KubeProxy { _process: KubeProxy::start(lab, program, mode, &services::objects(lab, &rules))? }
             }
-            Variant::Kpx | Variant::KpxOff | Variant::KpxSocketAll => {
+            Variant::Kpx | Variant::KpxOff | Variant::KpxSocketAll | Variant::Beside => {
                 let more = cgroup.as_ref().map(|cgroup| ("--cgroup-root", cgroup.path().display().to_string()));
                 By::Kpx(Box::new(kpx(lab, [flags(variant, services), more.into_iter().collect()].concat(), &rules)?))
             }
@@ -87,7 +87,7 @@ impl<'a> Fixture<'a> {
 
     /// The ends of a path, for slices of that length.
     pub fn slice(&self, path: Path, length: Duration) -> Slice<'a> {
-        let to = if self.by.is_nobody() { self.backend(path) } else { services::frontend(self.lab, path) };
+        let to = if self.variant.is_direct() { self.backend(path) } else { services::frontend(self.lab, path) };
         self.slice_to(path, to, length)
     }
 

@@ -58,6 +58,10 @@ impl Fixture<'_> {
                 let packets = news(PACKETS);
                 ensure!(packets >= 8 * connections, "{packets} packets of {connections} whole connections");
             }
+            Variant::Beside => {
+                let served = news("flow_opened") + news("socket_translated");
+                ensure!(served == 0, "kpx served {served} connections that are none of its");
+            }
             _ => ensure!(tracked, "connection tracking translates no connection to {frontend}"),
         }
         if self.variant == Variant::Ipvs {

@@ -55,6 +55,9 @@ pub(crate) struct Options {
     /// Numbers of Services to measure with
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10_000])]
     services: Vec<usize>,
+    /// Only these variants
+    #[arg(long, value_delimiter = ',')]
+    variants: Vec<String>,
     /// Rounds; each measures every mode once
     #[arg(long, default_value_t = 2)]
     rounds: usize,
@@ -137,6 +140,7 @@ impl Options {
     fn suite(&self) -> String {
         let Self { rounds, slice, .. } = self;
         let services = self.services.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        format!("{SUITE} - /bin/bench icount --services {services} --rounds {rounds} --slice {slice}\n")
+        let only: String = self.variants.iter().map(|variant| format!(" --variants {variant}")).collect();
+        format!("{SUITE} - /bin/bench icount --services {services} --rounds {rounds} --slice {slice}{only}\n")
     }
 }

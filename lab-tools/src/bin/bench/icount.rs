@@ -13,7 +13,7 @@ use testbed::lab::{Lab, Layout};
 use crate::machine::Machine;
 use crate::record::Record;
 
-const VARIANTS: [Variant; 7] = [
+const VARIANTS: [Variant; 9] = [
     Variant::Direct,
     Variant::IptablesLegacy,
     Variant::IptablesNft,
@@ -21,6 +21,8 @@ const VARIANTS: [Variant; 7] = [
     Variant::Ipvs,
     Variant::Kpx,
     Variant::KpxOff,
+    Variant::KpxSocketAll,
+    Variant::Beside,
 ];
 const MODES: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::UdpRr];
 /// The share of a slice that may be spent waiting: the clock then jumps to the next event.
@@ -30,6 +32,9 @@ const IDLE: f64 = 0.01;
 pub(crate) struct Args {
     #[arg(long, value_delimiter = ',')]
     services: Vec<usize>,
+    /// Only these variants
+    #[arg(long, value_delimiter = ',')]
+    variants: Vec<Variant>,
     /// Rounds; each measures every mode once
     #[arg(long)]
     rounds: usize,
@@ -41,7 +46,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     print(&Record::Machine(Machine::read()?))?;
     for &services in &args.services {
-        for variant in VARIANTS {
+        for variant in VARIANTS.into_iter().filter(|variant| is_due(args, *variant)) {
             if let Err(error) = measure(args, services, variant) {
                 let why = format!("{services} Services: {error:#}");
                 print(&Record::Skipped(Skipped { variant, why }))?;
@@ -51,15 +56,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+fn is_due(args: &Args, variant: Variant) -> bool {
+    args.variants.is_empty() || args.variants.contains(&variant)
+}
+
 fn measure(args: &Args, services: usize, variant: Variant) -> Result<()> {
     let path = Path::Local;
     let lab = Lab::start(Layout::Routed)?;
     let fixture = Fixture::start(&lab, variant, services, None)?;
     fixture.prove(path)?;
-    let slice = fixture.slice(path, Duration::from_millis(args.slice));
+    let length = Duration::from_millis(args.slice);
     for round in 0..args.rounds {
         for mode in MODES {
-            let done = slice.run(mode)?;
+            let done = fixture.run(path, length, mode)?;
             let (seconds, cpu_seconds) = (done.time.as_secs_f64(), done.cpu.as_secs_f64());
             ensure!(seconds - cpu_seconds <= seconds * IDLE, "{mode}: {:.3} s of idle time", seconds - cpu_seconds);
             print(&Record::Sample(Sample {

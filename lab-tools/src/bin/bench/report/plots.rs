@@ -13,7 +13,7 @@ use super::figures::grouped;
 const SIZE: (u32, u32) = (900, 420);
 const FONT: &str = "sans-serif";
 /// In this order from left to right, each with its colour; those that colour-blind people tell apart.
-const COLOURS: [(Variant, RGBColor); 10] = [
+const COLOURS: [(Variant, RGBColor); 11] = [
     (Variant::Direct, RGBColor(90, 90, 90)),
     (Variant::IptablesLegacy, RGBColor(213, 94, 0)),
     (Variant::IptablesNft, RGBColor(230, 159, 0)),
@@ -23,6 +23,7 @@ const COLOURS: [(Variant, RGBColor); 10] = [
     (Variant::Kpx, RGBColor(0, 158, 115)),
     (Variant::KpxOff, RGBColor(150, 150, 60)),
     (Variant::KpxSocketAll, RGBColor(90, 140, 40)),
+    (Variant::Beside, RGBColor(130, 130, 130)),
     (Variant::Limit, RGBColor(20, 20, 20)),
 ];
 
