@@ -240,16 +240,23 @@ pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u
 
 /// Brings the transport's checksum up to date with other ports, and addresses that make this difference to a sum.
 ///
-/// In two steps: only addresses are part of the seed that the hardware starts a checksum from.
+/// In two steps: only addresses are part of the seed that the hardware starts a checksum from. If the first step shows that there is
+/// such a seed, the second would do nothing.
 #[inline(always)]
 pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32) -> Result<(), Reason> {
     let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
     let flags = if head.proto == Proto::UDP { BPF_F_MARK_MANGLED_0 } else { 0 };
-    let before = word(head.src.port, head.dst.port);
-    if before != ports {
-        skb.replace_l4_checksum(at, before, ports, flags | size_of::<u32>() as u32)?;
+    let ports_before = word(head.src.port, head.dst.port);
+    let mut is_seed = false;
+    if diff != net::NO_DIFF {
+        let before = skb.peek(at);
+        skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR)?;
+        is_seed = net::is_seed(before, skb.peek(at), diff);
     }
-    if diff == net::NO_DIFF { Ok(()) } else { skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR) }
+    if is_seed || ports_before == ports {
+        return Ok(());
+    }
+    skb.replace_l4_checksum(at, ports_before, ports, flags | size_of::<u32>() as u32)
 }
 
 /// Two ports as they lie in a packet.

@@ -290,6 +290,15 @@ pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
     (sum + (sum >> 32)) as u32
 }
 
+/// Returns true if a transport's checksum, which the kernel has changed by `diff`, was a seed for the device: the kernel adds to a seed, and
+/// takes away from a checksum. If there is no telling, false.
+#[inline(always)]
+pub fn is_seed(before: Option<u16>, after: Option<u16>, diff: u32) -> bool {
+    let (Some(before), Some(after), diff) = (before, after, fold(diff)) else { return false };
+    // Either zero of one's complement changes nothing, and so tells nothing.
+    diff != 0 && diff != 0xffff && fold(u32::from(before) + u32::from(diff)) == after
+}
+
 /// Folds a sum to the 16 bits of a checksum field, not yet inverted.
 #[inline(always)]
 pub fn fold(sum: u32) -> u16 {
