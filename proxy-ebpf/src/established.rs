@@ -148,7 +148,7 @@ fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, hea
 /// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts. The slow path learns the others.
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
-    !guest::may_be(&head.src, head.proto, head.told()) && !skb.may_be_class()
+    head.is_between_hosts() && !guest::counts(&head.src, head.proto, head.told()) && !skb.may_be_class()
 }
 
 /// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the proof, which the client must not
@@ -182,7 +182,7 @@ pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
 #[inline(always)]
 pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
     if hook == Hook::EGRESS {
-        if guest::may_be(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
+        if guest::counts(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
             return None;
         }
         skb.clear_packet_mark();

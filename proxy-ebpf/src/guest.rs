@@ -23,9 +23,15 @@ use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 
+/// Returns true if a packet with this source, which tells that much of its connection, is one of theirs that counts.
+#[inline(always)]
+pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
+    may_be(src, proto, told) && maps::own_addr(&src.addr).is_some()
+}
+
 /// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.
 #[inline(always)]
-pub fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
+fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
     let port = src.port.get();
     port >= SOURCE_PORT_FIRST || is_low(port) && is_known_by(proto, told)
 }
@@ -68,7 +74,7 @@ pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
 /// Remembers a connection of another program's. Returns true if the packet opens it, as far as is known.
 #[inline(never)]
 fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
-    if !may_be(&packet.src, packet.proto, packet.told()) || maps::own_addr(&packet.src.addr).is_none() {
+    if !counts(&packet.src, packet.proto, packet.told()) {
         return false;
     }
     let key = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
