@@ -298,6 +298,13 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Me
     let Action(action) = match verdict {
         Verdict::Pass => Action::PASS,
         Verdict::Drop => Action::DROP,
+    // Most packets of a node that are not translated: what follows here would find the same.
+    if hook != PacketHook::Anchor
+        && let Some(reason) = outcome.is_of_others()
+    {
+        maps::count(reason);
+        return Action::PASS.0;
+    }
         Verdict::Reject if !reject::may_answer(skb, exit) => {
             maps::count(Event::Unanswered);
             Action::DROP

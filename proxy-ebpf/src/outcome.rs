@@ -1,7 +1,7 @@
 //! The result of a way through the programs, in one register.
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
-use proxy_common::counter::Reason;
+use proxy_common::counter::{Reason, Verdict};
 
 /// A tc action.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,17 @@ impl Outcome {
     #[inline(always)]
     pub fn of_short(result: Option<Result<Action, Reason>>) -> Self {
         result.map_or(Self::NOT_ESTABLISHED, Self::new)
+    }
+
+    /// Returns the reason if it is one of those that packets without a flow have, which pass at any hook but the anchor.
+    #[inline(always)]
+    pub fn is_of_others(&self) -> Option<Reason> {
+        const {
+            assert!(
+                matches!(Reason::NotOurs.verdict(), Verdict::Pass) && matches!(Reason::NoFlow.verdict(), Verdict::Pass)
+            )
+        };
+        [Reason::NotOurs, Reason::NoFlow].into_iter().find(|reason| self.0 == Self::REASONS + *reason as i32)
     }
 
     #[inline(always)]
