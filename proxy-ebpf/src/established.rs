@@ -221,7 +221,15 @@ pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
 pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
     let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
     let sender = Sender::Backend { rx: entry.read(|flow| flow.rx), is_stream };
+        || is_answer(head)
     step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
+}
+
+/// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the hook where it leaves translates it.
+#[inline(always)]
+fn is_answer<A: Net>(head: &Head<A>) -> bool {
+    let key = FlowKey::new(Hook::EGRESS, head.proto, head.src, head.dst);
+    maps::live_flow(&key).is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(&key))
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags and
