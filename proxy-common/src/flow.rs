@@ -46,7 +46,7 @@ pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
 pub use proof::Proof;
 pub use seen::Seen;
 pub use state::State;
-pub use step::{Sender, Step, Told, is_stream, step};
+pub use step::{Sender, Step, Told, is_settled, is_stream, step};
 
 /// The hook whose packets find an entry of `FLOWS`.
 #[repr(transparent)]

@@ -9,7 +9,9 @@ use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_stream, step};
+use proxy_common::flow::{
+    Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_settled, is_stream, step,
+};
 
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
@@ -34,12 +36,24 @@ pub struct Head<A: Addr> {
     pub len: u32,
 }
 
-impl<A: Addr> Head<A> {
+impl<A: Net> Head<A> {
     /// Returns what the packet tells its flow.
     #[inline(always)]
     fn told(&self) -> Told {
         // A datagram has no flags.
         tcp::told(self.flags)
+    }
+
+    /// Returns true if the packet tells its flow nothing but that it goes on.
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
+    }
+
+    /// Returns true if both addresses are hosts'. Only such packets have entries.
+    #[inline(always)]
+    fn is_between_hosts(&self) -> bool {
+        self.src.addr.is_unicast() && self.dst.addr.is_unicast()
     }
 }
 
@@ -121,15 +135,15 @@ pub fn translate<A: Net>(
     Some(Ok(Action::PASS))
 }
 
-/// Returns the headers of a packet that a short way may take, if they are the usual ones.
+/// Returns the headers of a packet that a short way may take, if they are the usual ones. Their addresses may be no hosts', which a packet
+/// with an entry does not have.
 #[inline(always)]
 pub fn head<A: Net>(skb: Skb, hook: Hook, mark: PacketMark) -> Option<Head<A>> {
     // The slow path weighs a mark that may be a class.
     if skb.is_in_vlan() || mark.is_done() || hook == Hook::INGRESS && mark.is_translated() {
         return None;
     }
-    let head = A::peek(skb)?;
-    (head.src.addr.is_unicast() && head.dst.addr.is_unicast()).then_some(head)
+    A::peek(skb)
 }
 
 /// Leaves the mark for the next hook, or takes it away.
@@ -181,6 +195,9 @@ pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
 /// There is no flow. A datagram that arrives may open one.
 #[inline(always)]
 pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
+    if !head.is_between_hosts() {
+        return None;
+    }
     if hook == Hook::EGRESS {
         if guest::counts(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
             return None;
@@ -204,25 +221,8 @@ fn is_not_ours<A: Net>(head: &Head<A>, memory: Memory) -> bool {
     }
     let back = FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src);
     node.has(Node::HOST)
-        || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
-}
-
-/// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
-#[inline(always)]
-pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
-    // The slow path looks for the proof.
-    let sender = Sender::Client { tx: entry.read(|flow| flow.tx), rx: entry.read(|flow| flow.rx), proves: true };
-    let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
-    step(sender, head.told()).is_news || may_have_moved()
-}
-
-/// Returns true if a packet from the backend changes more of its flow than counts, or perhaps is none of the flow's.
-#[inline(always)]
-pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
-    let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
-    let sender = Sender::Backend { rx: entry.read(|flow| flow.rx), is_stream };
         || is_answer(head)
-    step(sender, head.told()).is_news || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
+        || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
 }
 
 /// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the hook where it leaves translates it.
@@ -230,6 +230,28 @@ pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMa
 fn is_answer<A: Net>(head: &Head<A>) -> bool {
     let key = FlowKey::new(Hook::EGRESS, head.proto, head.src, head.dst);
     maps::live_flow(&key).is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(&key))
+}
+
+/// Returns true if a packet towards the backend changes more of its flow than counts, or if the backend may have left.
+#[inline(always)]
+pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+    let (tx, rx) = (entry.read(|flow| flow.tx), entry.read(|flow| flow.rx));
+    // The slow path looks for the proof.
+    let is_step = || step(Sender::Client { tx, rx, proves: true }, head.told()).is_news;
+    let may_have_moved = || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
+    !(head.is_plain() && is_settled(tx, rx, true)) && is_step() || may_have_moved()
+}
+
+/// Returns true if a packet from the backend changes more of its flow than counts, or perhaps is none of the flow's.
+#[inline(always)]
+pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>, mark: PacketMark) -> bool {
+    let rx = entry.read(|flow| flow.rx);
+    let is_step = || {
+        let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
+        step(Sender::Backend { rx, is_stream }, head.told()).is_news
+    };
+    !(head.is_plain() && is_settled(rx, Seen::NOTHING, head.proto == Proto::UDP)) && is_step()
+        || mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload: TCP's flags and
@@ -270,6 +292,6 @@ pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32)
 /// Two ports as they lie in a packet.
 #[inline(always)]
 pub fn word(sport: Port, dport: Port) -> u32 {
-    let ([a, b], [c, d]) = (sport.wire().to_ne_bytes(), dport.wire().to_ne_bytes());
-    u32::from_ne_bytes([a, b, c, d])
+    let (first, second) = if cfg!(target_endian = "little") { (sport, dport) } else { (dport, sport) };
+    u32::from(first.wire()) | u32::from(second.wire()) << 16
 }

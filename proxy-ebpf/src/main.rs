@@ -106,8 +106,7 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
     let mark = skb.packet_mark();
     match skb.ethertype() {
         Addr4::ETHERTYPE => {
-            let outcome = established4(skb, Hook::EGRESS, memory.lend())
-                .or_slow(|| egress4(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = leaving4(skb, memory.lend()).or_slow(|| egress4(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr4>(
                 skb,
                 outcome.or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())),
@@ -116,8 +115,7 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
             )
         }
         Addr6::ETHERTYPE => {
-            let outcome = established6(skb, Hook::EGRESS, memory.lend())
-                .or_slow(|| egress6(skb, LinkHeader::Ethernet, memory.lend()));
+            let outcome = leaving6(skb, memory.lend()).or_slow(|| egress6(skb, LinkHeader::Ethernet, memory.lend()));
             conclude::<Addr6>(
                 skb,
                 outcome.or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())),
@@ -201,12 +199,12 @@ pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn arriving4(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() { quick4(skb, memory) } else { established4(skb, Hook::INGRESS, memory) }
+    if redirect::is_on() { quick4(skb, memory) } else { settled4(skb, memory) }
 }
 
 #[inline(always)]
 fn arriving6(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() { quick6(skb, memory) } else { established6(skb, Hook::INGRESS, memory) }
+    if redirect::is_on() { quick6(skb, memory) } else { settled6(skb, memory) }
 }
 
 #[inline(always)]
@@ -219,14 +217,26 @@ fn quick6(skb: Skb, _: Memory) -> Outcome {
     Outcome(global_fn::kpx_quick6(skb.as_ptr()))
 }
 
+// One for each hook: what a hook never meets costs it nothing.
+
 #[inline(never)]
-fn established4(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
-    Outcome::of_short(established::run::<Addr4>(skb, hook, memory))
+fn settled4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::of_short(established::run::<Addr4>(skb, Hook::INGRESS, memory))
 }
 
 #[inline(never)]
-fn established6(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
-    Outcome::of_short(established::run::<Addr6>(skb, hook, memory))
+fn settled6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::of_short(established::run::<Addr6>(skb, Hook::INGRESS, memory))
+}
+
+#[inline(never)]
+fn leaving4(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::of_short(established::run::<Addr4>(skb, Hook::EGRESS, memory))
+}
+
+#[inline(never)]
+fn leaving6(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::of_short(established::run::<Addr6>(skb, Hook::EGRESS, memory))
 }
 
 #[inline(never)]
@@ -288,6 +298,13 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Me
         PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => Exit::Headerless,
     };
     log::packet::<A>(skb, exit.link(), outcome.0, memory.lend());
+    // Most packets of a node that are not translated: what follows here would find the same.
+    if hook != PacketHook::Anchor
+        && let Some(reason) = outcome.is_of_others()
+    {
+        maps::count(reason);
+        return Action::PASS.0;
+    }
     let reason = match outcome.result() {
         Ok(Action(action)) => return action,
         Err(reason) => reason,
@@ -298,13 +315,6 @@ fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Me
     let Action(action) = match verdict {
         Verdict::Pass => Action::PASS,
         Verdict::Drop => Action::DROP,
-    // Most packets of a node that are not translated: what follows here would find the same.
-    if hook != PacketHook::Anchor
-        && let Some(reason) = outcome.is_of_others()
-    {
-        maps::count(reason);
-        return Action::PASS.0;
-    }
         Verdict::Reject if !reject::may_answer(skb, exit) => {
             maps::count(Event::Unanswered);
             Action::DROP

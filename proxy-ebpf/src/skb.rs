@@ -281,17 +281,24 @@ impl Skb {
     }
 
     /// Returns true if the frame is addressed to this host.
-    #[inline(never)]
+    #[inline(always)]
     pub fn is_ours(self) -> bool {
         const PACKET_HOST: u32 = 0;
-        field!(self.pkt_type) == PACKET_HOST
+        self.packet_type() == PACKET_HOST
     }
 
     /// Returns true if the frame is addressed to one other host, as the device knows it.
-    #[inline(never)]
+    #[inline(always)]
     pub fn is_anothers(self) -> bool {
         const PACKET_OTHERHOST: u32 = 3;
-        field!(self.pkt_type) == PACKET_OTHERHOST
+        self.packet_type() == PACKET_OTHERHOST
+    }
+
+    #[inline(always)]
+    fn packet_type(self) -> u32 {
+        // SAFETY: the context is lent, and this is a field of it. Volatile: the compiler would make one access of this and
+        // another field's.
+        unsafe { (&raw const (*self.0).pkt_type).read_volatile() }
     }
 
     /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The stack takes it off; past the stack it would stay.

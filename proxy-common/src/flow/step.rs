@@ -116,6 +116,15 @@ pub const fn step(sender: Sender, packet: Told) -> Step {
     Step { seen: Seen(seen), is_news: news != 0, revokes_reset: rst == 0 }
 }
 
+/// Returns true if a packet that shows nothing but itself ([`Told::PACKET`]) cannot be news: its sender has shown as much, and neither
+/// side a RST. `assures` says whether such a packet may assure its sender; `other` is what the other side has shown, nothing in the reply's
+/// entry. Cheaper than [`step`], which says the same of these packets.
+#[inline(always)]
+pub const fn is_settled(own: Seen, other: Seen, assures: bool) -> bool {
+    let shown = Seen::PACKET.0 | if assures { Seen::ASSURED.0 } else { 0 };
+    own.0 & (shown | Seen::RST.0) == shown && other.0 & Seen::RST.0 == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::State;
@@ -183,6 +192,23 @@ mod tests {
         assert_eq!(State::of(tx, rx), State::Answered);
         let (tx, rx, news) = follow(Proto::SCTP, &[(false, DATA), (true, DATA), (false, Told::ACCEPTED), (true, DATA)]);
         assert_eq!((State::of(tx, rx), news), (State::Established, vec![true, false, true, false]));
+    }
+
+    #[test]
+    fn packet_of_settled_flow_is_never_news() {
+        let mut settled = 0;
+        for (own, other) in (0..=u8::MAX).flat_map(|own| (0..=u8::MAX).map(move |other| (Seen(own), Seen(other)))) {
+            for assures in [false, true].into_iter().filter(|assures| is_settled(own, other, *assures)) {
+                settled += 1;
+                let (client, backend) = (
+                    Sender::Client { tx: own, rx: other, proves: assures },
+                    Sender::Backend { rx: own, is_stream: assures },
+                );
+                assert!(!step(client, DATA).is_news, "{client:?}");
+                assert!(!step(backend, DATA).is_news, "{backend:?}");
+            }
+        }
+        assert_eq!(settled, (64 + 32) * 128);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Acked, Flow, FlowKey, Judged, Proof, Seen};
+use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Judged, Kind, Proof, Seen};
 #[cfg(feature = "bench")]
 use proxy_common::{addr::SockAddr, flow::Hook};
 
@@ -87,7 +87,14 @@ impl<A: Net> Entry<A> {
     /// Returns true if this still is the entry at `key`.
     #[inline(always)]
     pub fn is_at(&self, key: &FlowKey<A>) -> bool {
-        self.read(|flow| flow.key(key.proto()) == *key)
+        // Compared in each arm: behind the match the compiler would read by pointers that it has chosen there.
+        self.read(|flow| match flow.kind.known() {
+            Some(EntryKind::Dnat) => flow.opener_key(key.proto()) == *key,
+            Some(EntryKind::Undnat) => flow.undnat_key(key.proto()) == *key,
+            Some(EntryKind::Snat) => flow.key_as(Kind::SNAT, key.proto()) == *key,
+            Some(EntryKind::Unsnat) => flow.key_as(Kind::UNSNAT, key.proto()) == *key,
+            None => false,
+        })
     }
 
     // The element may change hands while it is written. Its new owner is a flow of the same second, whose end is noticed early or
