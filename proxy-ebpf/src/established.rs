@@ -44,6 +44,18 @@ impl<A: Net> Head<A> {
         tcp::told(self.flags)
     }
 
+    // Copies, field by field: what is copied as a whole, or lent to the kernel, lies in memory, and with it all other fields.
+
+    #[inline(always)]
+    fn src(&self) -> SockAddr<A> {
+        SockAddr::new(self.src.addr, self.src.port)
+    }
+
+    #[inline(always)]
+    fn dst(&self) -> SockAddr<A> {
+        SockAddr::new(self.dst.addr, self.dst.port)
+    }
+
     /// Returns true if the packet tells its flow nothing but that it goes on.
     #[inline(always)]
     fn is_plain(&self) -> bool {
@@ -93,8 +105,8 @@ pub fn translate<A: Net>(
     let kind = entry.read(|flow| flow.kind).known()?;
     let (src, dst) = match kind {
         EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
-        EntryKind::Unsnat => (head.src, entry.read(Flow::client_between)),
-        EntryKind::Snat if mark.source_changes() => (entry.read(|flow| flow.source), head.dst),
+        EntryKind::Unsnat => (head.src(), entry.read(Flow::client_between)),
+        EntryKind::Snat if mark.source_changes() => (entry.read(|flow| flow.source), head.dst()),
         // At an ingress hook it goes to a socket of the host's.
         EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() => {
             (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
@@ -186,8 +198,8 @@ pub fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
 /// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of the slow path.
 #[inline(always)]
 pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
-    packet.src = head.src;
-    packet.dst = head.dst;
+    packet.src = head.src();
+    packet.dst = head.dst();
     packet.proto = head.proto;
     packet.decided = false;
 }
@@ -222,7 +234,7 @@ fn is_not_ours<A: Net>(head: &Head<A>, memory: Memory) -> bool {
     let back = FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src);
     node.has(Node::HOST)
         || is_answer(head)
-        || lookup::frontend(&head.dst, head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
+        || lookup::frontend(&head.dst(), head.proto, decision) == Err(Reason::NotOurs) && !maps::is_flow(&back)
 }
 
 /// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the hook where it leaves translates it.

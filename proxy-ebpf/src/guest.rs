@@ -26,7 +26,9 @@ use crate::packet::Packet;
 /// Returns true if a packet with this source, which tells that much of its connection, is one of theirs that counts.
 #[inline(always)]
 pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
-    may_be(src, proto, told) && maps::own_addr(&src.addr).is_some()
+    // A copy, for the kernel reads it in memory: the caller has the source in registers.
+    let addr = src.addr;
+    may_be(src, proto, told) && maps::own_addr(&addr).is_some()
 }
 
 /// Returns true if a packet with this source, which tells that much of its connection, may be one of theirs that counts.

@@ -128,7 +128,8 @@ impl Net for Addr4 {
     fn is_unicast(self) -> bool {
         let addr = u32::from_be(self.wire());
         let first = addr >> 24;
-        first != 0 && first != 127 && first < 224 && addr >> 16 != 0xa9fe
+        // Most pods have an address before 127/8.
+        first.wrapping_sub(1) < 126 || first.wrapping_sub(128) < 96 && addr >> 16 != 0xa9fe
     }
 
     /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a route to the service's
