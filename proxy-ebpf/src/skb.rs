@@ -61,6 +61,15 @@ macro_rules! field {
     };
 }
 
+/// Reads a field of the context by an access of its own, where the compiler would make one access of this and another field's, to a
+/// place that the verifier does not know.
+macro_rules! field_alone {
+    ($skb:ident.$field:ident) => {
+        // SAFETY: the kernel lends the context for the program's whole run, and this is a field of it.
+        unsafe { (&raw const (*$skb.0).$field).read_volatile() }
+    };
+}
+
 /// Writes a field of the context that the kernel lets tc programs write.
 macro_rules! set_field {
     ($skb:ident.$field:ident, $value:expr) => {{
@@ -117,9 +126,7 @@ impl Skb {
     /// Interface index of the device through which the packet came in; 0 if it was made here.
     #[inline(always)]
     pub fn ingress_ifindex(self) -> u32 {
-        // SAFETY: the context is lent, and this is a field of it. Volatile: the compiler would make one access of this and
-        // another field's.
-        unsafe { (&raw const (*self.0).ingress_ifindex).read_volatile() }
+        field_alone!(self.ingress_ifindex)
     }
 
     /// Returns the mark that earlier hooks of this host have left on the packet.
@@ -284,21 +291,14 @@ impl Skb {
     #[inline(always)]
     pub fn is_ours(self) -> bool {
         const PACKET_HOST: u32 = 0;
-        self.packet_type() == PACKET_HOST
+        field_alone!(self.pkt_type) == PACKET_HOST
     }
 
     /// Returns true if the frame is addressed to one other host, as the device knows it.
     #[inline(always)]
     pub fn is_anothers(self) -> bool {
         const PACKET_OTHERHOST: u32 = 3;
-        self.packet_type() == PACKET_OTHERHOST
-    }
-
-    #[inline(always)]
-    fn packet_type(self) -> u32 {
-        // SAFETY: the context is lent, and this is a field of it. Volatile: the compiler would make one access of this and
-        // another field's.
-        unsafe { (&raw const (*self.0).pkt_type).read_volatile() }
+        field_alone!(self.pkt_type) == PACKET_OTHERHOST
     }
 
     /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The stack takes it off; past the stack it would stay.
