@@ -16,6 +16,7 @@ use proxy_common::flow::{
 use crate::flow::about_now_secs;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{self, Net};
+use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
 use crate::skb::{ETH_LEN, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
@@ -69,31 +70,32 @@ impl<A: Net> Head<A> {
     }
 }
 
-/// Returns None if the packet is as it was, and has to take the slow path.
+/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the slow path.
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Option<Result<Action, Reason>> {
+pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
     if hook == Hook::EGRESS && mark.is_done() && !skb.may_be_class() {
         skb.settle_packet_mark();
-        return Some(Err(Reason::NotOurs));
+        return Outcome::new(Err(Reason::NotOurs));
     }
-    let head = head::<A>(skb, hook, mark)?;
+    let Some(head) = head::<A>(skb, hook, mark) else { return Outcome::NOT_ESTABLISHED };
     if hook == Hook::EGRESS && mark.port_shows() {
-        return is_plain(skb, &head).then(|| {
-            skb.settle_packet_mark();
-            Err(Reason::NotOurs)
-        });
+        if !is_plain(skb, &head) {
+            return Outcome::NOT_ESTABLISHED;
+        }
+        skb.settle_packet_mark();
+        return Outcome::new(Err(Reason::NotOurs));
     }
     // An opener takes the slow path whether it has a flow or not.
     if hook == Hook::INGRESS && head.proto == Proto::TCP && tcp::opens(head.flags) {
-        return None;
+        return Outcome::NOT_ESTABLISHED;
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
     let Some(entry) = maps::live_flow(&key) else { return missed(skb, hook, &head, memory) };
     translate(skb, (hook, mark), &head, (&key, &entry), memory)
 }
 
-/// Translates a packet whose entry has been found. Returns None if the packet is as it was, and has to take the slow path.
+/// Translates a packet whose entry has been found. The result is as that of [`run`].
 #[inline(always)]
 pub fn translate<A: Net>(
     skb: Skb,
@@ -101,8 +103,8 @@ pub fn translate<A: Net>(
     head: &Head<A>,
     (key, entry): (&FlowKey<A>, &Entry<A>),
     memory: Memory,
-) -> Option<Result<Action, Reason>> {
-    let kind = entry.read(|flow| flow.kind).known()?;
+) -> Outcome {
+    let Some(kind) = entry.read(|flow| flow.kind).known() else { return Outcome::NOT_ESTABLISHED };
     let (src, dst) = match kind {
         EntryKind::Dnat if hook == Hook::INGRESS => (entry.read(Flow::client_between), entry.read(|flow| flow.backend)),
         EntryKind::Unsnat => (head.src(), entry.read(Flow::client_between)),
@@ -111,7 +113,7 @@ pub fn translate<A: Net>(
         EntryKind::Undnat if hook == Hook::EGRESS && !mark.is_forward() => {
             (entry.read(|flow| flow.frontend), entry.read(|flow| flow.client))
         }
-        EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return None,
+        EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return Outcome::NOT_ESTABLISHED,
     };
     // The slow path takes a packet with news, and judges its source unless the only news is that it assures a stream. The
     // stack is too small for that here.
@@ -121,17 +123,17 @@ pub fn translate<A: Net>(
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     if is_news {
-        return None;
+        return Outcome::NOT_ESTABLISHED;
     }
     let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
     // A call of the kernel's: what the compiler has read before, it does not read again behind it.
     let now_secs = about_now_secs();
     if !entry.is_at(key) {
-        return None;
+        return Outcome::NOT_ESTABLISHED;
     }
     if matches!(kind, EntryKind::Dnat | EntryKind::Undnat) {
         if entry.read(|flow| flow.last_secs) != now_secs {
-            return None;
+            return Outcome::NOT_ESTABLISHED;
         }
         entry.count(skb.segments(), skb.len());
         note_acked(entry, head);
@@ -141,10 +143,10 @@ pub fn translate<A: Net>(
         if let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() {
             name(head, packet);
         }
-        return Some(Err(reason));
+        return Outcome::new(Err(reason));
     }
     note(skb, hook, kind, source_changes, head);
-    Some(Ok(Action::PASS))
+    Outcome::new(Ok(Action::PASS))
 }
 
 /// Returns the headers of a packet that a short way may take, if they are the usual ones. Their addresses may be no hosts', which a packet
@@ -206,21 +208,21 @@ pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
 
 /// There is no flow. A datagram that arrives may open one.
 #[inline(always)]
-pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Option<Result<Action, Reason>> {
+pub fn missed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>, memory: Memory) -> Outcome {
     if !head.is_between_hosts() {
-        return None;
+        return Outcome::NOT_ESTABLISHED;
     }
     if hook == Hook::EGRESS {
         if guest::counts(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
-            return None;
+            return Outcome::NOT_ESTABLISHED;
         }
         skb.clear_packet_mark();
-        return Some(Err(Reason::NotOurs));
+        return Outcome::new(Err(Reason::NotOurs));
     }
     if head.proto == Proto::TCP {
-        return Some(Err(Reason::NoFlow));
+        return Outcome::new(Err(Reason::NoFlow));
     }
-    is_not_ours(head, memory).then_some(Err(Reason::NotOurs))
+    if is_not_ours(head, memory) { Outcome::new(Err(Reason::NotOurs)) } else { Outcome::NOT_ESTABLISHED }
 }
 
 /// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of its backend's own may.
@@ -291,9 +293,10 @@ pub fn replace_checksum<A: Net>(skb: Skb, head: &Head<A>, ports: u32, diff: u32)
     let ports_before = word(head.src.port, head.dst.port);
     let mut is_seed = false;
     if diff != net::NO_DIFF {
-        let before = skb.peek(at);
+        let sum = || skb.peek::<u16>(at).map_or(net::UNREAD, u32::from);
+        let before = sum();
         skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR)?;
-        is_seed = net::is_seed(before, skb.peek(at), diff);
+        is_seed = net::is_seed(before, sum(), diff);
     }
     if is_seed || ports_before == ports {
         return Ok(());

@@ -221,22 +221,22 @@ fn quick6(skb: Skb, _: Memory) -> Outcome {
 
 #[inline(never)]
 fn settled4(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::of_short(established::run::<Addr4>(skb, Hook::INGRESS, memory))
+    established::run::<Addr4>(skb, Hook::INGRESS, memory)
 }
 
 #[inline(never)]
 fn settled6(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::of_short(established::run::<Addr6>(skb, Hook::INGRESS, memory))
+    established::run::<Addr6>(skb, Hook::INGRESS, memory)
 }
 
 #[inline(never)]
 fn leaving4(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::of_short(established::run::<Addr4>(skb, Hook::EGRESS, memory))
+    established::run::<Addr4>(skb, Hook::EGRESS, memory)
 }
 
 #[inline(never)]
 fn leaving6(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::of_short(established::run::<Addr6>(skb, Hook::EGRESS, memory))
+    established::run::<Addr6>(skb, Hook::EGRESS, memory)
 }
 
 #[inline(never)]

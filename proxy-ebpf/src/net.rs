@@ -293,11 +293,15 @@ pub fn diff_words(from: &[u32], to: &[u32]) -> u32 {
 /// Returns true if a transport's checksum, which the kernel has changed by `diff`, was a seed for the device: the kernel adds to a seed, and
 /// takes away from a checksum. If there is no telling, false.
 #[inline(always)]
-pub fn is_seed(before: Option<u16>, after: Option<u16>, diff: u32) -> bool {
-    let (Some(before), Some(after), diff) = (before, after, fold(diff)) else { return false };
+pub fn is_seed(before: u32, after: u32, diff: u32) -> bool {
+    let diff = fold(diff);
     // Either zero of one's complement changes nothing, and so tells nothing.
-    diff != 0 && diff != 0xffff && fold(u32::from(before) + u32::from(diff)) == after
+    let tells = diff != 0 && diff != 0xffff && before < UNREAD;
+    tells && u32::from(fold(before + u32::from(diff))) == after
 }
+
+/// Stands for a checksum that cannot be read in place. (Linux 5.10 wants each value written that is kept across a call.)
+pub const UNREAD: u32 = 1 << 16;
 
 /// Folds a sum to the 16 bits of a checksum field, not yet inverted.
 #[inline(always)]

@@ -43,12 +43,6 @@ impl Outcome {
         }
     }
 
-    /// From the result of a short way, if it has one.
-    #[inline(always)]
-    pub fn of_short(result: Option<Result<Action, Reason>>) -> Self {
-        result.map_or(Self::NOT_ESTABLISHED, Self::new)
-    }
-
     /// Returns the reason if it is one of those that packets without a flow have, which pass at any hook but the anchor.
     #[inline(always)]
     pub fn is_of_others(&self) -> Option<Reason> {

@@ -30,13 +30,12 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
             key.set_hook(Hook::EGRESS);
             match maps::live_flow(&key) {
                 Some(entry) if !is_of_stack(skb, head, &entry) => (entry, false),
-                _ => return Outcome::of_short(established::missed(skb, Hook::INGRESS, head, memory)),
+                _ => return established::missed(skb, Hook::INGRESS, head, memory),
             }
         }
     };
     if is_there && is_of_stack(skb, head, &entry) {
-        let short = established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
-        return Outcome::of_short(short);
+        return established::translate(skb, (Hook::INGRESS, mark), head, (&key, &entry), memory);
     }
     let is_fast = if is_there { goes_there(head, &entry) } else { goes_back(head, &entry) };
     let exit = if is_fast { judged_exit(skb, &entry) } else { None };
