@@ -43,6 +43,9 @@ pub const EXITS: &str = "EXITS";
 pub const OFFERS: &str = "OFFERS";
 pub const TOLERATED: &str = "TOLERATED";
 
+/// The senders that the routes have vouched for.
+pub const SENDERS: &str = "SENDERS";
+
 /// When each CPU last asked for the time, and what it was told.
 pub const CLOCK: &str = "CLOCK";
 
@@ -71,7 +74,7 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
 /// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 9] = [WAYS, EXITS, OFFERS, TOLERATED, CLOCK, MONITOR, WATCHED, MONITORED, COUNTERS];
+const PER_LOAD: [&str; 10] = [WAYS, EXITS, OFFERS, TOLERATED, SENDERS, CLOCK, MONITOR, WATCHED, MONITORED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

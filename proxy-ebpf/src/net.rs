@@ -14,7 +14,6 @@ use proxy_common::device::Device;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
-use crate::Action;
 use crate::established::Head;
 use crate::maps::{self, Maps};
 use crate::open::Draw;
@@ -23,6 +22,7 @@ use crate::reject::Exit;
 use crate::ring::Ring;
 use crate::setting::ZERO;
 use crate::skb::{LinkHeader, Skb};
+use crate::{Action, flow};
 
 /// An address family, to the packet path.
 pub trait Net: Addr + Maps {
@@ -144,13 +144,28 @@ pub enum At {
     Before,
 }
 
-/// See [`is_forged`].
+/// See [`is_forged`]. The routes are asked once in a term for all packets between two addresses that come in by one device.
 #[inline(always)]
 pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     let ifindex = match at {
         At::Here => skb.ifindex(),
         At::Before => skb.ingress_ifindex(),
     };
+    // Before the routes are asked: what they say counts for the epoch that began before.
+    let term = flow::about_now_secs().wrapping_add(maps::epoch());
+    if maps::is_sender(ifindex, term, src, dst) {
+        return false;
+    }
+    let is_forged = is_out_of_place(skb, ifindex, src, dst);
+    if !is_forged {
+        maps::keep_sender(ifindex, term, src, dst);
+    }
+    is_forged
+}
+
+/// Asks the routes about a packet that came in by this device.
+#[inline(always)]
+fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     if maps::own_addr(src).is_some() {
         return true;
     }

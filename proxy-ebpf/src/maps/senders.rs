@@ -1,0 +1,70 @@
+//! The senders that the routes have vouched for in this term: packets between two addresses ask once.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::PerCpuArray;
+
+use super::live::part;
+use super::{Find, Live};
+use crate::net::Net;
+
+/// The rows of each CPU: 2 to this power. Two pairs of addresses that share one take turns.
+const SENDERS_BITS: u32 = 9;
+
+/// A sender that is no forged one, of packets to one destination.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Sender {
+    /// The addresses of the packets, in words.
+    src: [u32; 4],
+    dst: [u32; 4],
+    /// Interface index of the device by which they come in; 0 while the row is empty.
+    ifindex: u32,
+    /// The seconds since boot and the number of the epoch, added. Both only grow.
+    term: u32,
+    /// The kernel's number of the family.
+    family: u32,
+    pad: u32,
+}
+
+#[map]
+static SENDERS: PerCpuArray<Sender> = PerCpuArray::with_max_entries(1 << SENDERS_BITS, 0);
+
+/// Returns true if a sender at this device was kept in this term.
+#[inline(always)]
+pub fn is_kept<A: Net>(ifindex: u32, term: u32, src: &A, dst: &A) -> bool {
+    let Some(row) = row(src, dst) else { return false };
+    let (src, dst) = (src.words(), dst.words());
+    // In bits, because each branch would multiply the verifier's work.
+    let differences = row.read(|kept| {
+        let of_place = kept.ifindex ^ ifindex | kept.term ^ term | kept.family ^ u32::from(A::AF);
+        words::<A>().fold(of_place, |all, word| all | kept.src[word] ^ src[word] | kept.dst[word] ^ dst[word])
+    });
+    differences == 0
+}
+
+/// Keeps a sender at this device until the term ends.
+#[inline(always)]
+pub fn keep<A: Net>(ifindex: u32, term: u32, src: &A, dst: &A) {
+    let Some(row) = row(src, dst) else { return };
+    part!(row.src).set(src.words());
+    part!(row.dst).set(dst.words());
+    part!(row.ifindex).set(ifindex);
+    part!(row.term).set(term);
+    part!(row.family).set(A::AF.into());
+}
+
+/// Returns the places of the words that an address of this family has.
+#[inline(always)]
+fn words<A: Net>() -> core::ops::Range<usize> {
+    0..size_of::<A>() / size_of::<u32>()
+}
+
+#[inline(always)]
+fn row<A: Net>(src: &A, dst: &A) -> Option<Live<Sender>> {
+    // 2^32 divided by the golden ratio: the addresses of a network lie far apart.
+    const MULTIPLIER: u32 = 0x9e37_79b9;
+    let (src, dst) = (src.words(), dst.words());
+    let add = |sum: u32, word: u32| (sum ^ word).wrapping_mul(MULTIPLIER);
+    let sum = words::<A>().fold(0, |sum, word| add(add(sum, src[word]), dst[word]));
+    SENDERS.find(&(sum >> (u32::BITS - SENDERS_BITS)))
+}
