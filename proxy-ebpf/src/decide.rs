@@ -141,15 +141,16 @@ pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origi
         return if is_pod { Origin::DETECTED } else { Origin::NODE };
     }
     match route(skb, node.anchor_ifindex, &packet.dst.addr, client) {
-        Ok(NextHop::Device(ifindex)) if maps::device(ifindex).is_some() => origin(ifindex, packet, node),
+        Ok(NextHop::Device(ifindex)) if maps::device(ifindex).is_some() => {
+            origin(maps::place_of(ifindex).0, packet, node)
+        }
         _ => Origin::DETECTED,
     }
 }
 
-/// Returns the origin of a packet that came in through a device.
+/// Returns the origin of a packet that came in through a device with these flags.
 #[inline(always)]
-pub fn origin<A: Net>(ifindex: u32, packet: &Packet<A>, node: &Node) -> Origin {
-    let (flags, _) = maps::place_of(ifindex);
+pub fn origin<A: Net>(flags: u32, packet: &Packet<A>, node: &Node) -> Origin {
     let is_pods = flags & Device::POD != 0;
     if is_pods && !node.has(Node::COMPAT) {
         return Origin::POD;

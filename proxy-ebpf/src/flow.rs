@@ -73,7 +73,7 @@ fn learn<A: Net>(
         }
     };
     // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A packet that is put into
-    // the host past that check is judged each time.
+    // the host past that check is judged, too: the routes are asked about it once in a term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let is_judged = is_given_back || is_news || flow.last_secs != about_now_secs();
     if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
@@ -342,7 +342,7 @@ fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32)
 #[inline(always)]
 fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool {
     let change = flow.countable_entries(proto).wrapping_mul(after.wrapping_sub(before));
-    A::share(&flow.holder(), Register(change))
+    change == 0 || A::share(&flow.holder(), Register(change))
 }
 
 /// A flow that is counted counts until it has ended.

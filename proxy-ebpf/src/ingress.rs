@@ -106,7 +106,10 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
         return Err(Reason::Draining);
     }
     let generation = maps::generation();
-    let origin = decide::origin(skb.ifindex(), &scratch.packet, node);
+    let (device, _) = maps::place_of(skb.ifindex());
+    let origin = decide::origin(device, &scratch.packet, node);
+    // In bits: no branch on the flags follows the calls below.
+    let remote = (device / Device::POD & 1 ^ 1) as u8 * Flow::<A>::REMOTE;
     let objection =
         |packet: &Packet<A>| is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged);
     let decision = match decide::run(scratch, origin, node, decision, objection) {
@@ -121,9 +124,7 @@ fn choose<A: Net>(skb: Skb, scratch: &mut Scratch<A>, decision: DecisionMemory) 
     }
     let source = Source { addr: source_addr(skb, &scratch.packet, node, decision)?, port_taken: false, generation };
     let mut flags = if decision.has(Decision::<A>::COUNTED) { Flow::<A>::COUNTED } else { 0 };
-    if maps::place_of(skb.ifindex()).0 & Device::POD == 0 {
-        flags |= Flow::<A>::REMOTE;
-    }
+    flags |= remote;
     scratch.opening =
         Opening { service: decision.service, backend: decision.backend_at(), source, flags, way: Way::STACK };
     Ok(())
