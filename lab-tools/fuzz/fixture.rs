@@ -11,12 +11,13 @@ use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Event;
+use proxy_common::cpu::Cpu;
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::guest::Guest;
 use proxy_common::half_open::{CLASSES, PaddedEnds};
-use proxy_common::names::{ANCHOR, CLOCK, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
+use proxy_common::names::{ANCHOR, CPUS, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::{Options, Sizes};
@@ -57,7 +58,7 @@ struct Tables<A: Addr> {
 /// The programs' clock until the kernel's next tick, which may come late: milliseconds into a new second
 /// they would still count the old one.
 struct Clock {
-    told: PerCpuArray<MapData, [u64; 2]>,
+    told: PerCpuArray<MapData, Cpu>,
     second: u32,
 }
 
@@ -76,7 +77,7 @@ impl Fixture {
         let sizes = Sizes { flows: Some(1 << 16), ..Sizes::default() };
         let node = Node::new("here", Options { sizes, fast_path: is_fast, ..Options::default() })?;
         let (v4, v6) = (Tables::new(&node.bench, &IPV4)?, Tables::new(&node.bench, &IPV6)?);
-        let clock = Clock { told: node.bench.map(INGRESS, CLOCK)?.try_into()?, second: 0 };
+        let clock = Clock { told: node.bench.map(INGRESS, CPUS)?.try_into()?, second: 0 };
         let mut fixture = Self {
             node,
             is_fast,
@@ -225,7 +226,7 @@ impl Clock {
         let now = now_secs()?;
         if now != self.second {
             let cpus = nr_cpus().map_err(|(_, error)| error).context("count CPUs")?;
-            let never = PerCpuValues::try_from(vec![[0; 2]; cpus])?;
+            let never = PerCpuValues::try_from(vec![Cpu::default(); cpus])?;
             self.told.set(0, never, 0).context("let the programs forget the time")?;
             self.second = now;
         }

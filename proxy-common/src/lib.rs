@@ -11,6 +11,7 @@ pub mod addr;
 pub mod balance;
 mod closed;
 pub mod counter;
+pub mod cpu;
 pub mod crc32c;
 pub mod device;
 pub mod flow;

@@ -47,15 +47,3 @@ assert_size!(Record<Addr6> = 4 + 4 + 3 * 20 + 64);
 
 /// The only value of `WATCHED`: records that a CPU may write in a second. 0 while no operator watches.
 pub const WATCHED_PER_SECOND: u32 = 10_000;
-
-/// A CPU's value of `MONITORED`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Monitored {
-    /// Since boot, and records written in it.
-    pub second: u32,
-    pub written: u32,
-    /// Packets that would have been told of: more than may be, or than `MONITOR` holds.
-    pub lost: u64,
-}
-assert_size!(Monitored = 4 + 4 + 8);

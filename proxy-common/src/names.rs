@@ -46,13 +46,12 @@ pub const TOLERATED: &str = "TOLERATED";
 /// The senders that the routes have vouched for.
 pub const SENDERS: &str = "SENDERS";
 
-/// When each CPU last asked for the time, and what it was told.
-pub const CLOCK: &str = "CLOCK";
+/// What each CPU keeps: the time, and how many records it has written and lost.
+pub const CPUS: &str = "CPUS";
 
 /// Records for `kpx monitor`, the limit while it runs, and the number of lost records.
 pub const MONITOR: &str = "MONITOR";
 pub const WATCHED: &str = "WATCHED";
-pub const MONITORED: &str = "MONITORED";
 
 /// Not 0, the packet mark of our hooks is kept in `mark` as well as in `tc_index` (`u32`, set before loading).
 pub const EXPOSES_PACKET_MARK: &str = "EXPOSES_PACKET_MARK";
@@ -74,7 +73,7 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 
 /// Maps outside of families that begin empty with every load. They hold a program's own room while it runs, what it asks the
 /// kernel for again each second, records for `kpx monitor`, and numbers whose places move with every new one.
-const PER_LOAD: [&str; 10] = [WAYS, EXITS, OFFERS, TOLERATED, SENDERS, CLOCK, MONITOR, WATCHED, MONITORED, COUNTERS];
+const PER_LOAD: [&str; 9] = [WAYS, EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS];
 
 /// Returns true if a map begins empty with every load, and is not part of the layout.
 pub fn is_per_load(map: &str) -> bool {

@@ -4,6 +4,7 @@ use aya::Pod;
 
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::balance::{Affinity, AffinityKey};
+use crate::cpu::Cpu;
 use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{AnyKey, Flow, FlowKey, Offer};
 use crate::fragment::{FragmentKey, Ports};
@@ -13,7 +14,7 @@ use crate::frontend::{
 use crate::guest::Guest;
 use crate::half_open::{PaddedEnds, Place};
 use crate::limit::{LimitKey, LimitWay};
-use crate::monitor::{Monitored, Record};
+use crate::monitor::Record;
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
@@ -32,13 +33,13 @@ pod!(
     Addr4,
     Addr6,
     AnyKey,
+    Cpu,
     Device,
     Endpoint,
     Guest,
     LimitKey,
     LimitWay,
     Maglev,
-    Monitored,
     Node,
     Offer,
     OwnAddr,

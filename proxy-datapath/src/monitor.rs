@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use proxy_common::addr::{Addr4, Addr6};
-use proxy_common::monitor::{Monitored, Record, WATCHED_PER_SECOND};
+use proxy_common::cpu::Cpu;
+use proxy_common::monitor::{Record, WATCHED_PER_SECOND};
 use proxy_common::names;
 use proxy_common::pod::from_bytes;
 
@@ -16,7 +17,7 @@ use super::maps::take;
 pub struct Monitor {
     ring: RingBuf<MapData>,
     watched: Array<MapData, u32>,
-    monitored: PerCpuArray<MapData, Monitored>,
+    cpus: PerCpuArray<MapData, Cpu>,
 }
 
 /// A record of either family.
@@ -29,7 +30,7 @@ pub enum AnyRecord {
 impl Monitor {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let (ring, watched) = (take(ebpf, names::MONITOR)?, take(ebpf, names::WATCHED)?);
-        Ok(Self { ring, watched, monitored: take(ebpf, names::MONITORED)? })
+        Ok(Self { ring, watched, cpus: take(ebpf, names::CPUS)? })
     }
 
     /// Switches the records on or off. Unread records are dropped.
@@ -55,8 +56,8 @@ impl Monitor {
 
     /// Returns the number of packets without a record since the programs were loaded: there were too many packets.
     pub fn lost(&self) -> Result<u64> {
-        let monitored = self.monitored.get(&0, 0).with_context(|| format!("read {}", names::MONITORED))?;
-        Ok(monitored.iter().map(|cpu| cpu.lost).sum())
+        let cpus = self.cpus.get(&0, 0).with_context(|| format!("read {}", names::CPUS))?;
+        Ok(cpus.iter().map(|cpu| cpu.lost).sum())
     }
 }
 

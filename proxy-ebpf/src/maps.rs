@@ -7,6 +7,7 @@ use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Counter;
+use proxy_common::cpu::Cpu;
 use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
@@ -16,7 +17,6 @@ use proxy_common::frontend::{
 use proxy_common::guest::Guest;
 use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX, all_places};
 use proxy_common::maps::{FLOWS, NO_PREALLOC};
-use proxy_common::monitor::Monitored;
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
@@ -43,7 +43,7 @@ mod sockets;
 mod tolerated;
 
 pub use answers::{Asker, may_answer};
-pub use clock::{Clock, in_this_tick};
+pub use clock::in_this_tick;
 pub use devices::{device, is_stacked, mac_of, mtu_of, place_of};
 pub use exits::{epoch, exit, keep_exit, opens_until};
 #[cfg(feature = "bench")]
@@ -117,7 +117,7 @@ static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT + Asker::COUNT, 0);
 
 #[map]
-static CLOCK: PerCpuArray<Clock> = PerCpuArray::with_max_entries(1, 0);
+static CPUS: PerCpuArray<Cpu> = PerCpuArray::with_max_entries(1, 0);
 
 /// The bytes of a second's records of a few CPUs: a reader takes them as they come.
 const RING_LEN: u32 = 1 << 20;
@@ -126,8 +126,6 @@ const RING_LEN: u32 = 1 << 20;
 static MONITOR: RingBuf = RingBuf::with_byte_size(RING_LEN, 0);
 #[map]
 static WATCHED: Array<u32> = Array::with_max_entries(1, 0);
-#[map]
-static MONITORED: PerCpuArray<Monitored> = PerCpuArray::with_max_entries(1, 0);
 
 #[inline(always)]
 pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {

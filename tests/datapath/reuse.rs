@@ -10,13 +10,13 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
+use proxy_common::cpu::Cpu;
 use proxy_common::flow::{AnyKey, Flow, FlowKey};
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{FrontendKey, SetKey};
 use proxy_common::guest::Guest;
 use proxy_common::half_open::PaddedEnds;
-use proxy_common::monitor::Monitored;
-use proxy_common::names::{COUNTERS, FamilyMaps, IPV4, IPV6, MONITORED, TOLERATED};
+use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, IPV4, IPV6, TOLERATED};
 use proxy_common::service_counts::ServiceCounts;
 use proxy_core::diff::diff;
 use proxy_core::tables::Tables;
@@ -133,7 +133,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     datapath.monitor.watch(false)?;
     let maps = &datapath.loaded.maps;
     zero::<u64>(maps, COUNTERS)?;
-    zero::<Monitored>(maps, MONITORED)?;
+    zero::<Cpu>(maps, CPUS)?;
     clear_family::<Addr4>(maps, IPV4)?;
     clear_family::<Addr6>(maps, IPV6)?;
     clear::<AnyKey, u32>(maps, TOLERATED)

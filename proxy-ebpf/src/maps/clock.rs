@@ -3,23 +3,15 @@
 use aya_ebpf::helpers::generated::bpf_jiffies64;
 
 use super::live::part;
-use super::{CLOCK, Find};
-
-/// When this CPU last asked for the time, and what it was told.
-#[derive(Clone, Copy)]
-pub struct Clock {
-    jiffies: u64,
-    secs: u32,
-    _pad: u32,
-}
+use super::{CPUS, Find};
 
 /// The time in seconds as `ask` tells it, asked once in each tick of the kernel's.
 #[inline(always)]
 pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     // SAFETY: the helper takes no arguments and cannot fail.
     let jiffies = unsafe { bpf_jiffies64() };
-    let Some(clock) = CLOCK.find(&0) else { return ask() };
-    let (last, secs) = (part!(clock.jiffies), part!(clock.secs));
+    let Some(cpu) = CPUS.find(&0) else { return ask() };
+    let (last, secs) = (part!(cpu.jiffies), part!(cpu.secs));
     // The ticks are written last: if another program comes in between, it asks itself.
     if last.copy() != jiffies {
         secs.set_in_order(ask());

@@ -7,7 +7,7 @@ use proxy_common::hook::HookId;
 use proxy_common::monitor::{Record, What};
 
 use super::live::part;
-use super::{DecisionMemory, Find, MONITOR, MONITORED, WATCHED};
+use super::{CPUS, DecisionMemory, Find, MONITOR, WATCHED};
 use crate::flow::now_secs;
 use crate::net::Net;
 use crate::packet::Packet;
@@ -21,9 +21,9 @@ pub fn is_watched() -> bool {
 /// Tells of a packet: see [`Record`]. `say` is the hook, what became of the packet, and the reason, a byte each.
 #[inline(always)]
 pub fn monitor<A: Net>(say: u32, ifindex: u32, packet: &Packet<A>, flow: Option<&Flow<A>>, decision: DecisionMemory) {
-    let Some(monitored) = MONITORED.find(&0) else { return };
+    let Some(cpu) = CPUS.find(&0) else { return };
     let Some(decision) = decision.get::<A>() else { return };
-    let (of_second, written, lost) = (part!(monitored.second), part!(monitored.written), part!(monitored.lost));
+    let (of_second, written, lost) = (part!(cpu.second), part!(cpu.written), part!(cpu.lost));
     let second = now_secs();
     if of_second.copy() != second {
         of_second.set(second);

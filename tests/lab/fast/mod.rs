@@ -50,8 +50,7 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
     let status = agent.status()?;
     let said = status["options"]["fastPath"].as_str().unwrap_or_default().to_owned();
     // Its rules drop what conntrack calls invalid, and new connections by default.
-    let opens =
-        "on; connections are opened through the stack, because chain forward of table inet firewall drops what its rules do not accept";
+    let opens = "on; connections are opened through the stack, because chain forward of table inet firewall drops what its rules do not accept";
     ensure!(said.starts_with(opens), "{said}");
     fixture.lab.n1.host.ns.nft(
         "table inet refuses {
