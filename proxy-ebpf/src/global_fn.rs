@@ -9,7 +9,7 @@ use proxy_common::crc32c;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
-use crate::maps::Memory;
+use crate::maps::{Memory, Moment};
 use crate::net::{self, At, Net};
 use crate::open::Draw;
 use crate::ring::Ring;
@@ -145,6 +145,28 @@ global_functions! {
     fn kpx_forged_before6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
         let (src, dst) = (Addr6::from_registers([a, b]), Addr6::from_registers([c, d]));
         net::forged(Skb::from_ptr(skb), At::Before, &src, &dst).into()
+    }
+
+    /// Calls [`maps::is_sender`]; 0 if not.
+    fn kpx_is_sender4(src: u32, dst: u32, moment: u64) -> u32 {
+        maps::is_sender(&Addr4::from_wire(src), &Addr4::from_wire(dst), Moment(moment)).into()
+    }
+
+    /// Calls [`maps::is_sender`] with the registers of both addresses; 0 if not.
+    fn kpx_is_sender6(a: u64, b: u64, c: u64, d: u64, moment: u64) -> u32 {
+        maps::is_sender(&Addr6::from_registers([a, b]), &Addr6::from_registers([c, d]), Moment(moment)).into()
+    }
+
+    /// Calls [`maps::keep_sender`]; 0.
+    fn kpx_keep_sender4(src: u32, dst: u32, moment: u64) -> u32 {
+        maps::keep_sender(&Addr4::from_wire(src), &Addr4::from_wire(dst), Moment(moment));
+        0
+    }
+
+    /// Calls [`maps::keep_sender`] with the registers of both addresses; 0.
+    fn kpx_keep_sender6(a: u64, b: u64, c: u64, d: u64, moment: u64) -> u32 {
+        maps::keep_sender(&Addr6::from_registers([a, b]), &Addr6::from_registers([c, d]), Moment(moment));
+        0
     }
 
     /// Calls [`Skb::weighed`].

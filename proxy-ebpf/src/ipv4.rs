@@ -8,6 +8,7 @@ use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::established::{self, Head};
+use crate::maps::Moment;
 use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
@@ -235,6 +236,16 @@ impl Net for Addr4 {
     #[inline(always)]
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
         global_fn::kpx_forged4(skb.as_ptr(), src.wire(), dst.wire(), (at == At::Before).into()) != 0
+    }
+
+    #[inline(always)]
+    fn is_sender(src: &Self, dst: &Self, Moment(moment): Moment) -> bool {
+        global_fn::kpx_is_sender4(src.wire(), dst.wire(), moment) != 0
+    }
+
+    #[inline(always)]
+    fn keep_sender(src: &Self, dst: &Self, Moment(moment): Moment) {
+        global_fn::kpx_keep_sender4(src.wire(), dst.wire(), moment);
     }
 
     #[inline(always)]

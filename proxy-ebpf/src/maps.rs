@@ -57,7 +57,7 @@ pub use limit::limit_way;
 use live::{Find, Live};
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
 pub use monitor::{is_watched, monitor};
-pub use senders::{is_kept as is_sender, keep as keep_sender};
+pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
 pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_led, remember_socket, socket};

@@ -15,7 +15,7 @@ use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
 use crate::established::Head;
-use crate::maps::{self, Maps};
+use crate::maps::{self, Maps, Moment};
 use crate::open::Draw;
 use crate::packet;
 use crate::reject::Exit;
@@ -94,6 +94,10 @@ pub trait Net: Addr + Maps {
     fn words(&self) -> [u32; 4];
     /// Calls [`forged`].
     fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
+    /// Calls [`maps::is_sender`].
+    fn is_sender(src: &Self, dst: &Self, moment: Moment) -> bool;
+    /// Calls [`maps::keep_sender`].
+    fn keep_sender(src: &Self, dst: &Self, moment: Moment);
     /// Calls [`maps::share`].
     fn share(client: &Self, share: Register) -> bool;
     /// Calls [`open::draw`](crate::open::draw).
@@ -144,21 +148,28 @@ pub enum At {
     Before,
 }
 
+impl At {
+    #[inline(always)]
+    fn ifindex(self, skb: Skb) -> u32 {
+        match self {
+            Self::Here => skb.ifindex(),
+            Self::Before => skb.ingress_ifindex(),
+        }
+    }
+}
+
 /// See [`is_forged`]. The routes are asked once in a term for all packets between two addresses that come in by one device.
 #[inline(always)]
 pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
-    let ifindex = match at {
-        At::Here => skb.ifindex(),
-        At::Before => skb.ingress_ifindex(),
-    };
+    let ifindex = at.ifindex(skb);
     // Before the routes are asked: what they say counts for the epoch that began before.
     let term = flow::about_now_secs().wrapping_add(maps::epoch());
-    if maps::is_sender(ifindex, term, src, dst) {
+    if A::is_sender(src, dst, Moment::new(ifindex, term)) {
         return false;
     }
-    let is_forged = is_out_of_place(skb, ifindex, src, dst);
+    let is_forged = is_out_of_place(skb, at.ifindex(skb), src, dst);
     if !is_forged {
-        maps::keep_sender(ifindex, term, src, dst);
+        A::keep_sender(src, dst, Moment::new(at.ifindex(skb), term));
     }
     is_forged
 }

@@ -17,10 +17,8 @@ pub struct Sender {
     /// The addresses of the packets, in words.
     src: [u32; 4],
     dst: [u32; 4],
-    /// Interface index of the device by which they come in; 0 while the row is empty.
-    ifindex: u32,
-    /// The seconds since boot and the number of the epoch, added. Both only grow.
-    term: u32,
+    /// Where and when they come in. The device's interface index is 0 while the row is empty.
+    moment: u64,
     /// The kernel's number of the family.
     family: u32,
     pad: u32,
@@ -29,27 +27,38 @@ pub struct Sender {
 #[map]
 static SENDERS: PerCpuArray<Sender> = PerCpuArray::with_max_entries(1 << SENDERS_BITS, 0);
 
-/// Returns true if a sender at this device was kept in this term.
+/// The interface index of a device, and below it the term: the seconds since boot and the number of the epoch, added. Both only grow.
+#[derive(Clone, Copy)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    #[inline(always)]
+    pub fn new(ifindex: u32, term: u32) -> Self {
+        Self(u64::from(ifindex) << 32 | u64::from(term))
+    }
+}
+
+/// Returns true if the sender was kept for this device and term.
 #[inline(always)]
-pub fn is_kept<A: Net>(ifindex: u32, term: u32, src: &A, dst: &A) -> bool {
+pub fn is_kept<A: Net>(src: &A, dst: &A, Moment(moment): Moment) -> bool {
     let Some(row) = row(src, dst) else { return false };
     let (src, dst) = (src.words(), dst.words());
     // In bits, because each branch would multiply the verifier's work.
     let differences = row.read(|kept| {
-        let of_place = kept.ifindex ^ ifindex | kept.term ^ term | kept.family ^ u32::from(A::AF);
-        words::<A>().fold(of_place, |all, word| all | kept.src[word] ^ src[word] | kept.dst[word] ^ dst[word])
+        let of_place = kept.moment ^ moment | u64::from(kept.family ^ u32::from(A::AF));
+        words::<A>()
+            .fold(of_place, |all, word| all | u64::from(kept.src[word] ^ src[word] | kept.dst[word] ^ dst[word]))
     });
     differences == 0
 }
 
 /// Keeps a sender at this device until the term ends.
 #[inline(always)]
-pub fn keep<A: Net>(ifindex: u32, term: u32, src: &A, dst: &A) {
+pub fn keep<A: Net>(src: &A, dst: &A, Moment(moment): Moment) {
     let Some(row) = row(src, dst) else { return };
     part!(row.src).set(src.words());
     part!(row.dst).set(dst.words());
-    part!(row.ifindex).set(ifindex);
-    part!(row.term).set(term);
+    part!(row.moment).set(moment);
     part!(row.family).set(A::AF.into());
 }
 
