@@ -127,6 +127,16 @@ fn may_take<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool
     route.is_to_pod() || is_far
 }
 
+/// Returns true if the way that was found is one for a packet of its flow: `is_far` as in [`may_take`]. Old kernels remember wrongly what kind
+/// of flow it was before the call that found the way.
+#[inline(always)]
+fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
+    if route.is_of_whole() {
+        return may_take(packet, route, is_far);
+    }
+    is_on_for_all() || route.is_for_openers(false)
+}
+
 /// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has been found for it at
 /// this hook. None: it is left to the stack, as it was.
 #[inline(always)]
@@ -240,10 +250,7 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let is_judged = flow.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &flow.client.addr, &flow.backend.addr);
-    if !(is_found
-        && (!is_whole || may_take(packet, route, flow.is_whole_far()))
-        && (!is_tolerated || route.is_for_openers(false)))
-    {
+    if !(is_found && may_leave(packet, route, flow.is_whole_far())) {
         keep_judgement(flow, packet.proto, Judged::NONE);
         return Plan::Stack;
     }
@@ -323,7 +330,7 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan
     let is_judged = other.judged().holds(skb.ifindex(), term);
     let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here && find(skb, packet.proto, route, &packet.src.addr, &other.client.addr);
-    if !(is_found && (!is_whole || may_take(packet, route, false)) && (!is_tolerated || route.is_for_openers(false))) {
+    if !(is_found && may_leave(packet, route, false)) {
         unjudge(&entry, other);
         return Plan::Stack;
     }

@@ -63,6 +63,12 @@ impl FibResult {
         self.fib.ifindex
     }
 
+    /// Returns true if [`Self::ask`] was told that the way may lead to an unknown neighbour: that of a whole flow may.
+    #[inline(always)]
+    pub fn is_of_whole(&self) -> bool {
+        maps::again(&self.resolves) != 0
+    }
+
     /// Returns the device of the way.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {
