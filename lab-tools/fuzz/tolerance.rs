@@ -18,7 +18,7 @@ impl Fixture {
     pub(crate) fn answer(&mut self) -> Result<Vec<Opener>> {
         let tolerated = &mut self.node.bench.datapath.tolerated;
         let mut openers = Vec::new();
-        while let Some(offer) = tolerated.next()? {
+        while let Some(offer) = tolerated.offered()? {
             if tolerated.open_flow(&offer.key)?.is_some() {
                 tolerated.tolerate(&offer)?;
                 openers.extend(opener(&offer.key));
@@ -29,7 +29,7 @@ impl Fixture {
 
     /// Takes all answers back, and forgets what was asked meanwhile.
     pub(crate) fn take_answers_back(&mut self) -> Result<()> {
-        while self.node.bench.datapath.tolerated.next()?.is_some() {}
+        while self.node.bench.datapath.tolerated.offered()?.is_some() {}
         let mut rows: HashMap<_, AnyKey, u32> = self.node.bench.map(INGRESS, TOLERATED)?.try_into()?;
         clear(&mut rows)
     }

@@ -39,7 +39,7 @@ impl ToleratedFlows {
     }
 
     /// Returns the next question, if there is one.
-    pub fn next(&mut self) -> Result<Option<Offer>> {
+    pub fn offered(&mut self) -> Result<Option<Offer>> {
         match self.offers.pop(0) {
             Ok(offer) => Ok(Some(offer)),
             Err(MapError::ElementNotFound) => Ok(None),

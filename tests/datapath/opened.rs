@@ -21,7 +21,7 @@ impl Fixture {
     /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes all answers back.
     pub(crate) fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
         let tolerated = &mut self.bench.datapath.tolerated;
-        while let Some(offer) = tolerated.next()? {
+        while let Some(offer) = tolerated.offered()? {
             if tolerated.open_flow(&offer.key)?.is_some() {
                 // The next row may have to wait for its second.
                 self.offers.push(Offer::new(offer.key, offer.secs + 5));

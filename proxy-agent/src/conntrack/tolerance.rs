@@ -74,7 +74,7 @@ pub async fn answer(flows: ToleratedFlows) -> Result<()> {
 impl Answers {
     async fn answer_questions(&mut self) -> Result<()> {
         for _ in 0..QUESTIONS {
-            let Some(offer) = self.flows.next()? else { break };
+            let Some(offer) = self.flows.offered()? else { break };
             let Some(flow) = self.flows.open_flow(&offer.key)? else { continue };
             let Some(followed) = followed(&flow).filter(|_| self.known.len() < FLOWS_MAX) else { continue };
             match self.conntrack.ask(&followed).await {
