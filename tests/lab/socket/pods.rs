@@ -295,6 +295,6 @@ fn a_full_table_leaves_more_pods_to_packets() -> Result<()> {
     ensure!(left == MORE, "{left}");
     ensure!(agent.typed_status()?.healthy);
     let is_led = |cgroup: &Visited| cluster.reaches(cgroup, true).is_ok();
-    ensure!(cgroups[..8].iter().all(is_led) || cgroups.iter().take(MORE + 1).any(is_led), "some are led");
+    ensure!(cgroups.iter().take(MORE + 1).any(is_led), "of so many one has a row");
     Ok(())
 }
