@@ -99,7 +99,11 @@ fn run_items<R: Runner>(runner: &mut R, items: &[Item]) -> Result<()> {
             Item::Only(only) => is_meant = only.is_none_or(|only_v4| only_v4 == is_v4),
             _ if !is_meant => {}
             Item::Row(row) => run_row(runner, row)?,
-            Item::Step { place, step } => runner.step(step).with_context(|| place.clone())?,
+            Item::Step { place, step } => {
+                runner.step(step).with_context(|| place.clone())?;
+                // The step may have changed a route or a device, as the agent would notice.
+                runner.fixture().bench.datapath.ways.begin_epoch()?;
+            }
             Item::Rows { place, section } => run_section(runner, section).with_context(|| place.clone())?,
             Item::Fixture { place, .. } => bail!("{place}: a test has made the fixture of this section"),
         }

@@ -69,6 +69,8 @@ impl Reused {
         };
         let mut bench = idle.map_or_else(load, Ok)?;
         clear_all(&mut bench.datapath).context("clear the maps of the last test")?;
+        // Tests share the programs, and devices of two namespaces may have one index.
+        bench.datapath.ways.begin_epoch()?;
         Ok(Self { setup, bench: Some(bench) })
     }
 }

@@ -22,6 +22,7 @@ packet_tests! {
     first_packet_after_silence_takes_stack,
     packets_by_another_device_take_stack,
     old_judgement_does_not_count,
+    sender_is_judged_again_when_routes_change,
 }
 
 /// The lower half of the seconds comes round. A judgement that nothing renews must not count in that second.
