@@ -55,8 +55,7 @@ struct Tables<A: Addr> {
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
 }
 
-/// The programs' clock until the kernel's next tick, which may come late: milliseconds into a new second
-/// they would still count the old one.
+/// The programs' clock until the kernel's next tick. That may come milliseconds late into a new second.
 struct Clock {
     told: PerCpuArray<MapData, Cpu>,
     second: u32,

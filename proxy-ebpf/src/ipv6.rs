@@ -8,7 +8,7 @@ use proxy_common::share::Register;
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
-use crate::maps::Moment;
+use crate::maps::{Moment, again};
 use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
@@ -44,13 +44,6 @@ struct Rewritten {
     src: [u32; 4],
     dst: [u32; 4],
     ports: u32,
-}
-
-/// Reads an address from where it lies. Else the compiler keeps its registers on the stack as well.
-#[inline(always)]
-fn read(addr: &Addr6) -> Addr6 {
-    // SAFETY: a reference may be read.
-    unsafe { core::ptr::from_ref(addr).read_volatile() }
 }
 
 impl Net for Addr6 {
@@ -251,13 +244,14 @@ impl Net for Addr6 {
 
     #[inline(always)]
     fn is_sender(src: &Self, dst: &Self, Moment(moment): Moment) -> bool {
-        let ([a, b], [c, d]) = (read(src).registers(), read(dst).registers());
+        // Else the compiler keeps their registers on the stack as well.
+        let ([a, b], [c, d]) = (again(src).registers(), again(dst).registers());
         global_fn::kpx_is_sender6(a, b, c, d, moment) != 0
     }
 
     #[inline(always)]
     fn keep_sender(src: &Self, dst: &Self, Moment(moment): Moment) {
-        let ([a, b], [c, d]) = (read(src).registers(), read(dst).registers());
+        let ([a, b], [c, d]) = (again(src).registers(), again(dst).registers());
         global_fn::kpx_keep_sender6(a, b, c, d, moment);
     }
 

@@ -94,11 +94,11 @@ impl<'run> DecisionMemory<'run> {
     }
 }
 
-/// Reads a number of the hook's own room again, so that the verifier takes it for any.
+/// Reads a value of the hook's own again from where it lies, so that the verifier takes it for any.
 #[inline(always)]
-pub fn again(number: &u32) -> u32 {
+pub fn again<T: Copy>(value: &T) -> T {
     // SAFETY: a reference may be read.
-    unsafe { core::ptr::from_ref(number).read_volatile() }
+    unsafe { core::ptr::from_ref(value).read_volatile() }
 }
 
 /// Borrows the room for the flow that is given up.

@@ -18,7 +18,7 @@ const CRATE_LINES_OF: &[(&str, usize)] = &[("proxy-agent", 20_000), ("tests", 24
 const CIRCLE_FILES_OF: &[(&str, usize)] = &[("proxy-ebpf", 26)];
 const LEVELS: usize = 12;
 /// One for each helper that takes a pointer, or that the bindings call unsafe all the same.
-const UNSAFE_SITES: usize = 73;
+const UNSAFE_SITES: usize = 72;
 const PACKAGES: usize = 425;
 const TEST_EXECUTABLES: usize = 8;
 /// The packages, with those that begin like them, that the pure core does without.
