@@ -3,7 +3,7 @@
 
 use proxy_common::addr::Port;
 use proxy_common::counter::{Event, Reason};
-use proxy_common::device::Node;
+use proxy_common::device::{Device, Node};
 use proxy_common::flow::{Hook, Kind, Seen};
 
 use super::fib::{find, leave};
@@ -50,6 +50,11 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     let Scratch { error, other: flow, route, becomes, .. } = scratch;
     let Some(node) = maps::node() else { return false };
     if !is_between(node, &flow.client.addr, &flow.backend.addr) || is_forged(skb, At::Here, error.src(), error.dst()) {
+        return false;
+    }
+    // Rules were judged for errors of other senders only where flows may be opened to other nodes.
+    let may_be_anyones = flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR);
+    if !may_be_anyones && !(is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to())) {
         return false;
     }
     // The stack routes errors without ports.
