@@ -14,7 +14,7 @@ use crate::net::{self, At, Net};
 use crate::open::Draw;
 use crate::ring::Ring;
 use crate::skb::Skb;
-use crate::{extension, fragment, maps, open, redirect};
+use crate::{extension, fragment, ipv6, maps, open, redirect};
 
 /// The number of no place: no ring has that many.
 pub const NO_PLACE: u32 = u32::MAX;
@@ -127,6 +127,11 @@ global_functions! {
     fn kpx_find_way6(skb: *mut __sk_buff) -> u32 {
         redirect::opener::find_way::<Addr6>(Skb::from_ptr(skb), memory());
         0
+    }
+
+    /// Calls [`ipv6::is_hidden_and_forged`]; 0 if not.
+    fn kpx_hidden6(skb: *mut __sk_buff, at: u32) -> u32 {
+        ipv6::is_hidden_and_forged(Skb::from_ptr(skb), at).into()
     }
 
     /// Calls [`net::forged`], where the packet came in before unless `before` is 0; 0 if not.

@@ -65,7 +65,9 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
 #[inline(always)]
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    scratch.packet.parse(skb, link, Hook::INGRESS)?;
+    if let Err(reason) = scratch.packet.parse(skb, link, Hook::INGRESS) {
+        return Err(if A::is_hidden_and_forged(skb, link) { Reason::Forged } else { reason });
+    }
     if skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }

@@ -13,7 +13,7 @@ use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
-use crate::skb::{ETH_LEN, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::{Action, global_fn};
 
 /// The offset of the checksum in the header.
@@ -211,6 +211,11 @@ impl Net for Addr4 {
     #[inline(always)]
     fn forget_fragment(skb: Skb) {
         global_fn::kpx_disown4(skb.as_ptr());
+    }
+
+    #[inline(always)]
+    fn is_hidden_and_forged(_: Skb, _: LinkHeader) -> bool {
+        false
     }
 
     #[inline(always)]

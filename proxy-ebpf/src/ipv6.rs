@@ -3,6 +3,7 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
+use proxy_common::device::Node;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
@@ -13,8 +14,8 @@ use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
 use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
-use crate::skb::{ETH_LEN, Skb};
-use crate::{Action, global_fn};
+use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::{Action, global_fn, maps};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -26,6 +27,19 @@ pub struct Ipv6Header {
     hop_limit: u8,
     src: [u32; 4],
     dst: [u32; 4],
+}
+
+/// See [`Net::is_hidden_and_forged`]; the IPv6 header is at `at`. Conntrack looks for TCP behind any extension headers.
+#[inline(always)]
+pub fn is_hidden_and_forged(skb: Skb, at: u32) -> bool {
+    let Ok(ip) = skb.load::<Ipv6Header>(at) else { return false };
+    let (src, dst) = (Addr6::from_wire(ip.src), Addr6::from_wire(ip.dst));
+    let is_followed = || {
+        let start = at + Addr6::IP_LEN;
+        ExtHeaders(global_fn::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result().is_ok()
+    };
+    let is_guarded = maps::node().is_some_and(|node| node.has(Node::FAST_OPENED | Node::FAST_KEEP));
+    is_guarded && src.is_unicast() && dst.is_unicast() && !is_followed() && net::forged(skb, At::Here, &src, &dst)
 }
 
 /// The usual headers: no options between them. (The transport's have 8 bytes at the least.)
@@ -210,6 +224,11 @@ impl Net for Addr6 {
     #[inline(always)]
     fn forget_fragment(skb: Skb) {
         global_fn::kpx_disown6(skb.as_ptr());
+    }
+
+    #[inline(always)]
+    fn is_hidden_and_forged(skb: Skb, link: LinkHeader) -> bool {
+        global_fn::kpx_hidden6(skb.as_ptr(), link.len()) != 0
     }
 
     #[inline(always)]

@@ -85,6 +85,8 @@ pub trait Net: Addr + Maps {
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
     fn is_stub_for_service(skb: Skb) -> bool;
+    /// Returns true if a packet whose headers cannot be followed may hide a transport header from us alone, and has a false name.
+    fn is_hidden_and_forged(skb: Skb, link: LinkHeader) -> bool;
 
     /// Calls [`open::half_open_place`](crate::open::half_open_place).
     fn half_open_place() -> Option<u32>;

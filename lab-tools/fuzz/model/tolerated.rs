@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
-use testbed::reference::place;
+use testbed::reference::place::{self, Family};
 
 use super::flow::{Flow, Leg, Table};
-use super::wire::{Ip, Part, TCP, UDP};
+use super::wire::{self, Ip, Part, TCP, UDP};
 use super::{At, Model, Packet, Sent, is_forged};
 use crate::fast::Fast;
 
@@ -35,6 +35,15 @@ impl Model {
         let is_answered = |(id, leg): &(u64, Leg)| *leg == Leg::ToClient && self.is_answered(&self.flows[id]);
         let is_of_answered = [of(src, dst), of(dst, src)].into_iter().flatten().any(is_answered);
         packet.proto == TCP && is_end && is_of_answered && is_forged(sent.at, packet.proto, src, dst)
+    }
+
+    /// Tells if a packet, whose headers cannot be followed, may be dropped because it could hide an end from the hook.
+    pub(super) fn may_hide_end(&self, sent: &Sent, family: Family) -> bool {
+        let Some((src, dst)) = wire::addrs(&sent.frame, family) else { return false };
+        let at = |addr| SocketAddr::new(addr, 0);
+        let is_hidden = family == Family::V6 && wire::outer(&sent.frame, family).is_err();
+        let is_guarded = self.fast.has(Fast::OPENED) || self.fast.has(Fast::KEEPS);
+        is_guarded && is_hidden && is_forged(sent.at, TCP, at(src), at(dst))
     }
 
     /// Tells if a fragment, of whose transport header a part is there, could be joined to such a packet.

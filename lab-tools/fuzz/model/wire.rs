@@ -70,6 +70,19 @@ pub(crate) fn family(frame: &[u8]) -> Option<Family> {
     }
 }
 
+/// The addresses of a frame, whatever follows them.
+pub(crate) fn addrs(frame: &[u8], family: Family) -> Option<(IpAddr, IpAddr)> {
+    let (start, len) = if family == Family::V4 { (12, 4) } else { (8, 16) };
+    let addr = |at: usize| -> Option<IpAddr> {
+        let bytes = frame.get(ETH_LEN + at..ETH_LEN + at + len)?;
+        Some(match family {
+            Family::V4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+            Family::V6 => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
+        })
+    };
+    Some((addr(start)?, addr(start + len)?))
+}
+
 /// The IP header of a frame. Its lengths must be possible, its addresses unicast.
 pub(crate) fn outer(frame: &[u8], family: Family) -> Result<Ip, Reason> {
     let ip = ip(frame, ETH_LEN, family)?;
