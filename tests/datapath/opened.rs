@@ -15,6 +15,9 @@ packet_tests! {
     stack_sees_flows_that_conntrack_does_not_tolerate,
     stack_sees_open_flows_by_devices_of_other_programs,
     blind_ends_of_tolerated_connections_are_dropped,
+    hidden_ends_of_tolerated_connections_are_dropped,
+    connection_that_is_dialled_again_asks_again,
+    flow_that_was_silent_for_long_asks_again,
 }
 
 impl Fixture {

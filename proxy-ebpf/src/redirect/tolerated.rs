@@ -15,6 +15,9 @@ use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{flow, maps};
 
+/// After this many seconds of silence conntrack may have forgotten datagrams, and asks the policy about further ones.
+const FORGOTTEN_SECS: u32 = 30;
+
 /// Returns true if a node's open flows may skip the stack beside conntrack. The agent says so for a moment only.
 #[inline(always)]
 pub fn is_on(node: &Node) -> bool {
@@ -48,6 +51,10 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     let Some(undnat) = maps::undnat(flow, proto) else { return false };
     let key = A::any_key(&flow.opener_key(proto));
     let seen = undnat.read(|flow| flow.tx);
+    if flow.idle_secs(now_secs) >= FORGOTTEN_SECS {
+        undnat.set_tx(seen.without(Seen::OFFERED.with(Seen::TOLERATED)));
+        return false;
+    }
     let asked = maps::tolerated_since(&key);
     let is_answered = seen.has(Seen::OFFERED) && asked.is_some_and(|secs| is_for_asker(secs, now_secs));
     if asked.is_some() && seen.has(Seen::TOLERATED) || is_answered {
@@ -71,6 +78,12 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     }
     if flow.last_secs >= flow::about_now_secs() {
         return flow.judged().holds(skb.ifindex(), term());
+    }
+    if flow.idle_secs(flow::about_now_secs()) >= FORGOTTEN_SECS {
+        if let Some(undnat) = maps::undnat(flow, proto) {
+            undnat.set_tx(flow.tx.without(Seen::OFFERED.with(Seen::TOLERATED)));
+        }
+        return false;
     }
     maps::tolerated_since(&A::any_key(&flow.opener_key(proto))).is_some()
 }
