@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::Proto;
-use proxy_common::flow::{AnyKey, Offer};
+use proxy_common::flow::{AnyKey, Offer, is_for_asker};
 use proxy_datapath::{OpenFlow, ToleratedFlows};
 use proxy_net::conntrack::Tuple;
 use proxy_net::conntrack::tolerate::{self, Followed, Tolerance};
@@ -43,10 +43,19 @@ struct Known {
     is_new: bool,
 }
 
+/// The questions that wait, the latest of each flow. A flow asks every second, and only an answer to a question of this second or the last
+/// one is for it.
+#[derive(Default)]
+struct Waiting {
+    offers: HashMap<AnyKey, Offer>,
+    order: VecDeque<AnyKey>,
+}
+
 /// The answers of the agent.
 struct Answers {
     flows: ToleratedFlows,
     conntrack: Tolerance,
+    waiting: Waiting,
     known: HashMap<AnyKey, Known>,
     /// The known flows in the order in which they are looked at.
     order: VecDeque<AnyKey>,
@@ -55,7 +64,8 @@ struct Answers {
 /// Answers until the maps fail.
 pub async fn answer(flows: ToleratedFlows) -> Result<()> {
     let (connection, conntrack) = tolerate::connect().context("open a netlink socket for conntrack")?;
-    let mut answers = Answers { flows, conntrack, known: HashMap::new(), order: VecDeque::new() };
+    let (waiting, known, order) = (Waiting::default(), HashMap::new(), VecDeque::new());
+    let mut answers = Answers { flows, conntrack, waiting, known, order };
     let answer = async {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -73,8 +83,14 @@ pub async fn answer(flows: ToleratedFlows) -> Result<()> {
 
 impl Answers {
     async fn answer_questions(&mut self) -> Result<()> {
+        while self.waiting.has_room()
+            && let Some(offer) = self.flows.offered()?
+        {
+            self.waiting.put(offer);
+        }
+        let now_secs = now_secs()?;
         for _ in 0..QUESTIONS {
-            let Some(offer) = self.flows.offered()? else { break };
+            let Some(offer) = self.waiting.next(now_secs) else { break };
             let Some(flow) = self.flows.open_flow(&offer.key)? else { continue };
             let Some(followed) = followed(&flow).filter(|_| self.known.len() < FLOWS_MAX) else { continue };
             match self.conntrack.ask(&followed).await {
@@ -128,6 +144,28 @@ impl Answers {
     }
 }
 
+impl Waiting {
+    fn has_room(&self) -> bool {
+        self.order.len() < FLOWS_MAX
+    }
+
+    fn put(&mut self, offer: Offer) {
+        if self.offers.insert(offer.key, offer).is_none() {
+            self.order.push_back(offer.key);
+        }
+    }
+
+    /// Returns the question of the flow that has waited longest, of those that still ask.
+    fn next(&mut self, now_secs: u32) -> Option<Offer> {
+        loop {
+            let offer = self.offers.remove(&self.order.pop_front()?)?;
+            if is_for_asker(offer.secs, now_secs) {
+                return Some(offer);
+            }
+        }
+    }
+}
+
 impl Known {
     /// Returns true if conntrack has seen packets of the flow since it was told, and the flow is silent, or goes on for long.
     fn is_due(&self, now_secs: u32) -> bool {
@@ -156,7 +194,31 @@ fn now_secs() -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use proxy_common::addr::{Addr4, Port, SockAddr};
+    use proxy_common::flow::{FlowKey, Hook};
+
     use super::*;
+
+    // More flows than get their answers in two seconds: each asks in every second until it has one.
+    #[test]
+    fn flows_that_ask_all_at_once_get_answers_that_are_for_them() {
+        const LOOKS_A_SECOND: usize = 6;
+        let at = |nth: u16| SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, 2)), Port::new(nth));
+        let key = |nth| AnyKey::of_v4(&FlowKey::new(Hook::INGRESS, Proto::UDP, at(nth), at(53)));
+        let mut asking: Vec<_> = (0..6_000).map(key).collect();
+        let (mut waiting, mut rows) = (Waiting::default(), HashMap::new());
+        for now_secs in 100..106 {
+            asking.retain(|key| !rows.get(key).is_some_and(|secs| is_for_asker(*secs, now_secs)));
+            asking.iter().for_each(|key| waiting.put(Offer::new(*key, now_secs)));
+            let answers = (0..LOOKS_A_SECOND * QUESTIONS).map_while(|_| waiting.next(now_secs));
+            rows.extend(answers.map(|offer| (offer.key, offer.secs)));
+        }
+        assert_eq!(asking.len(), 0, "flows still ask");
+        waiting.put(Offer::new(key(1), 100));
+        assert_eq!(waiting.next(106), None, "the flow asks no more");
+    }
 
     #[test]
     fn conntrack_is_told_again_when_a_flow_begins_to_skip_falls_silent_or_goes_on() {
