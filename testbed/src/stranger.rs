@@ -23,13 +23,59 @@ impl Stranger {
 
     /// Sends a packet to the address that its header has as well.
     pub fn send(&self, packet: PacketBuilderStep<TcpHeader>, to: IpAddr) -> Result<()> {
-        let mut bytes = Vec::new();
-        packet.write(&mut bytes, &[])?;
+        self.send_bytes(&written(packet)?, to)
+    }
+
+    /// Sends a packet so that its TCP flags are hard to find: of IPv4 in fragments of which the first one ends before them, of IPv6 behind
+    /// an authentication header.
+    pub fn send_hidden(&self, packet: PacketBuilderStep<TcpHeader>, to: IpAddr) -> Result<()> {
+        let bytes = written(packet)?;
+        if to.is_ipv6() {
+            return self.send_bytes(&authenticated(bytes), to);
+        }
+        fragments(&bytes).iter().try_for_each(|fragment| self.send_bytes(fragment, to))
+    }
+
+    fn send_bytes(&self, bytes: &[u8], to: IpAddr) -> Result<()> {
         // To a port of 0: of IPv6 it would be the protocol's.
         let socket = &self.0[usize::from(to.is_ipv6())];
-        socket.send_to(&bytes, &SockAddr::from(SocketAddr::new(to, 0))).context("send a packet in another's name")?;
+        socket.send_to(bytes, &SockAddr::from(SocketAddr::new(to, 0))).context("send a packet in another's name")?;
         Ok(())
     }
+}
+
+fn written(packet: PacketBuilderStep<TcpHeader>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    packet.write(&mut bytes, &[])?;
+    Ok(bytes)
+}
+
+/// Returns two fragments of an IPv4 packet, the first one with 8 bytes. The kernel writes the header's checksum.
+fn fragments(packet: &[u8]) -> [Vec<u8>; 2] {
+    const HEADER_LEN: usize = 20;
+    const FIRST_LEN: usize = 8;
+    const MORE: u16 = 1 << 13;
+    let (header, payload) = packet.split_at(HEADER_LEN);
+    let id: u16 = rand::random_range(1..=u16::MAX);
+    [(MORE, &payload[..FIRST_LEN]), (1, &payload[FIRST_LEN..])].map(|(place, part)| {
+        let mut bytes = [header, part].concat();
+        let len = bytes.len() as u16;
+        for (at, number) in [(2, len), (4, id), (6, place)] {
+            bytes[at..at + 2].copy_from_slice(&number.to_be_bytes());
+        }
+        bytes
+    })
+}
+
+/// Puts an authentication header (RFC 4302) of 8 bytes behind that of IPv6.
+fn authenticated(mut packet: Vec<u8>) -> Vec<u8> {
+    const HEADER_LEN: usize = 40;
+    const AUTHENTICATION: u8 = 51;
+    let len = (packet.len() - HEADER_LEN + 8) as u16;
+    let next = std::mem::replace(&mut packet[6], AUTHENTICATION);
+    packet[4..6].copy_from_slice(&len.to_be_bytes());
+    packet.splice(HEADER_LEN..HEADER_LEN, [next, 0, 0, 0, 0, 0, 0, 0]);
+    packet
 }
 
 /// Returns a TCP packet with a random number, and without flags.
