@@ -245,6 +245,7 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
         waits(&agent, name, way, "")?;
         cluster.eventually(cgroup, way == "led").with_context(|| format!("{name}, the next agent runs"))?;
     }
+                    tcp flags & (syn | ack) == ack ct state new drop
     drop(agent);
 
     let agent = cluster.fixture.agent("host", &STACK)?;
