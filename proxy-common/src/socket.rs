@@ -21,6 +21,8 @@ pub const PODS_MAX: u32 = 4_096;
 pub const LED: u32 = 1;
 /// The deepest place of a pod's cgroup, in levels below the root of the hierarchy.
 pub const PODS_DEPTH: u32 = 8;
+/// The levels below a pod's cgroup in which threads count as the pod's: a container's, and the one that crun makes in it.
+pub const PODS_BELOW: u32 = 2;
 
 /// The seconds for which a UDP socket that is not connected keeps the backend of a frontend without sending to it. The
 /// packet path keeps a flow that was answered for as long.

@@ -3,7 +3,7 @@
 use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::device::Node;
 use proxy_common::policy::Origin;
-use proxy_common::socket::{Dialled, EVERYWHERE, PODS, PODS_DEPTH};
+use proxy_common::socket::{Dialled, EVERYWHERE, PODS, PODS_BELOW, PODS_DEPTH};
 
 use super::peer::{self, Peer, cgroup_at, flags};
 use crate::flow::now_secs;
@@ -61,8 +61,8 @@ fn leads_pod(proto: Proto, node: &Node) -> bool {
     flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_led_pod()
 }
 
-/// Returns true if the calling thread is in the cgroup of a pod whose sockets are led, or below it. The row of a pod counts for all that
-/// the pod makes in its own cgroup.
+/// Returns true if the calling thread is in the cgroup of a pod whose sockets are led, or a little below it. Containers that a pod makes
+/// are deeper. They may be nodes of a cluster with Services of its own at the same addresses.
 #[inline(never)]
 fn is_of_led_pod() -> bool {
     for level in 1..=PODS_DEPTH {
@@ -71,7 +71,7 @@ fn is_of_led_pod() -> bool {
             return false;
         }
         if maps::is_led(cgroup) {
-            return true;
+            return cgroup_at(level + PODS_BELOW + 1) == 0;
         }
     }
     false

@@ -135,6 +135,9 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     // A container's cgroup is below its pod's, and so is what a pod makes there under any name.
     let within = |pod: &str, name: &str| cgroups[pod].within(name);
     cluster.reaches(&within("plain", "container")?, true).context("a container")?;
+    cluster.reaches(&within("plain", "container/container")?, true).context("a container of crun")?;
+    // Such containers may be nodes of a cluster whose Services have the same addresses.
+    cluster.reaches(&within("plain", "container/docker/node")?, false).context("a container's own container")?;
     cluster.reaches(&within("plain", &format!("pod{}", uid("mesh")))?, true).context("another name")?;
     cluster.reaches(&within("mesh", &format!("kubepods/pod{}", uid("plain")))?, false).context("a forged name")?;
 
