@@ -14,7 +14,7 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::device::Node;
 use proxy_common::frontend::{Algorithm, Backend, FrontendKey, FrontendKind, Service, Set};
 use proxy_common::policy::Decision;
-use proxy_common::socket::{CONNECTED, Dialled, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
+use proxy_common::socket::{CONNECTED, Dialled, EVERYWHERE, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP};
 
 use crate::decide::Dial;
 use crate::flow::now_secs;
@@ -206,6 +206,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     }
     // The source address of its packets is not known yet.
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
+        return DialResult::Left;
+    }
+    // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have a backend by each.
+    if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;
     }
     // No hook would see the end of the connection, and count it.

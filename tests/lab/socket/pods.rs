@@ -6,12 +6,12 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use proxy_agent::status::PodStatus;
 use serde_json::{Value, json};
-use testbed::agent::{Agent, DEADLINE, Object, wait_until};
+use testbed::agent::{Agent, DEADLINE, Object, Service, wait_until};
 use testbed::cgroup::{Kubepods, Visited};
 use testbed::echo::{Connection, Protocol};
 use testbed::lab::{Family, Layout};
 
-use crate::socket::fixture::{Fixture, NODE, count, web};
+use crate::socket::fixture::{Fixture, NODE, PORT, count, web};
 
 const TCP: Protocol = Protocol::Tcp;
 const STACK: [&str; 2] = ["--fast-path", "off"];
@@ -181,6 +181,31 @@ fn pods_change_their_ways_and_open_connections_go_on() -> Result<()> {
     Ok(())
 }
 
+/// Checks that a pod has one backend of such a Service, whichever way it takes.
+#[test]
+fn packets_serve_a_pods_services_with_affinity() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let sticky = Service::new("sticky", 11, &["p1b", "p2a"], PORT).affinity(600);
+    cluster.fixture.put(&sticky)?;
+    let agent = cluster.agent(&STACK)?;
+    let cgroup = cluster.cgroup("plain")?;
+    cluster.put("plain", json!({}), json!({}))?;
+    waits(&agent, "plain", "led", "")?;
+    let before = count(&agent, "events", "socket_translated")?;
+    for family in Family::ALL {
+        let to = sticky.frontend(family);
+        let by_packets = cluster.fixture.reach("p1a", TCP, to)?.backend;
+        for _ in 0..8 {
+            let backend = cgroup.visit(|| cluster.fixture.reach("p1a", TCP, to))??.backend;
+            ensure!(backend == by_packets, "{backend}, not {by_packets}");
+        }
+    }
+    ensure!(count(&agent, "events", "socket_translated")? == before, "sockets were led");
+    cluster.reaches(&cgroup, true)?;
+    // All sockets of the host are one client.
+    cluster.fixture.reaches(NODE, TCP, sticky.frontend(Family::V4), true).map(drop)
+}
+
 /// Checks that packets serve pods while they are quicker, by a rule that comes and goes.
 #[test]
 fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
@@ -201,7 +226,8 @@ fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
             "table inet netpol {
                 chain forward {
                     type filter hook forward priority filter; policy accept
-                    tcp dport 1 drop
+                    ct state invalid drop
+                    tcp flags & (syn | ack) == ack ct state new drop
                 }
             }",
         )?;
@@ -248,7 +274,6 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
         waits(&agent, name, way, "")?;
         cluster.eventually(cgroup, way == "led").with_context(|| format!("{name}, the next agent runs"))?;
     }
-                    tcp flags & (syn | ack) == ack ct state new drop
     drop(agent);
 
     let agent = cluster.fixture.agent("host", &STACK)?;
