@@ -92,7 +92,7 @@ enum DialResult {
 #[inline(always)]
 fn dial4(peer: Peer, call: Call) -> i32 {
     let mut at = peer.v4();
-    let result = dial::<Addr4>(peer, peer.is_bound4(), call, &mut at);
+    let result = dial::<Addr4>(peer, peer.is_bound4() || peer.has_device(), call, &mut at);
     if result == DialResult::Translated {
         peer.set_v4(&at);
     }
@@ -104,14 +104,14 @@ fn dial4(peer: Peer, call: Call) -> i32 {
 fn dial6(peer: Peer, call: Call) -> i32 {
     if peer.is_mapped() {
         let mut at = peer.mapped();
-        let result = dial::<Addr4>(peer, peer.is_bound6(), call, &mut at);
+        let result = dial::<Addr4>(peer, peer.is_bound6() || peer.has_device(), call, &mut at);
         if result == DialResult::Translated {
             peer.set_mapped(&at);
         }
         return answer(result);
     }
     let mut at = peer.v6();
-    let result = dial::<Addr6>(peer, peer.is_bound6(), call, &mut at);
+    let result = dial::<Addr6>(peer, peer.is_bound6() || peer.has_device(), call, &mut at);
     if result == DialResult::Translated {
         peer.set_v6(&at);
     }

@@ -31,6 +31,15 @@ macro_rules! field {
     };
 }
 
+/// Reads a field of the socket behind the context, as one word.
+macro_rules! sock_field {
+    ($peer:ident.$($field:tt)+) => {{
+        let sock = field!($peer.__bindgen_anon_1.sk);
+        // SAFETY: the kernel lends the socket for the whole call, and this is a field of it.
+        unsafe { read_volatile(&raw const (*sock).$($field)+) }
+    }};
+}
+
 /// Writes a field of the context that the kernel lets programs of this kind write.
 macro_rules! set_field {
     ($peer:ident.$($field:tt)+) => {
@@ -66,20 +75,22 @@ impl Peer {
         unsafe { bpf_get_netns_cookie(self.0.cast()) }
     }
 
+    /// Returns true if a socket's packets leave by one device alone (`SO_BINDTODEVICE`).
+    #[inline(always)]
+    pub fn has_device(self) -> bool {
+        sock_field!(self.bound_dev_if) != 0
+    }
+
     /// Returns true if an IPv4 socket has an address.
     #[inline(always)]
     pub fn is_bound4(self) -> bool {
-        let sock = field!(self.__bindgen_anon_1.sk);
-        // SAFETY: the kernel lends the socket for the whole call, and this is a field of it.
-        unsafe { read_volatile(&raw const (*sock).src_ip4) != 0 }
+        sock_field!(self.src_ip4) != 0
     }
 
     /// Returns true if an IPv6 socket has an address.
     #[inline(always)]
     pub fn is_bound6(self) -> bool {
-        let sock = field!(self.__bindgen_anon_1.sk);
-        // SAFETY: as above, word by word.
-        let word = |nth: usize| unsafe { read_volatile(&raw const (*sock).src_ip6[nth]) };
+        let word = |nth: usize| sock_field!(self.src_ip6[nth]);
         word(0) | word(1) | word(2) | word(3) != 0
     }
 

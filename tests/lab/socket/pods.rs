@@ -8,7 +8,7 @@ use proxy_agent::status::PodStatus;
 use serde_json::{Value, json};
 use testbed::agent::{Agent, DEADLINE, Object, Service, wait_until};
 use testbed::cgroup::{Kubepods, Visited};
-use testbed::echo::{Connection, Protocol};
+use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Layout};
 
 use crate::socket::fixture::{Fixture, NODE, PORT, count, web};
@@ -204,6 +204,24 @@ fn packets_serve_a_pods_services_with_affinity() -> Result<()> {
     cluster.reaches(&cgroup, true)?;
     // All sockets of the host are one client.
     cluster.fixture.reaches(NODE, TCP, sticky.frontend(Family::V4), true).map(drop)
+}
+
+/// Checks that packets serve a socket that names its device: the backend may be behind another one.
+#[test]
+fn packets_serve_a_pods_sockets_of_one_device() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.agent(&STACK)?;
+    let cgroup = cluster.cgroup("plain")?;
+    cluster.put("plain", json!({}), json!({}))?;
+    waits(&agent, "plain", "led", "")?;
+    cluster.reaches(&cgroup, true)?;
+    let before = count(&agent, "events", "socket_translated")?;
+    for family in Family::ALL {
+        let dial = Dial::new(TCP, web().frontend(family)).device("eth0");
+        cgroup.visit(|| dial.exchange(&cluster.fixture.lab.host("p1a").ns, b"hello").map(drop))??;
+    }
+    ensure!(count(&agent, "events", "socket_translated")? == before, "the socket was led");
+    Ok(())
 }
 
 /// Checks that packets serve pods while they are quicker, by a rule that comes and goes.
