@@ -3,7 +3,6 @@
 //! Kubelet's own folders alone are searched. What a pod makes below its own cgroup has no say, whatever name it has.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result};
@@ -68,8 +67,13 @@ fn has_ending(name: &str, endings: &[&str]) -> bool {
 /// Returns the ids of pods' cgroups by the pods' uids. Of two cgroups the one that is less deep counts: only kubelet makes that one.
 pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
     let mut pods = BTreeMap::new();
-    let mut folders = VecDeque::from([(open(root, c".").context("open the root of cgroups")?, Place::Above, 0)]);
-    while let Some((folder, within, depth)) = folders.pop_front() {
+    // Paths wait here, since a host may have more folders than this process may have open files.
+    let mut folders = VecDeque::from([(".".to_owned(), Place::Above, 0)]);
+    while let Some((path, within, depth)) = folders.pop_front() {
+        let folder = match open(&root, &path) {
+            Err(Errno::NOENT | Errno::NODEV | Errno::ACCESS) if depth > 0 => continue,
+            opened => opened.with_context(|| format!("open the cgroup {path}"))?,
+        };
         for entry in Dir::read_from(&folder).context("list cgroups")? {
             let entry = match entry {
                 Ok(entry) => entry,
@@ -83,11 +87,7 @@ pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
             match Place::of(name, &within) {
                 Some(Place::Pod(uid)) => drop(pods.entry(uid).or_insert_with(|| entry.ino())),
                 Some(Place::Above) if depth + 1 >= KUBEPODS_DEPTH => {}
-                Some(place) => match open(&folder, entry.file_name()) {
-                    Ok(opened) => folders.push_back((opened, place, depth + 1)),
-                    Err(Errno::NOENT | Errno::NODEV | Errno::ACCESS) => {}
-                    Err(error) => return Err(error).with_context(|| format!("open the cgroup {name}")),
-                },
+                Some(place) => folders.push_back((format!("{path}/{name}"), place, depth + 1)),
                 None => {}
             }
         }
@@ -95,7 +95,7 @@ pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
     Ok(pods)
 }
 
-fn open(within: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+fn open(within: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(within, name, flags, Mode::empty())
 }
@@ -104,6 +104,8 @@ fn open(within: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
 mod tests {
     use std::fs::{self, File};
     use std::os::unix::fs::MetadataExt;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
     use super::*;
 
@@ -146,6 +148,21 @@ mod tests {
         let hash = "0123456789abcdef0123456789abcdef";
         let folder = format!("kubepods/burstable/pod{hash}");
         assert_eq!(found(&[&folder]), [is(hash, &folder)], "a static pod's uid is a hash");
+    }
+
+    /// Checks a host with more folders than a process may have open files.
+    #[test]
+    fn folders_beside_kubelets_need_no_open_files() {
+        const SCOPES: usize = 2_000;
+        let root = tempfile::tempdir().unwrap();
+        for scope in 0..SCOPES {
+            fs::create_dir_all(root.path().join(format!("system.slice/crio-conmon-{scope}.scope"))).unwrap();
+        }
+        fs::create_dir_all(root.path().join(format!("kubepods/pod{UID}"))).unwrap();
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 1_024, most).unwrap();
+        let pods = find(File::open(root.path()).unwrap()).unwrap();
+        assert_eq!(pods.keys().map(AsRef::as_ref).collect::<Vec<_>>(), [UID]);
     }
 
     /// Checks that a pod's own cgroups, and those of users and services, take no other pod's place.
