@@ -124,6 +124,15 @@ mod tests {
                 none(),
                 "annotation ambient.istio.io/redirection",
             ),
+            (
+                annotated("ambient.istio.io/redirection", "pending"),
+                none(),
+                none(),
+                "annotation ambient.istio.io/redirection",
+            ),
+            (annotated("kmesh.net/redirection", "enabled"), none(), none(), "annotation kmesh.net/redirection"),
+            (none(), annotated("istio.io/dataplane-mode", "Kmesh"), none(), "label istio.io/dataplane-mode"),
+            (none(), annotated("osm-proxy-uuid", "1"), none(), "label osm-proxy-uuid"),
             (annotated("linkerd.io/proxy-version", "edge"), none(), none(), "annotation linkerd.io/proxy-version"),
             (annotated("kuma.io/sidecar-injected", "true"), none(), none(), "annotation kuma.io/sidecar-injected"),
             (

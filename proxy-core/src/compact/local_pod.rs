@@ -11,15 +11,22 @@ use crate::input::ObjectName;
 pub(crate) const SOCKET_LB: &str = "kpx.dev/socket-lb";
 
 /// The annotations and labels by which meshes mark a Pod, with the value that counts; any value does where there is none.
-const MESH_ANNOTATIONS: [(&str, Option<&str>); 5] = [
+const MESH_ANNOTATIONS: [(&str, Option<&str>); 7] = [
     ("sidecar.istio.io/status", None),
     ("ambient.istio.io/redirection", Some("enabled")),
+    // Its packets are redirected, and Istio's proxy is still to hear of it.
+    ("ambient.istio.io/redirection", Some("pending")),
+    ("kmesh.net/redirection", Some("enabled")),
     ("linkerd.io/proxy-version", None),
     ("kuma.io/sidecar-injected", Some("true")),
     ("consul.hashicorp.com/connect-inject-status", Some("injected")),
 ];
-const MESH_LABELS: [(&str, Option<&str>); 2] =
-    [("istio.io/dataplane-mode", Some("ambient")), ("kuma.io/sidecar-injection", Some("enabled"))];
+const MESH_LABELS: [(&str, Option<&str>); 4] = [
+    ("istio.io/dataplane-mode", Some("ambient")),
+    ("istio.io/dataplane-mode", Some("Kmesh")),
+    ("kuma.io/sidecar-injection", Some("enabled")),
+    ("osm-proxy-uuid", None),
+];
 /// The containers that a mesh puts into a Pod.
 const MESH_CONTAINERS: [&str; 2] = ["istio-proxy", "linkerd-proxy"];
 /// The label of a virtual machine's Pod.
@@ -61,7 +68,7 @@ impl Compact for LocalPod {
             mesh,
             is_virtual_machine: sign("label", labels, &[VIRTUAL_MACHINE]).is_some(),
             runtime_class: spec.runtime_class_name.map(String::into_boxed_str),
-            choice: annotations.and_then(|all| all.get(SOCKET_LB)).map(|value| value.as_str().into()),
+            choice: annotations.and_then(|all| all.get(SOCKET_LB)).map(|value| start(value).into()),
         }
     }
 
@@ -72,6 +79,12 @@ impl Compact for LocalPod {
     fn uid(&self) -> &str {
         &self.uid
     }
+}
+
+/// Returns as much of a choice as tells what is wrong with it: an annotation may have 256 KiB.
+fn start(choice: &str) -> &str {
+    const MOST: usize = 64;
+    &choice[..choice.floor_char_boundary(MOST)]
 }
 
 /// Returns the first of the marks that is there.
