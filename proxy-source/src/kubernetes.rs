@@ -166,8 +166,8 @@ impl Watches {
             Some(name) => node.named(name),
             None => node,
         };
-        // API servers have an index of Pods by their node.
-        let pods_of = |name: &str| Watch::new(Input::Pod).fields(&format!("spec.nodeName={name}")).optional();
+        // API servers have an index of Pods by their node, in their caches alone.
+        let pods_of = |name: &str| Watch::new(Input::Pod).fields(&format!("spec.nodeName={name}")).cached().optional();
         let pods = node_name.filter(|_| pods).map(pods_of);
         Self { services, slices, node, service_cidrs: Watch::new(Input::ServiceCidr).dispensable(), pods }
     }

@@ -96,6 +96,12 @@ impl<K> Watch<K> {
         Self { selection: self.selection.fields(selector), ..self }
     }
 
+    /// Lists from the server's cache, where a somewhat older state does no harm. Otherwise servers before Kubernetes 1.31 read all objects
+    /// of the kind from their database.
+    pub(super) fn cached(self) -> Self {
+        Self { selection: self.selection.cached(), ..self }
+    }
+
     /// Restricts the watch to the one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
         Self { selection: self.selection.named(name), ..self }
@@ -142,7 +148,9 @@ where
                     }
                 },
             };
-            let unserved = self.dispensable && end.code() == Some(404) || self.optional && end.code() == Some(403);
+            // A denial after a list is a fault: what was listed stays in force, and grows old.
+            let withheld = self.optional && self.position.is_none() && end.code() == Some(403);
+            let unserved = self.dispensable && end.code() == Some(404) || withheld;
             let pause = match &end {
                 WatchEnd::ReceiverGone => return WatchExit::ReceiverGone,
                 WatchEnd::Failed(_) | WatchEnd::Late if unserved => UNSERVED_RETRY,

@@ -40,6 +40,12 @@ impl Selection {
         Self { list: self.list.fields(selector), watch: self.watch.fields(selector), ..self }
     }
 
+    /// Lists as the server's cache has it, in one piece: servers have no index of what is older or newer than that.
+    pub(super) fn cached(self) -> Self {
+        let list = ListParams { limit: None, ..self.list.match_any() };
+        Self { list, ..self }
+    }
+
     /// The one object of that name.
     pub(super) fn named(self, name: &str) -> Self {
         let selector = format!("metadata.name={name}");

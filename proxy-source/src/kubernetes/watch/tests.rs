@@ -307,6 +307,32 @@ async fn a_withheld_kind_is_empty_without_a_problem() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_kind_that_is_withheld_after_a_list_is_a_problem() {
+    let cidrs = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDRList", "metadata": {"resourceVersion": "3"},
+        "items": [{"metadata": {"name": "kubernetes", "resourceVersion": "1"}}]});
+    let server = Server::new([Answer::Json(200, cidrs), Answer::Json(403, failure(403)), Answer::OpenWatch(vec![])]);
+    let health = Health::default();
+    let mut running = server.run(Watch::<ServiceCIDR>::new(Input::ServiceCidr).optional(), &health);
+    assert_eq!(running.next().await, "all kubernetes");
+    let mut problems = health.subscribe();
+    let began = Instant::now();
+    problems.wait_for(|problems| !problems.is_empty()).await.unwrap();
+    problems.wait_for(|problems| problems.is_empty()).await.unwrap();
+    assert!(began.elapsed() < UNSERVED_RETRY, "it is asked for again sooner than a kind that never was there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cached_kind_is_listed_from_the_servers_cache() {
+    let server = Server::new([Answer::Json(200, list("7", "", [service("a", "1")])), Answer::OpenWatch(vec![])]);
+    let health = Health::default();
+    let mut running = server.run(Watch::new(Input::Service).fields("spec.nodeName=n1").cached(), &health);
+    assert_eq!(running.next().await, "all a");
+    let asked = server.asked();
+    let list = asked.iter().find(|asked| !asked.contains("watch=true")).unwrap();
+    assert!(list.contains("resourceVersion=0") && !list.contains("limit="), "{list}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_resumed_watch_ends_the_problem_without_an_event() {
     let server = Server::new([
         Answer::Json(200, list("7", "", [service("a", "1")])),
