@@ -20,10 +20,8 @@ fn netfilter(file: &str, takes_up: bool) -> Netfilter {
 
 /// Returns the judgement of a file's rules about open connections between pods that have these devices alone.
 fn opened(file: &str, ports: &[&str], heeds_marks: bool) -> Vec<String> {
-    let rules = ruleset(&record::messages(file)).unwrap();
     let ports = ports.iter().map(|name| (*name).to_owned()).collect();
-    let netfilter = Netfilter { rules, legacy: Legacy::default(), follows: true };
-    netfilter.judge_opened(&nets(PODS), &ports, heeds_marks).against
+    netfilter(file, true).judge_opened(&nets(PODS), &ports, heeds_marks).against
 }
 
 // Each accepts packets of open connections, between the devices that it knows.
