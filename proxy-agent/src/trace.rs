@@ -113,18 +113,18 @@ fn on_own_thread(args: &TraceArgs) -> Result<Trace> {
 
 /// The origin of the tables that decide.
 enum Tables {
-    Folder(Folder),
-    Live(Live),
+    Folder(Box<Folder>),
+    Live(Box<Live>),
 }
 
 impl Tables {
     async fn open(args: &TraceArgs) -> Result<Self> {
         if let (Some(dir), Some(node)) = (&args.manifests, &args.node) {
-            return Ok(Self::Folder(Folder::read(dir, &canonical_node_name(node), &args.services).await?));
+            return Ok(Self::Folder(Box::new(Folder::read(dir, &canonical_node_name(node), &args.services).await?)));
         }
         let none_given = args.services.is_empty();
         ensure!(none_given, "the running agent has its own options: those of a node go with --manifests");
-        Ok(Self::Live(Live::query(&args.run_dir).await?))
+        Ok(Self::Live(Box::new(Live::query(&args.run_dir).await?)))
     }
 
     /// Returns what may be named.
