@@ -3,7 +3,6 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::device::Node;
 use proxy_common::flow::FlowKey;
 use proxy_common::share::Register;
 
@@ -15,7 +14,7 @@ use crate::open::Draw;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
-use crate::{Action, global_fn, maps};
+use crate::{Action, global_fn, redirect};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -38,8 +37,11 @@ pub fn is_hidden_and_forged(skb: Skb, at: u32) -> bool {
         let start = at + Addr6::IP_LEN;
         ExtHeaders(global_fn::kpx_extensions(skb.as_ptr(), ip.next_header.into(), start)).result().is_ok()
     };
-    let is_guarded = maps::node().is_some_and(|node| node.has(Node::FAST_OPENED | Node::FAST_KEEP));
-    is_guarded && src.is_unicast() && dst.is_unicast() && !is_followed() && net::forged(skb, At::Here, &src, &dst)
+    redirect::is_on()
+        && src.is_unicast()
+        && dst.is_unicast()
+        && !is_followed()
+        && net::forged(skb, At::Here, &src, &dst)
 }
 
 /// The usual headers: no options between them. (The transport's have 8 bytes at the least.)

@@ -41,8 +41,7 @@ impl Model {
     pub(super) fn may_hide_end(&self, sent: &Sent, family: Family) -> bool {
         let Some((src, dst)) = wire::addrs(&sent.frame, family) else { return false };
         let at = |addr| SocketAddr::new(addr, 0);
-        let is_guarded = self.fast.has(Fast::OPENED) || self.fast.has(Fast::KEEPS);
-        family == Family::V6 && is_guarded && is_forged(sent.at, TCP, at(src), at(dst))
+        family == Family::V6 && self.fast.is_on() && is_forged(sent.at, TCP, at(src), at(dst))
     }
 
     /// Tells if a fragment, of whose transport header a part is there, could be joined to such a packet.
