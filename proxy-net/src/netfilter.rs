@@ -30,7 +30,7 @@ pub(crate) use self::legacy::{follows_connections, tables as legacy_tables};
 use self::attrs::Attrs;
 use self::legacy::{Legacy, NAT};
 use self::model::{Base, Chain, ChainName, Found, Hook, Ruleset, TableFamily};
-use self::packet::{Asked, Devices, ESTABLISHED, Family, INVALID, Mark, NEW, Names};
+use self::packet::{Asked, Devices, ESTABLISHED, Family, INVALID, Mark, NEW, Names, RELATED};
 use super::netlink::{dumped, kernel};
 use super::raw::{self, Message};
 use super::sysctl;
@@ -113,15 +113,16 @@ impl Netfilter {
     /// routers report about such connections. Only the families of `pods` are looked at.
     pub fn judge_whole(&self, pods: &[IpNet], others: &BTreeSet<String>, is_far: bool) -> Judgement {
         let everywhere = Self::everywhere();
-        // Errors of pods about each other skip the stack as well.
-        let reporters: &[IpNet] = if is_far { &everywhere } else { &[] };
+        // Errors of pods about each other skip the stack as well. A rule for INVALID packets alone does not count against that.
+        let reporters: &[IpNet] = if is_far { &everywhere } else { pods };
         let protocols = [IPPROTO_TCP, IPPROTO_UDP].map(|number| number as u8);
         let is_known = !is_far && self.takes_up;
         let states: &[u32] = if is_known { &[NEW, ESTABLISHED] } else { &[NEW, ESTABLISHED, INVALID] };
         let lo = BTreeSet::from(["lo".to_owned()]);
         let devices =
             Devices { incoming: Names::AnyBut(if is_far { &lo } else { others }), outgoing: Names::AnyBut(others) };
-        let asked = Asked { states, reporters, ..Asked::new(pods, Mark::ZERO, &protocols, devices) };
+        let reports = if is_known { RELATED } else { INVALID };
+        let asked = Asked { states, reporters, reports, ..Asked::new(pods, Mark::ZERO, &protocols, devices) };
         self.judge(&asked, |family| pods.iter().any(|net| Family::of(net) == family), |_| true)
     }
 

@@ -3,12 +3,16 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::counter::Reason;
-use testbed::reference::place::Family;
+use testbed::reference::place::{self, Family};
 
 use super::flow::{Flow, Leg, Table};
 use super::rewrite::{self, addr_changes, update};
+use super::skip::{Skipped, is_neighbour, is_usual};
 use super::wire::{self, Ip, Part, SCTP, TCP, UDP, byte, half};
-use super::{At, FORWARD, Got, Model, Sent, TRANSLATED, goes_to_backend, inject, leave, noted, pass, unnoted};
+use super::{
+    At, FORWARD, Got, Model, Sent, TRANSLATED, goes_to_backend, inject, is_forged, leave, noted, pass, unnoted,
+};
+use crate::fast::Fast;
 
 /// An error, and the packet that it quotes.
 struct Quoting {
@@ -23,6 +27,9 @@ impl Model {
         let error = read(&sent.frame, family)?;
         if matches!(sent.at, At::Ingress(_)) && sent.note(true).is_some_and(|note| note & TRANSLATED != 0) {
             return Err(Reason::SeenBefore);
+        }
+        if let Some(skipped) = self.error_past_stack(sent, &error) {
+            return Ok(skipped);
         }
         let tables: &[Table] = match sent.at {
             At::Ingress(_) => &[Table::Arriving],
@@ -71,6 +78,50 @@ impl Model {
                 self.forward(leave(sent, frame, flow.backend.ip(), TRANSLATED | FORWARD))
             }
         })
+    }
+}
+
+impl Model {
+    /// Returns the outcome of an error that goes past the stack, because the whole flow does that it is about.
+    fn error_past_stack(&mut self, sent: &Sent, error: &Quoting) -> Option<Got> {
+        let At::Ingress(device) = sent.at else { return None };
+        let find = |table| self.index.get(&(table, error.quote.proto, error.dst, error.src)).copied();
+        let (is_there, (id, leg)) = match find(Table::Arriving) {
+            Some(found) => (true, found),
+            None => (false, find(Table::Leaving)?),
+        };
+        let flow = self.flows[&id].clone();
+        let is_of_whole = flow.is_whole && leg == if is_there { Leg::ToBackend } else { Leg::ToClient };
+        let next = if is_there { flow.backend } else { flow.client };
+        let exit = place::route(next.ip())?;
+        let is_far = place::route(flow.backend.ip()).is_some_and(|exit| !exit.leads_to_pods());
+        let is_anyones = is_far && self.fast.has(Fast::OPENS_FAR);
+        let is_of_pod = device.leads_to_pods() && !self.is_outside_between(error.ip.src, next.ip());
+        let is_way = if exit.leads_to_pods() { self.fast.has_peer(exit) } else { is_there && is_anyones };
+        let (src, dst) = (SocketAddr::new(error.ip.src, 0), SocketAddr::new(error.ip.dst, 0));
+        let may_skip = is_of_whole
+            && self.fast.opens()
+            && self.fast.is_bare(device)
+            && self.fast.is_bare(exit)
+            && (is_anyones || is_of_pod)
+            && is_way
+            && is_neighbour(next.ip())
+            && !self.is_outside(&flow)
+            && is_usual(sent, &error.ip)
+            && !is_forged(sent.at, error.ip.proto, src, dst);
+        if !may_skip {
+            return None;
+        }
+        let mut frame = sent.frame.clone();
+        if is_there {
+            error.rewrite(&mut frame, error.ip.src, next.ip(), flow.backend, flow.between());
+        } else {
+            let src = if error.ip.src == flow.backend.ip() { flow.frontend.ip() } else { error.ip.src };
+            error.rewrite(&mut frame, src, error.ip.dst, flow.client, flow.frontend);
+        }
+        let leg = if is_there { Leg::ToBackend } else { Leg::ToClient };
+        *self.ways.entry(if is_there { "whole_error_there" } else { "whole_error_back" }).or_default() += 1;
+        Some(self.go(leg, Skipped::of(sent, frame, error.ip.family, exit.leads_to_pods())))
     }
 }
 

@@ -8,7 +8,7 @@ use testbed::reference::place::{self, Family};
 use testbed::test_run::Verdict;
 
 use super::flow::{Flow, Leg, Said, Table};
-use super::wire::{Part, UDP};
+use super::wire::{Ip, Part, UDP};
 use super::{DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, noted, rewrite};
 use crate::fast::Fast;
 
@@ -56,7 +56,7 @@ impl Model {
         Some(self.go(Leg::ToBackend, skipped))
     }
 
-    fn go(&mut self, leg: Leg, Skipped { got, to_peer }: Skipped) -> Got {
+    pub(super) fn go(&mut self, leg: Leg, Skipped { got, to_peer }: Skipped) -> Got {
         *self.counts.events.entry(if to_peer { Event::FastLocal } else { Event::FastRemote }).or_default() += 1;
         match leg {
             Leg::ToBackend => self.forward(got),
@@ -83,20 +83,31 @@ impl Model {
         };
         let mut frame = sent.frame.clone();
         rewrite::peers(&mut frame, &packet.ip, packet.ports, src, dst).ok()?;
-        spend_hop(&mut frame, packet.ip.family);
-        if to_peer {
-            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-            frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-        }
         let mark = if notes == 0 { sent.mark } else { noted(sent.mark, notes) };
-        Some(Skipped { got: Got { verdict: Verdict::Redirect, mark, frame }, to_peer })
+        Some(Skipped::marked(mark, frame, packet.ip.family, to_peer))
     }
 }
 
 /// The outcome of a packet past the stack, and whether it goes to the other end of a pod's pair.
-struct Skipped {
+pub(super) struct Skipped {
     got: Got,
     to_peer: bool,
+}
+
+impl Skipped {
+    /// Sends a translated frame on its way.
+    pub(super) fn of(sent: &Sent, frame: Vec<u8>, family: Family, to_peer: bool) -> Self {
+        Self::marked(if to_peer { sent.mark } else { noted(sent.mark, DONE) }, frame, family, to_peer)
+    }
+
+    fn marked(mark: u32, mut frame: Vec<u8>, family: Family, to_peer: bool) -> Self {
+        spend_hop(&mut frame, family);
+        if to_peer {
+            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+            frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+        }
+        Self { got: Got { verdict: Verdict::Redirect, mark, frame }, to_peer }
+    }
 }
 
 /// The stack has to see the others: it answers them, puts them together, or follows connections by them.
@@ -108,10 +119,13 @@ fn may_skip(sent: &Sent, packet: &Packet) -> bool {
 
 /// Returns true for a packet that a router passes on as it is: whole, with the usual IP header, to the router, and with hops left.
 pub(super) fn is_plain(sent: &Sent, packet: &Packet) -> bool {
-    let ip = &packet.ip;
+    is_usual(sent, &packet.ip)
+}
+
+pub(super) fn is_usual(sent: &Sent, ip: &Ip) -> bool {
     let header_len = if ip.family == Family::V4 { 20 } else { 40 };
     let has_usual_header = ip.l4 == ETH_LEN + header_len && sent.frame[..6] == [2, 0, 0, 0, 0, 2];
-    ip.part == Part::Whole && has_usual_header && !has_no_hop_left(sent, packet)
+    ip.part == Part::Whole && has_usual_header && sent.frame[hops_at(ip.family)] > 1
 }
 
 pub(super) fn has_no_hop_left(sent: &Sent, packet: &Packet) -> bool {

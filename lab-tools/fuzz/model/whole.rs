@@ -1,7 +1,7 @@
 //! Whole flows: connections of this node's pods to pods that go past the stack from their opener on. Which those are, and which of
 //! their packets go there, is all known beforehand.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use testbed::reference::place::{self, Device, Family};
 
@@ -71,8 +71,12 @@ impl Model {
 
     /// Tells if only connections between some networks go past the stack, and this is none.
     pub(super) fn is_outside(&self, flow: &Flow) -> bool {
+        self.is_outside_between(flow.client.ip(), flow.backend.ip())
+    }
+
+    pub(super) fn is_outside_between(&self, src: IpAddr, dst: IpAddr) -> bool {
         let is_in = |addr| UNCHANGED.iter().any(|net| net.cidr(Family::of(addr)).contains(&addr));
-        self.fast.has(Fast::OPENS_PODS) && !(is_in(flow.client.ip()) && is_in(flow.backend.ip()))
+        self.fast.has(Fast::OPENS_PODS) && !(is_in(src) && is_in(dst))
     }
 
     /// Counts a packet of a whole flow that has gone past the stack.

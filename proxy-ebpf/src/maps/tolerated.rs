@@ -26,5 +26,5 @@ pub fn tolerated_since(opener: &AnyKey) -> Option<u32> {
 /// Asks the agent.
 #[inline(always)]
 pub fn offer(opener: AnyKey, now_secs: u32) {
-    let _full = OFFERS.push(&Offer::new(opener, now_secs), 0);
+    let _full = OFFERS.push(Offer::new(opener, now_secs), 0);
 }

@@ -32,16 +32,21 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     if maps::flow(&error.key(Hook::INGRESS), flow).is_some() {
+        // The slow way counts on the error as it was read, unless it would note the same.
+        if flow.kind != Kind::DNAT || !flow.rx.has(Seen::WHOLE) {
+            return false;
+        }
         error.goes_there(flow);
         becomes.plan = Plan::ToDevice as u32;
-        return flow.kind == Kind::DNAT && flow.rx.has(Seen::WHOLE);
+        return true;
     }
-    if maps::flow(&error.key(Hook::EGRESS), flow).is_none() {
+    let is_found = maps::flow(&error.key(Hook::EGRESS), flow).is_some();
+    if !is_found || flow.kind != Kind::UNDNAT || !flow.rx.has(Seen::WHOLE) {
         return false;
     }
     error.goes_back(flow);
     becomes.plan = Plan::BackToPod as u32;
-    flow.kind == Kind::UNDNAT && flow.rx.has(Seen::WHOLE)
+    true
 }
 
 /// Finds the way of the error, into `scratch.route`. False if the stack has to.
@@ -53,8 +58,8 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     // Rules were judged for errors of other senders only where flows may be opened to other nodes.
-    let may_be_anyones = flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR);
-    if !may_be_anyones && !(is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to())) {
+    let is_of_pod = || is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to());
+    if !(flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR) || is_of_pod()) {
         return false;
     }
     // The stack routes errors without ports.

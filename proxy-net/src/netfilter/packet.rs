@@ -31,6 +31,7 @@ pub(super) struct Mark {
 /// start is not `INVALID`, and only packets of helpers are `RELATED`. An error about a connection that conntrack did not see is.
 pub(super) const INVALID: u32 = 1;
 pub(super) const ESTABLISHED: u32 = 2;
+pub(super) const RELATED: u32 = 4;
 pub(super) const NEW: u32 = 8;
 
 /// The packets that are asked about.
@@ -41,8 +42,10 @@ pub(super) struct Asked<'a> {
     pub(super) mark: Mark,
     pub(super) states: &'a [u32],
     pub(super) protocols: &'a [u8],
-    /// The networks of hosts that send ICMP errors about the connections, which conntrack does not know. Empty where it knows them.
+    /// The networks of hosts that send ICMP errors about the connections. Empty where no error skips the stack.
     pub(super) reporters: &'a [IpNet],
+    /// The state of these errors.
+    pub(super) reports: u32,
     pub(super) devices: Devices<'a>,
     /// A rule that sets the mark does something to the packets, ...
     pub(super) heeds_marks: bool,
@@ -162,6 +165,7 @@ impl<'a> Asked<'a> {
             states,
             protocols,
             reporters,
+            reports: INVALID,
             devices,
             heeds_marks: true,
             knows_marks: false,

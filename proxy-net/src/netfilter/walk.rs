@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::model::{
     Base, Chain, ChainName, Found, Hook, MarkChange, Obstacle, Part, Rule, Ruleset, TableFamily, Verdict,
 };
-use super::packet::{Asked, Devices, Family, INVALID, Mark, NEW, Packets, Share};
+use super::packet::{Asked, Devices, Family, Mark, NEW, Packets, Share};
 
 /// The table of kube-proxy in mode nftables: without Services that kube-proxy serves, no packet meets its rules.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -65,7 +65,7 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
         // Each kind of packet walks alone, so that rules which share out the kinds are followed exactly.
         let kinds = asked.states.iter().flat_map(|state| asked.protocols.iter().map(|protocol| (*state, *protocol)));
         let kinds = kinds.map(|(state, protocol)| (Rc::clone(&nets), state, protocol));
-        let errors = (!reporters.is_empty()).then(|| (reporters, INVALID, family.icmp()));
+        let errors = (!reporters.is_empty()).then(|| (reporters, asked.reports, family.icmp()));
         for (source, state, protocol) in kinds.chain(errors).filter(|_| !nets.is_empty()) {
             walk.steps = 0;
             let destination = Rc::clone(&nets);
