@@ -60,7 +60,9 @@ impl Model {
         let packet = match self.read(sent, family, Table::Arriving) {
             Ok(_) if sent.note(true).is_some_and(|note| note & TRANSLATED != 0) => return Ok(Err(Reason::SeenBefore)),
             Ok(packet) => packet,
-            Err(_) if got.verdict == Verdict::Drop && self.may_hide_end(sent, family) => {
+            Err(reason)
+                if reason != Reason::CutHeader && got.verdict == Verdict::Drop && self.may_hide_end(sent, family) =>
+            {
                 return Ok(Err(Reason::Forged));
             }
             Err(reason) => return Ok(Err(reason)),

@@ -73,6 +73,10 @@ fn leave_for<A: Forward>(
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
     }
+    // A datagram leaves as the one that opened the flow: into a pod by its peer alone.
+    if head.proto != Proto::TCP && route.is_to_pod() && !route.to_peer && is_whole() {
+        return Outcome::NOT_ESTABLISHED;
+    }
     if is_there && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }
