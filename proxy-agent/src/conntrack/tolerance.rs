@@ -5,6 +5,7 @@
 //! while a flow goes on.
 
 use std::collections::{HashMap, VecDeque};
+use std::future::pending;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +17,7 @@ use proxy_net::conntrack::Tuple;
 use proxy_net::conntrack::tolerate::{self, Followed, Tolerance};
 use proxy_net::sysctl;
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// The time between two looks for questions, and the questions and known flows of each look.
 const PERIOD: Duration = Duration::from_millis(150);
@@ -61,9 +62,15 @@ struct Answers {
     order: VecDeque<AnyKey>,
 }
 
-/// Answers until the maps fail.
+/// Answers until the maps fail. Without a socket for conntrack no flow gets an answer, and all of them stay on the stack.
 pub async fn answer(flows: ToleratedFlows) -> Result<()> {
-    let (connection, conntrack) = tolerate::connect().context("open a netlink socket for conntrack")?;
+    let (connection, conntrack) = match tolerate::connect() {
+        Ok(socket) => socket,
+        Err(error) => {
+            warn!(error = format!("{error:#}"), "open connections take the stack: no netlink socket for conntrack");
+            return pending().await;
+        }
+    };
     let (waiting, known, order) = (Waiting::default(), HashMap::new(), VecDeque::new());
     let mut answers = Answers { flows, conntrack, waiting, known, order };
     let answer = async {
@@ -94,7 +101,7 @@ impl Answers {
             let Some(flow) = self.flows.open_flow(&offer.key)? else { continue };
             let Some(followed) = followed(&flow).filter(|_| self.known.len() < FLOWS_MAX) else { continue };
             match self.conntrack.ask(&followed).await {
-                Ok(true) => self.agree(&offer, flow)?,
+                Ok(true) => self.agree(&offer, flow),
                 Ok(false) => {}
                 Err(error) => debug!(%error, ?followed, "conntrack does not tolerate that it misses packets"),
             }
@@ -102,13 +109,16 @@ impl Answers {
         Ok(())
     }
 
-    fn agree(&mut self, offer: &Offer, flow: OpenFlow) -> Result<()> {
-        self.flows.tolerate(offer)?;
+    fn agree(&mut self, offer: &Offer, flow: OpenFlow) {
+        // Without a row the flow asks again.
+        if let Err(error) = self.flows.tolerate(offer) {
+            debug!(error = format!("{error:#}"), "a flow gets no answer");
+            return;
+        }
         let known = Known { flow, told_secs: offer.secs, is_new: true };
         if self.known.insert(offer.key, known).is_none() {
             self.order.push_back(offer.key);
         }
-        Ok(())
     }
 
     /// Looks at a part of the known flows: at each of them every few seconds.
