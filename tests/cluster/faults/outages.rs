@@ -8,6 +8,9 @@ use testbed::apiserver::History;
 
 use crate::faults::fixture::{RECOVERY, Run};
 
+/// Watches of Services, EndpointSlices, ServiceCIDRs, Nodes and Pods.
+const WATCHES: f64 = 5.0;
+
 /// A process that is gone, with and without its history; data restored from a backup; a load balancer without servers.
 pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     let asked = |run: &Run| run.metric("rest_client_requests_total", "");
@@ -24,7 +27,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     run.pass(Duration::from_secs(6), |_| Ok(()))?;
     let rate = (asked(run)? - before) / since.elapsed().as_secs_f64();
     println!("server gone: {rate:.1} requests a second");
-    ensure!(rate < 5.0, "{rate} requests a second to a server that is gone");
+    ensure!(rate < WATCHES * 1.25, "{rate} requests a second to a server that is gone");
     start(run, History::Kept)?;
     run.recovers("server gone", RECOVERY)?;
     run.is_well()?;
