@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use build::{frontend_names, views};
-pub use flow::{FlowService, FlowView};
+pub use flow::{FlowService, FlowView, STATES};
 
 /// A Service as last seen, with the parts of it that are in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,8 @@ use std::io::{Write, stderr};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use comfy_table::Cell;
 
 use super::age::span;
@@ -14,7 +15,7 @@ use super::output::{Form, OutputArgs, cell, green, yellow};
 use crate::control::FlowFilter;
 use crate::control::client::Lines;
 use crate::object_name::{ServiceName, full_name};
-use crate::view::{FlowService, FlowView};
+use crate::view::{FlowService, FlowView, STATES};
 
 /// List the flows that pass this node, as the kernel programs have them just now. Those whose clients spoke last come first.
 #[derive(Args, Debug)]
@@ -26,8 +27,8 @@ pub(super) struct FlowsArgs {
     #[arg(long, short, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Only flows in one of these states.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "STATE,…")]
-    state: Vec<State>,
+    #[arg(long, value_parser = PossibleValuesParser::new(STATES), value_delimiter = ',', value_name = "STATE,…")]
+    state: Vec<String>,
     /// Only flows of this client.
     #[arg(long, value_name = "IP")]
     client: Option<IpAddr>,
@@ -41,18 +42,6 @@ pub(super) struct FlowsArgs {
     agent: AgentArgs,
     #[command(flatten)]
     output: OutputArgs,
-}
-
-/// The state of a flow, as [`FlowView::state`] spells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "camelCase")]
-enum State {
-    New,
-    Answered,
-    Established,
-    HalfClosed,
-    Closed,
-    Reset,
 }
 
 pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
@@ -94,9 +83,8 @@ impl FlowsArgs {
 
     fn wants(&self, flow: &FlowView) -> bool {
         let namespace = flow.service.as_ref().map(|service| &service.namespace);
-        let is_state = |state: &State| state.to_possible_value().is_some_and(|name| name.get_name() == flow.state);
         self.namespace.as_ref().is_none_or(|wanted| namespace == Some(wanted))
-            && (self.state.is_empty() || self.state.iter().any(is_state))
+            && (self.state.is_empty() || self.state.contains(&flow.state))
     }
 }
 

@@ -88,13 +88,13 @@ impl FromStr for To {
         let (name, port) = split_port(text)?;
         let (kind, name) = kind_of(name);
         match kind {
-            Some(kind) if SERVICES.contains(&kind) => Ok(Self::Service(ServiceName(object(name)?), port)),
+            Some(kind) if SERVICES.contains(&kind) => Ok(Self::Service(ServiceName(name.parse()?), port)),
             Some(kind) if NODES.contains(&kind) => Ok(Self::Node(name.to_owned(), port)),
             Some(kind) => match pod(kind, name)? {
                 Some(pod) => Ok(Self::Pod(pod, port)),
                 None => Err(format!("{kind:?} is not a kind that takes packets")),
             },
-            None => Ok(Self::Service(ServiceName(dns_name(name)?.map_or_else(|| object(name), Ok)?), port)),
+            None => Ok(Self::Service(ServiceName(dns_name(name)?.map_or_else(|| name.parse(), Ok)?), port)),
         }
     }
 }
@@ -114,14 +114,10 @@ fn kind_of(text: &str) -> (Option<&str>, &str) {
 /// Returns the pod or the pods of a workload; None if the kind has none.
 fn pod(kind: &str, name: &str) -> Result<Option<Pod>, String> {
     if PODS.contains(&kind) {
-        return Ok(Some(Pod { object: object(name)?, of: None }));
+        return Ok(Some(Pod { object: name.parse()?, of: None }));
     }
     let workload = WORKLOADS.iter().find(|(_, names)| names.contains(&kind));
-    workload.map(|(short, _)| Ok(Pod { object: object(name)?, of: Some(*short) })).transpose()
-}
-
-fn object(text: &str) -> Result<ObjectName, String> {
-    text.parse()
+    workload.map(|(short, _)| Ok(Pod { object: name.parse()?, of: Some(*short) })).transpose()
 }
 
 /// Reads `NAME.NAMESPACE.svc`, with or without the cluster's domain behind it.
@@ -129,7 +125,7 @@ fn dns_name(text: &str) -> Result<Option<ObjectName>, String> {
     let labels: Vec<_> = text.trim_end_matches('.').split('.').collect();
     let Some(svc) = labels.iter().position(|label| *label == SVC) else { return Ok(None) };
     match labels[..svc] {
-        [name, namespace] => object(&format!("{namespace}/{name}")).map(Some),
+        [name, namespace] => format!("{namespace}/{name}").parse().map(Some),
         _ => Err(format!("{text:?} is not the DNS name of a Service: NAME.NAMESPACE.svc is expected")),
     }
 }

@@ -69,6 +69,16 @@ impl FlowService {
     }
 }
 
+/// The names of all states, as [`FlowView::state`] spells them.
+pub const STATES: [&str; 6] = [
+    state_name(State::New),
+    state_name(State::Answered),
+    state_name(State::Established),
+    state_name(State::HalfClosed),
+    state_name(State::Closed),
+    state_name(State::Reset),
+];
+
 const fn state_name(state: State) -> &'static str {
     match state {
         State::New => "new",

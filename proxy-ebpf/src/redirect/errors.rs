@@ -32,7 +32,7 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     if maps::flow(&error.key(Hook::INGRESS), flow).is_some() {
-        // The slow way counts on the error as it was read, unless it would note the same.
+        // The slow way translates what this way leaves, and has to find the error as it was read.
         if flow.kind != Kind::DNAT || !flow.rx.has(Seen::WHOLE) {
             return false;
         }
