@@ -228,6 +228,11 @@ impl SliceBuilder {
         self.edit_last(|last| last.hints = Some(EndpointHints { for_nodes, for_zones }))
     }
 
+    /// Sets the last endpoint's name below its Service.
+    pub fn hostname(self, name: &str) -> Self {
+        self.edit_last(|last| last.hostname = Some(name.to_owned()))
+    }
+
     pub fn edit_last(mut self, edit: impl FnOnce(&mut Endpoint)) -> Self {
         edit(self.0.endpoints.iter_mut().flatten().last().expect("an endpoint to edit"));
         self

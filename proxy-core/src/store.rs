@@ -151,8 +151,13 @@ impl Store {
         &self.api_server
     }
 
-    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
-        self.services.objects.get(name).map(Arc::as_ref)
+    pub fn service(&self, name: &ObjectName) -> Option<&Arc<Service>> {
+        self.services.objects.get(name)
+    }
+
+    /// Returns the Services of a namespace, by name.
+    pub fn services_of(&self, namespace: &str) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.of(namespace)
     }
 
     pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Arc<Service>)> {
@@ -163,6 +168,11 @@ impl Store {
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let names = self.slices_of.get(service).into_iter().flatten();
         names.filter_map(|name| self.slices.objects.get(name))
+    }
+
+    /// Returns the slices of a namespace, by name.
+    pub fn slices_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<EndpointSlice>> {
+        self.slices.of(namespace)
     }
 
     pub fn slice(&self, name: &ObjectName) -> Option<&EndpointSlice> {
@@ -223,6 +233,13 @@ impl<K> Default for Kind<K> {
 }
 
 impl<K: Compact + PartialEq> Kind<K> {
+    /// Returns the objects of a namespace, by name.
+    fn of(&self, namespace: &str) -> impl Iterator<Item = &Arc<K>> {
+        let first = ObjectName::new(namespace, "");
+        let objects = self.objects.range(first.clone()..);
+        objects.take_while(move |(name, _)| name.namespace == first.namespace).map(|(_, object)| object)
+    }
+
     fn uid(&self, name: &ObjectName) -> Option<&str> {
         Some(self.objects.get(name)?.uid())
     }

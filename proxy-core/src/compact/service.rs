@@ -26,6 +26,8 @@ pub struct Service {
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
+    /// The name that a Service of the type ExternalName stands for.
+    pub external_name: Option<Box<str>>,
     pub ip_families: Box<[Shared]>,
     pub ports: Box<[ServicePort]>,
     pub external_ips: Box<[Box<str>]>,
@@ -68,10 +70,12 @@ impl From<core::Service> for Service {
             ..Self::default()
         };
         let Some(spec) = spec else { return kept };
+        let is_external = spec.type_.as_deref() == Some("ExternalName");
         let kept = Self {
             type_: shared(spec.type_),
             cluster_ip: spec.cluster_ip.map(String::into_boxed_str),
             cluster_ips: texts(spec.cluster_ips),
+            external_name: spec.external_name.filter(|_| is_external).map(String::into_boxed_str),
             ..kept
         };
         // Only the addresses of such Services matter: kpx leaves them alone.

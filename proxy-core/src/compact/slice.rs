@@ -30,6 +30,9 @@ pub struct EndpointSlice {
     pub address_type: Shared,
     pub ports: Box<[EndpointPort]>,
     pub endpoints: Box<[Endpoint]>,
+    /// The names of the endpoints below their headless Service, in the same order. Empty if no endpoint has one: few
+    /// slices have names, and all have endpoints.
+    pub hostnames: Box<[Option<Box<str>>]>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -82,15 +85,22 @@ impl From<discovery::EndpointSlice> for EndpointSlice {
         let meta = &slice.metadata;
         let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME)).filter(|name| !name.is_empty());
         let triggered = meta.annotations.as_ref().and_then(|all| all.get(LAST_CHANGE_TRIGGER_TIME));
+        let is_headless = has_label(meta.labels.as_ref(), HEADLESS);
+        let hostname = |endpoint: &discovery::Endpoint| {
+            endpoint.hostname.as_deref().filter(|name| !name.is_empty()).map(|name| name.to_ascii_lowercase().into())
+        };
+        let hostnames: Box<[Option<Box<str>>]> =
+            slice.endpoints.iter().flatten().filter(|_| is_headless).map(hostname).collect();
         Self {
             service: service.map(|service| ObjectName { name: service.as_str().into(), ..name.clone() }),
             name,
-            is_headless: has_label(meta.labels.as_ref(), HEADLESS),
+            is_headless,
             triggered: triggered.and_then(|time| time.parse().ok()),
             uid: slice.metadata.uid.unwrap_or_default().into(),
             address_type: slice.address_type.into(),
             ports: slice.ports.into_iter().flatten().map(EndpointPort::from).collect(),
             endpoints: slice.endpoints.into_iter().flatten().map(Endpoint::from).collect(),
+            hostnames: if hostnames.iter().any(Option::is_some) { hostnames } else { Box::default() },
         }
     }
 }

@@ -1,0 +1,97 @@
+//! Listens for questions by UDP and TCP.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::debug;
+
+use crate::cluster::Cluster;
+use crate::message::{Transport, reply};
+use crate::zone::Zone;
+
+/// The most streams that are open at once. Others wait to be accepted.
+const STREAMS: usize = 64;
+/// The longest wait for the next question of a stream, and for each answer to be taken (RFC 7766 §6.2.3).
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The sockets of one address.
+#[derive(Debug)]
+pub struct Server {
+    zone: Zone,
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl Server {
+    /// Listens at an address. Port 0 is any free port.
+    pub async fn bind(address: SocketAddr, zone: Zone) -> Result<Self> {
+        let tcp = TcpListener::bind(address).await.with_context(|| format!("listen at {address} by TCP"))?;
+        let address = tcp.local_addr()?;
+        let udp = UdpSocket::bind(address).await.with_context(|| format!("listen at {address} by UDP"))?;
+        Ok(Self { zone, udp, tcp })
+    }
+
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Answers until a socket fails.
+    pub async fn serve(self, cluster: impl Cluster) -> Result<()> {
+        let Self { zone, udp, tcp } = self;
+        tokio::select! {
+            failed = datagrams(&zone, &udp, &cluster) => failed.context("questions by UDP"),
+            failed = streams(&zone, &tcp, &cluster) => failed.context("questions by TCP"),
+        }
+    }
+}
+
+async fn datagrams(zone: &Zone, socket: &UdpSocket, cluster: &impl Cluster) -> Result<()> {
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    loop {
+        let (length, client) = socket.recv_from(&mut buffer).await?;
+        if let Some(answer) = reply(zone, cluster, &buffer[..length], Transport::Datagram).await {
+            // A client that has gone, or that a filter cuts off, costs the others nothing.
+            if let Err(error) = socket.send_to(&answer, client).await {
+                debug!(%client, %error, "a name's answer could not be sent");
+            }
+        }
+    }
+}
+
+async fn streams(zone: &Zone, listener: &TcpListener, cluster: &impl Cluster) -> Result<()> {
+    let mut open = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if open.len() < STREAMS => match accepted {
+                Ok((stream, _)) => {
+                    let (zone, cluster) = (zone.clone(), cluster.clone());
+                    open.spawn(async move { stream_of(&zone, stream, &cluster).await });
+                }
+                // The client gave up meanwhile, or files are short for a moment.
+                Err(error) => {
+                    debug!(%error, "a connection for names could not be accepted");
+                    tokio::task::yield_now().await;
+                }
+            },
+            Some(_) = open.join_next() => {}
+        }
+    }
+}
+
+/// Answers the questions of one stream, one after the other.
+async fn stream_of(zone: &Zone, mut stream: TcpStream, cluster: &impl Cluster) -> io::Result<()> {
+    let mut buffer = Vec::new();
+    loop {
+        let length = timeout(IDLE, stream.read_u16()).await??;
+        buffer.resize(usize::from(length), 0);
+        timeout(IDLE, stream.read_exact(&mut buffer)).await??;
+        let Some(answer) = reply(zone, cluster, &buffer, Transport::Stream).await else { return Ok(()) };
+        timeout(IDLE, stream.write_all(&answer)).await??;
+    }
+}
