@@ -161,6 +161,7 @@ impl Configuration {
                 memory: None,
             },
             sockets: checked.sockets,
+            names: checked.names.clone(),
             cgroup_root: (!kpx.cgroup_root.is_empty()).then(|| PathBuf::from(&kpx.cgroup_root)),
             files: self.files.clone(),
         })

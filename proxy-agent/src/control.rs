@@ -23,6 +23,7 @@ use crate::status::Status;
 use crate::view::{self, NameView, ServiceView};
 use proxy_core::desired::Snapshot;
 use proxy_datapath::FlowMaps;
+use proxy_dns::{Known, Wanted};
 use proxy_metrics::Readings;
 
 pub use flows::FlowFilter;
@@ -33,6 +34,8 @@ pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
     /// A query for all Services that are served, with the maps that count their traffic.
     Services(oneshot::Sender<(Snapshot, FlowMaps)>),
+    /// A query for the objects that a name is about; the answer is None before the first lists.
+    Known(Wanted, oneshot::Sender<Option<Known>>),
     /// A query for the kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
     /// A query for the readings that a scrape needs.
@@ -45,6 +48,7 @@ impl Query {
         match self {
             Self::Status(answer) => answer.is_closed(),
             Self::Services(answer) => answer.is_closed(),
+            Self::Known(_, answer) => answer.is_closed(),
             Self::Maps(answer) => answer.is_closed(),
             Self::Readings(answer) => answer.is_closed(),
         }
@@ -90,6 +94,11 @@ impl AgentHandle {
     /// Returns what tells the flows and their names.
     async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
         self.query(Query::Services).await
+    }
+
+    /// Returns the objects that a name is about. None before the first lists.
+    pub(crate) async fn known(&self, wanted: Wanted) -> Result<Option<Known>> {
+        self.query(|answer| Query::Known(wanted, answer)).await
     }
 
     async fn maps(&self) -> Result<BTreeMap<String, u32>> {

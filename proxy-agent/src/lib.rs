@@ -16,6 +16,7 @@ pub mod healthz;
 mod http_server;
 pub mod liveness;
 pub mod metrics_server;
+pub mod names;
 pub mod ui;
 
 // The command line.

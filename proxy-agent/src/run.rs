@@ -24,13 +24,14 @@ use crate::control::AgentHandle;
 use crate::liveness::Liveness;
 use crate::metrics_server::scrape_router;
 use crate::monitor::Watchers;
+use crate::names::Names;
 use crate::node::lifecycle::Lifecycle;
 use crate::node::{FastPath, Node};
 use crate::pod_sockets::PodSocketsTask;
 use crate::run::fast_path::FastPathWatch;
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
-use crate::{conntrack, control, leftovers, pod_sockets};
+use crate::{conntrack, control, leftovers, names, pod_sockets};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
@@ -68,10 +69,8 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     let skips_stack = options.fast_path != FastPath::Off;
     let _stats = settings.bpf_stats.then(measure_programs);
     let (netlink, handle) = net::connect()?;
-    let (input_sender, inputs) = mpsc::channel(QUEUE);
-    let (link_sender, links) = mpsc::channel(QUEUE);
-    let (route_sender, routes) = mpsc::channel(1);
-    let (rule_sender, rules) = mpsc::channel(1);
+    let ((input_sender, inputs), (link_sender, links)) = (mpsc::channel(QUEUE), mpsc::channel(QUEUE));
+    let ((route_sender, routes), (rule_sender, rules)) = (mpsc::channel(1), mpsc::channel(1));
     let mut inbox = Inbox { inputs, links, routes, rules, queries, source_health: source_health.clone() };
     info!(version = env!("CARGO_PKG_VERSION"), node = node_name, "started");
 
@@ -91,7 +90,9 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
         let fast_path = skips_stack.then(watch);
         let kernel = Kernel { tables, flows, counters, loaded };
         let schedule = PassSchedule::new(settings.sync_period, settings.min_sync_period);
-        let mut agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports).of(mode, schedule, led_pods);
+        let (names, names_state) = names::start(settings.names, &agent_handle, &handle);
+        let agent = Agent::new(node_name, desired, kernel, node, lifecycle, reports);
+        let mut agent = agent.of(mode, schedule, led_pods, names_state);
         // The source has a thread of its own: kube blocks it while a kubeconfig's credential plugin runs.
         let mut sources = JoinSet::from_iter([source.run(node_of_ours, input_sender, source_health, event_queue)]);
         // The end of any of these ends the agent; its supervisor restarts it.
@@ -103,7 +104,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
             result = fast_path::watch(fast_path) => result.context("the watch for the fast path").and_then(|()| bail!("the watch for the fast path has ended")),
             change = settings.files.changed() => Err(anyhow!("{change}: kpx ends, to be started again with it")),
             result = tell(servers.run(), &events) => result.map(|never| match never {}),
-            result = tend_sockets(stale_sockets, pod_sockets) => result,
+            result = tend(stale_sockets, pod_sockets, names) => result,
             result = watchers.serve(monitor) => result.context("the monitor"),
             () = control::serve(socket, agent_handle.clone(), scrape_router(agent_handle, metrics).merge(watchers.router())) => Err(anyhow!("the server of the run directory's socket has ended")),
             signal = signals.next() => { info!(signal, "stopping"); Ok(()) }
@@ -165,8 +166,8 @@ async fn clean_up(all: bool, netlink: &Handle, changes: &Changes, bpf_dir: &Path
     leftovers::remove(netlink, changes, bpf_dir, &kube_proxys_sysctls(), &mut { say }).await
 }
 
-/// Aborts stale sockets and leads those of pods, each as far as it is asked for.
-async fn tend_sockets(stale: Option<StaleSockets>, pods: Option<PodSocketsTask>) -> Result<()> {
+/// Aborts stale sockets, leads those of pods and serves names, each as far as it is asked for.
+async fn tend(stale: Option<StaleSockets>, pods: Option<PodSocketsTask>, names: Option<Names>) -> Result<()> {
     let abort = async {
         match stale {
             Some(sockets) => sockets.abort().await,
@@ -176,6 +177,7 @@ async fn tend_sockets(stale: Option<StaleSockets>, pods: Option<PodSocketsTask>)
     tokio::select! {
         result = abort => result.context("stale sockets"),
         result = pod_sockets::run(pods) => result.context("pods' sockets"),
+        never = names::serve(names) => match never {},
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 pub use crate::choices::{Mode, PodRoutes, SocketLb};
 pub use crate::conntrack::sysctl::Conntrack;
 use crate::files::Files;
+use crate::names::NamesOptions;
 use crate::node::NodeOptions;
 use proxy_core::model::ModelOptions;
 use proxy_datapath::{Mechanism, Sizes, SocketOptions};
@@ -54,6 +55,8 @@ pub struct Settings {
     pub sizes: Sizes,
     /// The options of socket load balancing; None turns it off.
     pub sockets: Option<SocketOptions>,
+    /// The place where the cluster's names are served; None if they are not.
+    pub names: Option<NamesOptions>,
     /// The cgroup below which sockets are translated; None means all.
     pub cgroup_root: Option<PathBuf>,
     /// The files that the settings were read from.

@@ -42,6 +42,9 @@ pub struct Status {
     #[serde(default)]
     pub notices: Vec<String>,
     pub devices: Vec<DeviceStatus>,
+    /// The cluster's names for programs of this machine; None if they are not served.
+    #[serde(default)]
+    pub names: Option<NamesStatus>,
     /// The state of socket load balancing; None if it is off.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
@@ -87,6 +90,19 @@ pub struct OptionsStatus {
     /// `auto: …`.
     #[serde(default)]
     pub socket_lb: String,
+}
+
+/// The cluster's names, as programs of this machine ask for them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamesStatus {
+    pub domain: String,
+    /// The address at which kpx answers; None if it cannot.
+    pub address: Option<SocketAddr>,
+    /// True if systemd-resolved asks there for names of the domain.
+    pub asked_by_resolved: bool,
+    /// What keeps kpx from answering, or systemd-resolved from asking.
+    pub why_not: Option<String>,
 }
 
 /// The pods of this node by the way of their TCP sockets.

@@ -55,6 +55,7 @@ pub use pins::{BPF_DIR, Pins, check_netns, ensure_bpf_fs, lock_if_there, remove}
 pub use pressure::Pressure;
 pub use sizes::Sizes;
 pub use sockets::{Cgroup, PodRow, PodRows, PodSockets, SocketOptions, SocketsStatus, StaleSockets};
+pub use sys::netns_cookie::is_first_namespace;
 pub use tables::{KernelTables, Maps};
 pub use tolerated::{OpenFlow, ToleratedFlows};
 pub use verify::MissingProgram;

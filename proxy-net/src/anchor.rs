@@ -2,6 +2,7 @@
 //! they take any route (README D2).
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use anyhow::{Context, bail};
 use netlink_packet_route::link::{
@@ -24,6 +25,9 @@ pub const PEER: &str = "kpx1";
 /// kpx sets them explicitly: udev replaces an address that the kernel chose, a moment later.
 const MAC: [u8; 6] = *b"\x02kpx\x00\x00";
 const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
+
+/// The address of the far end: link-local (RFC 3927), so no router knows it.
+const FAR_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 153, 53);
 
 /// The smallest MTU that IPv6 works with (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
@@ -94,6 +98,19 @@ pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
 /// Returns true if the pair exists and both its ends are up.
 pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some_and(|pair| pair.up))
+}
+
+/// Returns the index of the far end, if the pair exists.
+pub async fn far_end(handle: &Handle) -> anyhow::Result<Option<u32>> {
+    Ok(find(handle).await?.map(|pair| pair.far))
+}
+
+/// Gives the far end an address, which leads nowhere and goes with the pair.
+pub async fn address_far_end(handle: &Handle, far_end: u32) -> anyhow::Result<()> {
+    match handle.address().add(far_end, FAR_ADDRESS.into(), 32).execute().await {
+        Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -nix::libc::EEXIST => Ok(()),
+        result => result.with_context(|| format!("add the address {FAR_ADDRESS} to {PEER}")),
+    }
 }
 
 struct Pair {

@@ -156,11 +156,15 @@ struct Watches {
 }
 
 impl Watches {
-    /// Creates the watches with kube-proxy's selectors, except that Services of other proxies are included, for their
+    /// Creates the watches. Those of a node have kube-proxy's selectors, except that Services of other proxies are included, for their
     /// ClusterIPs.
     fn new(node_name: Option<&str>, pods: bool) -> Self {
-        let services = Watch::new(Input::Service).fields("spec.clusterIP!=None");
-        let slices = Watch::new(Input::EndpointSlice).labels("!service.kubernetes.io/headless");
+        let (services, slices) = (Watch::new(Input::Service), Watch::new(Input::EndpointSlice));
+        // A host outside of the cluster answers for the names of headless Services as well.
+        let (services, slices) = match node_name {
+            Some(_) => (services.fields("spec.clusterIP!=None"), slices.labels("!service.kubernetes.io/headless")),
+            None => (services, slices),
+        };
         let node = Watch::new(Input::Node).dispensable();
         let node = match node_name {
             Some(name) => node.named(name),

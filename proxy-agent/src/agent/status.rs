@@ -13,6 +13,7 @@ use crate::control::{QUEUE, Query};
 use crate::node::Node;
 use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
 use proxy_core::desired::{Desired, FamilyCounts};
+use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
 use proxy_source::health::{Problem, Problems, Reason};
 
@@ -23,6 +24,10 @@ impl Agent {
             (query, _) if query.is_abandoned() => {}
             (Query::Status(answer), Some(node)) => drop(answer.send(self.status(node, source_problems))),
             (Query::Readings(answer), Some(node)) => drop(answer.send(self.readings(node, source_problems.len()))),
+            (Query::Known(wanted, answer), _) => {
+                let known = || Known::of(self.desired.store(), &wanted);
+                drop(answer.send(self.desired.is_complete().then(known)));
+            }
             (Query::Maps(answer), _) => drop(answer.send(self.loaded.maps.clone())),
             (Query::Services(answer), _) => drop(answer.send((self.desired.snapshot(), self.sweeper.flows()))),
             (query @ (Query::Status(_) | Query::Readings(_)), None) => self.wait_for_node(query),
@@ -74,6 +79,7 @@ impl Agent {
             unreachable: unreachable_status(&self.desired),
             notices: self.notices.texts().to_vec(),
             devices: devices.collect(),
+            names: self.names.as_ref().map(|names| names.borrow().clone()),
             sockets: node.attachments().sockets_status(),
             pods: self.pods_status(node),
             kept_by: self.persistence_kind().name().to_owned(),

@@ -60,8 +60,9 @@ fn further_capabilities(settings: &Settings) -> Vec<Capability> {
     if settings.bpf_stats {
         capabilities.push(Capability::CAP_SYS_ADMIN);
     }
-    let ports =
-        [settings.healthz_address, settings.metrics_address].into_iter().flatten().map(|address| address.port());
+    let names = settings.names.as_ref().map(|names| names.address);
+    let addresses = [settings.healthz_address, settings.metrics_address, names];
+    let ports = addresses.into_iter().flatten().map(|address| address.port());
     if ports.into_iter().any(|port| port < FIRST_UNPRIVILEGED_PORT) {
         capabilities.push(Capability::CAP_NET_BIND_SERVICE);
     }

@@ -11,7 +11,7 @@ use proxy_common::counter::{Event, Reason, Verdict};
 use super::agent_args::AgentArgs;
 use super::output::{Form, OutputArgs, cell, green, list, red, yellow};
 use super::{age, devices};
-use crate::status::{OptionsStatus, PodsStatus, Status, UnreachableStatus};
+use crate::status::{NamesStatus, OptionsStatus, PodsStatus, Status, UnreachableStatus};
 use proxy_metrics::{MapFill, old_map_name};
 
 /// Show the state of the running agent. Ends with 1 if the agent is unhealthy or does not answer.
@@ -79,9 +79,22 @@ fn head(status: &Status, form: Form) -> String {
         ("Restarts:", restarts(status)),
     ];
     let rows = rows.into_iter().chain(sockets.map(|sockets| ("Sockets:", cell(sockets))));
+    let rows = rows.chain(status.names.as_ref().map(|names| ("Names:", cell(served_names(names)))));
     let rows = rows.chain(status.pods.as_ref().map(|pods| ("Pods:", cell(ways(pods)))));
     let form = Form { headers: false, ..form };
     form.table(&[], rows.map(|(name, value)| vec![cell(name), value]))
+}
+
+/// Says where the cluster's names are answered: `*.cluster.local at 127.0.0.153:53, which systemd-resolved asks`.
+fn served_names(names: &NamesStatus) -> String {
+    let why = names.why_not.as_deref().map(|why| format!("; {why}")).unwrap_or_default();
+    match names.address {
+        Some(address) if names.asked_by_resolved => {
+            format!("*.{} at {address}, which systemd-resolved asks{why}", names.domain)
+        }
+        Some(address) => format!("*.{} at {address}{why}", names.domain),
+        None => format!("*.{} are not served{why}", names.domain),
+    }
 }
 
 /// Counts pods by the way of their sockets: `3 led, 1 host; by packets: 2 in a mesh`.

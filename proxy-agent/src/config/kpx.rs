@@ -36,6 +36,9 @@ pub struct KpxConfiguration {
     pub lb_algorithm: LbAlgorithm,
     #[serde(with = "choice")]
     pub pod_routes: PodRoutes,
+    /// An address and a port, or `none`; empty stands for `127.0.0.153:53` in mode host, and for none otherwise.
+    pub dns_address: String,
+    pub cluster_domain: String,
     /// The mechanism that the kernel takes, unless one is given.
     #[serde(with = "choice::or_empty")]
     pub attach: Option<Mechanism>,
@@ -117,6 +120,8 @@ impl Default for KpxConfiguration {
             cluster_ip_external: true,
             lb_algorithm: LbAlgorithm::default(),
             pod_routes: PodRoutes::default(),
+            dns_address: String::new(),
+            cluster_domain: "cluster.local".to_owned(),
             attach: None,
             fast_path: FastPath::default(),
             flow_table_size: 0,

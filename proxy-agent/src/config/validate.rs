@@ -10,12 +10,14 @@ use super::duration::GoDuration;
 use super::invalid::{Fields, Invalid, Shown};
 use super::kpx::KpxConfiguration;
 use super::kube_proxy::{Common, Ipvs, KubeProxyConfiguration};
+use crate::names::{DNS_ADDRESS, NamesOptions};
 use crate::node::detect::Detector;
 use crate::node::node_ports::NodePortAddresses;
 use crate::node::{FastPath, Masquerade, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes};
 use proxy_core::model::{HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
+use proxy_dns::Zone;
 
 /// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
@@ -30,6 +32,7 @@ pub(super) struct Checked {
     pub(super) conntrack: Conntrack,
     pub(super) common: Common,
     pub(super) sockets: Option<SocketOptions>,
+    pub(super) names: Option<NamesOptions>,
 }
 
 /// Returns the checked fields. `own` holds the fields of `kpx` that were refused before.
@@ -56,6 +59,7 @@ pub(super) fn check(
     of_the_mode(&mut own, kpx);
     let masquerades = kpx.masquerade == Masquerade::Compat || common.masquerade_all;
     let sockets = kpx.sockets(masquerades, &mut own);
+    let names = names(&mut own, kpx);
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(!kpx.run_dir.is_empty(), "runDir", &kpx.run_dir, "must be a folder");
     own.check(kpx.bpf_dir.starts_with('/'), "bpfDir", &kpx.bpf_dir, "must be the full path of a folder");
@@ -98,7 +102,7 @@ pub(super) fn check(
         fast_path: if is_host { FastPath::Off } else { kpx.fast_path },
         pod_routing,
     };
-    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets })
+    Ok(Checked { node, model, healthz_address, metrics_address, conntrack, common, sockets, names })
 }
 
 /// Checks the fields that only one of the modes has a use for.
@@ -106,7 +110,27 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     let is_host = kpx.mode == Mode::Host;
     let pod_routes = choice::name(&kpx.pod_routes);
     own.check(is_host || kpx.pod_routes == PodRoutes::Off, "podRoutes", pod_routes, "is for mode host");
+    let is_default = kpx.cluster_domain == KpxConfiguration::default().cluster_domain;
+    own.check(is_host || is_default, "clusterDomain", &kpx.cluster_domain, "is for mode host");
     own.check(!is_host || kpx.fast_path != FastPath::On, "fastPath", "on", "is for nodes, not for mode host");
+}
+
+/// Returns where the cluster's names are served, and which. None if they are not.
+fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
+    let zone = Zone::new(&kpx.cluster_domain);
+    let why = zone.as_ref().err().map(|error| format!("{error:#}"));
+    own.check(zone.is_ok(), "clusterDomain", &kpx.cluster_domain, &why.unwrap_or_default());
+    let is_host = kpx.mode == Mode::Host;
+    let address = match kpx.dns_address.as_str() {
+        "none" => return None,
+        "" if is_host => DNS_ADDRESS,
+        "" => return None,
+        address => own.parse("dnsAddress", address, "must be an IP address with a port, or `none`")?,
+    };
+    own.check(is_host, "dnsAddress", &kpx.dns_address, "is for mode host");
+    // Strangers would ask it as well.
+    own.check(address.ip().is_loopback(), "dnsAddress", &kpx.dns_address, "must be a loopback address");
+    Some(NamesOptions { address, zone: zone.ok()?, domain: kpx.cluster_domain.clone() })
 }
 
 /// Returns the node's own address. The unspecified address names none.

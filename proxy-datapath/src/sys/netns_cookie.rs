@@ -6,6 +6,8 @@ use std::mem::size_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 
+use anyhow::Context;
+
 /// The option's number in include/uapi/asm-generic/socket.h.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
@@ -19,6 +21,13 @@ pub(crate) fn netns_cookie() -> Result<u64> {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len)
     };
     if result == 0 { Ok(cookie) } else { Err(Error::last_os_error()) }
+}
+
+/// Returns true if this thread is in the network namespace that the kernel has made first: all processes of a machine
+/// without containers are there.
+pub fn is_first_namespace() -> anyhow::Result<bool> {
+    // Cookies are given in turn (net/core/net_namespace.c).
+    Ok(netns_cookie().context("ask for the number of this network namespace")? == 1)
 }
 
 #[cfg(test)]

@@ -246,6 +246,8 @@ impl Object {
         match self {
             Self::ServiceCidr(_) => true,
             Self::Node(node) => node_name.is_none() || node.metadata.name.as_deref() == node_name,
+            // A host outside of the cluster answers for the names of headless Services as well.
+            Self::EndpointSlice(_) | Self::Service(_) if node_name.is_none() => true,
             Self::EndpointSlice(slice) => !labelled(&slice.metadata, "service.kubernetes.io/headless"),
             Self::Service(service) => {
                 let cluster_ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref());

@@ -156,7 +156,7 @@ impl<'a> Agent<'a> {
         self.having("healthy")
     }
 
-    fn having(mut self, field: &str) -> Result<Self> {
+    pub fn having(mut self, field: &str) -> Result<Self> {
         self.wait_for(field, |status| status[field] == true)?;
         Ok(self)
     }

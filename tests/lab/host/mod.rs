@@ -2,6 +2,7 @@
 
 mod changes;
 mod fixture;
+mod names;
 mod unit;
 
 use anyhow::{Context, Result, ensure};

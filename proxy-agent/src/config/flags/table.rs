@@ -72,6 +72,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("manifests", Dir, Kpx("manifests"), "Read Services, EndpointSlices, Nodes and ServiceCIDRs from the YAML files of a folder instead of an API server"),
     flag("mode", Choice(values::<Mode>), Kpx("mode"), "What this host is to the cluster: one of its nodes (node), or a machine outside from which ClusterIPs become reachable (host)"),
     flag("pod-routes", Choice(values::<PodRoutes>), Kpx("podRoutes"), "In mode host: how to reach pods that the host has no route for: not at all (off), by the default route (default), or by routes that kpx makes through their nodes (nodes)"),
+    flag("dns-address", Text, Kpx("dnsAddress"), "In mode host: the address and port at which programs of this machine ask for the cluster's names, or `none`; default: 127.0.0.153:53"),
+    flag("cluster-domain", Text, Kpx("clusterDomain"), "In mode host: the domain of the cluster's names"),
     flag("node-ip", List, Kpx("nodeIPs"), "This node's addresses, one per family, instead of the Node object's"),
     flag("service-cidr", List, Kpx("serviceCIDRs"), "The ranges of ClusterIPs, instead of the ServiceCIDR objects'"),
     flag("external-ip-cidrs", List, Kpx("externalIPCIDRs"), "The networks from which Services may have ExternalIPs, or `none`; without it any addresses but the API server's, and those that mean the same on every host"),

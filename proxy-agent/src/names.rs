@@ -1,0 +1,175 @@
+//! Serves the cluster's names to programs of this machine, and has systemd-resolved ask for them.
+
+use std::convert::Infallible;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rtnetlink::Handle;
+use tokio::process::Command;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::control::AgentHandle;
+use crate::status::NamesStatus;
+use proxy_datapath::is_first_namespace;
+use proxy_dns::{Cluster, Known, Server, Wanted, Zone};
+use proxy_net as net;
+
+/// The default address: a loopback one, which no stranger reaches, and at which no other program listens by default.
+pub(crate) const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
+/// The wait before another attempt to listen, and between looks at the anchor's device.
+const RETRY: Duration = Duration::from_secs(10);
+/// The wait before systemd-resolved is asked again.
+const RESOLVED_RETRY: Duration = Duration::from_secs(60);
+/// The longest wait for `resolvectl`.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The place where the cluster's names are served.
+#[derive(Clone, Debug)]
+pub struct NamesOptions {
+    pub address: SocketAddr,
+    pub zone: Zone,
+    pub domain: String,
+}
+
+impl PartialEq for NamesOptions {
+    fn eq(&self, other: &Self) -> bool {
+        (self.address, &self.domain) == (other.address, &other.domain)
+    }
+}
+
+/// The state of the names, as `kpx status` shows it.
+pub type NamesState = watch::Receiver<NamesStatus>;
+
+/// Makes the server of names, where they are wanted, and its state.
+pub(crate) fn start(
+    options: Option<NamesOptions>,
+    agent: &AgentHandle,
+    netlink: &Handle,
+) -> (Option<Names>, Option<NamesState>) {
+    options.map(|options| Names::new(options, agent.clone(), netlink.clone())).unzip()
+}
+
+/// Serves names, where they are wanted.
+pub(crate) async fn serve(names: Option<Names>) -> Infallible {
+    match names {
+        Some(names) => names.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The server of the cluster's names.
+pub(crate) struct Names {
+    options: NamesOptions,
+    agent: AgentHandle,
+    netlink: Handle,
+    status: watch::Sender<NamesStatus>,
+}
+
+impl Names {
+    fn new(options: NamesOptions, agent: AgentHandle, netlink: Handle) -> (Self, NamesState) {
+        let domain = options.domain.clone();
+        let (status, receiver) = watch::channel(NamesStatus { domain, ..NamesStatus::default() });
+        (Self { options, agent, netlink, status }, receiver)
+    }
+
+    /// Serves for as long as kpx runs. Connections do not need names, so a failure is only told.
+    async fn run(self) -> Infallible {
+        let cluster = AgentsCluster(self.agent.clone());
+        let mut told = None;
+        loop {
+            let NamesOptions { address, zone, .. } = self.options.clone();
+            let failed = match Server::bind(address, zone).await {
+                Ok(server) => {
+                    let domain = &self.options.domain;
+                    info!(%address, domain, "names are served");
+                    self.status.send_modify(|status| (status.address, status.why_not) = (Some(address), None));
+                    tokio::select! {
+                        ended = server.serve(cluster.clone()) => ended.err(),
+                        never = self.tell_resolved() => match never {},
+                    }
+                }
+                Err(error) => Some(error),
+            };
+            let why = failed.map(|error| format!("{error:#}"));
+            if told != why {
+                warn!(why, "names are not served");
+                told.clone_from(&why);
+            }
+            self.status.send_modify(|status| {
+                (status.address, status.asked_by_resolved, status.why_not) = (None, false, why);
+            });
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Has systemd-resolved ask kpx for names of the domain, by the device of the anchor that no route leads to. The setting
+    /// ends with the device.
+    async fn tell_resolved(&self) -> Infallible {
+        let (mut wired, mut failure) = (None, None);
+        loop {
+            let device = net::anchor::far_end(&self.netlink).await.unwrap_or_default();
+            let Some(device) = device.filter(|device| Some(*device) != wired) else {
+                sleep(RETRY).await;
+                continue;
+            };
+            let why = self.wire(device).await.err().map(|error| format!("systemd-resolved does not ask: {error:#}"));
+            match &why {
+                None => info!("systemd-resolved asks for names of the cluster"),
+                Some(why) if failure.as_ref() != Some(why) => info!(why, "names are for programs that ask kpx"),
+                Some(_) => {}
+            }
+            wired = why.is_none().then_some(device);
+            failure.clone_from(&why);
+            self.status.send_modify(|status| (status.asked_by_resolved, status.why_not) = (why.is_none(), why));
+            // systemd-resolved may be started later.
+            sleep(if failure.is_some() { RESOLVED_RETRY } else { RETRY }).await;
+        }
+    }
+
+    /// Sets the DNS server and the domain of a device (org.freedesktop.resolve1, by `resolvectl`).
+    async fn wire(&self, device: u32) -> Result<()> {
+        if !is_of_this_machine()? {
+            bail!("this network namespace is not the machine's own");
+        }
+        // systemd-resolved uses no device without an address (resolved-link.c).
+        net::anchor::address_far_end(&self.netlink, device).await?;
+        let NamesOptions { address, domain, .. } = &self.options;
+        resolvectl(&["dns", net::anchor::PEER, &address.to_string()]).await?;
+        resolvectl(&["domain", net::anchor::PEER, &format!("~{domain}")]).await?;
+        // No packet is to come out of the device.
+        resolvectl(&["llmnr", net::anchor::PEER, "no"]).await
+    }
+}
+
+/// Returns true if the system's systemd-resolved sees the same devices as this process. A device's number means another
+/// device in another network namespace.
+fn is_of_this_machine() -> Result<bool> {
+    match fs::read_link("/proc/1/ns/net") {
+        Ok(of_init) => Ok(of_init == net::namespace()?),
+        // Without the right to see that, only the kernel's first namespace is certain.
+        Err(_) => is_first_namespace(),
+    }
+}
+
+async fn resolvectl(args: &[&str]) -> Result<()> {
+    let run = Command::new("resolvectl").args(args).kill_on_drop(true).output();
+    let output = timeout(PATIENCE, run).await.context("resolvectl does not answer")?.context("run resolvectl")?;
+    if !output.status.success() {
+        bail!("resolvectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// The objects of the agent, which alone has them.
+#[derive(Clone)]
+struct AgentsCluster(AgentHandle);
+
+impl Cluster for AgentsCluster {
+    async fn known(&self, wanted: Wanted) -> Option<Known> {
+        self.0.known(wanted).await.ok().flatten()
+    }
+}

@@ -1,0 +1,172 @@
+//! Programs on a host outside of the cluster ask for names of the cluster.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use testbed::agent::{Agent, DEADLINE, Object, Service, wait_until};
+use testbed::lab::{Family, Host, Layout};
+
+use crate::host::fixture::{Fixture, PORT, is_as_before, route, state};
+
+const DOMAIN: &str = "svc.cluster.local";
+
+/// Asks as any program does: by the C library, with kpx as the name server of `/etc/resolv.conf`. Returns no address for a
+/// name that is unknown.
+fn lookup(fixture: &Fixture, host: &Host, name: &str) -> Result<Vec<IpAddr>> {
+    let file = fixture.lab.dir().join("resolv.conf");
+    fs::write(&file, "nameserver 127.0.0.153\noptions timeout:1 attempts:2\n")?;
+    let script = format!("mount --bind {} /etc/resolv.conf && getent ahosts {name} || [ $? = 2 ]", file.display());
+    let output = host.ns.exec(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?;
+    let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
+    let addresses: Result<Vec<IpAddr>, _> = output.lines().filter_map(first).map(|text| text.parse()).collect();
+    let mut addresses = addresses.with_context(|| output.clone())?;
+    addresses.sort();
+    addresses.dedup();
+    Ok(addresses)
+}
+
+/// Waits until a name has these addresses, and no others.
+fn leads_to(fixture: &Fixture, host: &Host, name: &str, addresses: &[IpAddr]) -> Result<()> {
+    let mut want = addresses.to_vec();
+    want.sort();
+    let mut last = Vec::new();
+    let what = format!("{name} leads to {want:?}");
+    let found = wait_until(DEADLINE, &what, || {
+        last = lookup(fixture, host, name)?;
+        Ok(last == want)
+    });
+    found.with_context(|| format!("it leads to {last:?}"))
+}
+
+/// A headless Service with one endpoint that has a hostname.
+fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
+    let labels = json!({ "kubernetes.io/service-name": name, "service.kubernetes.io/headless": "" });
+    let metadata = |name: &str| json!({ "name": name, "namespace": "default" });
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": metadata(name),
+        "spec": { "clusterIP": "None", "clusterIPs": ["None"], "ports": [{ "name": "sql", "port": 5432 }] },
+    });
+    let mut slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata(&format!("{name}-1")),
+        "addressType": "IPv4", "ports": [{ "name": "sql", "port": 5432 }],
+        "endpoints": [{ "addresses": [ip], "hostname": hostname, "conditions": { "ready": true } }],
+    });
+    slice["metadata"]["labels"] = labels;
+    [Object(service), Object(slice)]
+}
+
+#[test]
+fn host_resolves_names_of_the_cluster() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
+    fixture.put(&web)?;
+    let pod = fixture.lab.host("p1b").addrs.v4.into();
+    headless("db", "db-0", pod).iter().try_for_each(|object| fixture.cluster.put(object))?;
+    let before = state(c)?;
+    let kpx = fixture.outside(c, &[])?;
+
+    let ips = Family::ALL.map(|family| web.frontend(family).ip());
+    leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &ips)?;
+    fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
+    leads_to(&fixture, c, &format!("db.default.{DOMAIN}"), &[pod])?;
+    leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[pod])?;
+    leads_to(&fixture, c, &format!("nothing.default.{DOMAIN}"), &[])?;
+    leads_to(&fixture, c, "example.com", &[])?;
+
+    // Names follow the cluster.
+    let moved = fixture.lab.host("p2a").addrs.v4.into();
+    fixture.cluster.put(&headless("db", "db-1", moved)[1])?;
+    leads_to(&fixture, c, &format!("db.default.{DOMAIN}"), &[moved])?;
+    leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[])?;
+
+    let names = &kpx.status()?["names"];
+    ensure!(names["address"] == "127.0.0.153:53" && names["domain"] == "cluster.local", "{names}");
+    kpx.stop()?;
+    is_as_before(c, &before)
+}
+
+#[test]
+fn host_has_another_domain_or_serves_no_names() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    fixture.put(&web)?;
+    let kpx = fixture.outside(c, &["--cluster-domain", "prod.example"])?;
+    let ips = Family::ALL.map(|family| web.frontend(family).ip());
+    leads_to(&fixture, c, "web.default.svc.prod.example", &ips)?;
+    leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &[])?;
+    kpx.stop()?;
+    let kpx = fixture.outside(c, &["--dns-address", "none"])?;
+    ensure!(kpx.status()?["names"] == Value::Null, "{}", kpx.status()?["names"]);
+    let script = "ss -Hlntu src 127.0.0.153";
+    ensure!(c.ns.exec(Command::new("sh").args(["-c", script]))?.is_empty(), "something listens");
+    kpx.stop()
+}
+
+#[test]
+fn taken_address_costs_the_names_alone() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    fixture.lab.nodes().into_iter().try_for_each(|node| route(c, "add", node))?;
+    let web = Service::new("web", 10, &["p1b"], PORT);
+    fixture.put(&web)?;
+    let taken = c.ns.run(|| std::net::UdpSocket::bind("127.0.0.153:53"))?;
+    let kpx = fixture.outside(c, &[])?;
+    fixture.served(c, |family| web.frontend(family), &["p1b"])?;
+    let mut status = Value::Null;
+    wait_until(DEADLINE, "the status says why", || {
+        status = kpx.status()?;
+        let why = status["names"]["whyNot"].as_str().unwrap_or_default();
+        Ok(why.contains("127.0.0.153:53") && why.contains("in use"))
+    })
+    .with_context(|| status["names"].to_string())?;
+    ensure!(status["healthy"] == true && status["names"]["address"] == Value::Null, "{status}");
+    drop(taken);
+    let ips = Family::ALL.map(|family| web.frontend(family).ip());
+    leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &ips)?;
+    kpx.stop()
+}
+
+/// A program in the place of `resolvectl` keeps what it is told. What systemd-resolved makes of it is not seen here.
+#[test]
+fn kpx_tells_systemd_resolved_where_to_ask() -> Result<()> {
+    let fixture = Fixture::start(Layout::Routed)?;
+    let c = &fixture.lab.xl;
+    let (tools, told) = (fixture.lab.dir().join("tools"), fixture.lab.dir().join("told"));
+    fs::create_dir(&tools)?;
+    let tool = tools.join("resolvectl");
+    fs::write(&tool, format!("#!/bin/sh\necho \"$@\" >> {}\n", told.display()))?;
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
+
+    // In another machine's namespace, its systemd-resolved would take the number of the device for one of its own.
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH")?);
+    let mut by = Command::new("env");
+    by.env("PATH", &path);
+    let kpx = Agent::launch_by(Some(by), &fixture.lab, c, fixture.cluster.source(), &["--mode", "host"])?;
+    let kpx = kpx.having("complete")?;
+    let why = |status: &Value| status["names"]["whyNot"].as_str().unwrap_or_default().to_owned();
+    wait_until(DEADLINE, "the status says why", || {
+        Ok(why(&kpx.status()?).contains("this network namespace is not the machine's own"))
+    })?;
+    ensure!(!told.exists(), "{}", fs::read_to_string(&told)?);
+    kpx.stop()?;
+
+    // In a container with an init of its own, both see the same devices.
+    let mut by = Command::new("unshare");
+    by.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]).env("PATH", &path);
+    let kpx = Agent::launch_by(Some(by), &fixture.lab, c, fixture.cluster.source(), &["--mode", "host"])?;
+    let kpx = kpx.having("complete")?;
+    wait_until(DEADLINE, "systemd-resolved is told", || Ok(kpx.status()?["names"]["askedByResolved"] == true))?;
+    let said = fs::read_to_string(&told)?;
+    ensure!(said == "dns kpx1 127.0.0.153:53\ndomain kpx1 ~cluster.local\nllmnr kpx1 no\n", "{said}");
+    // systemd-resolved uses no device without an address.
+    let addresses = c.ns.exec(Command::new("ip").args(["-4", "-br", "address", "show", "dev", "kpx1"]))?;
+    ensure!(addresses.contains("169.254.153.53/32"), "{addresses}");
+    Ok(())
+}
