@@ -38,6 +38,7 @@ use detect::Detection;
 use devices::Devices;
 use fast_path::FastPathState;
 use host_mode::HostMode;
+pub(crate) use host_mode::why_cut_off;
 use programs::DevicePrograms;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
@@ -272,10 +273,10 @@ impl Node {
 
     /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the maps. Returns true if there is work for
     /// [`Node::follow`], beside the result of what is done here.
-    pub fn on_sync(&mut self, desired: &Desired, written: bool, health: &Health) -> (bool, Result<()>) {
+    pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
         let is_due = self.synced_node.begin(desired);
         if let Some(host_mode) = &mut self.host_mode {
-            host_mode.report(desired, health);
+            host_mode.log(desired);
         }
         // Packets into these ranges that meet no frontend are dropped, so the frontends are written first.
         let given = &self.options.service_cidrs;

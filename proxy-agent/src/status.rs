@@ -38,6 +38,9 @@ pub struct Status {
     /// The backends that are left out because this host, which is not a node, cannot reach them.
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
+    /// The Services that have backends, and none that this host reaches.
+    #[serde(default)]
+    pub cut_off: Vec<CutOffStatus>,
     /// The properties of this host that kpx does not obey. The agent stays healthy.
     #[serde(default)]
     pub notices: Vec<String>,
@@ -145,6 +148,14 @@ pub struct UnreachableStatus {
     /// The number and protocol of the port: `80/TCP`.
     pub port: String,
     pub backend: SocketAddr,
+    pub why: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CutOffStatus {
+    /// The Service as `namespace/name`.
+    pub service: String,
     pub why: String,
 }
 

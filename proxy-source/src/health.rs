@@ -52,8 +52,6 @@ pub enum Problem {
     /// The kernel's routes to backends, in mode host.
     RoutesToBackends,
     Rules,
-    /// A Service without any backend that this host reaches.
-    Service(ObjectName),
     /// The watch on objects of a kind.
     Watch(String),
 }
@@ -84,7 +82,6 @@ impl fmt::Display for Problem {
             Self::Routes => f.write_str("routes"),
             Self::RoutesToBackends => f.write_str("routes to backends"),
             Self::Rules => f.write_str("rules"),
-            Self::Service(service) => write!(f, "Service {service}"),
             Self::Watch(kind) => write!(f, "{kind} watch"),
         }
     }
@@ -180,8 +177,7 @@ mod tests {
         let texts = [
             (Problem::Watch("EndpointSlice".into()), "EndpointSlice watch"),
             (Problem::Manifest("web.yaml:14".into()), "web.yaml:14"),
-            (Problem::HealthCheck(service.clone()), "healthCheckNodePort of shop/web"),
-            (Problem::Service(service), "Service shop/web"),
+            (Problem::HealthCheck(service), "healthCheckNodePort of shop/web"),
             (Problem::Device("eth0".into()), "device eth0"),
         ];
         for (problem, text) in texts {

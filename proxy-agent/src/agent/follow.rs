@@ -35,7 +35,7 @@ impl Agent {
             }
             return Ok(());
         };
-        let (is_due, told) = node.on_sync(&self.desired, written, &self.health);
+        let (is_due, told) = node.on_sync(&self.desired, written);
         let following = Following { pass, started: Instant::now(), written, told };
         if !is_due {
             self.end(following, Ok(())).await;

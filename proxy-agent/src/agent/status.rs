@@ -10,8 +10,10 @@ use super::Agent;
 use proxy_metrics::{MapFill, old_event_name, old_map_name};
 
 use crate::control::{QUEUE, Query};
-use crate::node::Node;
-use crate::status::{DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus};
+use crate::node::{Node, why_cut_off};
+use crate::status::{
+    CutOffStatus, DeviceStatus, FlowStatus, OptionsStatus, ProblemStatus, Status, TableStatus, UnreachableStatus,
+};
 use proxy_core::desired::{Desired, FamilyCounts};
 use proxy_dns::Known;
 use proxy_net::{self as net, role::Role};
@@ -77,6 +79,7 @@ impl Agent {
                 .map(ToString::to_string)
                 .collect(),
             unreachable: unreachable_status(&self.desired),
+            cut_off: cut_off_status(&self.desired),
             notices: self.notices.texts().to_vec(),
             devices: devices.collect(),
             names: self.names.as_ref().map(|names| names.borrow().clone()),
@@ -167,6 +170,13 @@ fn problem_status(problems: &Problems) -> Vec<ProblemStatus> {
     let mut problems: Vec<_> = problems.iter().map(status).collect();
     problems.sort_by(|a, b| a.what.cmp(&b.what));
     problems
+}
+
+fn cut_off_status(desired: &Desired) -> Vec<CutOffStatus> {
+    let cut_off = desired.cut_off().into_iter();
+    let status = cut_off
+        .map(|(service, unreachable)| CutOffStatus { service: service.to_string(), why: why_cut_off(&unreachable) });
+    status.collect()
 }
 
 fn unreachable_status(desired: &Desired) -> Vec<UnreachableStatus> {

@@ -35,6 +35,7 @@ fn text(status: &Status, form: Form) -> String {
     let sections = [
         (None, head(status, form)),
         (Some("PROBLEMS"), problems(status, form)),
+        (None, out_of_reach(status, form)),
         (None, families(status, form)),
         (None, maps(status, form)),
         (None, packets(status, form)),
@@ -159,12 +160,28 @@ fn problems(status: &Status, form: Form) -> String {
         vec![red(&problem.what), cell(&problem.why), cell(format!("for {}", age::since(problem.since)))]
     });
     let skipped = status.skipped.iter().map(|skipped| vec![yellow("skipped"), cell(skipped)]);
-    let unreachable = status.unreachable.iter().map(|unreachable| {
-        let UnreachableStatus { service, port, backend, why } = unreachable;
-        vec![yellow("unreachable"), cell(format!("{backend} of {service} {port}: {why}"))]
-    });
     let notices = status.notices.iter().map(|notice| vec![yellow("notice"), cell(notice)]);
-    Form { headers: false, ..form }.table(&[], problems.chain(skipped).chain(unreachable).chain(notices))
+    Form { headers: false, ..form }.table(&[], problems.chain(skipped).chain(notices))
+}
+
+/// The Services that are listed without `--output wide`. A cluster on an overlay has thousands out of reach.
+const FEW: usize = 5;
+
+/// Lists what a host outside of the cluster does not reach: whole Services, and with wide output each backend.
+fn out_of_reach(status: &Status, form: Form) -> String {
+    let most = if form.wide { usize::MAX } else { FEW };
+    let services = status.cut_off.iter().take(most).map(|one| vec![cell(&one.service), cell(&one.why)]);
+    let mut text = form.table(&["OUT OF REACH", "WHY"], services);
+    if status.cut_off.len() > most {
+        let more = status.cut_off.len() - most;
+        text += &format!("and {more} more Services: kpx status -o wide lists them\n");
+    }
+    let backends = status.unreachable.iter().filter(|_| form.wide).map(|unreachable| {
+        let UnreachableStatus { service, port, backend, why } = unreachable;
+        vec![cell(backend), cell(format!("{service} {port}")), cell(why)]
+    });
+    let backends = form.table(&["BACKEND", "OF", "OUT OF REACH BECAUSE"], backends);
+    if backends.is_empty() || text.is_empty() { text + &backends } else { format!("{text}\n{backends}") }
 }
 
 fn families(status: &Status, form: Form) -> String {

@@ -5,9 +5,11 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use tracing::info;
 
 use crate::choices;
 use proxy_core::desired::Desired;
+use proxy_core::input::ObjectName;
 use proxy_core::model::{ClusterRoute, RemoteNode, Unreachable};
 use proxy_net::fib::RouteClass;
 use proxy_net::link::{Link, LinkHeader};
@@ -24,14 +26,14 @@ pub(super) struct HostMode {
     nodes: BTreeMap<String, RemoteNode>,
     /// Set if routes may have changed since the last lookup.
     stale: bool,
-    /// The Services reported to [`Health`].
-    reported: BTreeSet<Problem>,
+    /// The Services without a backend within reach that the log has named.
+    logged: BTreeSet<ObjectName>,
 }
 
 impl HostMode {
     pub(super) fn new(handle: Handle, routing: choices::PodRoutes) -> Self {
         let pod_routes = (routing == choices::PodRoutes::Nodes).then(|| PodRoutes::new(handle.clone()));
-        Self { handle, pod_routes, nodes: BTreeMap::new(), stale: true, reported: BTreeSet::new() }
+        Self { handle, pod_routes, nodes: BTreeMap::new(), stale: true, logged: BTreeSet::new() }
     }
 
     /// The next [`HostMode::query_routes`] has to ask for everything again.
@@ -75,16 +77,16 @@ impl HostMode {
         Ok(())
     }
 
-    /// Reports the Services without a backend within reach.
-    pub(super) fn report(&mut self, desired: &Desired, health: &Health) {
-        let mut cut_off = BTreeSet::new();
-        for (service, unreachable) in desired.cut_off() {
-            let problem = Problem::Service(service.clone());
-            health.begin(&problem, why(&unreachable));
-            cut_off.insert(problem);
+    /// Logs the Services that come out of reach or back. A machine outside of the cluster is well without them.
+    pub(super) fn log(&mut self, desired: &Desired) {
+        let cut_off = desired.cut_off();
+        for (service, unreachable) in cut_off.iter().filter(|(service, _)| !self.logged.contains(**service)) {
+            info!(%service, why = why_cut_off(unreachable), "out of reach");
         }
-        self.reported.difference(&cut_off).for_each(|problem| health.end(problem));
-        self.reported = cut_off;
+        for service in self.logged.iter().filter(|service| !cut_off.contains_key(service)) {
+            info!(%service, "within reach");
+        }
+        self.logged = cut_off.into_keys().cloned().collect();
     }
 }
 
@@ -101,7 +103,8 @@ async fn routes(handle: &Handle, addrs: &BTreeSet<IpAddr>, anchor: u32) -> Resul
     Ok(classes.into_iter().map(|(addr, class)| (addr, route(class))).collect())
 }
 
-fn why(unreachable: &[&Unreachable]) -> String {
+/// Says why a host reaches none of a Service's backends.
+pub(crate) fn why_cut_off(unreachable: &[&Unreachable]) -> String {
     let backends: BTreeSet<_> = unreachable.iter().map(|one| one.backend.ip()).collect();
     let first = unreachable.first().map(|one| format!(", first {}: {one}", one.backend)).unwrap_or_default();
     format!("this host reaches none of {} backends{first}", backends.len())

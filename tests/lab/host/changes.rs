@@ -6,7 +6,7 @@ use testbed::agent::{DEADLINE, Object, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
 
-use crate::host::fixture::{Fixture, PORT, is_as_before, problem, route, state, unreachable};
+use crate::host::fixture::{Fixture, PORT, cut_off, is_as_before, route, state, unreachable};
 
 #[test]
 fn backends_come_and_go_and_move() -> Result<()> {
@@ -30,7 +30,7 @@ fn backends_come_and_go_and_move() -> Result<()> {
     ensure!(connection.exchange(b"still there?")?.backend == "p1b");
     fixture.put(&web.backed_by(&[]))?;
     fixture.refused(c, |family| web.frontend(family))?;
-    ensure!(problem(&kpx, "Service default/web")?.is_none(), "a service without endpoints is none of ours");
+    ensure!(cut_off(&kpx, "default/web")?.is_none(), "a service without endpoints is none of ours");
     kpx.stop()
 }
 

@@ -166,11 +166,12 @@ pub(crate) fn unreachable(agent: &Agent<'_>) -> Result<BTreeSet<(String, String)
     Ok(all.iter().map(|one| (text(&one["service"]), text(&one["why"]))).collect())
 }
 
-pub(crate) fn problem(agent: &Agent<'_>, what: &str) -> Result<Option<String>> {
+/// Returns why none of a service's backends is within reach, if so.
+pub(crate) fn cut_off(agent: &Agent<'_>, service: &str) -> Result<Option<String>> {
     let status = agent.status()?;
-    let problems = status["problems"].as_array().context("a list of problems")?;
-    let problem = problems.iter().find(|problem| problem["what"] == what);
-    Ok(problem.and_then(|problem| problem["why"].as_str()).map(str::to_owned))
+    let all = status["cutOff"].as_array().context("a list of services")?;
+    let one = all.iter().find(|one| one["service"] == service);
+    Ok(one.and_then(|one| one["why"].as_str()).map(str::to_owned))
 }
 
 /// All that kpx could change on a host: devices and their settings, routes, rules, filters, programs.

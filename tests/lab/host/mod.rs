@@ -10,7 +10,7 @@ use testbed::agent::{Agent, DEADLINE, Service, wait_until};
 use testbed::lab::{Dual, Family, Layout};
 
 use crate::host::fixture::{
-    Fixture, PORT, default_route, is_as_before, pod_routes, problem, route, routes_of, state, unreachable,
+    Fixture, PORT, cut_off, default_route, is_as_before, pod_routes, route, routes_of, state, unreachable,
 };
 
 const NODE_PORT: u16 = 30080;
@@ -126,7 +126,8 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     fixture.refused(c, |family| plain.frontend(family))?;
     let why = "only the default route leads to it, and the Service has no node port";
     ensure!(unreachable(&kpx)? == [("default/plain".to_owned(), why.to_owned())].into(), "{:?}", unreachable(&kpx)?);
-    let told = problem(&kpx, "Service default/plain")?.context("a problem that names the service")?;
+    let told = cut_off(&kpx, "default/plain")?.context("the service is named")?;
+    ensure!(kpx.status()?["healthy"] == true, "an overlay is no fault of this machine");
     ensure!(told.contains("reaches none of 4 backends") && told.contains(why), "{told}");
 
     // Endpoints under the policy Local move, and a node goes out of service.
@@ -175,7 +176,7 @@ fn host_reaches_backends_through_the_default_route() -> Result<()> {
     let gateway = Dual { v4: "198.51.100.1".parse()?, v6: "fd00:198:51::1".parse()? };
     c.ns.ip(&Family::ALL.map(|family| format!("route del default via {}", gateway.ip(family))).join("\n"))?;
     wait_until(DEADLINE, "both are out of reach", || {
-        Ok(problem(&kpx, "Service default/web")?.is_some_and(|why| why.contains("no route leads to it")))
+        Ok(cut_off(&kpx, "default/web")?.is_some_and(|why| why.contains("no route leads to it")))
     })?;
     fixture.refused(c, |family| web.frontend(family))?;
     kpx.stop()
