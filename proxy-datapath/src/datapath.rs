@@ -15,7 +15,7 @@ use proxy_common::names::{self, FamilyMaps};
 use tokio::sync::Notify;
 use tracing::debug;
 
-use crate::attach::{Attachments, Mechanism, program};
+use crate::attach::{Attachments, Mechanism};
 use crate::counters::Counters;
 use crate::flows::FlowMaps;
 use crate::loaded::Loaded;
@@ -218,10 +218,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
     }
     let mut ebpf = loader.load(object).context("load the BPF object")?;
-    for name in PacketHook::common_programs() {
-        let program = program(&mut ebpf, name)?;
-        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
-    }
+    verifier::load_all(&mut ebpf, &PacketHook::common_programs().collect::<Vec<_>>())?;
     if let Some(options) = options.sockets {
         sockets::load(&mut ebpf, options).context(OfSockets)?;
     }

@@ -93,10 +93,7 @@ pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
 }
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
-    programs(options).into_iter().try_for_each(|name| {
-        let program = program(ebpf, name)?;
-        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))
-    })
+    verifier::load_all(ebpf, &programs(options))
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr> {

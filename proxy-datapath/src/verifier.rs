@@ -1,9 +1,13 @@
-//! Loads programs past the verifier, even while signals arrive.
+//! Loads programs past the verifier: several at once, and even while signals arrive.
 
-use std::iter;
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::sync::{Mutex, PoisonError};
+use std::{iter, thread};
 
-use aya::programs::ProgramError;
-use aya::{EbpfLoader, VerifierLogLevel};
+use anyhow::{Context, Result, bail};
+use aya::programs::{Program, ProgramError};
+use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
 use nix::libc::EAGAIN;
 
 /// The number of attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya makes two of each.
@@ -32,6 +36,37 @@ pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(),
         result = next;
     }
     result
+}
+
+/// Loads programs by name, one on each processor at a time. The verifier takes most of a start, and holds no lock for
+/// those who may load programs.
+pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
+    let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
+    let wanted = names.iter().map(|&name| {
+        let program = programs.remove(name).with_context(|| format!("no program {name} in the BPF object"))?;
+        Ok((name, program))
+    });
+    let waiting = Mutex::new(wanted.collect::<Result<Vec<_>>>()?.into_iter());
+    // The lock is free again before the program is loaded.
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || iter::from_fn(next).try_for_each(|(name, program)| load_named(name, program));
+    let others = thread::available_parallelism().map_or(1, NonZero::get).min(names.len()).saturating_sub(1);
+    thread::scope(|scope| {
+        let others: Vec<_> = iter::repeat_with(|| scope.spawn(work)).take(others).collect();
+        let here = work();
+        let ended =
+            others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        iter::once(here).chain(ended).collect()
+    })
+}
+
+fn load_named(name: &str, program: &mut Program) -> Result<()> {
+    let loaded = match program {
+        Program::SchedClassifier(program) => load(|| program.load()),
+        Program::CgroupSockAddr(program) => load(|| program.load()),
+        _ => bail!("{name} is a program for neither devices nor sockets"),
+    };
+    loaded.with_context(|| format!("load program {name}"))
 }
 
 #[cfg(test)]
