@@ -108,7 +108,7 @@ fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
             let program = format!("4,48 0 0 {at},21 0 1 6,6 0 0 2,6 0 0 4294967295");
             tc(format!("filter add dev {device} {hook} prio 5"), &["bpf", "da", "bytecode", &program])?;
             wait_until(DEADLINE, &format!("the filter at {hook} of {device} decides about {family}"), || {
-                Ok(fixture.dial(Path::Local, Protocol::Tcp, family).is_err())
+                Ok(fixture.is_blocked(family))
             })?;
             tc(format!("filter del dev {device} {hook} prio 5"), &[])?;
         }
@@ -155,7 +155,7 @@ fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<(
         let (pod, len) = (fixture.lab.host("p1a").addrs.ip(family), if family == Family::V4 { 32 } else { 128 });
         let packets = format!("src {pod}/{len} dst {} dir fwd", CLUSTER_PODS.cidr(family));
         fixture.lab.n1.host.ns.ip(&format!("xfrm policy add {packets} action block"))?;
-        wait_until(DEADLINE, "the policy decides", || Ok(fixture.dial(Path::Local, Protocol::Tcp, family).is_err()))?;
+        wait_until(DEADLINE, "the policy decides", || Ok(fixture.is_blocked(family)))?;
         says(&agent, "auto: off, because 1 IPsec policies")?;
         fixture.lab.n1.host.ns.ip(&format!("xfrm policy delete {packets}"))?;
     }

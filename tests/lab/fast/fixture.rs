@@ -15,6 +15,8 @@ use testbed::served_lab::ServedLab;
 /// The port of every server.
 const PORT: u16 = 8080;
 const NODE_PORTS: [u16; 3] = [30_081, 30_082, 30_083];
+/// The time after which a connection that nothing has answered counts as blocked.
+const UNANSWERED: Duration = Duration::from_secs(1);
 /// The table with which the tests count.
 const TABLE: &str = "fast";
 
@@ -98,6 +100,11 @@ impl Fixture {
 
     pub(crate) fn dial(&self, path: Path, protocol: Protocol, family: Family) -> Result<Connection> {
         self.dial_within(Duration::from_secs(5), path, protocol, family)
+    }
+
+    /// Returns whether a new connection to a pod of the same node fails: something drops its packets.
+    pub(crate) fn is_blocked(&self, family: Family) -> bool {
+        self.dial_within(UNANSWERED, Path::Local, Protocol::Tcp, family).is_err()
     }
 
     pub(crate) fn dial_within(
