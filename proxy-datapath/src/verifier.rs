@@ -38,8 +38,12 @@ pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(),
     result
 }
 
-/// Loads programs by name, one on each processor at a time. The verifier takes most of a start, and holds no lock for
-/// those who may load programs.
+/// The programs that are verified at once. The largest one takes half of the time, so more would gain little, and each takes
+/// the verifier's memory, which counts as the container's.
+const LOADERS: usize = 2;
+
+/// Loads programs by name, several at once. The verifier takes most of a start, and holds no lock for those who may load
+/// programs.
 pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let wanted = names.iter().map(|&name| {
@@ -50,7 +54,8 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     // The lock is free again before the program is loaded.
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || iter::from_fn(next).try_for_each(|(name, program)| load_named(name, program));
-    let others = thread::available_parallelism().map_or(1, NonZero::get).min(names.len()).saturating_sub(1);
+    let others =
+        thread::available_parallelism().map_or(1, NonZero::get).min(names.len()).min(LOADERS).saturating_sub(1);
     thread::scope(|scope| {
         let others: Vec<_> = iter::repeat_with(|| scope.spawn(work)).take(others).collect();
         let here = work();
